@@ -17,7 +17,7 @@ from jettison.core.load.monitor import MAX_DOUBLINGS
 from jettison.core.pending import Purpose
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
-from jettison.memory.kvtransfers import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode, MigrationKind
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.policy.migration import MigrationParams
 from jettison.policy.offline import OfflineParams
@@ -187,7 +187,7 @@ class FakeCluster:
         migrate_threshold: float = 3.0, exchange: str = "auto", horizon_s: float = 0.0,
         prefill_first: bool = False, scheduling_policy: SchedulingPolicy = "fcfs",
         profile: HardwareProfile | None = None, offline: str | OfflineParams | None = None,
-        checkpoint_free: float = 0.5,
+        checkpoint_free: float = 0.5, migration_kind: str = "kv", migration_step_tokens: int | None = None,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = make_shape(num_layers, shard_bytes)
@@ -209,7 +209,10 @@ class FakeCluster:
         params = ClusterParams(
             rungs=with_offline(ladder.rungs, parts), static_pipeline=ladder.static_pipeline, auto_restore=auto_restore,
             swap=SwapParams(num_host_slots=host_slots, budget_blocks=swap_budget),
-            migration=MigrationParams(threshold_blocks=migrate_threshold, period_s=0.01),
+            migration=MigrationParams(
+                threshold_blocks=migrate_threshold, period_s=0.01, kind=MigrationKind(migration_kind),
+                max_step_tokens=migration_step_tokens,
+            ),
             exchange=ExchangeMode(exchange), overload=OverloadParams(horizon_s=horizon_s),
             profile=profile, offline=offline,
         )

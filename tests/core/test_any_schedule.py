@@ -115,6 +115,7 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
         max_tokens=cluster.max_tokens, prefix_caching=cluster.prefix_caching, shard_bytes=cluster.shard_bytes,
         faults=faults, eager=cluster.eager, host_slots=(0, 8, 64, 500)[cluster.seed % 4],
         swap_budget=(1, 4, None)[cluster.seed % 3], migrate_threshold=(1.0, 3.0, 8.0)[cluster.seed % 3],
+        migration_kind=("kv", "tokens")[cluster.seed // 3 % 2], migration_step_tokens=(None, 3)[cluster.seed // 6 % 2],
         exchange=cluster.exchange, horizon_s=cluster.horizon_s, prefill_first=cluster.prefill_first,
         scheduling_policy=cluster.scheduling_policy,
         offline=OfflineParams(slo=SloParams(ttft_s=cluster.ttft_s)),

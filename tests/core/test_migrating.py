@@ -7,7 +7,8 @@ import random
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
-from jettison.core.moving.relocate import MAX_FINAL_BLOCKS, Relocation, RelocationPhase
+from jettison.core.moving.passage import RelocationPhase
+from jettison.core.moving.relocate import MAX_FINAL_BLOCKS, Relocation
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.memory.stages import StagePlan

@@ -11,7 +11,8 @@ from fakes import MS, FakeCluster, Faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jettison.core.moving.relocate import MAX_FINAL_BLOCKS, Relocation, RelocationPhase
+from jettison.core.moving.passage import RelocationPhase
+from jettison.core.moving.relocate import MAX_FINAL_BLOCKS, Relocation
 from jettison.core.moving.restoring import Restoring
 from jettison.core.pending import Purpose
 from jettison.core.requests import Phase

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jettison.core.moving.hostedkv import HostedPhase
-from jettison.core.moving.relocate import RelocationPhase
+from jettison.core.moving.passage import RelocationPhase
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import (
     NOWHERE,

@@ -104,7 +104,9 @@ class ClusterCore:
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, self.ladder)
         self.unplaced = Unplaced(self.state, self.dispatcher.place)
         self._note_room()
-        self.fast_forward = FastForward(self.state, self.loads, self.moves, self.recoveries, self.ladder)
+        self.fast_forward = FastForward(
+            self.state, self.loads, self.moves, self.recoveries, self.migrations, self.ladder
+        )
         self._safepoints = Safepoints(self.state)
         self._standing = StandingWatch(self.state, self.moves, self.hosted)
         self.stepping = Stepping(self.state, self.loads, self.moves, self._safepoints, self._stop_moves_of)
@@ -224,6 +226,7 @@ class ClusterCore:
         actions += self.ladder.climb(Moment.BEFORE_STEPS, now_ns)
         actions += self.stepping.plan(now_ns)
         actions += self.ladder.after_steps(now_ns)
+        actions += self.migrations.after_steps()
         self._follow_up(now_ns)
         return actions
 

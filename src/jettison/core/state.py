@@ -107,6 +107,12 @@ class ClusterCounters:
     num_migrations: int = 0
     num_failed_migrations: int = 0
     migrated_bytes: int = 0
+    num_token_migrations: int = 0
+    """Of all migrations, those whose destination has computed the request's tokens."""
+    migrated_tokens: int = 0
+    """Tokens computed for that."""
+    migration_cached_blocks: int = 0
+    """Blocks of migrated requests that the destination had in its prefix cache (one stage)."""
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
     hosted_carried: int = 0

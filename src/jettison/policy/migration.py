@@ -13,6 +13,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jettison.memory.kvtransfers import MigrationKind
 from jettison.types import GroupId, RequestId
 
 
@@ -27,6 +28,10 @@ class MigrationParams:
     retry_s: float = 1.0
     """From a transfer that failed between two instances to their next one: a request stands still while its last blocks
     travel, so tries in a row over a broken link would never let it go on."""
+    kind: MigrationKind = MigrationKind.KV
+    """How requests go."""
+    max_step_tokens: int | None = None
+    """Of requests that go as tokens, so many go into a step of the destination at most; None: what it has room for."""
 
 
 class InstanceLoad(NamedTuple):

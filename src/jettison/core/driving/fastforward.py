@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 
 from jettison.core.ladder.climb import Ladder
 from jettison.core.load.views import Loads
+from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
 from jettison.core.moving.recovering import Recoveries
 from jettison.core.ports import RunStep
@@ -36,12 +37,14 @@ class FastForward:
     """What ``ClusterCore`` offers to drivers in virtual time; changes books in ``advance`` alone."""
 
     def __init__(
-        self, state: ClusterState, loads: Loads, moves: Moves, recoveries: Recoveries, ladder: Ladder,
+        self, state: ClusterState, loads: Loads, moves: Moves, recoveries: Recoveries, migrations: Migrations,
+        ladder: Ladder,
     ) -> None:
         self._state = state
         self._loads = loads
         self._moves = moves
         self._recoveries = recoveries
+        self._migrations = migrations
         self._ladder = ladder
 
     def attach(self, catch_up: Callable[[GroupId], None], catch_up_all: Callable[[], None]) -> None:
@@ -52,7 +55,7 @@ class FastForward:
     def is_quiet(self) -> bool:
         """Nothing goes on that a step of one group could decide about another."""
         return (
-            self._moves.is_idle and self._recoveries.is_idle and self._ladder.is_quiet
+            self._moves.is_idle and self._recoveries.is_idle and self._migrations.is_idle and self._ladder.is_quiet
             and not self._state.unplaced and not self._state.distrusted and not self._state.pipelines
             and not any(
                 self._state.groups[g].head_blocked_by is BlockedBy.MEMORY for g in self._state.changes.queued

@@ -11,7 +11,8 @@ from itertools import accumulate
 
 from jettison.core.ports import AbandonStep, Action, Record, RunStep
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import Group, InFlight
+from jettison.core.serving.flights import InFlight
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.cost.stepwork import NOTHING, StepWork, step_of
 from jettison.policy.safepoints import (

@@ -124,6 +124,8 @@ class Stepping:
         actions: list[Action] = [Record("step_failed", now_ns, {"step": event.step_id, "message": event.message})]
         if event.recompute and event.lost_worker is None:
             return actions + self._compute_again(group, event.step_id)
+        for guest in group.in_flight[event.step_id].guests:
+            guest.failure = "a step with tokens of it failed at the destination"
         for state in group.fail(event.step_id):
             if event.lost_worker is not None:
                 # The step is not to blame, and the group cannot go on: the lost worker will be declared dead.

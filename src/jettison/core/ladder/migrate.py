@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
-from jettison.core.moving.relocate import Relocation
+from jettison.core.moving.passage import Passage
 from jettison.core.ports import Action
 from jettison.core.serving.group import Group
 from jettison.policy.migration import (
@@ -44,7 +44,7 @@ class MigrateRung(Rung):
     def __init__(self, means: Means) -> None:
         super().__init__(means)
         self._looked_ns: int | None = None
-        self._ended: list[Relocation] = []
+        self._ended: list[Passage] = []
         """Over since it looked last."""
         self._stale: set[GroupId] = set()
         """Groups that were touched since ``_loads`` was made from them."""
@@ -101,9 +101,13 @@ class MigrateRung(Rung):
         groups = self.means.state.groups
         source, destination = groups[offer.source], groups[offer.destination]
         state = source.queues.running[offer.request_id]
-        return self.means.migrations.start(state, source, destination, now_ns, lambda m: self._ended.append(m))
+        params = self.means.state.params.migration
+        return self.means.migrations.start(
+            state, source, destination, now_ns, lambda m: self._ended.append(m),
+            kind=params.kind, max_step_tokens=params.max_step_tokens,
+        )
 
-    def _note_lost(self, ended: Sequence[Relocation], now_ns: int) -> None:
+    def _note_lost(self, ended: Sequence[Passage], now_ns: int) -> None:
         """What failed is not tried again at once, nor the way back."""
         until_ns = now_ns + round(self.means.state.params.migration.retry_s * NANOSECONDS)
         for migration in ended:

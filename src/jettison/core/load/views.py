@@ -144,7 +144,10 @@ class Loads:
         monitor = self.monitor(group)
         num_prefilled = work.num_tokens - work.num_rows
         if num_prefilled:
-            num_prefilled -= sum(row.num_tokens - 1 for row in step.rows if row.state.is_offline)
+            num_prefilled -= sum(
+                row.num_tokens - 1 for row in step.rows
+                if row.state.is_offline or row.state.group_id != group.group_id  # that arrived elsewhere
+            )
         monitor.note_fill(num_prefilled / group.limits.max_num_batched_tokens)
         since_ns, monitor.step_ended_ns = monitor.step_ended_ns, now_ns
         num_stages, observe = len(group.stages), self._state.predictor.observe

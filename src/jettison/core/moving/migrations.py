@@ -1,31 +1,36 @@
-"""Migrations: running requests on their way between groups that share no worker (``core.moving.relocate``).
+"""Migrations: running requests on their way between groups that share no worker, as KV (``core.moving.relocate``) or
+as tokens (``core.moving.astokens``).
 
 Each is begun where the destination has room for all of the request at once, and called off when layouts are to change
-or a worker dies. Which request goes where is decided elsewhere (``core.ladder.migrate``).
+or a worker dies. A group may take part in several, a request in one. Which request goes where, how, and how many at a
+time is decided elsewhere (``core.ladder``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from jettison.core.moving.relocate import Relocation, RelocationPhase
+from jettison.core.moving.astokens import TokenRelocation
+from jettison.core.moving.passage import Passage, RelocationPhase
+from jettison.core.moving.relocate import Relocation
 from jettison.core.pending import PendingTransfer, Purpose
 from jettison.core.ports import Action, CancelTransfer, Record, TransferEnded
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
+from jettison.memory.kvtransfers import MigrationKind
 from jettison.types import RequestId, TransferId, WorkerId
 
 MAX_ROUNDS = 8
-"""Rounds with decoding before a migration is given up: the request grows as fast as it is copied."""
+"""Rounds with decoding before a migration is given up: the request grows as fast as the destination catches up."""
 
 
 class Migrations:
-    """An instance takes part in one migration at a time."""
+    """All that are under way."""
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
-        self.under_way: list[Relocation] = []
+        self.under_way: list[Passage] = []
         self._left: dict[TransferId, tuple[WorkerId, RequestId]] = {}
         """Transfers of migrations that gave way -> the destination's table that they still write to, under a name of
         its own."""
@@ -45,25 +50,41 @@ class Migrations:
 
     def start(
         self, state: RequestState, source: Group, destination: Group, now_ns: int,
-        on_over: Callable[[Relocation], None] = lambda migration: None,
+        on_over: Callable[[Passage], None] = lambda migration: None, *,
+        kind: MigrationKind = MigrationKind.KV, max_step_tokens: int | None = None,
     ) -> list[Action]:
-        """Begin to move a running request; nothing where the destination has no room for it.
+        """Begin to move a running request; nothing where the destination has no room for it, or where the request
+        cannot go as tokens: it does not decode (yet), or may be what kills workers, and is tried alone.
 
-        ``on_over`` is told when it has ended or failed; not of one that gave way.
+        ``on_over`` is told when it has ended or failed; not of one that gave way. ``max_step_tokens``: as tokens, so
+        many of such requests at most go into one step of the destination, where that is what leaves its decodes
+        undisturbed; None: whatever its steps have room for.
         """
         assert not set(source.worker_ids) & set(destination.worker_ids), "groups that share a worker"
-        needed = source.limits.blocks_for(state.num_tokens)
-        if needed + destination.blocks.watermark > destination.blocks.num_free:
+        as_tokens = kind is MigrationKind.TOKENS
+        if as_tokens and (not state.num_output or state.on_trial or state.remote or state.recompute):
             return []
-        migration = Relocation(
-            self._cluster, state, source, destination, Purpose.MIGRATION, now_ns,
-            lambda migration: self._over(migration, on_over), max_rounds=MAX_ROUNDS,
-        )
+        blocks, block_size = destination.blocks, self._cluster.limits.block_size
+        num_cached_tokens, needed = blocks.cached_prefix(state, state.num_computed)
+        if needed + blocks.watermark > blocks.num_free:
+            return []
+        num_cached_blocks = blocks.admit(state, num_cached_tokens) // block_size
+        migration: Passage
+        if as_tokens:
+            migration = TokenRelocation(
+                self._cluster, state, source, destination, now_ns, lambda m: self._over(m, on_over),
+                max_step_tokens=max_step_tokens or self._cluster.limits.max_num_batched_tokens, max_rounds=MAX_ROUNDS,
+                num_cached_blocks=num_cached_blocks,
+            )
+        else:
+            migration = Relocation(
+                self._cluster, state, source, destination, Purpose.MIGRATION, now_ns,
+                lambda m: self._over(m, on_over), max_rounds=MAX_ROUNDS, num_cached_blocks=num_cached_blocks,
+            )
         self.under_way.append(migration)
-        migration.reserve(needed)
         return migration.advance(now_ns)
 
-    def _over(self, migration: Relocation, on_over: Callable[[Relocation], None]) -> list[Action]:
+    def _over(self, migration: Passage, on_over: Callable[[Passage], None]) -> list[Action]:
         self.under_way.remove(migration)
         on_over(migration)
         counters = self._cluster.counters
@@ -72,17 +93,24 @@ class Migrations:
             return []
         counters.num_migrations += 1
         counters.migrated_bytes += migration.num_bytes
+        counters.num_token_migrations += migration.kind is MigrationKind.TOKENS
+        counters.migrated_tokens += migration.num_tokens
+        counters.migration_cached_blocks += migration.num_cached_blocks
         assert migration.ended_ns is not None and migration.stopped_ns is not None
-        done = {
+        done: dict[str, object] = {
             "request": migration.state.request_id,
             "source": migration.source.group_id,
             "destination": migration.destination.group_id,
-            "blocks": migration.num_sent_blocks,
+            "blocks": migration.num_sent_blocks - migration.num_cached_blocks,
             "rounds": migration.num_rounds,
             "bytes": migration.num_bytes,
             "stop_ms": (migration.ended_ns - migration.stopped_ns) / 1e6,
             "ms": (migration.ended_ns - migration.started_ns) / 1e6,
         }
+        if migration.num_cached_blocks:
+            done["cached_blocks"] = migration.num_cached_blocks
+        if migration.kind is MigrationKind.TOKENS:
+            done |= {"kind": str(migration.kind), "tokens": migration.num_tokens}
         return [Record("migrated", migration.ended_ns, done)]
 
     def advance(self, now_ns: int) -> list[Action]:
@@ -95,6 +123,12 @@ class Migrations:
             if migration.source.group_id in changed or migration.destination.group_id in changed:
                 actions += migration.advance(now_ns)
         return actions
+
+    def after_steps(self) -> list[Action]:
+        """What was planned since has perhaps taken requests that go as tokens away from their sources: nothing of them
+        is left at their destinations at the end of an event."""
+        left = [m for m in self.under_way if isinstance(m, TokenRelocation) and m.has_left]
+        return [action for migration in left for action in migration.cancel()]
 
     # --- what others do ---------------------------------------------------------------------------------------
 
@@ -115,7 +149,7 @@ class Migrations:
             actions += self._leave(migration)
         return actions
 
-    def _leave(self, migration: Relocation) -> list[Action]:
+    def _leave(self, migration: Passage) -> list[Action]:
         book, state = self._cluster.book, migration.state
         transfers = book.transfers_of(migration)
         migration.let_go()
@@ -164,13 +198,18 @@ class Migrations:
         actions: list[Action] = []
         for migration in list(self.under_way):
             if migration.source in broken:
-                moves |= migration.state.transfers
+                moves |= migration.lose_source()
             elif migration.destination in broken:
                 actions += migration.cancel()
         self.under_way = [m for m in self.under_way if m.source not in broken]
         return moves, actions
 
     def check(self) -> None:
-        """No instance takes part in two migrations. Raises AssertionError."""
-        workers = self.worker_ids
-        assert len(set(workers)) == len(workers), "an instance takes part in two migrations"
+        """No request takes part in two migrations, and each is a guest where it goes as tokens, and nowhere else.
+        Raises AssertionError."""
+        ids = [migration.state.request_id for migration in self.under_way]
+        assert len(set(ids)) == len(ids), "a request takes part in two migrations"
+        as_tokens = [m for m in self.under_way if m.kind is MigrationKind.TOKENS]
+        guests = {(m.destination.group_id, m.state.request_id) for m in as_tokens}
+        found = {(g.group_id, s.request_id) for g in self._cluster.groups.values() for s in g.guests.states}
+        assert guests == found, f"{found} are guests, {guests} are on their way as tokens"

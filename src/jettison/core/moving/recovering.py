@@ -344,6 +344,9 @@ class Recoveries:
             most = self._cluster.params.faults.max_deaths_per_request
             for state in near.values():
                 state.suspicion.note_death(alone=len(near) == 1, max_deaths=most)
+                elsewhere = self._cluster.groups.get(state.group_id)
+                if elsewhere is not group and elsewhere is not None and state.ending is None:  # a guest
+                    elsewhere.queues.note_suspect(state)
         group.in_flight.clear()
         states = group.queues.take_all()
         self._cluster.dissolve(group)

@@ -6,6 +6,7 @@ The pipeline and the new groups serve on the same workers meanwhile, and how one
 
 from __future__ import annotations
 
+from jettison.core.moving.passage import Passage
 from jettison.core.moving.relocate import Relocation
 from jettison.core.pending import Owner, Purpose
 from jettison.core.ports import Action
@@ -91,14 +92,14 @@ class Returning:
         self.on_their_way[state.request_id] = relocation
         return relocation
 
-    def _over(self, relocation: Relocation) -> list[Action]:
+    def _over(self, relocation: Passage) -> list[Action]:
         self.num_returned_bytes += relocation.num_bytes
         self._cluster.counters.returned_bytes += relocation.num_bytes
         if self.on_their_way.get(relocation.state.request_id) is relocation:
             self._leaves(relocation)
         return []
 
-    def _leaves(self, relocation: Relocation) -> None:
+    def _leaves(self, relocation: Passage) -> None:
         """It is another request's turn. One whose way home is lost, perhaps for good, is computed again there: another
         try may fare no better."""
         state = relocation.state

@@ -183,6 +183,10 @@ class GroupBlocks:
             if ledger.has(state.request_id):
                 ledger.release(state.request_id)
 
+    def num_tokens_held(self, state: RequestState) -> int:
+        """Tokens that the request's blocks have room for, in every stage."""
+        return min(ledger.num_blocks_of(state.request_id) for ledger in self.ledgers) * self._limits.block_size
+
     def num_exclusive(self, state: RequestState) -> int:
         """Blocks that the request shares with no other, in the stage that has the most of them."""
         most = 0
@@ -197,12 +201,16 @@ class GroupBlocks:
         """Whether the request takes a prefix from the cache; logprobs of a prompt need all of it to be computed."""
         return self._seals and state.prompt_logprobs is None
 
-    def cached_prefix(self, state: RequestState) -> tuple[int, int]:
-        """(tokens found in the cache of every stage, allocatable blocks that admission takes)."""
+    def cached_prefix(self, state: RequestState, most_tokens: int | None = None) -> tuple[int, int]:
+        """(tokens found in the cache of every stage, allocatable blocks that admission takes).
+
+        ``most_tokens``: no more are asked for; None: all but the last, which is to be computed.
+        """
         total = self._limits.blocks_for(state.num_tokens)
         if not self.uses_cache(state):
             return 0, total
-        hashes = self._hashes(state, (state.num_tokens - 1) // self._limits.block_size)
+        most_tokens = state.num_tokens - 1 if most_tokens is None else most_tokens
+        hashes = self._hashes(state, most_tokens // self._limits.block_size)
         hits = [ledger.lookup(hashes) for ledger in self.ledgers]
         num = min(len(found) for found in hits)
         shared = min(
@@ -222,14 +230,19 @@ class GroupBlocks:
     def seal(self, state: RequestState) -> None:
         """Register the blocks that have become full."""
         # Blocks that lie elsewhere are not in the prefix cache of the stage that lacks them.
-        if not self._seals or state.ending is not None or state.remote:
-            return
-        num_full = state.num_computed // self._limits.block_size
+        if state.ending is None and not state.remote:
+            state.num_sealed = self.seal_between(state, state.num_sealed, state.num_computed)
+
+    def seal_between(self, state: RequestState, num_sealed: int, num_tokens: int) -> int:
+        """Register the full blocks of so many leading tokens, but for those that are; how many are registered then."""
+        if not self._seals:
+            return num_sealed
+        num_full = num_tokens // self._limits.block_size
         hashes = self._hashes(state, num_full)
-        for index in range(state.num_sealed, num_full):
+        for index in range(num_sealed, num_full):
             for ledger in self.ledgers:
                 ledger.seal(state.request_id, index, hashes[index])
-        state.num_sealed = num_full
+        return num_full
 
     def _hashes(self, state: RequestState, num_blocks: int) -> list[bytes]:
         """Chain hashes of the request's first ``num_blocks`` full blocks; computed once."""

@@ -11,7 +11,7 @@ Reading order for newcomers: ``Group.next_step``, ``core.serving.stepplan``, ``G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from jettison.core.changes import Changes
@@ -19,7 +19,9 @@ from jettison.core.ports import RunStep, StepCompleted, StepRow
 from jettison.core.requests import RequestState
 from jettison.core.residence import NOWHERE, arenas_of, hosted_only
 from jettison.core.serving.blocks import GroupBlocks
+from jettison.core.serving.flights import InFlight, work_of
 from jettison.core.serving.fresh import FreshTokens
+from jettison.core.serving.guests import Guest, Guests, begin_chunks, end_chunks
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.queues import Queues
 from jettison.core.serving.stepplan import StepPlanner
@@ -77,15 +79,6 @@ class StepResult:
     stop_token_id: int | None = None
 
 
-@dataclass(slots=True)
-class InFlight:
-    """A step that has been issued."""
-
-    step: RunStep
-    issued_ns: int
-    work: StepWork
-
-
 class Group:
     """One group: the serving loop over its queues and blocks, with the flags that say what may be done with them."""
 
@@ -120,6 +113,8 @@ class Group:
         """Where its requests run; all of them share it."""
         self.queues = Queues(group_id, self.residence, limits, self._changes, tokens, offline_tokens)
         self.blocks = GroupBlocks(group_id, self.worker_ids, ledgers, limits, hasher, self._changes)
+        self.guests = Guests()
+        """Requests that run elsewhere and are to run here."""
         self.counters = GroupCounters()
         self.in_flight: dict[int, InFlight] = {}
         self.copies: dict[TransferId, int] = {}
@@ -234,7 +229,7 @@ class Group:
         if self._paused or len(self.in_flight) >= len(self.stages):
             return None
         queues = self.queues
-        if not queues.running and not queues.has_waiting:
+        if not queues.running and not queues.has_waiting and not self.guests:
             return None
         step = self._apply(self.planner.next_plan(now_ns), step_id, now_ns)
         if self.sitting_out:
@@ -272,19 +267,30 @@ class Group:
                 rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
         if not queues.waiting:
             self.head_blocked_by = None
+        guests = self._add_guests(rows) if self.guests else ()
         if not rows:
             return None
         queues.note_change()
         self.counters.num_steps += 1
         step = RunStep(step_id, self.group_id, self.epoch, self.stages, tuple(rows))
-        work = _work(rows)
+        work = work_of(rows)
         if self.copies or self.copies_beside:
             num_copied_bytes, num_beside_bytes = self.pending_copies
             work = work._replace(num_copied_bytes=num_copied_bytes, num_beside_bytes=num_beside_bytes)
             self.copies.clear()
             self.copies_beside.clear()
-        self.in_flight[step_id] = InFlight(step, now_ns, work)
+        self.in_flight[step_id] = InFlight(step, now_ns, work, guests)
         return step
+
+    def _add_guests(self, rows: list[StepRow]) -> tuple[Guest, ...]:
+        """Put chunks of guests before the rows of a step, as many as it has room for. No suspect's step has others."""
+        if self.queues.suspects:
+            return ()
+        limits = self.planner.limits()
+        num_tokens = limits.max_num_tokens - sum(row.num_tokens for row in rows)
+        guests, rows[:0] = self.guests.plan_rows(num_tokens, limits.max_rows - len(rows), self.blocks)
+        begin_chunks(guests, rows[: len(guests)])
+        return guests
 
     def _steps_aside(self, state: RequestState) -> bool:
         is_oversized = self.blocks.is_oversized(state)
@@ -326,9 +332,8 @@ class Group:
         through the stages, as word of its failure may be later than this, and this one ran on KV that was not there."""
         if len(self.in_flight) < 2:
             return []
-        rows = self.in_flight[step_id].step.rows
         return [
-            row.state for row in rows
+            row.state for row in self.in_flight[step_id].own_rows
             if row.context_len > row.state.num_computed and row.state.ending is None and not row.state.recompute
         ]
 
@@ -341,7 +346,9 @@ class Group:
         tokens = iter(done.tokens)
         block_size = self.limits.block_size
         fresh = self.counters.fresh
-        for index, row in enumerate(flight.step.rows):
+        if flight.guests:
+            end_chunks(flight.guests, self.blocks, are_computed=True)
+        for index, row in enumerate(flight.own_rows, len(flight.guests)):
             state, context_len, num_tokens, samples, _ = row
             state.num_pending -= num_tokens
             token = next(tokens) if samples else None
@@ -425,12 +432,13 @@ class Group:
             state.prompt_logprobs += entries[known:]
 
     def fail(self, step_id: int) -> list[RequestState]:
-        """A step raised or was given up: its rows' requests, with nothing of the step counted."""
+        """A step raised or was given up: the group's own requests in it, with nothing of the step counted."""
         self.queues.note_change()
         flight = self.in_flight.pop(step_id)
-        for row in flight.step.rows:
+        end_chunks(flight.guests, self.blocks, are_computed=False)
+        for row in flight.own_rows:
             row.state.num_pending -= row.num_tokens
-        return [row.state for row in flight.step.rows]
+        return [row.state for row in flight.own_rows]
 
     def _finish_reason(self, state: RequestState, token_id: int) -> tuple[FinishReason | None, int | None]:
         params = state.request.params
@@ -481,13 +489,3 @@ class Group:
             self.blocks.check_holds(state)
         layers = LayerRange(self.stages[0].layers.lo, self.stages[-1].layers.hi)
         assert sum(len(s.layers) for s in self.stages) == len(layers), "stages must be contiguous"
-
-def _work(rows: Sequence[StepRow]) -> StepWork:
-    """``StepWork.of`` rows, of which most are decodes."""
-    num_tokens = num_kv_tokens = num_more_pairs = 0
-    for _, context_len, num, _, _ in rows:
-        num_kv_tokens += context_len
-        num_tokens += num
-        if num > 1:
-            num_more_pairs += (num - 1) * (2 * context_len + num) // 2
-    return StepWork(len(rows), num_tokens, num_kv_tokens + num_tokens + num_more_pairs, num_kv_tokens)

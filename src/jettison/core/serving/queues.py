@@ -186,7 +186,7 @@ class Queues:
         self._queued.add(self._group_id)
         state.group_id = self._group_id
         state.phase = Phase.WAITING
-        self._note_suspect(state)
+        self.note_suspect(state)
         self._count_queued(state, 1)
         if not self.has_waiting:
             self.largest_queued_tokens = 0
@@ -197,7 +197,8 @@ class Queues:
         else:
             self._queued_online.add(self._group_id)
 
-    def _note_suspect(self, state: RequestState) -> None:
+    def note_suspect(self, state: RequestState) -> None:
+        """One of its requests may have become one that kills workers."""
         if state.on_trial:
             self.suspects[state.request_id] = state
 
@@ -234,7 +235,7 @@ class Queues:
         self.moving.pop(state.request_id, None)
         state.group_id = self._group_id
         state.phase = Phase.RUNNING
-        self._note_suspect(state)
+        self.note_suspect(state)
         hosted = hosted_only(state.residences)
         state.residences = (*self._only_here, *hosted) if hosted else self._only_here
         goes_last = self._goes_last(state)

@@ -1,0 +1,162 @@
+"""One running request goes to another group as tokens: the destination computes them while the source goes on decoding
+(ServerlessLLM section 5.2, MELL section V).
+
+    COPY     rounds: the destination prefills what is known, in chunks (``core.serving.guests``); what the source makes
+             meanwhile is the next round's
+    FINAL    at most 16 tokens are missing there: the request stands still and finishes its step in flight
+    DONE     the destination owns the request, and computes what is missing in the step that samples its next token
+    FAILED   the request has never left its source, which has lost nothing
+
+It falls back at once, whatever is under way: a step of the destination that still writes to the request's blocks has
+them under another name until it ends. Nothing travels, so the groups share no worker; and as no transfer reads the
+source's blocks, the source may preempt the request, store it, or lose it to whatever else: then it falls back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jettison.core.moving.passage import Passage, RelocationPhase
+from jettison.core.ports import Action
+from jettison.core.requests import RequestState
+from jettison.core.residence import hosted_tokens
+from jettison.core.serving.group import Group
+from jettison.core.serving.guests import Guest
+from jettison.core.state import ClusterState, WorkerState
+from jettison.memory.kvtransfers import MigrationKind
+from jettison.types import TransferId
+
+MAX_FINAL_TOKENS = 16
+"""Computed in the step of the next token; what is more is computed while the request decodes at its source."""
+
+
+class TokenRelocation(Passage):
+    """See the module. The destination has reserved blocks for all tokens that are known."""
+
+    kind = MigrationKind.TOKENS
+
+    def __init__(
+        self, cluster: ClusterState, state: RequestState, source: Group, destination: Group, now_ns: int,
+        on_over: Callable[[Passage], list[Action]], *, max_step_tokens: int, max_rounds: int | None = None,
+        num_cached_blocks: int = 0,
+    ) -> None:
+        """The request must decode. ``max_step_tokens``: of guests in a step that has tokens of this one."""
+        super().__init__(
+            cluster, state, source, destination, now_ns, on_over,
+            max_rounds=max_rounds, num_cached_blocks=num_cached_blocks,
+        )
+        assert state.num_output and not state.remote and not set(source.worker_ids) & set(destination.worker_ids), state
+        assert max_step_tokens > 0, f"{max_step_tokens} tokens a step"
+        num_cached_tokens = num_cached_blocks * cluster.limits.block_size
+        self._guest = Guest(state, max_step_tokens, num_cached_tokens, num_cached_blocks)
+        self._num_preemptions = state.num_preemptions
+        self._round_end = state.num_computed
+        """Tokens that this round is to reach."""
+        self._round_length = state.num_computed
+        destination.guests.add(self._guest)
+        destination.touch()
+
+    def advance(self, now_ns: int) -> list[Action]:
+        """Go as far as the state allows."""
+        guest, state = self._guest, self.state
+        if self.is_over:
+            return []
+        if self.has_left:
+            return self._fall_back("the request has left its source by itself")
+        if guest.failure is not None:
+            self.lost_transfer = True
+            return self._fall_back(guest.failure)
+        if guest.num_pending:
+            return []
+        self._resides_there(self.destination.residence.at(guest.num_computed))
+        if self.phase is RelocationPhase.COPY:
+            if self._is_close(state.num_tokens + state.num_pending):
+                self._stand_still(now_ns)
+            elif self._is_last_round():
+                return self._fall_back("the request grows as fast as it is computed")
+        # What is copied to host pools is a prefix of what is computed where the request runs: there, too.
+        may_land = self._is_close(state.num_tokens) and hosted_tokens(state.residences) <= guest.num_computed
+        if self.phase is RelocationPhase.FINAL and not state.num_pending and may_land:
+            return self._land(now_ns)
+        return self._compute_on()
+
+    @property
+    def has_left(self) -> bool:
+        """The request is ending, its source has it no more, or had to let go of its KV."""
+        return self._has_left or self.state.num_preemptions != self._num_preemptions
+
+    def _is_close(self, num_tokens: int) -> bool:
+        """The destination lacks few of so many tokens."""
+        return num_tokens - self._guest.num_computed <= MAX_FINAL_TOKENS
+
+    def _is_last_round(self) -> bool:
+        """A round has ended, and another one would be one too many, or no shorter."""
+        num_computed = self._guest.num_computed
+        if num_computed < self._round_end:
+            return False
+        self.num_rounds += 1
+        self._round_end, before = self.state.num_computed, self._round_length
+        self._round_length = self._round_end - num_computed
+        return self.num_rounds == self._max_rounds or self._round_length >= before
+
+    def _compute_on(self) -> list[Action]:
+        """Have the destination go on; its table grows first, where the request has grown."""
+        guest, state, blocks = self._guest, self.state, self.destination.blocks
+        if guest.num_computed == state.num_computed:
+            return []
+        missing = self.destination.limits.blocks_for(state.num_tokens)
+        missing -= blocks.num_tokens_held(state) // self._cluster.limits.block_size
+        if missing > 0:
+            if blocks.num_allocatable < missing:
+                return self._fall_back("the destination is full")
+            blocks.grow(state, missing)
+        self.destination.touch()
+        return []
+
+    # --- ends -------------------------------------------------------------------------------------------------
+
+    def _land(self, now_ns: int) -> list[Action]:
+        guest = self._guest
+        self.destination.guests.remove(guest)
+        self.num_tokens = guest.num_computed - self.num_cached_blocks * self._cluster.limits.block_size
+        self.num_rounds += 1
+        self.state.num_computed = guest.num_computed
+        return self._hand_over(now_ns)
+
+    def _fall_back(self, reason: str) -> list[Action]:
+        self.let_go()
+        self.failure = reason
+        return self._on_over(self)
+
+    def let_go(self) -> None:
+        """Leave the request where it is, at once, with nothing of it at the destination."""
+        super().let_go()
+        self._leave()
+
+    def lose_source(self) -> set[TransferId]:
+        """The source is dead. What has been computed here can be found in the prefix cache."""
+        self.let_go()
+        return set()
+
+    def _leave(self) -> None:
+        """The destination's blocks are free: now, or when no step writes to them any more."""
+        guest, state, destination = self._guest, self.state, self.destination
+        destination.guests.remove(guest)
+        destination.queues.note_change()
+        if not guest.num_pending:
+            destination.blocks.release(state)
+            return
+        step_id = next(i for i, flight in destination.in_flight.items() if guest in flight.guests)
+        name = f"{state.request_id}\0step{step_id}"
+        workers = [self._cluster.workers[worker_id] for worker_id in destination.worker_ids]
+        for worker in workers:
+            worker.ledger.rename(state.request_id, name)
+            worker.ghosts[name] = set()
+        guest.on_left = lambda: _release(workers, name)
+
+
+def _release(workers: list[WorkerState], name: str) -> None:
+    """Where a death has not done so before."""
+    for worker in workers:
+        if worker.ghosts.pop(name, None) is not None:
+            worker.ledger.release(name)

@@ -1,0 +1,161 @@
+"""One running request on its way to another group, however it travels: whose it is, who runs it, and how that ends.
+
+    COPY           what it has at its source comes to be at the destination too, while the source goes on decoding it
+    FINAL          little is left: the request stands still, finishes its step in flight, and the rest follows
+    DONE           the destination owns the request
+    FALLING_BACK   it stays where it is; what is under way is being called off
+    FAILED         nothing is under way any more: the request has never left its source
+
+Ownership: the source owns the request, and has all of its KV, in every phase before DONE; the destination's blocks are
+reserved before anything is written to them. How it travels: ``core.moving.relocate`` (as KV), ``core.moving.astokens``.
+Who goes where, when, and what follows from a failure is the caller's affair.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from enum import StrEnum
+from typing import ClassVar
+
+from jettison.core.ports import Action
+from jettison.core.requests import Phase, RequestState
+from jettison.core.residence import Residence, changed
+from jettison.core.serving.group import Group
+from jettison.core.state import ClusterState
+from jettison.memory.kvtransfers import MigrationKind
+from jettison.types import TransferId, WorkerId
+
+
+class RelocationPhase(StrEnum):
+    """See the module's table."""
+
+    COPY = "copy"
+    FINAL = "final"
+    DONE = "done"
+    FALLING_BACK = "falling_back"
+    FAILED = "failed"
+
+
+class Passage(ABC):
+    """One request on its way from ``source`` to ``destination``; each ``advance`` goes as far as the state allows."""
+
+    kind: ClassVar[MigrationKind]
+
+    def __init__(
+        self, cluster: ClusterState, state: RequestState, source: Group, destination: Group, now_ns: int,
+        on_over: Callable[[Passage], list[Action]], *, max_rounds: int | None, num_cached_blocks: int,
+    ) -> None:
+        """The request must be running, all of its KV in place. ``on_over`` is called once, at the end.
+
+        ``max_rounds``: rounds with decoding before it is given up, as the request grows as fast as the destination
+        catches up. ``num_cached_blocks``: leading ones that the destination had in its prefix cache, and has reserved.
+        """
+        assert state.phase is Phase.RUNNING and state.group_id == source.group_id, state
+        self._cluster = cluster
+        self._on_over = on_over
+        self._max_rounds = max_rounds
+        self.state = state
+        self.source = source
+        self.destination = destination
+        self.num_cached_blocks = num_cached_blocks
+        self.phase = RelocationPhase.COPY
+        self.failure: str | None = None
+        self.lost_transfer = False
+        """What was under way was lost, and it had not been called off: another try at once may fare no better."""
+        self.num_rounds = 0
+        self.num_bytes = 0
+        """Of KV, sent."""
+        self.num_tokens = 0
+        """Computed at the destination."""
+        self.num_sent_blocks = num_cached_blocks
+        """Leading blocks that are there, or on their way."""
+        self.started_ns = now_ns
+        self.stopped_ns: int | None = None
+        """Since when the request stands still."""
+        self.ended_ns: int | None = None
+        """When the destination had everything."""
+        self._there: Residence | None = None
+        self._resides_there(destination.residence.at(num_cached_blocks * cluster.limits.block_size))
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    @property
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Both groups' workers."""
+        return (*self.source.worker_ids, *self.destination.worker_ids)
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing left to do."""
+        return self.phase in (RelocationPhase.DONE, RelocationPhase.FAILED)
+
+    @property
+    def _has_left(self) -> bool:
+        """The request is ending, or its source has it no more."""
+        state = self.state
+        return state.ending is not None or state.phase is not Phase.RUNNING or state.group_id != self.source.group_id
+
+    # --- progress ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def advance(self, now_ns: int) -> list[Action]:
+        """Go as far as the state allows."""
+
+    def go_on(self, now_ns: int) -> list[Action]:
+        """Something that it has under way has ended."""
+        return self.advance(now_ns)
+
+    @abstractmethod
+    def _fall_back(self, reason: str) -> list[Action]:
+        """Leave the request where it is, and call off what is under way."""
+
+    def cancel(self) -> list[Action]:
+        """Leave the request where it is (it is ending, or its caller thought better of it)."""
+        if self.is_over or self.phase is RelocationPhase.FALLING_BACK:
+            return []
+        return self._fall_back("cancelled")
+
+    def let_go(self) -> None:
+        """Leave the request where it is, at once: the caller takes care of transfers under way, and of what they write
+        to."""
+        self.phase = RelocationPhase.FAILED
+        self.failure = "it gave way to a change of layouts"
+        self._resides_there(None)
+        self._let_run()
+
+    def lose_source(self) -> set[TransferId]:
+        """The source is dead, and the request starts again from its tokens: transfers that are nobody's now."""
+        return self.state.transfers
+
+    # --- what all do ------------------------------------------------------------------------------------------
+
+    def _stand_still(self, now_ns: int) -> None:
+        self.phase = RelocationPhase.FINAL
+        self.stopped_ns = now_ns
+        self.state.paused = True
+        self._cluster.touch(self.state)
+
+    def _hand_over(self, now_ns: int) -> list[Action]:
+        """From here on the request is the destination's. What is full of its blocks there can be found there."""
+        state = self.state
+        self.phase, self.ended_ns = RelocationPhase.DONE, now_ns
+        self.source.queues.take_out(state)
+        for worker_id, ledger in zip(self.source.worker_ids, self.source.blocks.ledgers, strict=True):
+            if worker_id not in self.destination.worker_ids:
+                ledger.release(state.request_id)
+        state.paused = False
+        state.num_sealed = 0
+        self.destination.queues.resume(state)
+        self.destination.blocks.seal(state)
+        return self._on_over(self)
+
+    def _resides_there(self, there: Residence | None) -> None:
+        """So much of its KV is at the destination now."""
+        self.state.residences = changed(self.state.residences, self._there, there)
+        self._there = there
+
+    def _let_run(self) -> None:
+        if self.state.phase is Phase.RUNNING:
+            self.state.paused = False
+            self._cluster.touch(self.state)

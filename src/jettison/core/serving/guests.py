@@ -1,0 +1,95 @@
+"""Requests that run elsewhere and are to run here: a group computes their tokens beforehand, chunk by chunk.
+
+A guest has blocks here, under its request's id, and is in none of the group's queues: it is in no view that policies
+decide by, nothing of it is sampled, charged, or counted as load or as fresh work. Its chunks go into what the group's
+own requests leave of a step, before their rows (``core.serving.flights``), one chunk of a guest at a time. It computes
+no further than its request is computed where it runs.
+
+Who is a guest, and when it becomes the group's own, is ``core.moving.astokens``'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jettison.core.ports import StepRow
+from jettison.core.requests import RequestState
+from jettison.core.serving.blocks import GroupBlocks
+from jettison.types import RequestId
+
+
+@dataclass(slots=True, eq=False)
+class Guest:
+    """What a group has of a request that runs elsewhere."""
+
+    state: RequestState
+    max_step_tokens: int
+    """No step that has tokens of it has more tokens of guests than this."""
+    num_computed: int
+    """Leading tokens whose KV is here."""
+    num_sealed: int
+    """Leading blocks that can be found in the prefix cache here."""
+    num_pending: int = 0
+    """Tokens in the unfinished step."""
+    failure: str | None = None
+    """Why a step with tokens of it failed."""
+    on_left: Callable[[], None] | None = None
+    """It is a guest no more, but a step still writes to its blocks: called when that has ended."""
+
+
+class Guests:
+    """Those of one group."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[RequestId, Guest] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_id)
+
+    @property
+    def states(self) -> list[RequestState]:
+        """Their requests, in the order in which they came."""
+        return [guest.state for guest in self._by_id.values()]
+
+    def add(self, guest: Guest) -> None:
+        """Its request has blocks here, and no step has tokens of it."""
+        assert guest.state.request_id not in self._by_id, f"{guest.state} is a guest already"
+        self._by_id[guest.state.request_id] = guest
+
+    def remove(self, guest: Guest) -> None:
+        """It gets no more chunks."""
+        del self._by_id[guest.state.request_id]
+
+    def plan_rows(self, num_tokens: int, num_rows: int, blocks: GroupBlocks) -> tuple[tuple[Guest, ...], list[StepRow]]:
+        """Chunks for a step that has so much room left, in the order in which guests came; changes nothing."""
+        guests: list[Guest] = []
+        rows: list[StepRow] = []
+        num_taken = 0
+        for guest in self._by_id.values():
+            state, first = guest.state, guest.num_computed
+            end = min(state.num_computed, blocks.num_tokens_held(state))
+            chunk = min(end - first, num_tokens - num_taken, guest.max_step_tokens - num_taken)
+            if guest.num_pending or chunk <= 0 or len(rows) >= num_rows:
+                continue
+            num_taken += chunk
+            guests.append(guest)
+            rows.append(StepRow(state, first, chunk, False))
+        return tuple(guests), rows
+
+
+def begin_chunks(guests: Sequence[Guest], rows: Sequence[StepRow]) -> None:
+    """A step with these rows is issued."""
+    for guest, row in zip(guests, rows, strict=True):
+        guest.num_pending = row.num_tokens
+
+
+def end_chunks(guests: Sequence[Guest], blocks: GroupBlocks, *, are_computed: bool) -> None:
+    """Their step has ended. What is full is final: it can be found at once, whatever becomes of the guest."""
+    for guest in guests:
+        num_tokens, guest.num_pending = guest.num_pending, 0
+        if guest.on_left is not None:
+            guest.on_left()
+        elif are_computed:
+            guest.num_computed += num_tokens
+            guest.num_sealed = blocks.seal_between(guest.state, guest.num_sealed, guest.num_computed)
