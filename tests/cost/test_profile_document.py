@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.cost.hardware import BatchPoint, HardwareProfile
+from jettison.cost.hardware import BatchPoint, HardwareProfile, PrefillPoint
 from jettison.cost.model import COEFFICIENTS, CostModel
 from jettison.cost.profile_document import (
     Fingerprint,
@@ -23,11 +23,12 @@ from jettison.cost.profile_document import (
 times = st.floats(0.0, 1e3)
 rates = st.floats(1e-3, 1e15)
 costs = st.builds(CostModel, st.integers(1, 99), *[times] * len(COEFFICIENTS), *[st.integers(1, 99)] * 3)
+prefills = st.builds(PrefillPoint, st.integers(1, 256), st.integers(0, 4096), rates)
 points = st.builds(BatchPoint, st.integers(1, 8), st.integers(1, 256), st.integers(1, 4096), rates)
 profiles = st.builds(
     HardwareProfile, costs, rates, times, times, times, rates, rates, st.lists(points, max_size=4).map(tuple),
     st.none() | rates, st.none() | times, st.floats(1.0, 1e3), st.integers(1, 9),
-    st.none() | rates, st.none() | times,
+    st.none() | rates, st.none() | times, st.none() | times, st.lists(prefills, max_size=3).map(tuple),
 )
 marks = st.builds(Fingerprint, *[st.text(max_size=9)] * 4, st.integers(1, 64), st.text(max_size=9))
 
@@ -79,6 +80,9 @@ def changed(path: str, value: object, *, remove: bool = False) -> dict:
         (changed("profile/contention", 0.9), "contention"),
         (changed("profile/contention_instances", 0), "contention"),
         (changed("profile/contention_instances", 1.5), "profile.contention_instances"),
+        (changed("profile/link_beside_byte_s", -1.0), "link_beside_byte_s"),
+        (changed("profile/prefill_points", [{"batch_size": 1, "num_tokens": -1, "seconds": 1.0}]), "prefill points"),
+        (changed("profile/prefill_points", [{"batch_size": 1}]), "'num_tokens'"),
         (changed("profile/batch_points", {}), "batch_points"),
         (changed("profile/batch_points/0/batch_size", 0), "batch points"),
         (changed("profile/batch_points/0/batch_size", None, remove=True), "'batch_size'"),
@@ -93,6 +97,12 @@ def test_a_bad_document_is_refused_by_name(document, words):
 
 def test_whole_numbers_are_read_where_times_are_meant() -> None:
     assert from_document(changed("profile/link_latency_s", 0)).profile.link_latency_s == 0.0
+
+
+def test_profiles_of_earlier_versions_have_no_boundaries() -> None:
+    document = to_document(STORED)
+    assert "prefill_points" not in document["profile"] and "link_beside_byte_s" not in document["profile"]
+    assert from_document(document).profile.prefill_points == ()
 
 
 def test_fingerprints_tell_what_differs() -> None:

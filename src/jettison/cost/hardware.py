@@ -33,6 +33,16 @@ class BatchPoint(NamedTuple):
     """Of the whole group, as many microbatches in flight as stages: batch size over the slowest stage's time."""
 
 
+class PrefillPoint(NamedTuple):
+    """A measured step of decodes with a chunk of a prompt beside them."""
+
+    batch_size: int
+    """Requests that decode."""
+    num_tokens: int
+    """Of the chunk; 0: the decodes alone."""
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
     """What one device of this kind can do with this model. Rates in bytes per second, all > 0."""
@@ -65,6 +75,10 @@ class HardwareProfile:
     """Between KV and host pool while steps run, as reached. None: ``host_copy_bytes_per_s``."""
     beside_byte_s: float | None = None
     """What a byte that is copied beside a step adds to the step. None: it was not measured."""
+    link_beside_byte_s: float | None = None
+    """What a byte that a link carries while its ends decode adds to a step. None: it was not measured."""
+    prefill_points: tuple[PrefillPoint, ...] = ()
+    """How steps with decodes are slowed by chunks beside them (MELL section V); none: they were not measured."""
 
     def __post_init__(self) -> None:
         rates = (
@@ -74,7 +88,7 @@ class HardwareProfile:
         bad = [name for name in rates if (rate := getattr(self, name)) is not None and not 0.0 < rate < float("inf")]
         times = ("link_latency_s", "remap_fixed_s", "remap_s_per_byte")
         bad += [name for name in times if not 0.0 <= getattr(self, name) < float("inf")]
-        rare = ("hop_s", "beside_byte_s")
+        rare = ("hop_s", "beside_byte_s", "link_beside_byte_s")
         bad += [name for name in rare if (s := getattr(self, name)) is not None and not 0.0 <= s < float("inf")]
         if bad:
             raise ValueError(f"rates must be finite and > 0, times finite and >= 0: {', '.join(bad)}")
@@ -82,6 +96,8 @@ class HardwareProfile:
             raise ValueError("contention must be finite and >= 1, of >= 1 instances")
         if any(min(point) <= 0 for point in self.batch_points):
             raise ValueError("batch points must be > 0")
+        if any(min(p.batch_size, p.seconds) <= 0 or p.num_tokens < 0 for p in self.prefill_points):
+            raise ValueError("prefill points must be > 0")
 
     def transfer_cost_s(self, num_bytes: int) -> float:
         """Seconds from the first byte at the sender to the last one at the receiver, on a link of one's own."""

@@ -232,6 +232,13 @@ class StepTimePredictor:
             middle = (low + high) // 2
         return low
 
+    def prefill_tokens_beside(
+        self, decodes: StepWork, seconds: float, most: int, part: Part = LONE_STEP, *, num_context: int = 0
+    ) -> int | None:
+        """How many tokens of a prompt, behind ``num_context`` of it, a step of these decodes may take, ``most`` at
+        most, to last ``seconds``. None while unknown."""
+        return self.largest_batch(seconds, most, lambda n: decodes.with_prompt(n, num_context), part)
+
     def prefill_tokens_per_s(
         self, max_num_tokens: int, decodes: StepWork = NOTHING, num_stages: int = 1, *,
         prompt_tokens: int | None = None, num_context: int = 0,

@@ -14,10 +14,11 @@ from typing import TypeVar
 
 from jettison.config.values import did_you_mean
 from jettison.cost.gpus import GPUS, PCIE_REACHED, GpuPreset, LinkPreset, network
-from jettison.cost.hardware import BatchPoint, HardwareProfile
+from jettison.cost.hardware import BatchPoint, HardwareProfile, PrefillPoint
 from jettison.cost.model import ChunkShape, CostModel
 from jettison.cost.models import MODELS, ModelPreset
 from jettison.cost.roofline import Collective, RooflineCostModel, Split, roofline_cost_model
+from jettison.cost.shapes import beside_shape
 from jettison.errors import ConfigError
 from jettison.types import ModelShape
 
@@ -34,7 +35,10 @@ DISK_BYTES_PER_S = 6e9
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BATCH_CONTEXT = 1024
-"""Cached tokens of each request in ``batch_points``."""
+"""Cached tokens of each request in ``batch_points`` and ``prefill_points``."""
+
+PREFILL_TOKENS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Of chunks in ``prefill_points``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +182,8 @@ class InstancePreset:
             batch_points=batch_points(cost),
             device_copy_bytes_per_s=self.device_copy_bytes_per_s,
             beside_byte_s=self.beside_byte_s,
+            link_beside_byte_s=self.beside_byte_s,
+            prefill_points=prefill_points(cost),
         )
 
 
@@ -191,6 +197,14 @@ def batch_points(cost: CostModel, *, stages: tuple[int, ...] = (1, 2, 4)) -> tup
             seconds = cost.batch_cost_s(chunks, layers, is_first=num_stages == 1)
             points.append(BatchPoint(num_stages, size, BATCH_CONTEXT, size / seconds))
     return tuple(points)
+
+
+def prefill_points(cost: CostModel) -> tuple[PrefillPoint, ...]:
+    """What ``jettison profile`` would measure: chunks of prompts beside decodes, on an instance alone."""
+    return tuple(
+        PrefillPoint(size, num_tokens, cost.step_cost_s(beside_shape(size, num_tokens, BATCH_CONTEXT, cost.num_layers)))
+        for size in BATCH_SIZES for num_tokens in PREFILL_TOKENS
+    )
 
 
 @dataclass(frozen=True, slots=True)

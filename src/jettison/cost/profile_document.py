@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jettison.cost.hardware import BatchPoint, HardwareProfile
+from jettison.cost.hardware import BatchPoint, HardwareProfile, PrefillPoint
 from jettison.cost.model import CostModel
 from jettison.types import ModelShape
 
@@ -82,8 +82,12 @@ class StoredProfile:
 _OPTIONAL: dict[str, tuple[Any, Any]] = {
     "device_copy_bytes_per_s": (float, None), "hop_s": (float, None), "contention": (float, 1.0),
     "contention_instances": (int, 1), "beside_bytes_per_s": (float, None), "beside_byte_s": (float, None),
+    "link_beside_byte_s": (float, None), "prefill_points": (list, []),
 }  # fmt: skip
 """Keys that are absent where they say nothing: their kind, and the value that says nothing."""
+
+_POINTS: dict[str, Any] = {"batch_points": BatchPoint, "prefill_points": PrefillPoint}
+"""Lists of measured points, by what one is."""
 
 
 def to_document(stored: StoredProfile) -> dict[str, Any]:
@@ -110,7 +114,9 @@ def from_document(document: object) -> StoredProfile:
 
 def profile_to_plain(profile: HardwareProfile) -> dict[str, Any]:
     """A profile alone, as part of a document."""
-    plain = dataclasses.asdict(profile) | {"batch_points": [point._asdict() for point in profile.batch_points]}
+    plain = dataclasses.asdict(profile) | {
+        name: [point._asdict() for point in getattr(profile, name)] for name in _POINTS
+    }
     return {name: value for name, value in plain.items() if name not in _OPTIONAL or value != _OPTIONAL[name][1]}
 
 
@@ -122,17 +128,19 @@ def profile_from_plain(plain: object, where: str) -> HardwareProfile:
     kinds = {name: kind for name, kind in kinds.items() if name not in _OPTIONAL or name in given}
     values = checked(plain, kinds, where)
     cost = checked(values["cost"], field_kinds(CostModel), f"{where}.cost")
-    point_kinds = typing.get_type_hints(BatchPoint)
-    points = [checked(item, point_kinds, f"{where}.batch_points") for item in values["batch_points"]]
+    points = {
+        name: [checked(item, field_kinds(kind), f"{where}.{name}") for item in values[name]]
+        for name, kind in _POINTS.items() if name in values
+    }
     try:
-        made = {"cost": CostModel(**cost), "batch_points": tuple(BatchPoint(**point) for point in points)}
-        return HardwareProfile(**(values | made))
+        made = {name: tuple(_POINTS[name](**point) for point in items) for name, items in points.items()}
+        return HardwareProfile(**(values | {"cost": CostModel(**cost)} | made))
     except ValueError as error:
         raise ProfileDocumentError(str(error)) from None
 
 
 def field_kinds(owner: type) -> dict[str, Any]:
-    """The kind of each of a dataclass's fields."""
+    """The kind of each of a dataclass's fields, or of a named tuple's."""
     return typing.get_type_hints(owner)
 
 

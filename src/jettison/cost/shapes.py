@@ -67,6 +67,8 @@ class ShapePlan:
     held_out: tuple[ProfileShape, ...]
     batches: tuple[BatchShape, ...]
     """Some of ``fitted`` again: decode batches on the slowest stage of a pipeline."""
+    besides: tuple[BesideShape, ...] = ()
+    """Likewise: decode batches with chunks of prompts beside them."""
 
 
 class BatchShape(NamedTuple):
@@ -78,10 +80,29 @@ class BatchShape(NamedTuple):
     shape: StepShape
 
 
+class BesideShape(NamedTuple):
+    """Decodes of the whole model, and a chunk of a prompt beside them."""
+
+    batch_size: int
+    num_tokens: int
+    """Of the chunk; 0: none."""
+    shape: StepShape
+
+
+def beside_shape(batch_size: int, num_tokens: int, num_context: int, num_layers: int) -> StepShape:
+    """So many decodes with ``num_context`` cached tokens each, and a chunk behind as many."""
+    chunks = (ChunkShape(num_context, 1),) * batch_size
+    if num_tokens:
+        chunks += (ChunkShape(num_context, num_tokens),)
+    return StepShape(chunks, num_layers, True, batch_size)
+
+
 def plan_shapes(limits: ShapeLimits, *, seed: int = 0, quick: bool = False) -> ShapePlan:
     """The grid within the limits, and as many random shapes as half of it. ``quick`` takes a third of both."""
     batches = tuple(b for b in _batches(limits, quick) if limits.allow(b.shape))
+    besides = tuple(b for b in _besides(limits, quick) if limits.allow(b.shape))
     grid = [ProfileShape(ShapeKind.STAGE, b.shape) for b in batches] + list(_grid(limits, quick))
+    grid += [ProfileShape(ShapeKind.MIX if b.num_tokens else ShapeKind.DECODE, b.shape) for b in besides]
     fitted = tuple({item.shape: item for item in grid if limits.allow(item.shape)}.values())
     taken = {item.shape for item in fitted}
     rng = random.Random(seed)
@@ -95,7 +116,7 @@ def plan_shapes(limits: ShapeLimits, *, seed: int = 0, quick: bool = False) -> S
         if item is not None and limits.allow(item.shape) and item.shape not in taken:
             held_out.append(item)
             taken.add(item.shape)
-    return ShapePlan(fitted, tuple(held_out), batches)
+    return ShapePlan(fitted, tuple(held_out), batches, besides)
 
 
 def _whole(limits: ShapeLimits, chunks: Iterable[tuple[int, int]], num_samples: int | None = None) -> StepShape:
@@ -137,6 +158,13 @@ def _batches(limits: ShapeLimits, quick: bool) -> Iterable[BatchShape]:
         for batch in (1, 8, 32) if quick else (1, 4, 8, 16, 32, 64):
             shape = StepShape((ChunkShape(context, 1),) * batch, layers, num_stages == 1, batch)
             yield BatchShape(num_stages, batch, context, shape)
+
+
+def _besides(limits: ShapeLimits, quick: bool) -> Iterable[BesideShape]:
+    context = max(1, limits.max_context // 8)
+    for batch in (4, 16) if quick else (1, 8, 32):
+        for num_tokens in (0, 16, 64) if quick else (0, 16, 48, 128):
+            yield BesideShape(batch, num_tokens, beside_shape(batch, num_tokens, context, limits.num_layers))
 
 
 def _draw(kind: ShapeKind, limits: ShapeLimits, rng: random.Random) -> ProfileShape | None:

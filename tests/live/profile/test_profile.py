@@ -15,6 +15,7 @@ import pytest
 from jettison.cli.main import main
 from jettison.config import EngineConfig
 from jettison.core.cluster import ClusterParams
+from jettison.cost.boundaries import measured_tokens
 from jettison.cost.model import ChunkShape
 from jettison.cost.recorded import RecordedStep
 from jettison.cost.shapes import ShapeKind
@@ -78,6 +79,9 @@ def test_speeds_and_batches_were_measured(result: ProfileResult) -> None:
     assert profile.contention == 1.0 and profile.contention_instances == 1, "there is but one instance"
     assert (profile.beside_bytes_per_s is None) == (profile.beside_byte_s is None), "None on a machine too busy for it"
     assert profile.remap_fixed_s + profile.remap_s_per_byte > 0
+    assert {(p.batch_size, p.num_tokens) for p in profile.prefill_points} == {(4, 0), (4, 16), (16, 0), (16, 16)}
+    assert measured_tokens(profile.prefill_points, 4, math.inf) == 16
+    assert profile.link_beside_byte_s is not None
     assert {point.num_stages for point in profile.batch_points} == {1, 2}
     assert profile.batch_limit(2) in {point.batch_size for point in profile.batch_points}
     assert result.stored.fingerprint.dtype == "float32"

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from jettison.config import EngineConfig
+from jettison.cost.boundaries import measured_tokens
 from jettison.cost.fit import relative_errors
 from jettison.cost.shapes import ShapeKind
 from jettison.live.profile.measure import PREPARING, ProfileResult, run_profile
@@ -81,6 +82,7 @@ def tables(result: ProfileResult) -> dict[str, Rows]:
         "Fitted terms": term_rows(result),
         "Speeds": speed_rows(result),
         "Decode throughput of a pipeline, and its batch limit": batch_rows(result),
+        "Prefill tokens beside a batch": prefill_rows(result),
     }
 
 
@@ -128,6 +130,7 @@ def speed_rows(result: ProfileResult) -> Rows:
         ["remap", f"{1e3 * profile.remap_fixed_s:.2f} ms and {1e12 * profile.remap_s_per_byte:.3g} ms a GB"],
         ["host copy", f"{profile.host_copy_bytes_per_s / 1e9:.2f} GB/s"],
         ["copies beside steps", f"{beside} {1e12 * profile.copies_beside_byte_s:.0f} ms to the steps"],
+        ["a link's bytes beside steps", f"a GB adds {1e12 * (profile.link_beside_byte_s or 0.0):.0f} ms to the steps"],
         ["model folder (cached)", f"{profile.disk_bytes_per_s / 1e9:.2f} GB/s"],
     ]
 
@@ -139,6 +142,16 @@ def batch_rows(result: ProfileResult) -> Rows:
     for num_stages in sorted({point.num_stages for point in profile.batch_points}):
         best = profile.group_tokens_per_s(num_stages)
         rows.append([str(num_stages), f"{best or 0.0:.0f}", str(profile.batch_limit(num_stages))])
+    return rows
+
+
+def prefill_rows(result: ProfileResult) -> Rows:
+    """With how many tokens beside it a step of a batch lasts 1.1, 1.5 and 2 times as long."""
+    points = result.stored.profile.prefill_points
+    times = (1.1, 1.5, 2.0)
+    rows = [["requests that decode", *(f"{longer:g} times as long" for longer in times)]]
+    for size in sorted({point.batch_size for point in points}):
+        rows.append([str(size), *(str(measured_tokens(points, size, longer)) for longer in times)])
     return rows
 
 

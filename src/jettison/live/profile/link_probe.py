@@ -7,6 +7,7 @@ frame out of the link (as a worker puts KV into its arenas) and answers. Not her
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import select
 import statistics
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ import numpy as np
 from jettison.errors import WorkerLostError
 from jettison.live.engine.launcher import worker_environment
 from jettison.live.machine.run_folder import RunFolder
+from jettison.live.worker.peers import BULK_SHARE, MAX_BULK_NS
 from jettison.transport.handshake import Identity, Purpose
 from jettison.transport.link import Frame, FrameKind
 from jettison.transport.shm import ShmLink, SlotGeometry
@@ -33,6 +35,9 @@ PAUSE_NS = 4_000_000
 """Before an activation: about a step, for which the peer sleeps."""
 PIECES = 16
 """Bulk pieces in one go: several times the slots there are, so that the sender has to wait as in a real transfer."""
+
+SPAN_S = 0.02
+"""Shorter steps are repeated for so long: a peer gets its share of a busy core in slices of milliseconds."""
 
 _HERE, _PEER = Identity(0, 0), Identity(1, 0)
 _START_TIMEOUT_S = 60.0
@@ -83,6 +88,11 @@ class _End:
             self._wait()
             self._arrived.extend(self.link.poll_frames())
 
+    def offer(self, kind: FrameKind, tag: int, data: np.ndarray) -> bool:
+        """Copy ``data`` into the link if there is room now."""
+        self._arrived.extend(self.link.poll_frames())
+        return self.link.send_frame(kind, tag, b"", len(data), lambda out: np.copyto(out, data))
+
     def close(self) -> None:
         self._epoll.close()
         self.link.close()
@@ -108,6 +118,35 @@ def measure_link(piece_bytes: int, rounds: int = 7) -> LinkSpeed:
                 hops.append(hop_s)
                 rates.append(PIECES * piece_bytes / max(bulk_s - awake_s, 1e-9))
         return LinkSpeed(statistics.median(hops), statistics.median(rates))
+
+
+def measure_link_beside(step_s: Callable[[], float], piece_bytes: int, rounds: int) -> float | None:
+    """What a byte adds to a step at a link's end: steps alone, and with bulk turns after them as a worker has them, in
+    turns. ``step_s``: runs one, and says how long it took. None where the link took nothing. Raises WorkerLostError, as
+    ``measure_link`` does.
+    """
+    data = np.random.default_rng(0).integers(0, 256, piece_bytes, dtype=np.uint8)
+    step_s()
+    repeats = math.ceil(SPAN_S / max(step_s(), 1e-6))
+    prices: list[float] = []
+    with _peer(piece_bytes) as end:
+        for index in range(rounds + 1):  # the first one maps the slots
+            alone_s = sum(step_s() for _ in range(repeats))
+            turn_ns = min(MAX_BULK_NS, round(1e9 * alone_s / repeats) // BULK_SHARE)
+            num_pieces, beside_s = 0, 0.0
+            for _ in range(repeats):
+                beside_s += step_s()
+                start_ns = time.perf_counter_ns()
+                while end.offer(FrameKind.KV_PIECE, 0, data):
+                    num_pieces += 1
+                    if time.perf_counter_ns() - start_ns >= turn_ns:
+                        break
+                beside_s += (time.perf_counter_ns() - start_ns) / 1e9
+            end.send(FrameKind.KV_PIECE, -1, data)
+            _answer(end)
+            if index and num_pieces:
+                prices.append((beside_s - alone_s) / (num_pieces * piece_bytes))
+    return max(0.0, statistics.median(prices)) if prices else None
 
 
 def _hops_s(end: _End, data: np.ndarray) -> tuple[float, float]:

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from jettison.config import EngineConfig
 from jettison.cost.fit import FitErrors, Sample, evaluate, fit_attention_free, fit_cost_model, fit_no_prefix
-from jettison.cost.hardware import BatchPoint, HardwareProfile
+from jettison.cost.hardware import BatchPoint, HardwareProfile, PrefillPoint
 from jettison.cost.model import StepPredictor, StepShape
 from jettison.cost.profile_document import ModelSizes, StoredProfile
-from jettison.cost.shapes import BatchShape, ProfileShape, ShapeKind, ShapeLimits, ShapePlan, plan_shapes
+from jettison.cost.shapes import BatchShape, BesideShape, ProfileShape, ShapeKind, ShapeLimits, ShapePlan, plan_shapes
 from jettison.device.worker import DeviceWorker
 from jettison.live.engine.assembly import Assembly, assemble
-from jettison.live.profile.beside_probe import measure_beside, pool_bytes
-from jettison.live.profile.link_probe import measure_link
+from jettison.live.profile.beside_probe import measure_beside, pool_bytes, shapes_beside
+from jettison.live.profile.link_probe import measure_link, measure_link_beside
 from jettison.live.profile.serving_probe import measure_serving
 from jettison.live.profile.speeds import measure_disk, measure_host_copy, measure_remap
 from jettison.live.profile.step_timer import StepTimer
@@ -108,6 +108,7 @@ def run_profile(
     assembly = assemble(config)
     limits = shape_limits(assembly)
     plan = plan_shapes(limits, seed=seed, quick=quick)
+    spec = assembly.worker_specs[0]
     device = make_profile_device(assembly, limits)
     device.start()
     try:
@@ -119,8 +120,9 @@ def run_profile(
         cost = fit_cost_model(fitted, limits.num_layers)
         progress(0.9, "remapping, copying, loading")
         beside = measure_beside(device, timer, limits, budget_s=QUICK_BESIDE_S if quick else BESIDE_S)
+        decodes = shapes_beside(limits)[0]
+        link_byte_s = measure_link_beside(lambda: timer.time_s(decodes), spec.piece_bytes, rounds=3 if quick else 15)
         remap, disk = measure_remap(device), measure_disk(device)
-        spec = assembly.worker_specs[0]
         mark = fingerprint(Path(spec.model_dir), spec.dtype, spec.num_threads, device.kernels_name)
     finally:
         device.close()
@@ -133,7 +135,8 @@ def run_profile(
         cost, link.bytes_per_s, link.latency_s, remap.fixed_s, remap.s_per_byte, host_copy, disk,
         _batch_points(plan.batches, measured), hop_s=serving.hop_s, contention=serving.contention,
         contention_instances=serving.num_instances, beside_bytes_per_s=beside and beside.bytes_per_s,
-        beside_byte_s=beside and beside.byte_s,
+        beside_byte_s=beside and beside.byte_s, link_beside_byte_s=link_byte_s,
+        prefill_points=_prefill_points(plan.besides, measured),
     )  # fmt: skip
     models: dict[str, StepPredictor] = {
         FULL_MODEL: cost,
@@ -218,3 +221,8 @@ def _batch_points(batches: tuple[BatchShape, ...], measured: tuple[Measured, ...
     return tuple(
         BatchPoint(b.num_stages, b.batch_size, b.num_context, b.batch_size / times[b.shape]) for b in batches
     )
+
+
+def _prefill_points(besides: tuple[BesideShape, ...], measured: tuple[Measured, ...]) -> tuple[PrefillPoint, ...]:
+    times = {m.shape: m.sample.seconds for m in measured}
+    return tuple(PrefillPoint(b.batch_size, b.num_tokens, times[b.shape]) for b in besides)

@@ -1,0 +1,84 @@
+"""Moves cost what the predictor says, and are refused where that is more than they save."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jettison.cost.model import CostModel
+from jettison.cost.predictor import StepTimePredictor
+from jettison.cost.stepwork import NOTHING, StepWork
+from jettison.memory.kvtransfers import MigrationKind
+from jettison.policy.moveprices import (
+    End,
+    MovePrice,
+    MovePrices,
+    PricedMove,
+    PriceParams,
+    cost_device_s,
+    is_worth,
+    price_move,
+)
+
+KV, TOKENS = MigrationKind.KV, MigrationKind.TOKENS
+COST = CostModel(4, 1e-9, 1e-9, 1e-6, 1e-4, 1e-4, 1e-5, 1e-7, 1e-5, 1e-6)
+PREDICTOR = StepTimePredictor(4, COST)
+PRICES = MovePrices(PREDICTOR, lambda link: 1e6, link_byte_s=1e-8)
+FOUR, EIGHT = End(StepWork.decodes(4, 400)), End(StepWork.decodes(8, 800))
+MOVE = PricedMove(FOUR, EIGHT, {(0, 1): 10**6}, 512, 1 / 8, 64)
+
+
+def priced(kind: MigrationKind, move: PricedMove = MOVE, prices: MovePrices = PRICES) -> MovePrice:
+    found = price_move(move, kind, prices)
+    assert found is not None
+    return found
+
+
+def test_kv_costs_links_and_all_who_decode_at_their_ends() -> None:
+    assert priced(KV) == pytest.approx((1 / 8, (3 + 8) * 1e-2, 1.0))
+
+
+def test_the_slowest_link_is_what_a_request_waits_for_and_all_are_taken() -> None:
+    rates = {(0, 1): 1e6, (0, 2): 1e5}
+    two = MOVE._replace(link_bytes=dict.fromkeys(rates, 10**5))
+    assert priced(KV, two, MovePrices(PREDICTOR, rates.get)) == pytest.approx((1 / 8, 0.0, 1.1))
+
+
+def test_tokens_cost_those_who_decode_at_the_destination() -> None:
+    price = priced(TOKENS)
+    step = EIGHT.decodes
+    chunk_s = PREDICTOR.predict_s(step.with_prompt(64, 256)) - PREDICTOR.predict_s(step)
+    assert price.link_s == 0.0 and price.stall_s > 0.0
+    assert price.slowed_s == pytest.approx(8 * (8 * chunk_s + price.stall_s))
+    assert priced(TOKENS, MOVE._replace(destination=End(NOTHING))).slowed_s == 0.0
+
+
+def test_what_is_not_known_has_no_price_and_is_not_refused() -> None:
+    assert price_move(MOVE, KV, PRICES._replace(link_bytes_per_s=lambda link: None)) is None
+    assert price_move(MOVE, TOKENS, PRICES._replace(predictor=StepTimePredictor(4))) is None
+    assert is_worth([None], 0.0, 1.0, PriceParams())
+
+
+def test_a_move_that_costs_more_than_it_saves_is_refused() -> None:
+    price = MovePrice(1.0, 7.0, 10.0)
+    assert cost_device_s([price], 4, PriceParams()) == pytest.approx(3.0)
+    assert is_worth([price], 3.01, 4, PriceParams()) and not is_worth([price], 2.99, 4, PriceParams())
+    assert not is_worth([price, price], 3.01, 4, PriceParams()), "moves that empty one device count together"
+    assert not is_worth([price], 3.01, 4, PriceParams(harm=2.0))
+
+
+@given(
+    kind=st.sampled_from(MigrationKind), num_bytes=st.integers(1, 10**9), tokens=st.integers(1, 4096),
+    share=st.floats(0.0, 1.0), step_tokens=st.integers(1, 512), more=st.integers(1, 30),
+)
+def test_prices_grow_with_the_move_and_with_those_beside_it(
+    kind: MigrationKind, num_bytes: int, tokens: int, share: float, step_tokens: int, more: int
+) -> None:
+    move = PricedMove(FOUR, EIGHT, {(0, 1): num_bytes}, tokens, share, step_tokens)
+    price = priced(kind, move)
+    assert min(price) >= 0.0
+    larger = priced(kind, move._replace(link_bytes={(0, 1): num_bytes + more}))
+    assert all(a <= b for a, b in zip(price, larger, strict=True))
+    crowd = StepWork.decodes(8 + more, 800)
+    assert priced(kind, move._replace(destination=End(crowd))).slowed_s >= price.slowed_s * (1 - 1e-6)
