@@ -1,0 +1,179 @@
+"""One device's part of a packing: who is on it and what that takes.
+
+Requests below C/8 are kept as they are. A multi-item (MELL, section VI.C) is cut out of them when one has to travel
+(``Bin.unit``): so it grows, is split and is merged without a move, and what is left below C/8 is a device's open one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from jettison.policy.packing.types import Grip, ShareKey, SizeClass, size_class
+from jettison.types import GroupId, RequestId
+
+Entry: TypeAlias = "tuple[str, tuple[int, ...]]"
+"""The name of an index, and the key under which it has something of a bin."""
+
+Prefix: TypeAlias = "tuple[ShareKey, int]"
+"""A key and the blocks that it stands for: requests that name one key with unlike lengths share nothing."""
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """A request as the packing sees it."""
+
+    request_id: RequestId
+    num_blocks: int
+    order: int
+    """Of arrival."""
+    size_class: SizeClass
+    share_key: Prefix | None = None
+    shared_blocks: int = 0
+    """0 without a key."""
+    grip: Grip = Grip.FREE
+    bin: Bin | None = None
+
+    @property
+    def own_blocks(self) -> int:
+        """What it takes on a device where somebody else has its prefix already."""
+        return self.num_blocks - self.shared_blocks
+
+    @property
+    def is_big(self) -> bool:
+        """Of class S, M or L: what decides a device's category."""
+        return self.size_class >= SizeClass.S
+
+    @property
+    def is_free(self) -> bool:
+        """It may be moved for the packing's sake."""
+        return self.grip is Grip.FREE
+
+
+@dataclass(slots=True, eq=False)
+class Bin:
+    """A device in use."""
+
+    device: GroupId
+    capacity: int
+    is_taking: bool = True
+    used: int = 0
+    loose: int = 0
+    """Blocks that come free at least where all T and small requests leave that may be moved."""
+    bigs: list[Item] = field(default_factory=list)
+    fillers: dict[RequestId, Item] = field(default_factory=dict)
+    """T and small requests: they lie where there is room, and make room for bigs."""
+    sharers: dict[Prefix, int] = field(default_factory=dict)
+    entries: tuple[Entry, ...] = ()
+    """Under which it stands in the book's indices now."""
+
+    @property
+    def free(self) -> int:
+        """Blocks; negative where it is overfull."""
+        return self.capacity - self.used
+
+    @property
+    def category(self) -> SizeClass:
+        """The class of its largest request; T where there are small ones only."""
+        return max((item.size_class for item in self.bigs), default=SizeClass.T)
+
+    @property
+    def num_requests(self) -> int:
+        """On it."""
+        return len(self.bigs) + len(self.fillers)
+
+    def count(self, size_class: SizeClass) -> int:
+        """Of its requests of class S, M or L."""
+        return sum(item.size_class is size_class for item in self.bigs)
+
+    def is_complete(self) -> bool:
+        """Two M, three S, or an L (properties 1, 2 and 4 of Theorem 1)."""
+        category = self.category
+        return category is SizeClass.L or self.count(category) >= (2 if category is SizeClass.M else 3)
+
+    def blocks_of(self, item: Item) -> int:
+        """What the item would add."""
+        return item.own_blocks if item.share_key in self.sharers else item.num_blocks
+
+    def put(self, item: Item) -> None:
+        """Take it in, whatever room there is."""
+        self.used += self.blocks_of(item)
+        if item.share_key is not None:
+            self.sharers[item.share_key] = self.sharers.get(item.share_key, 0) + 1
+        if item.is_big:
+            self.bigs.append(item)
+        else:
+            self.fillers[item.request_id] = item
+            self.loose += item.own_blocks if item.is_free else 0
+        item.bin = self
+
+    def take(self, item: Item) -> None:
+        """Let it go."""
+        if item.share_key is not None:
+            self.sharers[item.share_key] -= 1
+            if not self.sharers[item.share_key]:
+                del self.sharers[item.share_key]
+        self.used -= self.blocks_of(item)
+        if item.is_big:
+            self.bigs.remove(item)
+        else:
+            del self.fillers[item.request_id]
+            self.loose -= item.own_blocks if item.is_free else 0
+        item.bin = None
+
+    def resize(self, item: Item, num_blocks: int) -> None:
+        """Another size, and the class that goes with it."""
+        self.take(item)
+        item.num_blocks = num_blocks
+        item.size_class = size_class(num_blocks, self.capacity)
+        self.put(item)
+
+    def unit(self, limit: int) -> list[Item]:
+        """What of T size may leave within ``limit`` blocks; empty where nothing may."""
+        return self._cut([item for item in self.fillers.values() if item.is_free], limit)
+
+    def victims(self) -> list[Item]:
+        """Who leaves where it is overfull: of the fillers the smallest that suffices, or a unit; then of the bigs the
+        smallest, but not a lone one. Who is held leaves after his like; empty where nobody may."""
+        for grip in (Grip.FREE, Grip.HELD):
+            fillers = [item for item in self.fillers.values() if item.grip is grip]
+            enough = [item for item in fillers if item.own_blocks >= -self.free]
+            if enough:
+                return [min(enough, key=lambda item: (item.num_blocks, -item.order))]
+            if fillers:
+                return self._cut(fillers, self.capacity // 4)
+        bigs = [item for item in self.bigs if item.grip is not Grip.PINNED]
+        if not bigs or self.num_requests == 1:
+            return []
+        return [min(bigs, key=lambda item: (item.grip, item.num_blocks, -item.order))]
+
+    def _cut(self, fillers: Iterable[Item], limit: int) -> list[Item]:
+        """The largest T, else a multi-item of the largest small requests: above C/8, or all that there are."""
+        fitting = [item for item in fillers if item.num_blocks <= limit]
+        whole = [item for item in fitting if item.size_class is SizeClass.T]
+        if whole:
+            return [max(whole, key=lambda item: (item.num_blocks, -item.order))]
+        chosen: list[Item] = []
+        total = 0
+        for item in sorted(fitting, key=lambda item: (-item.num_blocks, item.order)):
+            if 8 * total > self.capacity:
+                break
+            if total + item.num_blocks <= limit:
+                chosen.append(item)
+                total += item.num_blocks
+        return chosen
+
+    def surplus(self) -> list[Item]:
+        """Bigs that do not belong together: besides an L one M or S that fits with it; M and S not on one device."""
+        bigs = sorted(self.bigs, key=lambda item: (-item.grip, -item.num_blocks, item.order))
+        large = next((item for item in bigs if item.size_class is SizeClass.L), None)
+        if large is not None:
+            rest = [item for item in bigs if item is not large]
+            kept = next((i for i in rest if i.num_blocks + large.num_blocks <= self.capacity), None)
+            return [item for item in rest if item is not kept]
+        of_m = [item for item in bigs if item.size_class is SizeClass.M]
+        of_s = [item for item in bigs if item.size_class is SizeClass.S]
+        if of_m and of_s:
+            return of_m if len(of_m) == 1 and len(of_s) > 1 else of_s
+        return []

@@ -1,0 +1,235 @@
+"""The books of a packing: which request is on which device, devices by what they have room for, what a batch changed.
+
+Decides nothing. All look-ups are by sorted indices: O(log n) in devices and requests.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+from sortedcontainers import SortedList
+
+from jettison.policy.packing.bins import Bin, Entry, Item, Prefix
+from jettison.policy.packing.types import (
+    Arrive,
+    Depart,
+    Grip,
+    Move,
+    Operation,
+    Placement,
+    Plan,
+    Resize,
+    SizeClass,
+    num_multi_items,
+    size_class,
+)  # fmt: skip
+from jettison.types import GroupId, RequestId
+
+Index: TypeAlias = "SortedList[tuple[int, ...]]"
+
+
+class Book:
+    """Items, bins in use, idle devices, and what has changed since ``begin``."""
+
+    def __init__(
+        self, capacity: int, entries: Callable[[Bin], tuple[Entry, ...]], devices: Iterable[GroupId] | None
+    ) -> None:
+        self.capacity = capacity
+        self.items: dict[RequestId, Item] = {}
+        self.bins: dict[GroupId, Bin] = {}
+        """In the order in which they were opened."""
+        self.away: set[GroupId] = set()
+        """Devices that are not packed."""
+        self.over: set[GroupId] = set()
+        """That hold more than their capacity."""
+        self.indices: defaultdict[str, Index] = defaultdict(SortedList)
+        self.by_key: defaultdict[Prefix, dict[GroupId, None]] = defaultdict(dict)
+        self.by_order: dict[int, Item] = {}
+        self._entries = entries
+        self._is_unbounded = devices is None
+        # The last one that was closed is the first to be opened: it may still be warm.
+        self._idle = dict.fromkeys(reversed(list(devices or ())))
+        self._next_device = self._next_order = 0
+        self._origins: dict[RequestId, GroupId | None] = {}
+        self._opened: dict[GroupId, None] = {}
+        self._closed: dict[GroupId, None] = {}
+
+    def can_open(self) -> bool:
+        """Whether another device is to be had."""
+        return self._is_unbounded or bool(self._idle)
+
+    def open(self) -> Bin | None:
+        """Another device; None where there is none."""
+        if not self._idle and not self._is_unbounded:
+            return None
+        if self._idle:
+            return self.bin_of(next(reversed(self._idle)))
+        while self._next_device in self.bins or self._next_device in self.away:
+            self._next_device += 1
+        return self.bin_of(self._next_device)
+
+    def bin_of(self, device: GroupId) -> Bin:
+        """A device's bin, which is opened where it has none."""
+        if device not in self.bins:
+            self._idle.pop(device, None)
+            self.bins[device] = Bin(device, self.capacity, device not in self.away)
+            if device in self._closed:
+                del self._closed[device]
+            else:
+                self._opened[device] = None
+        return self.bins[device]
+
+    def set_taking(self, device: GroupId, is_taking: bool) -> None:
+        """A device is packed from now on, or is not; one that was not known is idle."""
+        if is_taking:
+            self.away.discard(device)
+            if device not in self.bins:
+                self._idle.setdefault(device)
+        else:
+            self.away.add(device)
+            self._idle.pop(device, None)
+        if device in self.bins:
+            self.bins[device].is_taking = is_taking
+            self.reindex(self.bins[device])
+
+    def make(self, operation: Arrive) -> Item:
+        """An arrival's item, on no device yet."""
+        request_id, num_blocks, _, key, shared = operation
+        item = Item(request_id, num_blocks, self._next_order, size_class(num_blocks, self.capacity))
+        if key is not None and shared:
+            item.share_key, item.shared_blocks = (key, shared), shared
+        self._next_order += 1
+        self.items[request_id] = self.by_order[item.order] = item
+        self._origins[request_id] = operation.device
+        return item
+
+    def forget(self, item: Item) -> None:
+        """It is over."""
+        if item.bin is not None:
+            self.take(item)
+        del self.items[item.request_id], self.by_order[item.order]
+        self._origins.pop(item.request_id, None)
+
+    def put(self, item: Item, bin_: Bin) -> None:
+        """Place it there."""
+        bin_.put(item)
+        if item.share_key is not None:
+            self.by_key[item.share_key][bin_.device] = None
+        self.reindex(bin_)
+
+    def take(self, item: Item) -> Bin:
+        """Take it off its device, which is closed where nothing is left, and returned."""
+        bin_ = item.bin
+        assert bin_ is not None
+        self._origins.setdefault(item.request_id, bin_.device)
+        bin_.take(item)
+        if item.share_key is not None and item.share_key not in bin_.sharers:
+            del self.by_key[item.share_key][bin_.device]
+        self.reindex(bin_)
+        if not bin_.num_requests:
+            self._close(bin_)
+        return bin_
+
+    def resize(self, item: Item, num_blocks: int) -> Bin:
+        """Another size where it is."""
+        assert item.bin is not None
+        bin_ = item.bin
+        bin_.resize(item, num_blocks)
+        self.reindex(bin_)
+        return bin_
+
+    def pin(self, item: Item, grip: Grip) -> Bin:
+        """Say whether it may be moved."""
+        assert item.bin is not None
+        bin_ = item.bin
+        bin_.take(item)
+        item.grip = grip
+        bin_.put(item)
+        self.reindex(bin_)
+        return bin_
+
+    def reindex(self, bin_: Bin) -> None:
+        """Bring the indices up to date with what a bin is now."""
+        entries = self._entries(bin_) if bin_.is_taking and bin_.num_requests else ()
+        if entries != bin_.entries:
+            for entry in bin_.entries:
+                if entry not in entries:
+                    self.indices[entry[0]].remove(entry[1])
+            for entry in entries:
+                if entry not in bin_.entries:
+                    self.indices[entry[0]].add(entry[1])
+            bin_.entries = entries
+        if bin_.used > self.capacity:
+            self.over.add(bin_.device)
+        else:
+            self.over.discard(bin_.device)
+
+    def _close(self, bin_: Bin) -> None:
+        device = bin_.device
+        del self.bins[device]
+        if bin_.is_taking:
+            self._idle[device] = None
+        if device in self._opened:
+            del self._opened[device]
+        else:
+            self._closed[device] = None
+
+    def check(self, batch: Sequence[Operation]) -> tuple[list[Depart], list[Resize], list[Arrive]]:
+        """The operations by kind; raises KeyError and ValueError as ``Packer.apply`` says, having changed nothing."""
+        departs = [operation for operation in batch if isinstance(operation, Depart)]
+        resizes = [operation for operation in batch if isinstance(operation, Resize)]
+        arrivals = [operation for operation in batch if isinstance(operation, Arrive)]
+        gone = {operation.request_id for operation in departs}
+        for request_id in (*gone, *(resize.request_id for resize in resizes)):
+            if request_id not in self.items:
+                raise KeyError(request_id)
+        if len(gone) < len(departs):
+            raise ValueError("a request departs twice")
+        coming: set[RequestId] = set()
+        for arrival in arrivals:
+            request_id = arrival.request_id
+            if request_id in coming or (request_id in self.items and request_id not in gone):
+                raise ValueError(f"{request_id} is there already")
+            coming.add(request_id)
+        sizes = [(a.num_blocks, a.shared_blocks) for a in arrivals]
+        sizes += [(r.num_blocks, self.items[r.request_id].shared_blocks) for r in resizes]
+        for num_blocks, shared in sizes:
+            if not max(1, shared) <= num_blocks <= self.capacity or shared < 0:
+                raise ValueError(f"{num_blocks} blocks, {shared} of them shared, on devices of {self.capacity}")
+        return departs, [r for r in resizes if r.request_id not in gone], arrivals
+
+    def plan(self, unplaced: Sequence[RequestId] = (), recomputed: Iterable[RequestId] = ()) -> Plan:
+        """The net changes since the last plan."""
+        placed: list[Placement] = []
+        moves: list[Move] = []
+        for request_id, origin in self._origins.items():
+            item = self.items[request_id]
+            assert item.bin is not None
+            if origin is None:
+                placed.append(Placement(request_id, item.bin.device))
+            elif item.bin.device != origin:
+                moves.append(Move(request_id, origin, item.bin.device, item.num_blocks))
+        again = set(recomputed)
+        kept = tuple(move for move in moves if move.request_id not in again)
+        plan = Plan(
+            placed=tuple(placed), moves=kept, recomputed=tuple(move for move in moves if move.request_id in again),
+            opened=tuple(self._opened), closed=tuple(self._closed), unplaced=tuple(unplaced),
+            overfull=tuple(sorted(self.over)), num_item_moves=self._num_items(kept),
+        )  # fmt: skip
+        self._origins.clear()
+        self._opened.clear()
+        self._closed.clear()
+        return plan
+
+    def _num_items(self, moves: Iterable[Move]) -> int:
+        """The small requests of each pair of devices travel in multi-items."""
+        count = 0
+        small: defaultdict[tuple[GroupId, GroupId], list[int]] = defaultdict(list)
+        for move in moves:
+            if size_class(move.num_blocks, self.capacity) is SizeClass.SMALL:
+                small[move.source, move.destination].append(move.num_blocks)
+            else:
+                count += 1
+        return count + sum(num_multi_items(sizes, self.capacity) for sizes in small.values())

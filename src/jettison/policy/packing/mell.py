@@ -1,0 +1,318 @@
+"""MELL's packing (sections VI and VII): the fewest devices, within 4/3 of the optimum, and few moves. Pure.
+
+Fig. 10 as printed does not keep its own Theorem 1 (``policy.packing.printed``). Here the table is complete: what an
+operation displaces is placed by its class, and what it leaves is settled until the five properties hold again
+(docs/pack.md has the table, the exceptions, and the bound on moves).
+
+1. An M-device has two M, 2. an S-device three S, 3. a T-device is filled to 3/4: one device of each kind may be less.
+4. An L is alone only where no M or S of the M- and S-devices fits beside it. 5. There are T-devices only where all
+others are filled to 3/4. T and small requests lie wherever they fit, and make room for M and S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from jettison.policy.packing.bins import Bin, Entry, Item
+from jettison.policy.packing.book import Book
+from jettison.policy.packing.properties import num_owed
+from jettison.policy.packing.types import Arrive, Grip, Operation, PackingParams, Plan, SizeClass
+from jettison.types import GroupId, RequestId
+
+ROOMS = "rooms"
+"""Devices with an S, M or L, by free blocks."""
+TINY = "tiny"
+"""T-devices, by free blocks."""
+SINGLES = "singles"
+"""L-devices without M and S, by what one of these may take: T and small requests that may be moved give way."""
+MIDDLES = "middles"
+"""M and S that may be moved, on M- and S-devices, by size."""
+PARTIAL = {SizeClass.M: "one M", SizeClass.S: "fewer than three S"}
+"""M- and S-devices that lack a request of their class, by free blocks."""
+ENDLESS = 1 << 62
+
+
+def index_entries(bin_: Bin) -> tuple[Entry, ...]:
+    """The indices that a device and its requests stand in."""
+    room = (bin_.free, bin_.device)
+    if not bin_.bigs:
+        return ((TINY, room),)
+    entries: list[Entry] = [(ROOMS, room)]
+    if bin_.category is SizeClass.L:
+        if len(bin_.bigs) == 1:
+            entries.append((SINGLES, (bin_.free + bin_.loose, bin_.device)))
+        return tuple(entries)
+    if not bin_.is_complete():
+        entries.append((PARTIAL[bin_.category], room))
+    entries += [(MIDDLES, (item.num_blocks, item.order)) for item in bin_.bigs if item.is_free]
+    return tuple(entries)
+
+
+class Packing:
+    """The desired placement of one pool of like devices; a ``Packer``.
+
+    ``devices``: those that may be used, in the order in which they are opened; None: as many as it takes, numbered
+    from 0. ``machine_of``: devices of one machine are near each other.
+    """
+
+    def __init__(
+        self, params: PackingParams, devices: Iterable[GroupId] | None = None,
+        machine_of: Mapping[GroupId, Hashable] | None = None,
+    ) -> None:
+        self.params = params
+        self.book = Book(params.capacity, index_entries, devices)
+        self._machine_of = machine_of or {}
+        self._displaced: list[tuple[list[Item], Bin]] = []
+        """What has to go elsewhere, in units, and where it was."""
+        self._dirty: set[GroupId] = set()
+        self._num_gripped = 0
+
+    @property
+    def active(self) -> tuple[GroupId, ...]:
+        return tuple(self.book.bins)
+
+    def device_of(self, request_id: RequestId) -> GroupId:
+        bin_ = self.book.items[request_id].bin
+        assert bin_ is not None
+        return bin_.device
+
+    def requests_on(self, device: GroupId) -> dict[RequestId, int]:
+        bin_ = self.book.bins.get(device)
+        on_it = [] if bin_ is None else [*bin_.bigs, *bin_.fillers.values()]
+        return {item.request_id: item.num_blocks for item in on_it}
+
+    def pin(self, request_id: RequestId, grip: Grip) -> None:
+        item = self.book.items[request_id]
+        self._num_gripped += (grip is not Grip.FREE) - (item.grip is not Grip.FREE)
+        self._dirty.add(self.book.pin(item, grip).device)
+
+    def set_taking(self, device: GroupId, is_taking: bool) -> None:
+        self.book.set_taking(device, is_taking)
+        self._dirty.add(device)
+
+    def apply(self, batch: Sequence[Operation]) -> Plan:
+        """See ``Packer``. In the paper's order (section VI.C, operation batching): departures, growth, arrivals; an
+        arrival takes the place of who has gone before anybody is moved there."""
+        departs, resizes, arrivals = self.book.check(batch)
+        for depart in departs:
+            item = self.book.items[depart.request_id]
+            self._num_gripped -= item.grip is not Grip.FREE
+            self.book.forget(item)
+        for resize in resizes:
+            bin_ = self.book.resize(self.book.items[resize.request_id], resize.num_blocks)
+            self._dirty.add(bin_.device)
+        settled = [self._arrive_at(a, a.device) for a in arrivals if a.device is not None]
+        self._dirty.update(self.book.over, settled)
+        for device in sorted(self._dirty):
+            self._normalise(device)
+        self._dirty.clear()
+        self._place_displaced()
+        new = [self.book.make(arrival) for arrival in arrivals if arrival.device is None]
+        unplaced = [item.request_id for item in sorted(new, key=_largest_first) if not self._place([item])]
+        for request_id in unplaced:
+            self.book.forget(self.book.items[request_id])
+        self._settle()
+        plan = self.book.plan(unplaced)
+        return replace(plan, num_owed=num_owed(self)) if self._num_gripped else plan
+
+    def _arrive_at(self, arrival: Arrive, device: GroupId) -> GroupId:
+        self.book.put(self.book.make(arrival), self.book.bin_of(device))
+        return device
+
+    # What an operation displaces
+
+    def _normalise(self, device: GroupId) -> None:
+        """Take off a device what does not belong together there, and what it has no room for."""
+        bin_ = self.book.bins.get(device)
+        if bin_ is None or not bin_.is_taking:
+            return
+        for item in bin_.surplus():
+            if item.is_free:
+                self._displaced.append(([item], self.book.take(item)))
+        self._make_room(bin_)
+
+    def _make_room(self, bin_: Bin) -> None:
+        while bin_.free < 0 and (victims := bin_.victims()):
+            for item in victims:
+                self.book.take(item)
+            self._displaced.append((victims, bin_))
+
+    def _place_displaced(self) -> None:
+        """The largest first. What nothing has room for stays where it was, and its device is overfull."""
+        while self._displaced:
+            unit, home = min(self._displaced, key=lambda entry: (-_total(entry[0]), entry[0][0].order))
+            self._displaced.remove((unit, home))
+            if self._place(unit, home):
+                continue
+            for item in unit:
+                if len(unit) == 1 or not self._place([item], home):
+                    self.book.put(item, self.book.bin_of(home.device))
+
+    def _place(self, unit: list[Item], source: Bin | None = None) -> bool:
+        """Put it where its class belongs; what gives way for it is placed, too. False where nothing has room."""
+        bin_ = self._choose(unit, source) or self.book.open()
+        if bin_ is None:
+            return False
+        self._move_to(bin_, unit)
+        return True
+
+    def _move_to(self, bin_: Bin, items: Sequence[Item]) -> None:
+        for item in items:
+            if item.bin is not None:
+                self.book.take(item)
+            self.book.put(item, bin_)
+        if bin_.free < 0:
+            self._make_room(bin_)
+            self._place_displaced()
+
+    # Where a request of a class goes
+
+    def _choose(self, unit: list[Item], source: Bin | None) -> Bin | None:
+        """A device in use that has room for it by the table; None: another device is needed."""
+        if unit[0].size_class is SizeClass.L:
+            return self._choose_for_large(unit[0])
+        if unit[0].is_big:
+            return self._choose_for_middle(unit[0], source)
+        return self._choose_for_fillers(unit, source)
+
+    def _choose_for_fillers(self, unit: list[Item], source: Bin | None) -> Bin | None:
+        prefix = unit[0].share_key
+        if self.params.shares_prefixes and len(unit) == 1 and prefix is not None:
+            near = list(islice(reversed(self.book.by_key.get(prefix, {})), self.params.candidates))
+            bins = [self.book.bins[device] for device in near]
+            bins = [b for b in bins if b.is_taking and b.free >= b.blocks_of(unit[0])]
+            if bins:
+                return min(bins, key=lambda b: (b.free, b.device))
+        return self._best(ROOMS, _total(unit), source) or self._tightest(TINY, _total(unit))
+
+    def _choose_for_middle(self, item: Item, source: Bin | None) -> Bin | None:
+        beside_large = self._best(SINGLES, item.num_blocks, source)
+        if beside_large is not None:
+            return beside_large
+        partial = [bin_ for bin_ in self._partial(item.size_class) if self._room(bin_) >= item.num_blocks]
+        if partial:
+            return max(partial, key=lambda b: (len(b.bigs), -b.loose, -b.device))
+        return self._tightest(TINY, item.num_blocks)
+
+    def _choose_for_large(self, item: Item) -> Bin | None:
+        """What is filled least may have half a device left: nothing makes room for an L but an idle device."""
+        partial = [b for name in PARTIAL for b in self._partial(name) if len(b.bigs) == 1 and b.free >= item.num_blocks]
+        if partial:
+            return min(partial, key=lambda b: (b.free, b.device))
+        return self._tightest(TINY, item.num_blocks)
+
+    def _room(self, bin_: Bin) -> int:
+        """For an M or S. T and small requests give way only while there is a device for them to go to."""
+        return bin_.free + (bin_.loose if self.book.can_open() else 0)
+
+    def _partial(self, size_class: SizeClass) -> list[Bin]:
+        return [self.book.bins[device] for _, device in self.book.indices[PARTIAL[size_class]]]
+
+    def _tightest(self, index: str, num_blocks: int) -> Bin | None:
+        keys = self.book.indices[index]
+        at = keys.bisect_left((num_blocks,))
+        return self.book.bins[keys[at][1]] if at < len(keys) else None
+
+    def _best(self, index: str, num_blocks: int, source: Bin | None) -> Bin | None:
+        """Of the devices with room in an index the one of highest priority, of a few (``candidates``)."""
+        keys = self.book.indices[index]
+        first, most = keys.bisect_left((num_blocks,)), self.params.candidates
+        chosen = keys[first:] if len(keys) - first <= 2 * most else keys[first : first + most] + keys[-most:]
+        bins = [self.book.bins[device] for _, device in chosen]
+        if index == SINGLES:
+            bins = [bin_ for bin_ in bins if self._room(bin_) >= num_blocks]
+        return max(bins, key=lambda b: (self._priority(b, source), -b.device), default=None)
+
+    def _priority(self, bin_: Bin, source: Bin | None) -> float:
+        """Section VI.C: few requests, much memory, the same machine."""
+        weights = self.params.priorities
+        score = weights.load / (1 + bin_.num_requests) + weights.free * bin_.free / self.params.capacity
+        if source is not None and bin_.device in self._machine_of:
+            score += weights.distance * (self._machine_of[bin_.device] == self._machine_of.get(source.device))
+        return score
+
+    # What an operation leaves
+
+    def _settle(self) -> None:
+        """Until the five properties hold. Each step moves an item, and none undoes another: fewer M and S apart from
+        an L, then fewer devices that lack one, then fewer T on T-devices, then fewer of these that are not filled."""
+        while (
+            self._pair_with_large()
+            or self._complete(SizeClass.M)
+            or self._complete(SizeClass.S)
+            or self._fill_others()
+            or self._fill_tiny()
+        ):
+            pass
+
+    def _pair_with_large(self) -> bool:
+        """Property 4. The largest that fits beside the L with most room; of a device that lacks one sooner."""
+        singles, middles = self.book.indices[SINGLES], self.book.indices[MIDDLES]
+        if not singles or not middles or middles[0][0] > singles[-1][0]:
+            return False
+        room = max((self._room(self.book.bins[device]) for _, device in singles[-self.params.candidates :]))
+        at = middles.bisect_right((room, ENDLESS)) - 1
+        if at < 0:
+            return False
+        item = self.book.by_order[middles[at][1]]
+        spare = [i for cls in PARTIAL for b in self._partial(cls) for i in b.bigs if i.is_free and i.num_blocks <= room]
+        item = max(spare, key=lambda i: (i.num_blocks, -i.order), default=item)
+        bin_ = self._best(SINGLES, item.num_blocks, item.bin)
+        if bin_ is None:
+            return False
+        self._move_to(bin_, [item])
+        return True
+
+    def _complete(self, size_class: SizeClass) -> bool:
+        """Properties 1 and 2: of two devices that lack one, the one with fewer gives to the other."""
+        if len(self.book.indices[PARTIAL[size_class]]) < 2:
+            return False
+        bins = sorted(self._partial(size_class), key=lambda b: (len(b.bigs), -b.loose, -b.device))
+        for giver in bins:
+            item = next((item for item in giver.bigs if item.is_free), None)
+            for taker in reversed(bins if item is not None else []):
+                assert item is not None
+                if taker is not giver and len(taker.bigs) >= len(giver.bigs) and self._room(taker) >= item.num_blocks:
+                    self._move_to(taker, [item])
+                    return True
+        return False
+
+    def _fill_others(self) -> bool:
+        """Property 5: devices with S, M or L that are not filled take from the T-device that has least."""
+        rooms, tiny = self.book.indices[ROOMS], self.book.indices[TINY]
+        if not tiny or not rooms or rooms[-1][0] <= self.params.slack_blocks:
+            return False
+        for _, device in reversed(tiny[-self.params.candidates :]):
+            giver = self.book.bins[device]
+            taker = self._best(ROOMS, self.params.slack_blocks + 1, giver)
+            assert taker is not None
+            if unit := giver.unit(min(self.params.capacity // 4, taker.free)):
+                self._move_to(taker, unit)
+                return True
+        return False
+
+    def _fill_tiny(self) -> bool:
+        """Property 3: of T-devices that are not filled, the one that has least gives to the one that has most."""
+        tiny = self.book.indices[TINY]
+        first = tiny.bisect_right((self.params.slack_blocks, ENDLESS))
+        if len(tiny) - first < 2:
+            return False
+        bins = [self.book.bins[device] for _, device in tiny[first:]]
+        for giver in reversed(bins[-self.params.candidates :]):
+            for taker in bins[: self.params.candidates]:
+                if taker is giver:
+                    break
+                if unit := giver.unit(min(self.params.capacity // 4, taker.free)):
+                    self._move_to(taker, unit)
+                    return True
+        return False
+
+
+def _largest_first(item: Item) -> tuple[int, int]:
+    return -item.num_blocks, item.order
+
+
+def _total(unit: Sequence[Item]) -> int:
+    return sum(item.num_blocks for item in unit)

@@ -1,0 +1,71 @@
+"""The five properties of MELL's Theorem 1, as counts of devices that break them. Pure, and apart from what keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from jettison.policy.packing.types import SizeClass, size_class
+from jettison.types import GroupId, RequestId
+
+if TYPE_CHECKING:
+    from jettison.policy.packing.mell import Packing
+
+
+class Exceptions(NamedTuple):
+    """Devices that break a property of Theorem 1 (MELL, section VII). Sharing left aside."""
+
+    unpaired_m: int
+    """1. M-devices with other than two M."""
+    uncompleted_s: int
+    """2. S-devices with other than three S."""
+    unfilled_t: int
+    """3. T-devices below 3/4."""
+    lone_l: int
+    """4. L-devices without M and S that some M or S of an M- or S-device would fit, were there no T beside it."""
+    unfilled_others: int
+    """5. S-, M- and L-devices below 3/4 while there are T-devices."""
+    misfits: int
+    """Devices with classes together that no category has: M with S, an L with two."""
+
+
+ALLOWED = Exceptions(1, 1, 1, 0, 0, 0)
+"""The constant of Theorem 1: one device of each kind that lacks something, three together."""
+
+
+def count_exceptions(devices: Mapping[GroupId, Mapping[RequestId, int]], capacity: int) -> Exceptions:
+    """Judged from who is on which device and how large everybody is, and nothing else."""
+    unpaired = uncompleted = unfilled_t = unfilled_others = misfits = num_t = 0
+    rooms: list[int] = []
+    middles: list[int] = []
+    for sizes in devices.values():
+        bigs = sorted((s for s in sizes.values() if size_class(s, capacity) >= SizeClass.S), reverse=True)
+        classes = [size_class(s, capacity) for s in bigs]
+        is_filled = 4 * sum(sizes.values()) >= 3 * capacity
+        if not classes:
+            num_t += 1
+            unfilled_t += not is_filled
+            continue
+        unfilled_others += not is_filled
+        if classes[0] is SizeClass.L:
+            misfits += len(classes) > 2
+            rooms += [capacity - bigs[0]] if len(classes) == 1 else []
+            continue
+        middles += bigs
+        misfits += classes[0] is not classes[-1]
+        unpaired += classes[0] is SizeClass.M and len(classes) != 2
+        uncompleted += classes[0] is SizeClass.S and len(classes) != 3
+    smallest = min(middles, default=capacity)
+    lone = sum(room >= smallest for room in rooms)
+    return Exceptions(unpaired, uncompleted, unfilled_t, lone, unfilled_others if num_t else 0, misfits)
+
+
+def num_owed(packing: Packing) -> int:
+    """Exceptions beyond the constant, over the devices that are packed."""
+    devices = {b.device: packing.requests_on(b.device) for b in packing.book.bins.values() if b.is_taking}
+    found = count_exceptions(devices, packing.params.capacity)
+    return sum(_beyond(found, ALLOWED))
+
+
+def _beyond(found: Iterable[int], allowed: Iterable[int]) -> Iterable[int]:
+    return (max(0, many - few) for many, few in zip(found, allowed))

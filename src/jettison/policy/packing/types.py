@@ -1,0 +1,207 @@
+"""What a packing is told and what it answers: operations, parameters, plans. Values only.
+
+Sizes are blocks of KV, and integers, so that *fits* is exact. A size may be larger than what a request holds now: who
+calls reserves for the growth of an epoch and of a move (``policy.packing.reserve``). Capacity is what a device has for
+KV less head-room. Devices of unlike capacity belong to packings of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple, Protocol, TypeAlias
+
+from jettison.types import GroupId, RequestId
+
+ShareKey: TypeAlias = str | int
+"""What requests with the same prefix have in common."""
+
+
+class SizeClass(IntEnum):
+    """Of a request by its share of the capacity C (MELL, section VI.C). Smaller ones travel in multi-items."""
+
+    SMALL = 0
+    """Up to C/8."""
+    T = 1
+    """Above C/8, up to C/4."""
+    S = 2
+    """Above C/4, up to C/3."""
+    M = 3
+    """Above C/3, up to C/2."""
+    L = 4
+    """Above C/2."""
+
+
+class Grip(IntEnum):
+    """Who may be moved."""
+
+    FREE = 0
+    HELD = 1
+    """Its move costs more than it saves: it goes only where its device overflows."""
+    PINNED = 2
+    """It cannot go at all: it prefills, or a move of it is under way."""
+
+
+class Arrive(NamedTuple):
+    """A request joins."""
+
+    request_id: RequestId
+    num_blocks: int
+    device: GroupId | None = None
+    """Where it lives already; None: the packing says where to."""
+    share_key: ShareKey | None = None
+    """Requests of one key share their first ``shared_blocks``, which count once a device."""
+    shared_blocks: int = 0
+
+
+class Depart(NamedTuple):
+    """A request is over, or is no business of the packing's any more."""
+
+    request_id: RequestId
+
+
+class Resize(NamedTuple):
+    """A request's size is another (MELL's Update, and growth that changes no class)."""
+
+    request_id: RequestId
+    num_blocks: int
+
+
+Operation: TypeAlias = Arrive | Depart | Resize
+
+
+class Move(NamedTuple):
+    """A request lives elsewhere from now on."""
+
+    request_id: RequestId
+    source: GroupId
+    destination: GroupId
+    num_blocks: int
+
+
+class Placement(NamedTuple):
+    """Where an arrival goes."""
+
+    request_id: RequestId
+    device: GroupId
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a batch has changed, net: a request that went to and fro within it has not moved."""
+
+    placed: tuple[Placement, ...] = ()
+    moves: tuple[Move, ...] = ()
+    """Of running requests, to be migrated."""
+    recomputed: tuple[Move, ...] = ()
+    """Of requests that outgrew their device and are computed again elsewhere (baselines only)."""
+    opened: tuple[GroupId, ...] = ()
+    closed: tuple[GroupId, ...] = ()
+    unplaced: tuple[RequestId, ...] = ()
+    """Arrivals that no device has room for; the packing has forgotten them."""
+    overfull: tuple[GroupId, ...] = ()
+    """Devices that hold more than their capacity, because nobody may leave or nothing has room."""
+    num_item_moves: int = 0
+    """Of items in the paper's sense: a multi-item that goes between two devices is one."""
+    num_owed: int = 0
+    """Properties of Theorem 1 that stay broken, beyond the constant, because requests are held or pinned. Each takes
+    one move of an item or more."""
+    num_lost: int | None = None
+    """Devices in use beyond those of the same packing without grips; None where that is not kept beside it."""
+
+    @property
+    def num_moved_blocks(self) -> int:
+        """Blocks that the moves carry."""
+        return sum(move.num_blocks for move in self.moves)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priorities:
+    """Weights of what makes a device a better destination (MELL, section VI.C). An arrival knows no distance.
+
+    Each factor lies between 0 and 1; the highest sum wins, then the smaller device id.
+    """
+
+    load: float = 1.0
+    """Of holding few requests."""
+    free: float = 1.0
+    """Of having much free memory."""
+    distance: float = 1.0
+    """Of being on the machine of the source."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackingParams:
+    """One pool of like devices."""
+
+    capacity: int
+    """C, blocks: what a device has for KV less head-room."""
+    priorities: Priorities = field(default_factory=Priorities)
+    shares_prefixes: bool = True
+    """Count the shared blocks of a key once a device, and put its requests together where they fit. Theorems 1 to 3
+    are about packings without."""
+    candidates: int = 8
+    """Devices with room that are compared by priority: so many of the fullest and as many of the emptiest ones."""
+    fill: float = 0.75
+    """Share of the capacity below which a device takes from another. Theorem 1's is 3/4; more means fewer devices and
+    more moves."""
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1 or not 0.75 <= self.fill <= 1:
+            raise ValueError(f"a packing of {self.capacity} blocks a device, filled to {self.fill}")
+
+    @property
+    def slack_blocks(self) -> int:
+        """A device with more free blocks than these is below ``fill``; any T fits it."""
+        return math.floor(self.capacity * (1 - self.fill))
+
+
+class Packer(Protocol):
+    """A placement of requests on devices that is kept up as they come, grow and go."""
+
+    def apply(self, batch: Sequence[Operation]) -> Plan:
+        """Take the operations in and say what changes. Mutates; deterministic.
+
+        Raises KeyError for a request that is not known and ValueError for a size that no device can hold or a request
+        that is there already; nothing has changed then.
+        """
+
+    def pin(self, request_id: RequestId, grip: Grip) -> None:
+        """Say whether a request may be moved from now on. Raises KeyError."""
+
+    def set_taking(self, device: GroupId, is_taking: bool) -> None:
+        """Say whether a device is packed: a merged group, a sleeping or draining device takes and gives nothing."""
+
+    def device_of(self, request_id: RequestId) -> GroupId:
+        """Where a request should live. Raises KeyError."""
+
+    def requests_on(self, device: GroupId) -> dict[RequestId, int]:
+        """Who should live there, with sizes; nobody on a device that is not in use."""
+
+    @property
+    def active(self) -> tuple[GroupId, ...]:
+        """Devices in use, in the order in which they were opened."""
+
+
+def size_class(num_blocks: int, capacity: int) -> SizeClass:
+    """The class of a size; the upper ends are inclusive."""
+    if 2 * num_blocks > capacity:
+        return SizeClass.L
+    if 3 * num_blocks > capacity:
+        return SizeClass.M
+    if 4 * num_blocks > capacity:
+        return SizeClass.S
+    return SizeClass.T if 8 * num_blocks > capacity else SizeClass.SMALL
+
+
+def num_multi_items(sizes: Sequence[int], capacity: int) -> int:
+    """Multi-items that carry so many small requests together: filled one after the other, all but one above C/8."""
+    count = filled = 0
+    for size in sizes:
+        count += filled == 0
+        filled += size
+        if 8 * filled > capacity:
+            filled = 0
+    return count
