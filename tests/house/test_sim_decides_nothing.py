@@ -42,7 +42,7 @@ FROM_CORE = {
 everything in it."""
 
 ASKED_OF_CORE = {
-    "handle", "request_drop", "request_restore", "check", "is_idle", "max_request_blocks", "table", "values", "get",
+    "handle", "request_drop", "request_restore", "request_sleep", "request_wake", "check", "is_idle", "max_request_blocks", "table", "values", "get",
     "attach", "skip_ticks",
 }  # fmt: skip
 """Methods of the core that the simulator calls: events in (``skip_ticks``: several at once, refused where one could
@@ -64,7 +64,7 @@ CHANGING = {
 """Methods that change what they are called of, wherever it lies inside of the core."""
 
 ACTIONS = {
-    "RunStep", "AbandonStep", "OfferLayout", "ApplyLayout", "SendKV", "SendShard", "LoadShard", "CancelTransfer",
+    "RunStep", "AbandonStep", "OfferLayout", "ApplyLayout", "SendKV", "SendShard", "LoadShard", "KeepShard", "CancelTransfer",
     "FenceWorker", "Emit", "Record",
 }  # fmt: skip
 
