@@ -96,8 +96,8 @@ def max_request_blocks(
     those of the tightest stage when all members merge, each with its own capacity.
 
     Dead workers count unless they are gone for good: requests can wait for them. So do those that sleep, whom a request
-    that needs them wakes; ``without`` do not. A home of several (a static pipeline) that has lost a member is not formed
-    again. 0 where no home is left.
+    that needs them wakes; ``without`` do not. A home of several (a static pipeline) that has lost a member is not
+    formed again. 0 where no home is left.
     """
     shape, workers_of = cluster.shape, cluster.workers
     missing = {w.worker_id for w in workers_of.values() if w.is_gone}.union(without)

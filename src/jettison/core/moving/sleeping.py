@@ -15,6 +15,7 @@ A worker that dies while it sleeps, or is about to, comes back asleep: what its 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from enum import StrEnum
 
 from jettison.core.moving.leaving import Leaving, LeavingPhase
 from jettison.core.moving.migrations import Migrations
@@ -31,6 +32,16 @@ EMPTY = LayoutSpec(frozenset(), LayerRange(0, 0))
 
 LEVELS = (1, 2)
 """1: the machine keeps a copy of the parameters in host memory. 2: none but what peers have."""
+
+
+class SleepState(StrEnum):
+    """As people are told."""
+
+    AWAKE = "awake"
+    LEAVING = "leaving"
+    EMPTYING = "emptying"
+    ASLEEP = "asleep"
+    WAKING = "waking"
 
 
 class Sleepers:
@@ -85,6 +96,19 @@ class Sleepers:
     def is_waking(self) -> bool:
         """A worker whose layout is going is wanted again."""
         return bool(self._to_wake)
+
+    def state_of(self, worker_id: WorkerId) -> SleepState:
+        """Where a worker is between serving and sleep."""
+        if worker_id in self.asleep:
+            return SleepState.EMPTYING if worker_id in self._emptying else SleepState.ASLEEP
+        if worker_id in self.leaving:
+            return SleepState.LEAVING
+        recovery = self._recoveries.by_worker.get(worker_id)
+        return SleepState.WAKING if recovery is not None and recovery.end == "woken" else SleepState.AWAKE
+
+    def num_awake(self) -> int:
+        """Workers that serve, or will without being woken."""
+        return len(self._cluster.workers) - len(self.out)
 
     def _machine(self, worker_id: WorkerId) -> str:
         names = self._cluster.params.machine_of
