@@ -193,3 +193,16 @@ def test_every_key_explains_itself_and_shows_a_default_that_reads_back(key):
     assert key.metavar
     if key.name != "model" and not key.is_repeatable:
         assert key.parse(key.show(key.default)) == key.default
+
+
+def test_how_many_are_awake():
+    assert EngineConfig.resolve(model="m").sleep.min_awake == 2
+    few = EngineConfig.resolve(model="m", instances=4, max_awake=1).sleep
+    assert (few.min_awake, few.max_awake) == (1, 1)
+    with pytest.raises(ConfigError, match="--min-awake 3 is above --max-awake 2"):
+        EngineConfig.resolve(model="m", instances=4, min_awake=3, max_awake=2)
+
+
+def test_an_admin_key_is_shown_to_nobody():
+    config = EngineConfig.resolve(model="m", admin_key=["secret-one"])
+    assert config.server.admin_keys == ("secret-one",) and "secret-one" not in repr(config)

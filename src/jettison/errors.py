@@ -59,6 +59,10 @@ class TooLongError(RequestError):
     """Prompt plus ``max_tokens`` exceeds the context or what all memory could ever hold."""
 
 
+class SleepRefusedError(RequestError):
+    """An instance cannot be put to sleep or woken now; the message says why."""
+
+
 class OverCapacityError(JettisonError):
     """The queue is full; ``retry_after_ms`` is a hint for the client."""
 

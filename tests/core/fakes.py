@@ -285,6 +285,7 @@ class FakeCluster:
         self.fails_shard: Callable[[ports.SendShard], bool] = lambda _: False
         """Picks transfers of shards that end incomplete."""
         self.fetched: list[ports.SendShard | ports.LoadShard] = []
+        self.kept: list[ports.KeepShard] = []
         self.sent: list[ports.SendKV] = []
         self.prompt_logprobs: dict[str, list[TokenLogprobs | None] | None] = {}
         self.recording: list[tuple[object, int, list[object]]] | None = None
@@ -531,6 +532,13 @@ class FakeCluster:
                 self.workers[action.worker_id].filled.add(action.shard)
                 self.at(self.now + self.delay(1, 5), self._while_alive(
                     action.worker_id, ports.ShardLoaded(action.worker_id, action.call_id)))
+            case ports.KeepShard():
+                worker = self.workers[action.worker_id]
+                assert action.shard in worker.filled, f"worker {action.worker_id} has no {action.shard} to keep"
+                self.kept.append(action)
+                answer = ports.CallFailed if self._strikes(self.faults.load) else ports.ShardLoaded
+                told = (action.worker_id, action.call_id, *(["injected"] if answer is ports.CallFailed else []))
+                self.at(self.now + self.delay(1, 5), self._while_alive(action.worker_id, answer(*told)))
             case ports.CancelTransfer():
                 self.cancelled_transfers.add(action.transfer_id)
             case ports.Emit():

@@ -1,10 +1,10 @@
-"""Workers of unlike capacity: plans that name members go by each one's own; who is dead or aside is in none."""
+"""Workers of unlike capacity: plans that name members go by each one's own; who is dead or asleep is in none."""
 
 from __future__ import annotations
 
 import pytest
 from fakes import BLOCK_SIZE, FakeCluster
-from test_aside import aside
+from test_sleeping import is_asleep, sleep
 
 from jettison.core.ladder.dropplans import block_bytes, kv_region_bytes, merge_candidate
 
@@ -44,11 +44,12 @@ def test_any_member_may_be_given_a_request_so_the_poorest_is_promised_where_none
     assert unlike(20, 80, policy="recompute").core.max_request_blocks() == 20
 
 
-def test_who_is_dead_or_aside_is_in_no_plan() -> None:
+def test_who_is_dead_or_asleep_is_in_no_plan() -> None:
     cluster = unlike(20, 30, 40, 50)
     state = cluster.core.state
     assert kv_region_bytes(state) == 140 * block_bytes(state)
-    aside(cluster, 3)
+    sleep(cluster, 3)
+    cluster.run(stop=lambda: is_asleep(cluster, 3))
     cluster.kill(2)
     cluster.run(stop=lambda: not state.workers[2].alive)
     assert kv_region_bytes(state) == 50 * block_bytes(state)

@@ -535,3 +535,23 @@ def test_a_remap_that_cannot_be_undone_stops_the_device():
     memory.start()
     expect_sound(memory)
     memory.close()
+
+
+def test_a_device_that_sleeps_holds_no_memory_but_its_workspace(memory):
+    for shard in SHARDS:
+        fill_shard(memory, shard)
+    write_blocks(memory, SHAPE.all_layers, {block: block for block in range(memory.capacity_blocks)})
+    memory.workspace().fill_(3)
+    num_bytes = memory.held_bytes
+    result = memory.apply(LayoutSpec(frozenset(), LayerRange(0, 0)), 0, memory.version, [])
+    workspace = 4 * PAGE  # what is left of its last page belongs to it
+    assert num_bytes > 40 * PAGE and memory.held_bytes == workspace and result.capacity_blocks == 0
+    report = memory.report()
+    assert report["free_bytes"] == report["budget_bytes"] - workspace
+    assert memory.workspace().eq(3).all()
+    back = memory.apply(FULL, 0, memory.version, [])
+    assert back.missing_shards == SHAPE.all_shards and not back.intact_shards
+    assert memory.capacity_blocks == back.capacity_blocks > 0
+    fill_shard(memory, EMBED_SHARD)
+    assert holds_shard(memory, EMBED_SHARD)
+    memory.check()

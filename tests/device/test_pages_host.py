@@ -169,3 +169,18 @@ def test_touching_what_is_not_mapped_ends_the_process(pool):
             os._exit(0)
         _, status = os.waitpid(child, 0)
         assert (os.WTERMSIG(status) if os.WIFSIGNALED(status) else None) == killed_by
+
+
+def test_discarded_pages_hold_no_memory_and_are_zero(pool):
+    arena = pool.reserve(8)
+    arena.map(0, 0, 8)
+    arena.tensor()[:] = 5
+    assert pool.held_bytes == 8 * PAGE
+    pool.discard(2, 4)
+    assert pool.held_bytes == 4 * PAGE
+    assert arena.tensor()[2 * PAGE : 6 * PAGE].eq(0).all() and arena.tensor()[: 2 * PAGE].eq(5).all()
+
+
+def test_a_discard_that_fails_is_told(pool):
+    with pytest.raises(MappingError, match="given back"):
+        pool.discard(0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import threading
@@ -12,6 +13,7 @@ import torch
 
 from jettison.device.kernels import native
 from jettison.device.model import weights
+from jettison.device.sharedcopy import open_shared_copy
 from jettison.device.step import StepInput
 from jettison.device.worker import DeviceWorker
 from jettison.errors import BudgetError, ConfigError, ModelError, NotReadyError, StalePlanError
@@ -380,3 +382,42 @@ def test_a_pipeline_in_lower_precisions(dtype, name, started, tiny_models, new_d
     stages = [(part.run_step, layers) for part, layers in zip(parts, ranges)]
     outputs = run(new_driver([(whole.run_step, LayerRange(0, 3))], NUM_BLOCKS), 12)
     assert run(new_driver(stages, NUM_BLOCKS), 12) == outputs
+
+
+EMPTY = LayoutSpec(frozenset(), LayerRange(0, 0))
+
+
+def test_a_sleeper_is_filled_from_the_hosts_copy_where_that_has_what_is_served(started, tmp_path, tiny_models):
+    fd = open_shared_copy()
+    folder = shutil.copytree(tiny_models["qwen2"], tmp_path / "m")
+    worker, whole = started(shared_copy_fd=fd, model_dir=folder), started()
+    for shard in sorted(worker.shape.all_shards):
+        for _ in worker.keeping_shard(shard):
+            pass
+    worker.apply_layout(EMPTY, 0, worker.layout_version, [])
+    missing = worker.apply_layout(spec_of(worker, ALL), 0, worker.layout_version, []).missing_shards
+    assert missing == worker.shape.all_shards and not worker.ready_for(ALL)
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    spoilt = "layer:1"
+    worker._shared._sizes, sizes = {spoilt: 8}, worker._shared._sizes
+    for _ in worker._shared.writing(spoilt, np.zeros(8, dtype=np.uint8)):
+        pass
+    worker._shared._sizes = sizes
+    for shard in sorted(missing - {spoilt}):
+        worker.load_shard_from_disk(shard)
+        assert torch.equal(worker.shard_bytes(shard), whole.shard_bytes(shard))
+    with pytest.raises(ModelError):
+        worker.load_shard_from_disk(spoilt)
+    assert not worker.ready_for(ALL)
+    os.close(fd)
+
+
+def test_only_what_is_complete_is_kept(started):
+    fd = open_shared_copy()
+    worker, without = started(shared_copy_fd=fd, layers=LOW), started()
+    os.close(fd)
+    with pytest.raises(NotReadyError, match="layer:2 is not complete here"):
+        next(worker.keeping_shard("layer:2"))
+    with pytest.raises(NotReadyError, match="no host copy"):
+        next(without.keeping_shard("layer:0"))

@@ -151,11 +151,16 @@ def has_docstring(tree: ast.Module) -> Complaints:
         yield 1, "no module docstring"
 
 
+CALLS = (
+    "SendKV", "SendShard", "CancelTransfer", "ApplyLayout", "OfferLayout", "LoadShard", "KeepShard", "FenceWorker",
+)
+
+
 def begins_no_transfer(tree: ast.Module) -> Complaints:
     """A rung decides and starts mechanisms: it makes no transfer and no call to a worker itself."""
     for name, call in _calls(tree):
         last = name.rpartition(".")[2]
-        if last in ("SendKV", "SendShard", "CancelTransfer", "ApplyLayout", "OfferLayout", "LoadShard", "FenceWorker"):
+        if last in CALLS:
             yield call.lineno, f"makes a {last}"
         if last in ("send_kv", "open_transfer", "open_call"):
             yield call.lineno, f"calls {last}()"

@@ -59,6 +59,7 @@ class FakeEngine:
         self.tokens_per_event = tokens_per_event
         self.engine_state: EngineState = "ready"
         self.dead_workers: set[int] = set()
+        self.sleep = ["awake", "awake"]
         self.num_unplaced = 0
         self.troubles: tuple[str, ...] = ()
         self.has_groups = True
@@ -131,7 +132,9 @@ class FakeEngine:
         num_used = min(100, num_running)
         group = GroupSnapshot(0, (0, 1), ((0, 2), (2, 4)), num_running, 0, 0, 100, num_used, 5, self.offline)
         alive = [at not in self.dead_workers for at in range(2)]
-        workers = [WorkerSnapshot(at, 10 + at, alive[at], 1000, 300, 100, 500, 50, 150) for at in range(2)]
+        workers = [WorkerSnapshot(
+            at, 10 + at, alive[at], 1000, 300, 100, 500, 50, 150, rss_bytes=4096, sleep=self.sleep[at]
+        ) for at in range(2)]
         counters = {"num_preemptions": 3.0, "drops": 1.0, "drop_seconds": 0.25, "returned_bytes": 7.0}
         counters |= {"worker_losses": 2.0, "recovery_seconds": 0.5}
         groups = [group] if self.has_groups else []

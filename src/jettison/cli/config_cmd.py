@@ -10,7 +10,7 @@ import typer
 
 from jettison.cli.flags import resolve_config, with_config_flags
 from jettison.cli.help import Command, Group
-from jettison.config import KEYS, EngineConfig
+from jettison.config import KEYS, SECRET_KEYS, EngineConfig
 
 app = typer.Typer(help="Look at the configuration.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
 
@@ -42,7 +42,7 @@ def show(
 
 def _rows(config: EngineConfig) -> dict[str, dict[str, Any]]:
     values = config.flat()
-    shown = {name: "***" if name == "api_key" and value else value for name, value in values.items()}
+    shown = {name: "***" if name in SECRET_KEYS and value else value for name, value in values.items()}
     return {name: {"value": shown[name], "source": config.provenance[name]} for name in KEYS}
 
 

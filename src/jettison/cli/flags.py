@@ -23,6 +23,7 @@ _PANELS = {
     "overload": "Overload",
     "offline": "Offline requests beside online ones",
     "faults": "Faults",
+    "sleep": "Sleep",
     "server": "Server",
     "": "Workers",
 }

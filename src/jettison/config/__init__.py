@@ -14,12 +14,14 @@ from jettison.config.engine import KEYS, EngineConfig, Key, Source, usable_cores
 from jettison.config.sections import (
     API_KEY_VARIABLE,
     DEFAULT_MAX_NUM_SEQS,
+    SECRET_KEYS,
     FaultsConfig,
     MemoryConfig,
     ModelConfig,
     OverloadConfig,
     SchedulerConfig,
     ServerConfig,
+    SleepConfig,
 )
 from jettison.config.values import format_bytes, parse_bytes
 
@@ -27,6 +29,7 @@ __all__ = [
     "API_KEY_VARIABLE",
     "DEFAULT_MAX_NUM_SEQS",
     "KEYS",
+    "SECRET_KEYS",
     "EngineConfig",
     "FaultsConfig",
     "Key",
@@ -35,6 +38,7 @@ __all__ = [
     "OverloadConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "SleepConfig",
     "Source",
     "format_bytes",
     "parse_bytes",

@@ -28,6 +28,7 @@ from jettison.config.sections import (
     OverloadConfig,
     SchedulerConfig,
     ServerConfig,
+    SleepConfig,
     config_key,
     launcher,
 )
@@ -47,6 +48,7 @@ class EngineConfig:
     overload: OverloadConfig = field(default_factory=OverloadConfig)
     offline: OfflineConfig = field(default_factory=OfflineConfig)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
+    sleep: SleepConfig = field(default_factory=SleepConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     instances: int = config_key(
         1, int_from(1, 1024), "Full copies of the model, each with a worker of its own.", metavar="N")
@@ -134,6 +136,7 @@ _SECTIONS: dict[str, Callable[..., Any]] = {
     "overload": OverloadConfig,
     "offline": OfflineConfig,
     "faults": FaultsConfig,
+    "sleep": SleepConfig,
     "server": ServerConfig,
 }
 
@@ -278,6 +281,10 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
         raise ConfigError(
             f"{told('max_num_seqs')} is above {told('max_num_batched_tokens')}: "
             "a step could not give every running request its one token")
+    if values["max_awake"] is not None and "min_awake" not in given:
+        values["min_awake"] = min(values["min_awake"], values["max_awake"])
+    if values["max_awake"] is not None and values["min_awake"] > values["max_awake"]:
+        raise ConfigError(f"{told('min_awake')} is above {told('max_awake')}")
     if values["memory"] < values["page_size"]:
         raise ConfigError(f"{told('memory')} is less than one page ({told('page_size')})")
 

@@ -37,6 +37,8 @@ Launcher = Literal["local"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 API_KEY_VARIABLE = "JETTISON_API_KEY"
+SECRET_KEYS = ("api_key", "admin_key")
+"""Keys whose values are shown to nobody."""
 DEFAULT_MAX_NUM_SEQS = 256
 
 
@@ -65,7 +67,7 @@ def config_key(
         "metavar": metavar or ("|".join(parse.words) if isinstance(parse, Choice) else "TEXT"),
         "parse": parse if unset is None else or_none(parse, unset),
     }
-    return field(default=default if bare is None else bare, repr=name != "api_key", metadata=metadata)
+    return field(default=default if bare is None else bare, repr=name not in SECRET_KEYS, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +258,18 @@ class FaultsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SleepConfig:
+    """How many instances are awake, where it is not asked for by hand (``POST /sleep``, which may go below)."""
+
+    min_awake: int = config_key(
+        2, int_from(1, 1024), "Instances that stay awake however little there is to do; all where there are fewer.",
+        metavar="N")
+    max_awake: int | None = config_key(
+        None, int_from(1, 1024), "Instances that may be awake at one time (all: as many as there are).", metavar="N",
+        unset="all")
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP front end."""
 
@@ -267,6 +281,10 @@ class ServerConfig:
     api_key_file: str | None = config_key(
         None, nonempty, "More of them, one a line (lines that begin with # are left out); read again on SIGHUP. Unlike "
         "--api-key it shows nothing in the process list.", metavar="FILE", unset="none")
+    admin_keys: tuple[str, ...] = config_key(
+        (), nonempty_list, "Key for what administers the server (/sleep, /wake_up, /is_sleeping), where no other opens "
+        "it; may be given more than once. Without one these are open where no key is asked for, else closed.",
+        name="admin_key", metavar="KEY")
     max_active_reqs_per_key: int | None = config_key(
         None, int_from(1), "Choices under way (each prompt times n) beyond which a key is told 429 (none: no limit).",
         metavar="N", unset="none")

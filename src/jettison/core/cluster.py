@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from jettison.core.driving.awake import Awake
 from jettison.core.driving.dispatching import Dispatcher
 from jettison.core.driving.fastforward import FastForward
 from jettison.core.driving.safepoints import Safepoints
@@ -23,14 +24,15 @@ from jettison.core.ladder.orders import Orders
 from jettison.core.ladder.rung import Moment, Refusal
 from jettison.core.load.monitor import TrafficMonitor
 from jettison.core.load.views import Loads
-from jettison.core.moving.aside import Aside
 from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.hosted import Hosted
+from jettison.core.moving.leaving import Leaving
 from jettison.core.moving.merging import MergePhase, Merging
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
 from jettison.core.moving.recovering import Recoveries
 from jettison.core.moving.restoring import Restoring
+from jettison.core.moving.sleeping import Sleepers
 from jettison.core.params import ClusterParams
 from jettison.core.ports import (
     Action,
@@ -97,13 +99,16 @@ class ClusterCore:
         self.loads = Loads(self.state)
         self.state.advice = Adviser(self.state, self.loads)
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
-        self.aside = Aside(self.state, self.moves, self.recoveries, self._why_needed)
+        self.sleepers = Sleepers(self.state, self.moves, self.recoveries, self.migrations, self._why_needed)
+        self._awake = Awake(self.state, self.moves, self.recoveries, self.sleepers, self._why_too_large)
         self.ladder = Ladder(
             params.rungs, self.state, self.loads, self.moves, self.hosted, self.checkpoints, self.migrations
         )
         self._orders = Orders(self.state, self.loads, self.moves)
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, self.ladder)
         self.unplaced = Unplaced(self.state, self.dispatcher.place)
+        self._room_without: tuple[object, tuple[int, ...]] | None = None
+        """What one request could have without some workers, when it was asked last."""
         self._note_room()
         self.fast_forward = FastForward(
             self.state, self.loads, self.moves, self.recoveries, self.migrations, self.ladder
@@ -183,7 +188,7 @@ class ClusterCore:
     @property
     def in_transition(self) -> bool:
         """Some move is under way."""
-        return not (self.moves.is_idle and self.recoveries.is_idle and self.aside.is_idle)
+        return not (self.moves.is_idle and self.recoveries.is_idle and self.sleepers.is_idle)
 
     @property
     def num_waiting(self) -> int:
@@ -198,8 +203,8 @@ class ClusterCore:
     def max_request_blocks(self) -> int:
         """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.
 
-        Dead workers count unless they are gone for good: requests can wait for them. Those set aside do not. 0 when
-        nothing can serve again.
+        Dead workers count unless they are gone for good: requests can wait for them. So do those that
+        sleep: a request that needs them wakes them. 0 when nothing can serve again.
         """
         return self._max_request_blocks(may_merge=self.ladder.forms_pipelines)
 
@@ -207,7 +212,7 @@ class ClusterCore:
         """The same for an offline request, for which no members merge."""
         return self._max_request_blocks(may_merge=False)
 
-    def _max_request_blocks(self, *, may_merge: bool, without: WorkerId | None = None) -> int:
+    def _max_request_blocks(self, *, may_merge: bool, without: Collection[WorkerId] = ()) -> int:
         return max_request_blocks(self.state, self.recoveries.homes, may_merge=may_merge, without=without)
 
     def _note_room(self) -> None:
@@ -221,6 +226,7 @@ class ClusterCore:
         if self.state.distrusted:
             self.state.recompute_distrusted()
         actions += self._advance_moves(now_ns)
+        actions += self._awake.advance(now_ns)
         actions += self.unplaced.advance(now_ns)
         actions += self.dispatcher.rebalance_merged(now_ns)
         actions += self.migrations.advance(now_ns)
@@ -332,7 +338,8 @@ class ClusterCore:
         self.state.requests[request.request_id] = state
         if self.dispatcher.place(state):
             self.loads.note_arrival(self.groups[state.group_id], state)
-        return [] if state.is_offline else self._safepoints.online_arrived(state, now_ns)
+        actions = self._awake.for_request(state, now_ns) if self.sleepers.out else []
+        return actions if state.is_offline else [*actions, *self._safepoints.online_arrived(state, now_ns)]
 
     def _end_early(
         self, request_id: RequestId, reason: FinishReason, now_ns: int, error: str | None = None
@@ -349,7 +356,7 @@ class ClusterCore:
         if not self.state.workers[event.worker_id].alive:
             return []
         involved = self.moves.take_out(event.worker_id)
-        self.aside.lost(event.worker_id)
+        self.sleepers.lost(event.worker_id, was_leaving=any(isinstance(move, Leaving) for move in involved))
         actions = self.recoveries.lose(event.worker_id, involved, now_ns)
         actions += self.recoveries.end_transfers_to(event.worker_id, now_ns)
         self.loads.note_settled(tuple(w for m in involved for w in m.worker_ids), now_ns)
@@ -358,8 +365,8 @@ class ClusterCore:
 
     def _on_worker_joined(self, event: WorkerJoined, now_ns: int) -> list[Action]:
         actions = self.recoveries.join(event, now_ns)
-        if self.state.workers[event.worker_id].is_aside:
-            actions += self.aside.rejoined(event.worker_id)
+        if self.state.workers[event.worker_id].is_asleep:
+            actions += self.sleepers.rejoined(event.worker_id)
         self._note_room()
         self.unplaced.share_queues()
         self.loads.note_settled((event.worker_id,), now_ns)
@@ -374,6 +381,8 @@ class ClusterCore:
         for state in list(self.state.requests.values()):
             if (why_not := self.unplaced.cut_to_room(state)) is not None:
                 actions += self._end_early(state.request_id, FinishReason.ERROR, now_ns, why_not)
+            elif self.sleepers.out:
+                actions += self._awake.for_request(state, now_ns)
         return actions
 
     # --- the end of an event ----------------------------------------------------------------------------------
@@ -393,7 +402,7 @@ class ClusterCore:
     # --- moves ------------------------------------------------------------------------------------------------
 
     def _advance_moves(self, now_ns: int) -> list[Action]:
-        actions = self.moves.advance(now_ns) + self.aside.advance(now_ns)
+        actions = self.moves.advance(now_ns) + self.sleepers.advance(now_ns)
         if not self.recoveries.is_idle:
             recovering = tuple(self.recoveries.by_worker)
             actions += self.recoveries.advance(now_ns)
@@ -424,34 +433,35 @@ class ClusterCore:
         )
         return actions + self.stepping.plan(now_ns) + self.migrations.after_steps()
 
-    def request_set_aside(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
-        """Have a worker that serves by itself, and nothing, give up its layers. Raises ValueError where it cannot."""
-        actions = self.aside.set_aside(worker_id, now_ns)
-        self._note_room()
-        for state in self.state.requests.values():
-            why_not = self.unplaced.cut_to_room(state)
-            assert why_not is None, why_not  # else the worker would have been needed
-        return actions
+    def request_sleep(self, worker_ids: Sequence[WorkerId], level: int, now_ns: int) -> list[Action]:
+        """Have workers that serve by themselves hand on what they serve, and give up all their layers (``Sleepers``).
+        Raises ValueError where they cannot."""
+        actions = self.sleepers.sleep(worker_ids, level, now_ns)
+        return actions + self._advance_moves(now_ns) + self.unplaced.advance(now_ns) + self.stepping.plan(now_ns)
 
     def request_wake(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
-        """Have a worker that is aside serve again. Raises ValueError for one that is not."""
-        actions = self.aside.wake(worker_id, now_ns)
-        self._note_room()
+        """Have a worker that sleeps, or is about to, serve again. Raises ValueError for one that does not."""
+        actions = self.sleepers.wake(worker_id, now_ns)
         return actions + self._advance_moves(now_ns) + self.stepping.plan(now_ns)
 
-    def _why_needed(self, worker_id: WorkerId) -> str | None:
-        """Why some request could never be held without a worker; None: no request needs it."""
-        num_blocks = self._max_request_blocks(may_merge=self.ladder.forms_pipelines, without=worker_id)
-        num_home = self._max_request_blocks(may_merge=False, without=worker_id)
-        reasons = (self.unplaced.why_too_large(state, num_blocks, num_home) for state in self.state.requests.values())
+    def _why_needed(self, without: Collection[WorkerId]) -> str | None:
+        """Why some request could never be held without these workers; None: no request needs them."""
+        reasons = (self._why_too_large(state, without) for state in self.state.requests.values())
         return next((why for why in reasons if why is not None), None)
+
+    def _why_too_large(self, state: RequestState, without: Collection[WorkerId]) -> str | None:
+        key = (self.state.num_roster_changes, self.ladder.forms_pipelines, frozenset(without))
+        if self._room_without is None or self._room_without[0] != key:
+            rooms = (self._max_request_blocks(may_merge=may, without=without) for may in (key[1], False))
+            self._room_without = key, tuple(rooms)
+        return self.unplaced.why_too_large(state, *self._room_without[1])
 
     # --- checks -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Invariants 5 to 7, for tests and idle moments. Raises AssertionError."""
         self.state.check()
-        self.aside.check()
+        self.sleepers.check()
         self.hosted.check()
         self.checkpoints.check()
         self.migrations.check()

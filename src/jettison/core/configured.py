@@ -11,7 +11,7 @@ from jettison.config import EngineConfig
 from jettison.config.offline import harvest_parts
 from jettison.config.sections import OfflineConfig
 from jettison.core.ladder.lists import parse_overload, with_offline
-from jettison.core.params import ClusterParams, FaultParams
+from jettison.core.params import AwakeParams, ClusterParams, FaultParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.memory.kvtransfers import ExchangeMode, MigrationKind
@@ -83,6 +83,7 @@ def cluster_params(
         auto_restore=overload.restore_threshold > 0.0,
         machine_of=machine_of or {},
         faults=FaultParams(max_outage_s=config.faults.outage_timeout_s),
+        awake=AwakeParams(config.sleep.min_awake, config.sleep.max_awake),
         exchange=ExchangeMode(overload.exchange),
     )
 

@@ -32,6 +32,15 @@ class FaultParams:
 
 
 @dataclass(frozen=True, slots=True)
+class AwakeParams:
+    """How many workers rungs leave awake; orders by hand go below."""
+
+    min_awake: int = 2
+    max_awake: int | None = None
+    """None: all."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterParams:
     """Policies and their parameters."""
 
@@ -72,6 +81,7 @@ class ClusterParams:
     has_profiled_links: bool = True
     """The workers are joined by links of the kind that was profiled."""
     faults: FaultParams = field(default_factory=FaultParams)
+    awake: AwakeParams = field(default_factory=AwakeParams)
 
     @property
     def step_times(self) -> tuple[HardwareProfile | None, float]:

@@ -25,6 +25,7 @@ from jettison.core.ports import (
     ApplyLayout,
     CallFailed,
     FenceWorker,
+    KeepShard,
     LayoutApplied,
     LayoutOffered,
     LoadShard,
@@ -39,7 +40,7 @@ from jettison.core.ports import (
 from jettison.core.requests import RequestState
 from jettison.types import ShardId, TransferId, WorkerId
 
-Call = OfferLayout | ApplyLayout | LoadShard | FenceWorker
+Call = OfferLayout | ApplyLayout | LoadShard | KeepShard | FenceWorker
 CallAnswer = LayoutOffered | LayoutApplied | ShardLoaded | WorkerFenced | CallFailed
 Answer = CallAnswer | TransferEnded
 

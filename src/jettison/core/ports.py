@@ -96,7 +96,7 @@ class LayoutApplied(NamedTuple):
 
 
 class CallFailed(NamedTuple):
-    """OfferLayout, ApplyLayout or LoadShard was refused or rolled back; the worker is as before."""
+    """OfferLayout, ApplyLayout, LoadShard or KeepShard was refused or rolled back; the worker is as before."""
 
     worker_id: WorkerId
     call_id: int
@@ -104,7 +104,7 @@ class CallFailed(NamedTuple):
 
 
 class ShardLoaded(NamedTuple):
-    """Answer to LoadShard."""
+    """Answer to LoadShard and to KeepShard."""
 
     worker_id: WorkerId
     call_id: int
@@ -252,7 +252,15 @@ class SendShard(NamedTuple):
 
 
 class LoadShard(NamedTuple):
-    """Fill a mapped shard from the model folder."""
+    """Fill a mapped shard from the machine's copy in host memory, or, where that lacks it, from the model folder."""
+
+    worker_id: WorkerId
+    call_id: int
+    shard: ShardId
+
+
+class KeepShard(NamedTuple):
+    """Write a shard that is mapped and filled to the machine's copy in host memory. Answer: ShardLoaded."""
 
     worker_id: WorkerId
     call_id: int
@@ -304,6 +312,6 @@ Transfer = SendKV | SendShard
 """What a transfer id names: each ends with one TransferEnded, as long as its destination lives."""
 
 Action = (
-    RunStep | AbandonStep | OfferLayout | ApplyLayout | SendKV | SendShard | LoadShard | CancelTransfer | FenceWorker
-    | Emit | Record
+    RunStep | AbandonStep | OfferLayout | ApplyLayout | SendKV | SendShard | LoadShard | KeepShard | CancelTransfer
+    | FenceWorker | Emit | Record
 )

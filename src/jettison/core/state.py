@@ -60,8 +60,8 @@ class WorkerState:
     alive: bool = True
     is_gone: bool = False
     """Dead, and will not be started again."""
-    is_aside: bool = False
-    """It holds no layers and serves in no group until it is woken (``core.moving.aside``)."""
+    is_asleep: bool = False
+    """It holds no layers and serves in no group until it is woken (``core.moving.sleeping``)."""
     life: int = 0
     """Which life of the worker id; moves and links of older ones do not count."""
     ghosts: dict[RequestId, set[TransferId]] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class WorkerState:
     @property
     def can_serve(self) -> bool:
         """Plans may count on its memory."""
-        return self.alive and not self.is_aside
+        return self.alive and not self.is_asleep
 
     def resident(self, shape: ModelShape) -> LayerRange:
         """Layers whose parameters it holds and may run (a contiguous range)."""
@@ -153,6 +153,12 @@ class ClusterCounters:
     num_recoveries: int = 0
     """Survivors brought back to a full layout (or cleared of what a dead pipeline had left)."""
     recovery_ns: int = 0
+    num_sleeps: int = 0
+    sleep_ns: int = 0
+    """From the order until the layout was gone, summed."""
+    num_wakes: int = 0
+    wake_ns: int = 0
+    """From the order until the worker could serve, summed."""
 
     def note_stall(self, stall_ns: int) -> None:
         """A request runs again."""
@@ -213,7 +219,7 @@ class ClusterState:
     next_step_id: int = 1
     next_order: int = 0
     num_roster_changes: int = 0
-    """Deaths, returns, and workers set aside or woken so far: in between the same workers can serve."""
+    """Deaths, returns, and workers put to sleep or woken so far: in between the same workers can serve."""
     _alive: tuple[int, int, int] | None = None
     """Roster changes that these hold for: (workers that can serve, least of their full blocks)."""
 

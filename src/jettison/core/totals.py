@@ -65,4 +65,8 @@ def counters(core: ClusterCore) -> dict[str, float]:
         "worker_joins": total.num_worker_joins,
         "recoveries": total.num_recoveries,
         "recovery_seconds": total.recovery_ns / 1e9,
+        "sleeps": total.num_sleeps,
+        "sleep_seconds": total.sleep_ns / 1e9,
+        "wakes": total.num_wakes,
+        "wake_seconds": total.wake_ns / 1e9,
     }

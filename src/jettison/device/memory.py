@@ -14,6 +14,7 @@ from the page itself, and nothing that fails can then have overwritten a block y
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,6 +33,8 @@ from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.memory.pagemap import WORKSPACE, Owner, PageMap, PageSizes, check_budget, kv_owner, shard_owner
 from jettison.memory.pages import PagePlan, plan_layout
 from jettison.types import LayerRange, ModelShape, ShardId
+
+logger = logging.getLogger(__name__)
 
 
 def check_addresses(budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
@@ -341,6 +344,21 @@ class DeviceMemory:
             if layer not in plan.kv_layers.layers()
         }
         self._intact_floor = {layer: self._map.first_intact_position(layer) for layer in self._map.kv_arenas()}
+        if self._map.is_bare:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """The device sleeps: the system gets the memory of all that is free."""
+        try:
+            for page, num_pages in self._map.free_pages().runs():
+                self._pool.discard(page, num_pages)
+        except MappingError as error:  # the layout holds all the same
+            logger.warning("a sleeping device keeps memory: %s", error)
+
+    @property
+    def held_bytes(self) -> int:
+        """Physical memory behind the budget's pages, now."""
+        return self._pool.held_bytes
 
     def _whole_blocks(self, extents: Extents) -> npt.NDArray[np.bool_]:
         """Which blocks of an arena with holes are mapped from end to end."""

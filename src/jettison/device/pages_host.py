@@ -4,9 +4,10 @@
     PagePool.reserve mmap(PROT_NONE, NORESERVE)    addresses, no memory; a stray access is a segmentation fault
     Arena.map        mmap(MAP_FIXED | MAP_SHARED)  pages of the file appear at addresses of the span
     Arena.unmap      mmap(MAP_FIXED, PROT_NONE)    the addresses are bare again; the pages keep their bytes
+    PagePool.discard fallocate(PUNCH_HOLE)         the system has the pages' memory back; they read as zeros
 
-A page keeps its bytes until it is written, through whatever addresses it is mapped at. Which page goes where is
-not decided here (``memory.pages``), and nothing here knows of layers or blocks.
+A page keeps its bytes until it is written or discarded, through whatever addresses it is mapped at. Which page
+goes where is not decided here (``memory.pages``), and nothing here knows of layers or blocks.
 
 The file must not be inherited by ``fork``: parent and child would share one device. Spawn workers instead.
 """
@@ -31,6 +32,8 @@ HOST_PAGE_BYTES = 65536
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
+_PUNCH_HOLE = 0x03
+"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE."""
 _RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
 
 
@@ -47,6 +50,10 @@ class Syscalls(Protocol):
 
     def munmap(self, address: int, num_bytes: int) -> None: ...
 
+    def punch(self, fd: int, offset: int, num_bytes: int) -> None:
+        """Give the memory behind a part of the file back."""
+        ...
+
 
 class LinuxSyscalls:
     """The real ones, through libc: Python's own ``mmap`` cannot map at a given address."""
@@ -57,6 +64,7 @@ class LinuxSyscalls:
         self._libc.mmap.argtypes = [pointer, size, integer, integer, integer, ctypes.c_int64]
         self._libc.mmap.restype = pointer
         self._libc.munmap.argtypes = [pointer, size]
+        self._libc.fallocate.argtypes = [integer, integer, ctypes.c_int64, ctypes.c_int64]
 
     def create(self, name: str, num_bytes: int) -> int:
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
@@ -76,6 +84,11 @@ class LinuxSyscalls:
 
     def munmap(self, address: int, num_bytes: int) -> None:
         if self._libc.munmap(address, num_bytes):
+            errno = ctypes.get_errno()
+            raise OSError(errno, os.strerror(errno))
+
+    def punch(self, fd: int, offset: int, num_bytes: int) -> None:
+        if self._libc.fallocate(fd, _PUNCH_HOLE, offset, num_bytes):
             errno = ctypes.get_errno()
             raise OSError(errno, os.strerror(errno))
 
@@ -130,6 +143,19 @@ class PagePool:
         arena = Arena(self, address, max(num_pages, 1))
         self._arenas.append(arena)
         return arena
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the system has behind pages of the pool: those that were written, and not discarded since."""
+        return 0 if self._fd is None else os.fstat(self._fd).st_blocks * 512
+
+    def discard(self, page: int, num_pages: int) -> None:
+        """Give the memory of a run of pages back. Raises MappingError."""
+        assert self._fd is not None, "the pool is not started"
+        try:
+            self._syscalls.punch(self._fd, page * self.page_bytes, num_pages * self.page_bytes)
+        except OSError as error:
+            raise MappingError(f"the memory of {num_pages} pages could not be given back: {error}") from error
 
     def read(self, page: int, offset: int, view: memoryview) -> None:
         """Fill ``view`` with bytes of the pool from ``offset`` of ``page`` on, mapped anywhere or not at all.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from jettison.device.model.weights import WeightFolder
 from jettison.device.remote import AttentionPort, Bytes, Int32s
 from jettison.device.rowcopy import RowCopy
 from jettison.device.runner import Runner
+from jettison.device.sharedcopy import SharedCopy
 from jettison.device.step import StepInput, StepOutput
 from jettison.errors import ConfigError, ModelError, NotReadyError
 from jettison.memory.hostpool import num_host_slots
@@ -56,7 +57,8 @@ class DeviceWorker:
     it has been read already (None = read it from the folder, with ``max_model_len``: see ``read_config``).
     ``starts_empty``: map the layers and leave them unfilled, for peers or ``load_shard_from_disk`` to fill once
     ``adopt_weights`` has said which weights they are. ``host_bytes``: host memory beside the budget for copies of KV
-    blocks. ``num_threads``: compute threads of this *process* (None = leave as they are). Between ``start`` and
+    blocks. ``shared_copy_fd``: the machine's copy of the parameters for workers that sleep, if there may be one; the
+    caller's. ``num_threads``: compute threads of this *process* (None = leave as they are). Between ``start`` and
     ``close`` the attributes ``config``, ``shape`` and ``kernels_name`` are set, and all other methods may be called.
     """
 
@@ -81,9 +83,12 @@ class DeviceWorker:
         host_bytes: int = 0,
         config: DecoderConfig | None = None,
         starts_empty: bool = False,
+        shared_copy_fd: int | None = None,
     ) -> None:
         self._host_bytes = host_bytes
         self._host: HostBuffers | None = None
+        self._shared_copy_fd = shared_copy_fd
+        self._shared: SharedCopy | None = None
         self._model_dir = Path(model_dir)
         self._dtype_name = dtype
         self._budget_bytes = budget_bytes
@@ -140,6 +145,8 @@ class DeviceWorker:
         self.config, self.shape, self.kernels_name, self._weights = config, shape, kernels.name, weights
         self._dtype = dtype
         try:
+            if self._shared_copy_fd is not None:
+                self._shared = SharedCopy(self._shared_copy_fd, shape)
             self._memory = memory
             self._resident, self._kv_layers = shape.shards_for(layers), layers
             memory.start(LayoutSpec(self._resident, layers))
@@ -175,6 +182,9 @@ class DeviceWorker:
         self._ready.clear()
         self._refused.clear()
         self._identity = None
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
         if memory is not None:
             memory.close()
 
@@ -312,7 +322,8 @@ class DeviceWorker:
         self._complete.add(shard)
 
     def load_shard_from_disk(self, shard: ShardId) -> None:
-        """Fill a mapped shard from the model folder. Raises ModelError; the shard counts as missing then."""
+        """Fill a mapped shard from the machine's shared copy, or where that lacks it from the model folder. Raises
+        ModelError; the shard counts as missing then."""
         for _ in self.loading_shard_from_disk(shard):
             pass
 
@@ -326,6 +337,8 @@ class DeviceWorker:
             raise ValueError(f"{shard} is not mapped")
         self._complete.discard(shard)
         self._ready.clear()
+        if (yield from self._loading_shared(shard)):
+            return
         listing = self._weights.listing()
         self._check_refused(shard, listing)
         try:
@@ -339,6 +352,32 @@ class DeviceWorker:
             self._refused[shard] = (listing, str(error))
             raise
         self.mark_shard_filled(shard, digest)
+
+    def _loading_shared(self, shard: ShardId) -> Generator[None, None, bool]:
+        """Fill a shard from the machine's shared copy, if that has it; whether it did."""
+        known = None if self._identity is None else self._identity.digests.get(shard)
+        if known is None or self._shared is None or not self._shared.has(shard):
+            return False
+        try:
+            digest = yield from self._shared.reading(shard, self.shard_bytes(shard))
+        except OSError as error:
+            logger.warning("%s cannot be read from the host copy: %s", shard, error)
+            return False
+        if digest != known:
+            logger.warning("%s in the host copy is not the one being served", shard)
+            return False
+        self.mark_shard_filled(shard, digest)
+        return True
+
+    def keeping_shard(self, shard: ShardId) -> Iterator[None]:
+        """Write a shard that is here to the machine's shared copy, in pieces: yields after each. Raises NotReadyError
+        where it is not complete here, or there is no such copy, and OSError where there is no memory for it."""
+        if self._shared is None:
+            raise NotReadyError("this machine has no host copy")
+        if shard not in self._complete or not self._open_memory.is_mapped(shard):
+            raise NotReadyError(f"{shard} is not complete here")
+        if not self._shared.has(shard):
+            yield from self._shared.writing(shard, self.shard_bytes(shard))
 
     # --- which weights -------------------------------------------------------------------------------------------
 

@@ -114,6 +114,11 @@ class PageMap:
         """Pages mapped for owners of one kind."""
         return sum(count_pages(extents) for owner, extents in self.contents.items() if owner.kind == kind)
 
+    @property
+    def is_bare(self) -> bool:
+        """Neither parameters nor KV are mapped, as on a device that sleeps: whose pages keep nothing."""
+        return not self.contents.keys() - {WORKSPACE}
+
     def free_pages(self) -> RunSet:
         """Pages that back nothing. AssertionError if a page backs two things or does not exist."""
         mapped = RunSet()

@@ -90,7 +90,7 @@ class PagePlan:
         if page_map.version != self.version:
             raise StalePlanError(f"page plan of version {self.version}, the map is at {page_map.version}")
         page_map.contents = dict(self.contents)
-        page_map.homes = dict(self.homes)
+        page_map.homes = {} if page_map.is_bare else dict(self.homes)
         page_map.kv_layers = self.kv_layers
         page_map.version += 1
 

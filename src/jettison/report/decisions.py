@@ -192,6 +192,26 @@ def _migrate(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     return Decision(at_s, "migrate", event.get("source"), (), inputs, {}, _rest(event, *inputs))
 
 
+def _sleep(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    end = _next_about(log, ("asleep", "stays_awake"), event)
+    outcome: dict[str, Any] = {} if end is None else _rest(end, "worker")
+    if end is not None:
+        outcome["came_to"] = end["kind"]
+    return Decision(event["t"], "sleep", None, (event["worker"],), _rest(event, "worker"), {}, outcome)
+
+
+def _wake(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    end = _next_about(log, ("woken",), event)
+    outcome = {} if end is None else {"serves_after_s": end["t"] - event["t"]}
+    return Decision(event["t"], "wake", None, (event["worker"],), _rest(event, "worker"), {}, outcome)
+
+
+def _next_about(log: Sequence[Event], kinds: tuple[str, ...], event: Event) -> Event | None:
+    """The next record of these kinds about the same worker."""
+    later = log[bisect_left(log, event["t"], key=lambda e: e["t"]) :]
+    return next((e for e in later if e["kind"] in kinds and e.get("worker") == event["worker"]), None)
+
+
 def _rebalance(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     return Decision(event["t"], "rebalance", None, (), _rest(event), {}, {})
 
@@ -238,7 +258,7 @@ _MAKERS = {
     "drop_decided": _drop, "drop_declined": _no_drop, "restore_begin": _restore, "yield": _yield,
     "scale_out": _scale_out, "worker_lost": _recover, "migrated": _migrate, "rebalanced": _rebalance,
     "offline_paused": _pause_offline, "step_abandon_asked": _give_up_step, "offline_computed_again": _compute_again,
-    "offline_stands": _stand_still,
+    "offline_stands": _stand_still, "falling_asleep": _sleep, "waking": _wake,
 }
 
 

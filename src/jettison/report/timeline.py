@@ -49,6 +49,8 @@ _SPANS = {
     "recovered": ("recovery", "ms"),
     "came_home": ("restore: the member that was left over", "ms"),
     "migrated": ("migration", "ms"),
+    "asleep": ("going to sleep", "ms"),
+    "woken": ("waking", "ms"),
     "offline_resumed": ("offline work paused", "ms"),
     "offline_goes_on": ("offline work stands still", "ms"),
 }

@@ -21,6 +21,7 @@ from jettison.server.errors import handle_error
 from jettison.server.gate import Gate
 from jettison.server.info_routes import InfoRoutes
 from jettison.server.settings import ServerSettings
+from jettison.server.sleep_routes import SleepRoutes
 from jettison.server.state import ServerState
 from jettison.server.tokenizer import Tokenizer
 
@@ -40,6 +41,7 @@ def create_app(
         Route("/v1/chat/completions", ChatEndpoint(state), methods=["POST"]),
         Route("/v1/completions", CompletionEndpoint(state), methods=["POST"]),
         *InfoRoutes(state).routes(),
+        *([] if settings.sleep_control is None else SleepRoutes(settings.sleep_control).routes()),
         *([] if service is None else BatchRoutes(state, service).routes()),
     ]
     app = Starlette(

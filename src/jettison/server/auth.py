@@ -9,6 +9,9 @@ from collections.abc import Iterable
 OPEN_PATHS = frozenset({"/health", "/ping"})
 """Probes carry no key."""
 
+ADMIN_PATHS = frozenset({"/sleep", "/wake_up", "/is_sleeping"})
+"""They change what serves: no client's key opens them."""
+
 
 class KeyRing:
     """The keys that open the API; without any, everything is open."""
@@ -21,6 +24,11 @@ class KeyRing:
     def replace(self, keys: Iterable[str]) -> None:
         """Other keys from now on. Requests that were admitted go on."""
         self._digests = tuple(dict.fromkeys(hashlib.sha256(key.encode()).digest() for key in keys))
+
+    @property
+    def is_empty(self) -> bool:
+        """No key is asked for."""
+        return not self._digests
 
     def admits(self, path: str, authorization: bytes | None) -> bool:
         """Whether ``Authorization: Bearer KEY`` opens ``path``. Every key is compared, whichever fits."""

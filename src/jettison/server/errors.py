@@ -15,7 +15,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jettison.errors import KeyLimitError, NotReadyError, OverCapacityError, RequestError, TooLongError
+from jettison.errors import (
+    KeyLimitError,
+    NotReadyError,
+    OverCapacityError,
+    RequestError,
+    SleepRefusedError,
+    TooLongError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +98,8 @@ def as_api_error(error: Exception) -> ApiError:
         case TooLongError():
             code = error.code or "context_length_exceeded"
             return ApiError(400, str(error), param=error.param or "max_tokens", code=code)
+        case SleepRefusedError():
+            return ApiError(409, str(error), code=error.code)
         case RequestError():
             return ApiError(400, str(error), param=error.param, code=error.code or "invalid_value")
         case OverCapacityError():

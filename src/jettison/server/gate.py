@@ -10,6 +10,7 @@ import secrets
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jettison.server.auth import ADMIN_PATHS
 from jettison.server.errors import ApiError, as_api_error
 from jettison.server.limits import body_too_large, discard_body
 from jettison.server.state import ServerState
@@ -60,7 +61,12 @@ class Gate:
             if b"expect" not in headers:  # that client asks before it sends
                 await discard_body(receive)
             raise body_too_large(max_bytes)
-        if not self._state.keys.admits(path, headers.get(b"authorization")):
+        keys, authorization = self._state.keys, headers.get(b"authorization")
+        if path in ADMIN_PATHS and not (self._state.admin_keys.is_empty and keys.is_empty):
+            if self._state.admin_keys.is_empty:
+                raise ApiError(403, "Administration is closed: start the server with --admin-key.", code="no_admin_key")
+            keys = self._state.admin_keys
+        if not keys.admits(path, authorization):
             message = "The API key is missing or wrong; send it as `Authorization: Bearer KEY`."
             raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 

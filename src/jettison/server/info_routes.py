@@ -57,7 +57,8 @@ class InfoRoutes:
         """Readiness: 200 only when requests are taken and someone lives to serve them.
 
         ``recovering``: no group of workers can serve. Requests are still accepted, and wait for one that is on its way
-        back. ``degraded``: some worker is not there, or cannot be filled; ``reasons`` say what stands in the way.
+        back. ``asleep``: instances that sleep; where all do, the first request wakes one. ``degraded``: some worker is
+        not there, or cannot be filled; ``reasons`` say what stands in the way.
         """
         status: str = self._state.status
         document = {**self._state.settings.health_details, "status": status, "model": self._state.settings.model_name}
@@ -67,10 +68,14 @@ class InfoRoutes:
         if workers := snapshot.workers:
             num_alive = sum(worker.alive for worker in workers)
             document["workers"] = {"alive": num_alive, "total": len(workers)}
+            asleep = [worker.worker_id for worker in workers if worker.is_asleep]
+            if asleep:
+                document["asleep"] = asleep
             document["degraded"] = num_alive < len(workers) or bool(snapshot.troubles)
             if snapshot.troubles:
                 document["reasons"] = list(snapshot.troubles)
-            if status == "ready" and (num_alive == 0 or not snapshot.groups):
+            can_wake = any(worker.alive and worker.is_asleep for worker in workers)
+            if status == "ready" and not can_wake and (num_alive == 0 or not snapshot.groups):
                 status = document["status"] = "recovering"
         return json_response(document, 200 if status == "ready" else 503)
 

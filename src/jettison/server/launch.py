@@ -14,6 +14,7 @@ from jettison.config import EngineConfig
 from jettison.cost.grouprate import prefill_token_s
 from jettison.live.engine.assembly import Assembly
 from jettison.live.engine.engine import Engine
+from jettison.live.engine.sleep_orders import SleepOrders
 from jettison.live.experiments.server_process import ENDS_WITH_STDIN
 from jettison.live.machine.garbage import settle_garbage_collector
 from jettison.report.output import check_writable
@@ -137,6 +138,7 @@ async def _serve(config: EngineConfig) -> int:
     settings = ServerSettings(
         model_names=(config.model.served_model_name,),
         api_keys=api_keys,
+        admin_keys=config.server.admin_keys,
         keys_may_change=keys.path is not None,
         default_seed=config.model.seed,
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
@@ -148,6 +150,7 @@ async def _serve(config: EngineConfig) -> int:
         record_request=None if recorder is None else recorder.record,
         event_log=engine.event_document,
         deployment=engine.deployment_document,
+        sleep_control=SleepOrders(engine),
     )
     tokenizer = Tokenizer.from_dir(model_dir, max_template_chars=settings.max_template_chars)
     app = create_app(engine, tokenizer, settings, batch_settings(config, assembly))

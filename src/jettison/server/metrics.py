@@ -89,6 +89,10 @@ _OWN_COUNTERS = {
     "worker_joins": "Workers that came back after a death.",
     "recoveries": "Survivors brought back to all layers, or cleared of what a dead pipeline had left.",
     "recovery_seconds": "Time that those recoveries took, summed.",
+    "sleeps": "Times that an instance has gone to sleep.",
+    "sleep_seconds": "Time from the order to sleep until the memory was given back, summed.",
+    "wakes": "Times that an instance was woken.",
+    "wake_seconds": "Time from the order to wake until the instance could serve, summed.",
 }
 """Always exported, from zero on; totals of other names are exported when the engine reports them."""
 
@@ -291,6 +295,7 @@ class ServerMetrics(Collector):
 
     def _workers(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
         workers = snapshot.workers
+        yield self._gauge("jettison:devices_asleep", "Workers that sleep.", sum(w.is_asleep for w in workers))
         uses = {"parameters": "parameter_bytes", "kv": "kv_bytes", "workspace": "workspace_bytes", "free": "free_bytes"}
         memory = [
             ((str(worker.worker_id), use), float(getattr(worker, attribute)))
@@ -310,6 +315,8 @@ class ServerMetrics(Collector):
             ("worker_memory_budget_bytes", "Memory limit of the worker.", "budget_bytes"),
             ("dropped_parameter_bytes", "Parameter bytes given to the KV cache.", "dropped_parameter_bytes"),
             ("worker_alive", "1 while the worker's process lives.", "alive"),
+            ("worker_asleep", "1 while the worker sleeps, its layers given up.", "is_asleep"),
+            ("worker_rss_bytes", "Resident memory of the worker's process.", "rss_bytes"),
         ):
             rows = [((str(worker.worker_id),), float(getattr(worker, attribute))) for worker in workers]
             yield self._labelled(f"jettison:{name}", help_text, ("worker",), rows)

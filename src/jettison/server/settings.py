@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jettison.live.engine.api import SleepControl
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
@@ -17,6 +19,8 @@ class ServerSettings:
     """Empty: no key is asked for."""
     keys_may_change: bool = False
     """While the server runs: each key is a tenant then, also one that is alone."""
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
+    """What opens administration; empty: it is open where no key is asked for, else closed."""
     default_completion_max_tokens: int = 16
     default_chat_max_tokens: int | None = None
     """None: what is left of the context."""
@@ -66,6 +70,9 @@ class ServerSettings:
     endpoint."""
     deployment: Callable[[], Mapping[str, Any]] | None = None
     """Answers ``GET /jettison/deployment`` (``cost.deployment``); None: no such endpoint."""
+
+    sleep_control: SleepControl | None = None
+    """Behind ``/sleep``, ``/wake_up`` and ``/is_sleeping``; None: no such endpoints."""
 
     @property
     def model_name(self) -> str:

@@ -38,6 +38,7 @@ class ServerState:
         self.admission = Admission(engine, settings)
         self.keeper = StreamKeeper(settings)
         self.keys = KeyRing(settings.api_keys, may_change=settings.keys_may_change)
+        self.admin_keys = KeyRing(settings.admin_keys)
         self.warnings = FieldWarnings()
         self.draw_seed = seed_source(settings.default_seed)
         self.generations: set[Generation] = set()

@@ -35,7 +35,7 @@ from jettison.sim.setup import ClusterSetup
 from jettison.sim.tasks import FarRows, StepRun
 from jettison.sim.transfers import Transfers
 from jettison.sim.worker import SimWorker
-from jettison.types import GroupId, Request, RequestId, WorkerId
+from jettison.types import GroupId, Request, RequestId, ShardId, WorkerId
 
 TICKS_REMEMBERED = 110
 """The core's longest memory of ticks is 10 s."""
@@ -77,6 +77,7 @@ class SimulatedCluster:
         self._on_event = on_event
         self._on_tokens = on_tokens
         self._observer = observer
+        self._shared_copies: dict[int | None, set[ShardId]] = {}
         self.shares_cores = setup.profile.shares_cores
         fast_forwards = observer is None and not self.shares_cores and (on_tokens is not None or on_emit is None)
         self._compress = setup.compress and fast_forwards
@@ -151,6 +152,16 @@ class SimulatedCluster:
         self._carry_out(self.core.request_migration(
             request_id, destination, self.loop.now_ns, kind=kind, max_step_tokens=max_step_tokens
         ))
+
+    def request_sleep(self, worker_ids: Sequence[WorkerId], level: int = 2) -> None:
+        """Put workers to sleep now. Raises ValueError where they cannot."""
+        self.stop_fast_forwards()
+        self._carry_out(self.core.request_sleep(worker_ids, level, self.loop.now_ns))
+
+    def request_wake(self, worker_id: WorkerId) -> None:
+        """Wake a worker now. Raises ValueError for one that does not sleep."""
+        self.stop_fast_forwards()
+        self._carry_out(self.core.request_wake(worker_id, self.loop.now_ns))
 
     def run(self, until_ns: int | None = None, is_over: Callable[[], bool] = lambda: False) -> None:
         """Go on until everything has ended and come to rest, until a time, or until ``is_over`` says so."""
@@ -401,6 +412,10 @@ class SimulatedCluster:
     def is_linked(self, a: WorkerId, b: WorkerId) -> bool:
         """Both live, and nothing has cut them from each other."""
         return self._workers[a].alive and self._workers[b].alive and not self.breaking.is_cut(a, b)
+
+    def shared_copy(self, worker_id: WorkerId) -> set[ShardId]:
+        """See ``Plant.shared_copy``."""
+        return self._shared_copies.setdefault(self.setup.topology.near.get(worker_id), set())
 
     def slowdown(self) -> float:
         """How many times as long a step takes that begins now as it does alone."""

@@ -9,7 +9,7 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.sim.executor import Executor
 from jettison.sim.loop import EventLoop, Scheduled
 from jettison.sim.transfers import Transfers
-from jettison.types import ModelShape, WorkerId
+from jettison.types import ModelShape, ShardId, WorkerId
 
 if TYPE_CHECKING:
     from jettison.sim.worker import SimWorker
@@ -46,6 +46,10 @@ class Plant(Protocol):
 
     def worker(self, worker_id: WorkerId) -> SimWorker:
         """A peer."""
+        ...
+
+    def shared_copy(self, worker_id: WorkerId) -> set[ShardId]:
+        """Shards that the worker's machine keeps in host memory for those that sleep."""
         ...
 
     def is_linked(self, a: WorkerId, b: WorkerId) -> bool:

@@ -99,13 +99,15 @@ def ended_early(step_id: int, failure: Failure) -> ports.StepFailed | ports.Step
 
 
 Command = (
-    ports.OfferLayout | ports.ApplyLayout | ports.SendKV | ports.SendShard | ports.LoadShard | ports.FenceWorker
+    ports.OfferLayout | ports.ApplyLayout | ports.SendKV | ports.SendShard | ports.LoadShard | ports.KeepShard
+    | ports.FenceWorker
 )  # fmt: skip
 
 
 KINDS: dict[type, Kind] = {
     ports.OfferLayout: Kind.OFFER_LAYOUT, ports.ApplyLayout: Kind.APPLY_LAYOUT, ports.SendKV: Kind.TRANSFER,
-    ports.SendShard: Kind.TRANSFER, ports.LoadShard: Kind.LOAD, ports.FenceWorker: Kind.FENCE,
+    ports.SendShard: Kind.TRANSFER, ports.LoadShard: Kind.LOAD, ports.KeepShard: Kind.LOAD,
+    ports.FenceWorker: Kind.FENCE,
 }  # fmt: skip
 
 
@@ -120,14 +122,14 @@ def kind_of(command: Command) -> Kind:
 
 @dataclass(slots=True, eq=False)
 class ShardLoading:
-    """A shard on its way from the model folder."""
+    """A shard on its way from the model folder, or to or from the machine's copy."""
 
-    command: ports.LoadShard
+    command: ports.LoadShard | ports.KeepShard
     left_ns: int
     piece_ns: int
 
     @classmethod
-    def begin(cls, command: ports.LoadShard, num_bytes: int, took_s: float) -> ShardLoading:
+    def begin(cls, command: ports.LoadShard | ports.KeepShard, num_bytes: int, took_s: float) -> ShardLoading:
         """``took_s``: were nothing else to do."""
         took_ns = max(1, round(took_s * NANOSECONDS))
         return cls(command, took_ns, -(-took_ns * LOAD_PIECE_BYTES // max(1, num_bytes)))

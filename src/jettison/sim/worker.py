@@ -339,7 +339,7 @@ class SimWorker:
                 self._copy(command, now_ns)
             case ports.SendKV() | ports.SendShard():
                 self._send(command)
-            case ports.LoadShard():
+            case ports.LoadShard() | ports.KeepShard():
                 self._load(command, now_ns)
             case ports.FenceWorker():
                 self._answer(ports.WorkerFenced(self.worker_id, command.call_id), now_ns)
@@ -372,14 +372,17 @@ class SimWorker:
         result = replace(result, duration_ns=took_ns)
         self._answer(ports.LayoutApplied(self.worker_id, command.call_id, result), now_ns + took_ns)
 
-    def _load(self, command: ports.LoadShard, now_ns: int) -> None:
+    def _load(self, command: ports.LoadShard | ports.KeepShard, now_ns: int) -> None:
         """Rule 2: in pieces, one between two steps."""
-        if command.shard not in self.memory.shards:
+        is_load, profile = isinstance(command, ports.LoadShard), self._plant.profile
+        if command.shard not in (self.memory.shards if is_load else self.filled):
             self._stream.end_load()
-            self._answer(ports.CallFailed(self.worker_id, command.call_id, f"{command.shard} is not mapped"), now_ns)
+            self._answer(ports.CallFailed(self.worker_id, command.call_id, f"{command.shard} is not here"), now_ns)
             return
         num_bytes = self._plant.shape.shard_bytes[command.shard]
-        self._loading = ShardLoading.begin(command, num_bytes, self._plant.profile.disk_cost_s(num_bytes))
+        in_memory = not is_load or command.shard in self._plant.shared_copy(self.worker_id)
+        took_s = (profile.host_copy_cost_s if in_memory else profile.disk_cost_s)(num_bytes)
+        self._loading = ShardLoading.begin(command, num_bytes, took_s)
 
     def _load_piece(self, loading: ShardLoading, now_ns: int) -> None:
         self._stream.note_piece()
@@ -387,7 +390,8 @@ class SimWorker:
         if not loading.left_ns:
             self._loading = None
             self._stream.end_load()
-            self.filled.add(loading.command.shard)
+            is_load = isinstance(loading.command, ports.LoadShard)
+            (self.filled if is_load else self._plant.shared_copy(self.worker_id)).add(loading.command.shard)
             self._answer(ports.ShardLoaded(self.worker_id, loading.command.call_id), end_ns)
 
     def _copy(self, command: ports.SendKV, now_ns: int) -> None:

@@ -188,6 +188,16 @@ def test_a_shard_is_loaded_in_pieces_and_a_step_waits_for_one_of_them():
     assert (cluster.devices[0].shards["layer:0"] == fresh_bytes(("disk", "layer:0"), 1000)).all()
 
 
+def test_a_shard_is_kept_in_pieces_as_one_is_loaded():
+    cluster = Cluster(1)
+    cluster.send(0, m.KeepShard(9, "layer:0"))
+    cluster.send(0, codec.step_command(make_step(0, [1])))
+    cluster.send(0, m.OfferLayout(10, record(), 0))
+    cluster.pump()
+    assert [entry[0] for entry in cluster.devices[0].log] == ["keep", "step", "piece", "offer"]
+    assert [event.call_id for event in cluster.take() if hasattr(event, "call_id")] == [9, 10]
+
+
 def test_moves_and_fences_do_not_wait_for_a_load():
     cluster = Cluster(2)
     cluster.send(0, m.LoadShard(9, "layer:0"))

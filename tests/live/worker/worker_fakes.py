@@ -176,6 +176,13 @@ class FakeDevice:
             self.log.append(("piece", shard))
             yield
 
+    def keeping_shard(self, shard):
+        """In pieces of a half."""
+        self.log.append(("keep", shard))
+        yield
+        self.log.append(("piece", shard))
+        yield
+
     def memory_report(self):
         return {"kv": self.kv.nbytes}
 

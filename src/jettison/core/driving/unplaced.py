@@ -5,7 +5,7 @@ Which group takes a request is the cluster core's decision, passed in; who is de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
@@ -26,7 +26,7 @@ class Unplaced:
         self._since_ns: dict[RequestId, int] = {}
         """Since when each unplaced request has been without a group."""
         self._room_tokens: int | None = None
-        """What memory has left for one request; None while no worker is gone for good or aside."""
+        """What memory has left for one request; None while no worker is gone for good."""
         self._home_tokens = 0
         """What one instance has for a request: all that an offline one may ask for, as none merge for it."""
 
@@ -50,9 +50,9 @@ class Unplaced:
         ]
 
     def note_room(self, num_blocks: int, num_home_blocks: int) -> None:
-        """A worker is gone for good or set aside, or back after all: one request can have so many blocks now, and so
-        many while nothing merges."""
-        is_whole = not any(w.is_gone or w.is_aside for w in self._cluster.workers.values())
+        """A worker is gone for good, or back after all: one request can have so many blocks now, and so many while
+        nothing merges."""
+        is_whole = not any(w.is_gone for w in self._cluster.workers.values())
         self._room_tokens = None if is_whole else num_blocks * self._cluster.limits.block_size
         self._home_tokens = num_home_blocks * self._cluster.limits.block_size
 
@@ -89,17 +89,18 @@ class Unplaced:
 
 
 def max_request_blocks(
-    cluster: ClusterState, homes: Iterable[tuple[StagePlan, ...]], *, may_merge: bool, without: WorkerId | None = None
+    cluster: ClusterState, homes: Iterable[tuple[StagePlan, ...]], *, may_merge: bool,
+    without: Collection[WorkerId] = (),
 ) -> int:
     """Blocks that one request could ever get: an undropped member's (of the poorest: any may be given the request), or
     those of the tightest stage when all members merge, each with its own capacity.
 
-    Dead workers count unless they are gone for good: requests can wait for them. Those set aside do not, as no request
-    wakes one, nor does ``without``. A home of several (a static pipeline) that has lost a member is not formed again. 0
-    where no home is left.
+    Dead workers count unless they are gone for good: requests can wait for them. So do those that sleep, whom a request
+    that needs them wakes; ``without`` do not. A home of several (a static pipeline) that has lost a member is not
+    formed again. 0 where no home is left.
     """
     shape, workers_of = cluster.shape, cluster.workers
-    missing = {w.worker_id for w in workers_of.values() if w.is_gone or w.is_aside} | {without}
+    missing = {w.worker_id for w in workers_of.values() if w.is_gone}.union(without)
     whole = [home for home in homes if not any(s.worker_id in missing for s in home)]
     workers = [workers_of[s.worker_id] for home in whole for s in home]
     if not workers:

@@ -1,4 +1,5 @@
-"""The drops and restores under way: begun, advanced, followed up, and taken out when a member dies.
+"""The drops and restores under way, and workers that leave for sleep: begun, advanced, followed up, and taken out when
+a member dies.
 
 Whether to begin one is decided in ``core.ladder``, but for what follows from one that ended half-way: a restore called
 off after its split is merged again, and where that fails it goes on. What happens inside one is
@@ -15,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Set
 
 from jettison.core.load.views import Loads
 from jettison.core.moving.firstserved import FirstServed
+from jettison.core.moving.leaving import Leaving
 from jettison.core.moving.merging import MergePhase, Merging
 from jettison.core.moving.recovering import Recoveries
 from jettison.core.moving.restoring import RestorePhase, Restoring
@@ -25,7 +27,7 @@ from jettison.core.state import ClusterState
 from jettison.memory.stages import Pull, SplitPlan, StagePlan
 from jettison.types import WorkerId
 
-Move = Merging | Restoring
+Move = Merging | Restoring | Leaving
 
 
 class Moves:
@@ -38,6 +40,7 @@ class Moves:
         """``clear`` breaks off what is on its way to or from arenas of these workers: their layouts change next."""
         self.merges: list[Merging] = []
         self.restores: list[Restoring] = []
+        self.leavings: list[Leaving] = []
         self.first_served = FirstServed()
         self._state = state
         self._loads = loads
@@ -56,7 +59,7 @@ class Moves:
     @property
     def under_way(self) -> list[Move]:
         """All of them, merges first."""
-        return [*self.merges, *self.restores]
+        return [*self.merges, *self.restores, *self.leavings]
 
     @property
     def is_idle(self) -> bool:
@@ -81,7 +84,9 @@ class Moves:
         return next((move for move in moves if isinstance(move, Restoring)), None)
 
     def is_emptying(self, group: Group) -> bool:
-        """A pipeline whose members already serve on their own takes nothing new."""
+        """A pipeline whose members already serve on their own takes nothing new, nor does who is about to sleep."""
+        if self.leavings and isinstance(self._of_worker.get(group.worker_ids[0]), Leaving):
+            return True
         restore = self.restore_of(group) if self._of_worker else None
         return restore is not None and restore.group is group and restore.has_split
 
@@ -116,6 +121,20 @@ class Moves:
         self.restores.append(restore)
         self._begun(restore)
         return actions + restore.advance(now_ns)
+
+    def leave(self, leaving: Leaving) -> list[Action]:
+        """Begin to put a worker to sleep; it is advanced at the end of the event, or at the next."""
+        actions = self._clear(leaving.worker_ids)
+        self.leavings.append(leaving)
+        self._begun(leaving)
+        leaving.group.touch()  # closed to newcomers
+        return actions
+
+    def end_leaving(self, leaving: Leaving, now_ns: int) -> list[Action]:
+        """It is over: the worker's group is gone, or open again."""
+        self.leavings.remove(leaving)
+        self._forget(leaving)
+        return leaving.on_over(leaving, now_ns)
 
     def turn_round(self, restore: Restoring, now_ns: int, reason: str) -> list[Action]:
         """Call a restore off: the pipeline is needed after all."""
@@ -168,6 +187,7 @@ class Moves:
         involved = [m for m in self.under_way if dead in m.worker_ids]
         self.merges = [m for m in self.merges if m not in involved]
         self.restores = [r for r in self.restores if r not in involved]
+        self.leavings = [m for m in self.leavings if m not in involved]
         for move in involved:
             self._forget(move)
         self.first_served.abandoned((dead,))
@@ -206,6 +226,10 @@ class Moves:
                 if restore.phase is RestorePhase.TURNED and restore.has_split:
                     sources = [*restore.homes, restore.group]
                     actions += self.merge(sources, restore.group.stages, now_ns)
+        for leaving in [m for m in self.leavings if m in due]:
+            actions += self._advance(leaving, now_ns)
+            if leaving.is_over:
+                actions += self.end_leaving(leaving, now_ns)
         return actions
 
     def _on_workers(self, worker_ids: Iterable[WorkerId]) -> set[Move]:

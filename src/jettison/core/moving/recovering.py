@@ -103,8 +103,8 @@ class Recovery:
         """Why a shard could not be had at the last attempt; it is asked for again all the same."""
         self._told: str | None = None
         """The trouble that has been recorded: not every attempt is news."""
-        self.is_of_restore = False
-        """It is the end of a restore, and counts as no recovery of its own."""
+        self.end = "recovered"
+        """What is recorded when it is done. The end of a restore, and a sleeper's waking, count as no recovery."""
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -200,13 +200,17 @@ class Recovery:
         self.trouble = None
         worker_id = self.worker.worker_id
         took_ns = now_ns - self._started_ns
-        if not self.is_of_restore:
-            self._cluster.counters.num_recoveries += 1
-            self._cluster.counters.recovery_ns += took_ns
+        counters = self._cluster.counters
+        if self.end == "recovered":
+            counters.num_recoveries += 1
+            counters.recovery_ns += took_ns
+        elif self.end == "woken":
+            counters.num_wakes += 1
+            counters.wake_ns += took_ns
         fields: dict[str, object] = {"worker": worker_id, "ms": took_ns / 1e6}
         if self._told is not None:
             fields["was_stuck"] = True
-        return Record("came_home" if self.is_of_restore else "recovered", now_ns, fields)
+        return Record(self.end, now_ns, fields)
 
 
 @dataclass(slots=True)
@@ -265,7 +269,7 @@ class Recoveries:
     def _form_homes(self) -> None:
         """Form the homes whose members are all there, and in no other group."""
         taken = {w for g in self._cluster.groups.values() for w in g.worker_ids} | self.by_worker.keys()
-        taken |= {w.worker_id for w in self._cluster.workers.values() if not w.alive or w.is_aside}
+        taken |= {w.worker_id for w in self._cluster.workers.values() if not w.alive or w.is_asleep}
         free = [home for home in self.homes if not any(s.worker_id in taken for s in home)]
         for home in free:
             self._cluster.form_group(home)
@@ -415,19 +419,20 @@ class Recoveries:
         worker.unfilled = set(home.shards)
         worker.full_blocks = event.capacity_blocks
         worker.ledger.clear(event.capacity_blocks)
-        if not worker.is_aside:
+        if not worker.is_asleep:
             self._recovery_of(event.worker_id, now_ns).phase = RecoveryPhase.FILL
         self._cluster.counters.num_worker_joins += 1
         self._cluster.num_roster_changes += 1
         return [Record("worker_joined", now_ns, {"worker": event.worker_id, "life": event.life})]
 
-    def fill(self, worker_id: WorkerId, now_ns: int) -> None:
-        """A worker that serves in no group gets the layers of its home back."""
-        self._recovery_of(worker_id, now_ns).phase = RecoveryPhase.MAP
+    def wake(self, worker_id: WorkerId, now_ns: int) -> None:
+        """A worker that has slept gets the layers of its home back."""
+        recovery = self._recovery_of(worker_id, now_ns)
+        recovery.phase, recovery.end = RecoveryPhase.MAP, "woken"
 
     def come_home(self, worker_id: WorkerId, now_ns: int) -> None:
         """A restore has left this worker over, alive and in no group."""
-        self._recovery_of(worker_id, now_ns).is_of_restore = True
+        self._recovery_of(worker_id, now_ns).end = "came_home"
 
     # --- events -----------------------------------------------------------------------------------------------
 

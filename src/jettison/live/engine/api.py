@@ -6,9 +6,9 @@ All calls happen on one asyncio loop; none blocks.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from jettison.core.observing import NO_OFFLINE, OfflineGauges
 from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
@@ -79,6 +79,15 @@ class WorkerSnapshot:
     stage_busy_seconds: float = 0.0
     """As a stage of pipelines: time spent computing, and time spent waiting while the pipeline had work."""
     stage_bubble_seconds: float = 0.0
+    rss_bytes: int = 0
+    """Of its process, as the operating system counts: mapped pages of the budget among them."""
+    sleep: str = "awake"
+    """awake, leaving, emptying, asleep or waking."""
+
+    @property
+    def is_asleep(self) -> bool:
+        """It serves nothing, and nothing that it has begun will make it."""
+        return self.sleep in ("emptying", "asleep")
 
 
 @dataclass(slots=True)
@@ -172,4 +181,21 @@ class EngineClient(Protocol):
 
     def snapshot(self) -> EngineSnapshot:
         """State for metrics; cheap (called on every scrape)."""
+        ...
+
+
+class SleepControl(Protocol):
+    """As the front end sees it. ``instance``: one of them; None: all that it can be meant for. All raise RequestError
+    for an instance that there is not, SleepRefusedError, and NotReadyError where the engine is not ready."""
+
+    def sleep(self, instance: int | None, level: int) -> Mapping[str, Any]:
+        """Begin to put instances to sleep."""
+        ...
+
+    def wake(self, instance: int | None) -> Mapping[str, Any]:
+        """Begin to wake instances, or call back those that have not left."""
+        ...
+
+    def states(self, instance: int | None = None) -> Mapping[str, Any]:
+        """Who sleeps."""
         ...

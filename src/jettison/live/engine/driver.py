@@ -216,6 +216,8 @@ def _to_command(action: ports.Action) -> tuple[WorkerId, m.Command]:
             return action.src, m.SendShard(action.transfer_id, action.dst, action.shard)
         case ports.LoadShard():
             return action.worker_id, m.LoadShard(action.call_id, action.shard)
+        case ports.KeepShard():
+            return action.worker_id, m.KeepShard(action.call_id, action.shard)
         case ports.CancelTransfer():
             return action.src, m.CancelTransfer(action.transfer_id)
         case ports.FenceWorker():

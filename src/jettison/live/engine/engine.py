@@ -328,17 +328,19 @@ class Engine:
             raise NotReadyError("the engine is not started")
         return self._driver.delays
 
+    def order(self, order: Callable[[ClusterCore, int], list[ports.Action]]) -> None:
+        """Have the core do something between two events, at this time (administration and experiments); nothing before
+        ``start`` has ended. Raises what the order does."""
+        if self._driver is not None:
+            self._driver.carry_out(order(self._driver.core, time.monotonic_ns()))
+
     def request_drop(self) -> None:
         """Merge groups now, whatever the load (administration and experiments)."""
-        if self._driver is not None:
-            self._driver.carry_out(self._driver.core.request_drop(time.monotonic_ns()))
+        self.order(ClusterCore.request_drop)
 
     def request_merge(self, sources: Sequence[GroupId], stages: tuple[StagePlan, ...], pulls: tuple[Pull, ...]) -> None:
         """Merge these groups in this way (experiments): idle ones, ``pulls`` all that the stages lack."""
-        if self._driver is not None:
-            core = self._driver.core
-            groups = [core.groups[g] for g in sources]
-            self._driver.carry_out(core.moves.merge(groups, stages, time.monotonic_ns(), pulls))
+        self.order(lambda core, now_ns: core.moves.merge([core.groups[g] for g in sources], stages, now_ns, pulls))
 
     def keep_hung_workers(self, keep: bool) -> None:
         """Whether processes of workers that are given up live on (tests wake them up); else they are killed."""
@@ -356,8 +358,7 @@ class Engine:
 
     def request_restore(self) -> None:
         """Restore merged groups now, whatever the load (administration and experiments)."""
-        if self._driver is not None:
-            self._driver.carry_out(self._driver.core.request_restore(time.monotonic_ns()))
+        self.order(ClusterCore.request_restore)
 
     # --- glue -------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ import jettison
 from jettison import errors
 from jettison.config import API_KEY_VARIABLE
 from jettison.device.kernels.onednn import bound_onednn_caches
+from jettison.device.sharedcopy import open_shared_copy
 from jettison.errors import JettisonError, UserError, WorkerLostError
 from jettison.live.machine.address_space import shortage_hint
 from jettison.live.machine.netns import Placement, entered
@@ -117,6 +118,8 @@ class LocalLauncher:
         self._addresses: dict[WorkerId, str] = {}
         """Where the present life of each worker listens for peers."""
         self._folder: RunFolder | None = None
+        self._shared_copies: dict[str | None, int] = {}
+        """Memory of each machine (network namespace) for a copy of the parameters; empty until a worker sleeps."""
         self._closing = False
         self._hung_after_s = (heartbeat_timeout_s, step_timeout_s)
         self.kill_hung = kill_hung
@@ -250,6 +253,8 @@ class LocalLauncher:
         for future in self._starting.values():
             if not future.cancel() and not future.cancelled():
                 future.exception()  # seen: it was raised by start, or another one was
+        while self._shared_copies:
+            os.close(self._shared_copies.popitem()[1])
         if self._folder is not None:
             self._folder.remove()
 
@@ -308,18 +313,21 @@ class LocalLauncher:
 
     def _spawn(self, worker: WorkerId, config: WorkerConfig, loop: asyncio.AbstractEventLoop) -> _Process:
         netns = self._placements.get(worker, Placement()).netns
+        if netns not in self._shared_copies:
+            self._shared_copies[netns] = open_shared_copy()
+        spec = msgspec.structs.replace(config.spec, shared_copy_fd=self._shared_copies[netns])
         flag, flag_fd = StepFlag.open()
         try:
             listen_fd, beat_fd = os.pipe()
         except BaseException:
             os.close(flag_fd)
             raise
-        config = msgspec.structs.replace(config, beat_fd=beat_fd, flag_fd=flag_fd)
+        config = msgspec.structs.replace(config, spec=spec, beat_fd=beat_fd, flag_fd=flag_fd)
         try:
             popen = subprocess.Popen(
                 (*(("ip", "netns", "exec", netns) if netns else ()), *self._worker_command),
                 stdin=subprocess.PIPE,
-                pass_fds=(config.listen_fd, beat_fd, flag_fd),
+                pass_fds=(config.listen_fd, beat_fd, flag_fd, self._shared_copies[netns]),
                 env=worker_environment(config.spec.num_threads),
             )
             process = _Process(popen, _watchable(popen), loop.create_future(), config.epoch)

@@ -6,15 +6,19 @@ advances with every unit of work, so runs repeat exactly; a seed interleaves the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import msgspec
 
 from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
 from jettison.cost.hardware import HardwareProfile
 from jettison.device.model.identity import agreed_identity
+from jettison.device.sharedcopy import open_shared_copy
 from jettison.errors import StalledError
 from jettison.live.engine.assembly import Assembly, assemble
 from jettison.live.engine.driver import CoreDriver
@@ -99,12 +103,15 @@ class LocalCluster:
         self._cluster: InProcessCluster | None = None
         self._driver: CoreDriver | None = None
         self._num_open = 0
+        self._shared_copy_fd: int | None = None
 
     def start(self) -> None:
         """Load every device. Raises BudgetError, ModelError. Idempotent."""
         if self._cluster is not None:
             return
-        devices = {s.worker_id: make_device_worker(s) for s in self.assembly.worker_specs}
+        self._shared_copy_fd = fd = open_shared_copy()
+        specs = [msgspec.structs.replace(s, shared_copy_fd=fd) for s in self.assembly.worker_specs]
+        devices = {s.worker_id: make_device_worker(s) for s in specs}
         cluster = InProcessCluster(
             devices, self._on_event, piece_bytes=self._config.overload.exchange_piece_bytes or MAX_PIECE_BYTES,
             seed=self._seed,
@@ -130,6 +137,9 @@ class LocalCluster:
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
+        if self._shared_copy_fd is not None:
+            os.close(self._shared_copy_fd)
+            self._shared_copy_fd = None
 
     def __enter__(self) -> LocalCluster:
         self.start()
@@ -186,12 +196,12 @@ class LocalCluster:
             request_id, destination, self._now_ns, kind=kind, max_step_tokens=max_step_tokens
         ))
 
-    def request_set_aside(self, worker_id: WorkerId) -> None:
-        """Have a worker give up its layers. Raises ValueError where it is in use."""
-        self._carry_out(self.core.request_set_aside(worker_id, self._now_ns))
+    def request_sleep(self, *worker_ids: WorkerId, level: int = 2) -> None:
+        """Have workers give up their layers. Raises ValueError where they cannot."""
+        self._carry_out(self.core.request_sleep(worker_ids, level, self._now_ns))
 
     def request_wake(self, worker_id: WorkerId) -> None:
-        """Have it serve again. Raises ValueError where it is not aside."""
+        """Have it serve again. Raises ValueError where it does not sleep."""
         self._carry_out(self.core.request_wake(worker_id, self._now_ns))
 
     def _carry_out(self, actions: list[ports.Action]) -> None:

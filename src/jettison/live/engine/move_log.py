@@ -61,6 +61,17 @@ def log_move(record: Record, core: ClusterCore) -> None:
             log.warning("worker %s serves again", fields["worker"])
         case "came_home":
             log.info("worker %s, which a restore had left over, holds all layers", fields["worker"])
+        case "falling_asleep":
+            log.info(
+                "worker %s is put to sleep (level %s): %d requests go elsewhere or end first",
+                fields["worker"], fields["level"], fields["requests"],
+            )
+        case "stays_awake":
+            log.info("worker %s does not go to sleep; reason: %s", fields["worker"], fields["reason"])
+        case "asleep":
+            log.info("worker %s sleeps, after %.0f ms", fields["worker"], fields["ms"])
+        case "woken":
+            log.info("worker %s is awake again, after %.0f ms", fields["worker"], fields["ms"])
         case "restore_turned":
             log.info("restore called off: group %s stays merged; reason: %s", fields["group"], fields["reason"])
 

@@ -10,6 +10,7 @@ from jettison.core.observing import offline_gauges
 from jettison.core.totals import counters
 from jettison.live.engine.api import EngineSnapshot, EngineState, GroupSnapshot, WorkerSnapshot
 from jettison.live.engine.driver import CoreDriver
+from jettison.live.machine.memory import rss_bytes
 from jettison.types import NANOSECONDS, WorkerId
 
 
@@ -50,6 +51,8 @@ def take_snapshot(
                 free_bytes=memory.get("free_bytes", 0),
                 stage_busy_seconds=times.busy_ns / NANOSECONDS,
                 stage_bubble_seconds=times.bubble_ns / NANOSECONDS,
+                rss_bytes=rss_bytes(pids[worker_id]) if worker_id in pids else 0,
+                sleep=str(core.sleepers.state_of(worker_id)),
             )
         )
     totals = counters(core) | driver.delays.totals()

@@ -7,6 +7,7 @@ swaps. So too much is worth a warning, and no refusal.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -34,6 +35,14 @@ def memory_limit(root: Path = Path("/")) -> tuple[int, str] | None:
     for folder in _cgroup_folders(root):
         limits += ((found, "this control group's limit") for name in _CGROUP_LIMITS if (found := _bytes(folder / name)))
     return min(limits, default=None)
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of a process, shared pages that it has mapped included; 0 where it is no more."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
+    except (OSError, IndexError):
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

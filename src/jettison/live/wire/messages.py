@@ -92,7 +92,15 @@ class CancelTransfer(msgspec.Struct, tag="cancel_transfer", array_like=True):
 
 
 class LoadShard(msgspec.Struct, tag="load_shard", array_like=True):
-    """Fill a mapped shard from the model folder (no peer has it). Answer: CallDone."""
+    """Fill a mapped shard (no peer has it) from the machine's copy in host memory, or else from the model folder.
+    Answer: CallDone."""
+
+    call_id: int
+    shard: ShardId
+
+
+class KeepShard(msgspec.Struct, tag="keep_shard", array_like=True):
+    """Write a shard that is complete here to the machine's copy in host memory. Answer: CallDone."""
 
     call_id: int
     shard: ShardId
@@ -125,8 +133,8 @@ class Stop(msgspec.Struct, tag="stop", array_like=True):
 
 
 Command = (
-    Step | OfferLayout | ApplyLayout | SendKV | SendShard | CancelTransfer | LoadShard | FenceWorker | AdoptWeights
-    | ReportMemory | Stop
+    Step | OfferLayout | ApplyLayout | SendKV | SendShard | CancelTransfer | LoadShard | KeepShard | FenceWorker
+    | AdoptWeights | ReportMemory | Stop
 )
 
 

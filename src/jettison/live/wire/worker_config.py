@@ -40,6 +40,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """False for comparison only: bulk is neither cut to size nor does it yield to activations."""
     host_bytes: int = 0
     """Host memory for copies of KV blocks, beside the budget."""
+    shared_copy_fd: int | None = None
+    """Inherited memory file: the machine's copy of the parameters, for workers that sleep."""
     layers: tuple[int, int] | None = None
     """Decoder layers (from, to) to map at the start, and to load; None = all."""
     starts_empty: bool = False

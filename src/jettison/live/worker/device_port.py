@@ -146,9 +146,13 @@ class Device(Protocol):
         ...
 
     def loading_shard_from_disk(self, shard: ShardId) -> Iterator[None]:
-        """Fill a mapped shard from the model folder, in pieces of a few MiB: yields after each. Steps may run in
-        between; the shard counts as missing until the end.
+        """Fill a mapped shard from the machine's copy in host memory or from the model folder, in pieces of a few MiB:
+        yields after each. Steps may run in between; the shard counts as missing until the end.
         """
+        ...
+
+    def keeping_shard(self, shard: ShardId) -> Iterator[None]:
+        """Write a shard to the machine's copy in host memory, likewise in pieces."""
         ...
 
     def memory_report(self) -> dict[str, int]: ...

@@ -57,18 +57,19 @@ from jettison.types import LayerRange, TransferId, WorkerId
 log = logging.getLogger(__name__)
 
 _Call = m.OfferLayout | m.ApplyLayout | m.FenceWorker | m.ReportMemory
-_Command = _Call | m.SendKV | m.SendShard | m.LoadShard
+_InPieces = m.LoadShard | m.KeepShard
+_Command = _Call | m.SendKV | m.SendShard | _InPieces
 
 _KINDS: dict[type, Kind] = {
     m.OfferLayout: Kind.OFFER_LAYOUT, m.ApplyLayout: Kind.APPLY_LAYOUT, m.LoadShard: Kind.LOAD,
-    m.ReportMemory: Kind.REPORT, m.FenceWorker: Kind.FENCE,
+    m.KeepShard: Kind.LOAD, m.ReportMemory: Kind.REPORT, m.FenceWorker: Kind.FENCE,
 }
 
 
 class _Loading(NamedTuple):
-    """A shard on its way from the model folder."""
+    """A shard on its way from the model folder, or to or from the machine's copy."""
 
-    command: m.LoadShard
+    command: _InPieces
     pieces: Iterator[None]
 
 
@@ -221,9 +222,11 @@ class WorkerLoop:
         if isinstance(command, m.SendKV | m.SendShard):
             self._peers.start_transfer(command)
             return
-        if isinstance(command, m.LoadShard):
+        if isinstance(command, _InPieces):
             # Its first piece comes in the turn that follows every command.
-            self._loading = _Loading(command, self._device.loading_shard_from_disk(command.shard))
+            device, is_load = self._device, isinstance(command, m.LoadShard)
+            pieces = (device.loading_shard_from_disk if is_load else device.keeping_shard)(command.shard)
+            self._loading = _Loading(command, pieces)
             return
         try:
             self._emit(self._answer(command))
@@ -233,7 +236,7 @@ class WorkerLoop:
         except Exception as error:  # noqa: BLE001  # logged by _failure_of
             self._emit(self._failure_of(command, error))
 
-    def _failure_of(self, command: _Call | m.LoadShard, error: Exception) -> m.CallFailed:
+    def _failure_of(self, command: _Call | _InPieces, error: Exception) -> m.CallFailed:
         if isinstance(error, JettisonError):
             name, message = type(error).__name__, str(error)
         else:
@@ -306,8 +309,12 @@ class WorkerLoop:
                 return m.MemoryReported(self.worker_id, call_id, device.memory_report())
 
     def _changes(self, spec: LayoutSpec) -> str:
-        """Which move a layout belongs to, for failpoints: drop, restore, split, or none of them."""
+        """Which move a layout belongs to, for failpoints: sleep, wake, drop, restore, split, or none of them."""
         before = self._spec
+        if len(spec.kv_layers) == 0:
+            return "sleep"
+        if before is not None and len(before.kv_layers) == 0:
+            return "wake"
         if before is None or spec.shards < before.shards:
             return "drop"
         if spec.shards > before.shards:

@@ -71,6 +71,7 @@ def make_device_worker(spec: WorkerSpec) -> Device:
         config=spec.model,
         starts_empty=spec.starts_empty,
         host_bytes=spec.host_bytes,
+        shared_copy_fd=spec.shared_copy_fd,
         layers=None if spec.layers is None else LayerRange(*spec.layers),
     )
 

@@ -1,0 +1,52 @@
+"""Who has to be awake whatever rungs decide: the first request wakes a worker, and what needs sleepers' memory does.
+
+Memory that sleeps is memory: a request that fits with it is accepted. So none of what was accepted may wait for a
+worker that nobody wakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from jettison.core.moving.moves import Moves
+from jettison.core.moving.recovering import Recoveries
+from jettison.core.moving.sleeping import Sleepers
+from jettison.core.ports import Action
+from jettison.core.requests import RequestState
+from jettison.core.state import ClusterState
+from jettison.types import WorkerId
+
+WhyTooLarge = Callable[[RequestState, Collection[WorkerId]], str | None]
+"""Why a request could never be held without these workers; None: it could."""
+
+
+class Awake:
+    """Wakes those that are needed."""
+
+    def __init__(
+        self, cluster: ClusterState, moves: Moves, recoveries: Recoveries, sleepers: Sleepers,
+        why_too_large: WhyTooLarge,
+    ) -> None:
+        self._cluster = cluster
+        self._moves = moves
+        self._recoveries = recoveries
+        self._sleepers = sleepers
+        self._why_too_large = why_too_large
+
+    def for_request(self, state: RequestState, now_ns: int) -> list[Action]:
+        """Wake as many as the request cannot do without."""
+        actions: list[Action] = []
+        while (can_wake := self._sleepers.can_wake) and self._why_too_large(
+            state, self._sleepers.out
+        ):
+            actions += self._sleepers.wake(can_wake[0], now_ns)
+        return actions
+
+    def advance(self, now_ns: int) -> list[Action]:
+        """Wake one where requests wait, no group is open to them, and none is on its way."""
+        if not self._cluster.unplaced or not (can_wake := self._sleepers.can_wake):
+            return []
+        is_open = any(not self._moves.is_emptying(g) for g in self._cluster.groups.values())
+        if is_open or not self._recoveries.is_idle or self._sleepers.is_waking:
+            return []
+        return self._sleepers.wake(can_wake[0], now_ns)

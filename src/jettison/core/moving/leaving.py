@@ -1,0 +1,222 @@
+"""One worker on its way to sleep: what it serves goes elsewhere or comes to its end, and no stream ends for it.
+
+    LEAVING     its group takes nothing new. Queued requests are dispatched again; running online ones migrate, the
+                largest first, to where they fit; what is in prefill gets to its first token before; offline ones give
+                their blocks up (checkpoints and what else is in host pools go along). What no other group can take is
+                served here to its end. At level 1 the worker writes shards that the machine's host copy lacks.
+    DONE        nothing is left: the group may go, and the layout with it (``core.moving.sleeping``)
+    STAYS       called off, or no other complete copy of the parameters is left: the group serves on
+
+Until DONE nothing has been given up, so it can be called off at any moment. Who is put to sleep, and when, is decided
+elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from jettison.core.moving.migrations import Migrations
+from jettison.core.moving.passage import Passage, RelocationPhase
+from jettison.core.moving.relayout import RETRY_NS
+from jettison.core.pending import CallAnswer, PendingCall, Purpose
+from jettison.core.ports import Action, CallFailed, KeepShard
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import Group
+from jettison.core.state import ClusterState, WorkerState
+from jettison.types import ShardId
+
+
+class LeavingPhase(StrEnum):
+    """See the module's table."""
+
+    LEAVING = "leaving"
+    DONE = "done"
+    STAYS = "stays"
+
+
+class Leaving:
+    """A move of ``core.moving.moves``: one worker, one group."""
+
+    def __init__(
+        self, cluster: ClusterState, migrations: Migrations, worker: WorkerState, group: Group, level: int,
+        now_ns: int, *, open_groups: Callable[[], list[Group]], kept: set[ShardId],
+        why_stay: Callable[[Leaving], str | None], may_go: Callable[[Leaving], bool],
+        on_over: Callable[[Leaving, int], list[Action]],
+    ) -> None:
+        """``open_groups``: that take requests. ``kept``: shards of the machine's host copy. ``why_stay``: why the
+        worker cannot sleep any more. ``may_go``: nobody needs it now. ``on_over`` is called once, at the end."""
+        self._cluster = cluster
+        self._migrations = migrations
+        self._open_groups = open_groups
+        self._kept = kept
+        self._why_stay = why_stay
+        self._may_go = may_go
+        self.on_over = on_over
+        self.worker = worker
+        self.group = group
+        self.level = level
+        self.started_ns = now_ns
+        self.phase = LeavingPhase.LEAVING
+        self.why: str | None = None
+        """Why the worker stays."""
+        self.num_migrated = 0
+        self._is_keeping = False
+        """A shard is being written to the host copy."""
+        self._retry_ns = 0
+
+    # --- what all moves have ----------------------------------------------------------------------------------
+
+    @property
+    def worker_ids(self) -> tuple[int, ...]:
+        """The one worker."""
+        return (self.worker.worker_id,)
+
+    @property
+    def broken_groups(self) -> tuple[Group, ...]:
+        """None: its group has all layers until the end."""
+        return ()
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing left to do."""
+        return self.phase is not LeavingPhase.LEAVING
+
+    @property
+    def waits_for_time(self) -> bool:
+        """Other groups, which are not its own, may get room."""
+        return not self.is_over
+
+    def cancel(self, state: RequestState) -> list[Action]:
+        """A request is ending: its migration is stopped by others."""
+        return []
+
+    def abandon(self) -> None:
+        """The worker is dead."""
+
+    def go_on(self, now_ns: int) -> list[Action]:
+        """It is advanced at every event."""
+        return []
+
+    def call_off(self, why: str) -> None:
+        """The worker serves on."""
+        if not self.is_over:
+            self.phase, self.why = LeavingPhase.STAYS, why
+
+    # --- progress ---------------------------------------------------------------------------------------------
+
+    def advance(self, now_ns: int) -> list[Action]:
+        """Go as far as the state allows."""
+        if self.is_over:
+            return []
+        if (why := self._why_stay(self)) is not None:
+            self.call_off(why)
+            return []
+        actions = self._keep()
+        if self._is_served(now_ns) and (homes := self._open_groups()):
+            self._send_away(homes)
+            actions += self._migrate(homes, now_ns)
+        if self._is_empty() and self._may_go(self):
+            self.phase = LeavingPhase.DONE
+        return actions
+
+    def _is_served(self, now_ns: int) -> bool:
+        """Somebody might go now: other groups are looked at only then."""
+        queues = self.group.queues
+        if queues.has_waiting or queues.num_running_offline or queues.stored:
+            return True
+        is_free = now_ns >= self._retry_ns and self.worker.worker_id not in self._migrations.worker_ids
+        return is_free and bool(queues.running)
+
+    def _send_away(self, homes: list[Group]) -> None:
+        """Whatever holds no arenas, or need not hold them."""
+        queues = self.group.queues
+        for state in queues.running_offline():
+            if state.num_pending == 0 and _is_settled(state):
+                self.group.preempt(state)
+        for state in [*queues.waiting, *queues.waiting_offline]:
+            if state.ending is None and any(not home.blocks.is_oversized(state) for home in homes):
+                queues.take_out(state)
+                state.group_id = -1
+                self._cluster.unplaced[state.request_id] = state
+        for state in list(queues.stored.values()):
+            fitting = [home for home in homes if not home.blocks.is_oversized(state)]
+            if fitting and state.ending is None and not state.transfers:
+                queues.take_out(state)
+                min(fitting, key=_load).queues.keep_stored(state)
+                self._cluster.counters.hosted_carried += 1
+
+    def _migrate(self, homes: list[Group], now_ns: int) -> list[Action]:
+        """Begin with the largest request that fits somewhere."""
+        taken = self._migrations.worker_ids
+        if now_ns < self._retry_ns or self.worker.worker_id in taken:
+            return []
+        free = [h for h in homes if len(h.queues.running) < h.max_running and not set(taken) & set(h.worker_ids)]
+        decoding = [s for s in self.group.queues.running.values() if _decodes(s) and not s.is_offline]
+        for state in sorted(decoding, key=lambda s: (-s.num_tokens, s.order)):
+            needed = self._cluster.limits.blocks_for(state.num_tokens)
+            fitting = [h for h in free if needed + h.blocks.watermark <= h.blocks.num_free]
+            if fitting:
+                home = min(fitting, key=_load)
+                self.num_migrated += 1
+                return self._migrations.start(state, self.group, home, now_ns, lambda m: self._migrated(m, now_ns))
+        if decoding:  # none of them fits anywhere: not asked again with every step
+            self._retry_ns = now_ns + RETRY_NS
+        return []
+
+    def _migrated(self, migration: Passage, began_ns: int) -> None:
+        if migration.phase is RelocationPhase.FAILED:
+            self.num_migrated -= 1
+            self._retry_ns = began_ns + RETRY_NS
+
+    # --- the host copy ----------------------------------------------------------------------------------------
+
+    @property
+    def is_kept(self) -> bool:
+        """The host copy has all that this level asks of it."""
+        return self.level != 1 or self._kept >= self._cluster.shape.all_shards
+
+    def _keep(self) -> list[Action]:
+        """Have the next shard written that the host copy lacks."""
+        if self._is_keeping or self.is_kept:
+            return []
+        book, shard = self._cluster.book, min(self._cluster.shape.all_shards - self._kept)
+        self._is_keeping = True
+        return [book.open_call(KeepShard(self.worker.worker_id, book.next_call_id, shard), self, self)]
+
+    def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
+        """A shard has been written, or could not be."""
+        assert isinstance(pending.call, KeepShard), pending
+        self._is_keeping = False
+        if isinstance(event, CallFailed):
+            self.call_off(f"no host copy of {pending.call.shard}: {event.message}")
+        else:
+            self._kept.add(pending.call.shard)
+        return []
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def _is_empty(self) -> bool:
+        """Nothing needs its layers or its arenas. Its host pool stays as it is."""
+        worker, group, book = self.worker, self.group, self._cluster.book
+        if group.queues.all_requests() or group.in_flight or group.paused or not self.is_kept or self._is_keeping:
+            return False
+        if worker.num_relayouts_open or worker.ghosts or worker.ledger.num_held:
+            return False
+        here = (p for p in book.transfers.values() if worker.worker_id in p.ends)
+        return all(p.purpose is Purpose.HOST and p.ends[0] == worker.worker_id for p in here)
+
+
+def _is_settled(state: RequestState) -> bool:
+    """No copy or ending has to do with it."""
+    return not (state.paused or state.recompute or state.ending or state.transfers or state.remote)
+
+
+def _decodes(state: RequestState) -> bool:
+    """One in prefill would be copied while it is written."""
+    return _is_settled(state) and state.num_output > 0 and state.num_tokens - state.num_computed <= 1
+
+
+def _load(group: Group) -> tuple[int, int]:
+    """Lower for those with more room."""
+    return group.blocks.num_used + group.queues.queued_blocks() - group.blocks.capacity, group.group_id

@@ -1,0 +1,290 @@
+"""Workers that sleep: alive, with an empty layout, in no group, no home and no plan, until they are woken.
+
+    serves --sleep--> LEAVING (``core.moving.leaving``) --nothing is left--> its layout is emptied --> asleep
+      ^                  |  wake: it serves on             (tried again until it is)                      |
+      '------------------'--------------- as after a death: MAP, FILL (``core.moving.recovering``) <--wake--'
+
+Parameters may go only while another complete copy is in memory: of each shard, one at a worker that is awake and is to
+stay so (groups have one copy together, so any of their members counts); at level 1, and where it stands already, the
+host copy, of which a machine has one. The disk is none. Peers may die while a worker sleeps: then the host copy, and in
+its absence the model folder, is what fills it.
+
+A worker that dies while it sleeps, or is about to, comes back asleep: what its new process has mapped is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from enum import StrEnum
+
+from jettison.core.moving.leaving import Leaving, LeavingPhase
+from jettison.core.moving.migrations import Migrations
+from jettison.core.moving.moves import Moves
+from jettison.core.moving.recovering import Recoveries
+from jettison.core.moving.relayout import RETRY_NS, Relayout
+from jettison.core.ports import Action, Record
+from jettison.core.serving.group import Group
+from jettison.core.state import ClusterState, WorkerState
+from jettison.memory.layout import LayoutSpec
+from jettison.types import LayerRange, ShardId, WorkerId
+
+EMPTY = LayoutSpec(frozenset(), LayerRange(0, 0))
+
+LEVELS = (1, 2)
+"""1: the machine keeps a copy of the parameters in host memory. 2: none but what peers have."""
+
+
+class SleepState(StrEnum):
+    """As people are told."""
+
+    AWAKE = "awake"
+    LEAVING = "leaving"
+    EMPTYING = "emptying"
+    ASLEEP = "asleep"
+    WAKING = "waking"
+
+
+class Sleepers:
+    """All that sleep, or are on their way there."""
+
+    def __init__(
+        self, cluster: ClusterState, moves: Moves, recoveries: Recoveries, migrations: Migrations,
+        why_needed: Callable[[Collection[WorkerId]], str | None],
+    ) -> None:
+        """``why_needed``: why some request could not be held without these workers; None: there is no such request."""
+        self._cluster = cluster
+        self._moves = moves
+        self._recoveries = recoveries
+        self._migrations = migrations
+        self._why_needed = why_needed
+        self.asleep: set[WorkerId] = set()
+        """Those that sleep, dead ones and those whose layout is going included."""
+        self._emptying: dict[WorkerId, Relayout] = {}
+        self._to_wake: set[WorkerId] = set()
+        """Of those, wanted awake again."""
+        self._since_ns: dict[WorkerId, int] = {}
+        """When each was told to sleep, until it does."""
+        self._retry_ns = 0
+        self.host_copies: dict[str, set[ShardId]] = {}
+        """Shards that the host copy of each machine has."""
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """No layout is being emptied."""
+        return not self._emptying
+
+    @property
+    def leaving(self) -> list[WorkerId]:
+        """Those on their way there, that may still be called back at once."""
+        return [leaving.worker.worker_id for leaving in self._moves.leavings]
+
+    @property
+    def out(self) -> set[WorkerId]:
+        """Those whose memory nobody is to count on until they are woken."""
+        return (self.asleep | set(self.leaving)) - self._to_wake
+
+    @property
+    def can_wake(self) -> list[WorkerId]:
+        """Whom ``wake`` helps with: those on their way first, who serve on at once, and the dead last."""
+        workers = self._cluster.workers
+        sleepers = [w for w in self.asleep - self._to_wake if not workers[w].is_gone]
+        return self.leaving + sorted(sleepers, key=lambda w: (not workers[w].alive, w))
+
+    @property
+    def is_waking(self) -> bool:
+        """A worker whose layout is going is wanted again."""
+        return bool(self._to_wake)
+
+    def state_of(self, worker_id: WorkerId) -> SleepState:
+        """Where a worker is between serving and sleep."""
+        if worker_id in self.asleep:
+            return SleepState.EMPTYING if worker_id in self._emptying else SleepState.ASLEEP
+        if worker_id in self.leaving:
+            return SleepState.LEAVING
+        recovery = self._recoveries.by_worker.get(worker_id)
+        return SleepState.WAKING if recovery is not None and recovery.end == "woken" else SleepState.AWAKE
+
+    def num_awake(self) -> int:
+        """Workers that serve, or will without being woken."""
+        return len(self._cluster.workers) - len(self.out)
+
+    def _machine(self, worker_id: WorkerId) -> str:
+        names = self._cluster.params.machine_of
+        return str(names.get(worker_id, f"worker {worker_id}")) if names else ""
+
+    def _kept(self, worker_id: WorkerId) -> set[ShardId]:
+        return self.host_copies.setdefault(self._machine(worker_id), set())
+
+    def why_not(self, worker_ids: Sequence[WorkerId], level: int) -> str | None:
+        """Why these workers cannot be put to sleep now; None: they can. Each must serve by itself, with no change of
+        layers under way; what has been accepted must not need them, unless all sleep: then it ends first."""
+        for worker_id in worker_ids:
+            worker, groups = self._cluster.workers[worker_id], self._cluster.groups_of[worker_id]
+            if worker.is_asleep or worker_id in self.leaving:
+                return f"worker {worker_id} is asleep already, or about to be"
+            if not worker.alive:
+                return f"worker {worker_id} is dead"
+            if worker_id in self._moves.moving_workers():
+                return f"layers of worker {worker_id} are changing"
+            if len(groups) != 1 or groups[0].worker_ids != (worker_id,):
+                return f"worker {worker_id} does not serve by itself"
+        for worker_id in worker_ids:
+            if (why := self._why_no_copy(worker_id, level, {*worker_ids, *self.leaving})) is not None:
+                return why
+        if self._awake() <= set(worker_ids):
+            return None
+        return self._why_needed([*worker_ids, *self.leaving])
+
+    def _awake(self) -> set[WorkerId]:
+        return {w.worker_id for w in self._cluster.workers.values() if w.can_serve} - set(self.leaving)
+
+    def _why_no_copy(self, worker_id: WorkerId, level: int, without: Collection[WorkerId]) -> str | None:
+        """Why no complete copy of the parameters would be in memory without these workers."""
+        everything = self._cluster.shape.all_shards
+        if level == 1 or self._kept(worker_id) >= everything:
+            return None
+        elsewhere: set[ShardId] = set()
+        for worker in self._cluster.workers.values():
+            if worker.can_serve and worker.worker_id not in without:
+                elsewhere |= worker.layout.shards - worker.unfilled
+                if elsewhere >= everything:
+                    return None
+        return (
+            f"no other worker that is awake has {min(everything - elsewhere)}, and the machine of worker {worker_id} "
+            "has no host copy: level 1 makes one"
+        )
+
+    # --- orders -----------------------------------------------------------------------------------------------
+
+    def sleep(self, worker_ids: Sequence[WorkerId], level: int, now_ns: int) -> list[Action]:
+        """Begin. Raises ValueError, with nothing begun, where ``why_not`` says so or there is no such level."""
+        if level not in LEVELS:
+            raise ValueError(f"there is no level {level} of sleep: 1 keeps a host copy, 2 does not")
+        if (why := self.why_not(worker_ids, level)) is not None:
+            raise ValueError(why)
+        actions: list[Action] = []
+        for worker_id in worker_ids:
+            group = self._cluster.groups_of[worker_id][0]
+            fields = {"worker": worker_id, "level": level, "requests": len(list(group.queues.all_requests()))}
+            actions.append(Record("falling_asleep", now_ns, fields))
+            self._since_ns[worker_id] = now_ns
+            actions += self._moves.leave(Leaving(
+                self._cluster, self._migrations, self._cluster.workers[worker_id], group, level, now_ns,
+                open_groups=self._open_groups, kept=self._kept(worker_id), why_stay=self._why_stay,
+                may_go=self._may_go, on_over=self._left,
+            ))
+        return actions
+
+    def wake(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
+        """Have it serve again: at once where it has not left yet. Raises ValueError for one that does not sleep."""
+        worker = self._cluster.workers[worker_id]
+        for leaving in self._moves.leavings:
+            if leaving.worker is worker:
+                leaving.call_off("it is wanted")
+                return self._moves.end_leaving(leaving, now_ns)
+        if not worker.is_asleep:
+            raise ValueError(f"worker {worker_id} is not asleep")
+        if worker_id in self._emptying:
+            self._to_wake.add(worker_id)
+            return []
+        return self._wake(worker_id, now_ns)
+
+    def _wake(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
+        worker = self._cluster.workers[worker_id]
+        self._note(worker, is_asleep=False)
+        if worker.alive:  # a dead one is formed into its home when it is back
+            self._recoveries.wake(worker_id, now_ns)
+        return [Record("waking", now_ns, {"worker": worker_id})]
+
+    def _note(self, worker: WorkerState, *, is_asleep: bool) -> None:
+        worker.is_asleep = is_asleep
+        self._cluster.num_roster_changes += 1
+        (self.asleep.add if is_asleep else self.asleep.discard)(worker.worker_id)
+
+    # --- leaving ----------------------------------------------------------------------------------------------
+
+    def _open_groups(self) -> list[Group]:
+        groups = self._cluster.groups.values()
+        return [g for g in groups if not self._moves.is_moving(g) and not g.paused]
+
+    def _why_stay(self, leaving: Leaving) -> str | None:
+        return self._why_no_copy(leaving.worker.worker_id, leaving.level, self.leaving)
+
+    def _may_go(self, leaving: Leaving) -> bool:
+        if self._recoveries.by_worker.get(leaving.worker.worker_id) is not None:
+            return False  # something of a death has yet to end here
+        return not self._awake() or self._why_needed(self.leaving) is None
+
+    def _left(self, leaving: Leaving, now_ns: int) -> list[Action]:
+        worker = leaving.worker
+        if leaving.phase is LeavingPhase.STAYS:
+            self._since_ns.pop(worker.worker_id, None)
+            leaving.group.touch()  # open again to newcomers
+            return [Record("stays_awake", now_ns, {"worker": worker.worker_id, "reason": leaving.why})]
+        self._cluster.dissolve(leaving.group)
+        self._note(worker, is_asleep=True)
+        return self._empty(worker.worker_id)
+
+    # --- deaths -----------------------------------------------------------------------------------------------
+
+    def rejoined(self, worker_id: WorkerId) -> list[Action]:
+        """A worker that slept when it died is back, with the shards of its home mapped and empty."""
+        return self._empty(worker_id)
+
+    def lost(self, worker_id: WorkerId, *, was_leaving: bool) -> None:
+        """A worker is dead. One that was on its way to sleep has nothing to leave any more."""
+        self._emptying.pop(worker_id, None)
+        worker = self._cluster.workers[worker_id]
+        self._note(worker, is_asleep=(worker.is_asleep or was_leaving) and worker_id not in self._to_wake)
+        self._to_wake.discard(worker_id)
+
+    # --- progress ---------------------------------------------------------------------------------------------
+
+    def _empty(self, worker_id: WorkerId) -> list[Action]:
+        worker = self._cluster.workers[worker_id]
+        worker.ledger.forget_cached()
+        relayout = self._emptying[worker_id] = Relayout(self._cluster, self, worker, EMPTY, shrinks=True)
+        return relayout.start()
+
+    def go_on(self, now_ns: int) -> list[Action]:
+        """A layout call has been answered."""
+        actions: list[Action] = []
+        for worker_id, relayout in list(self._emptying.items()):
+            if not relayout.is_over:
+                continue
+            if relayout.failure is not None and worker_id not in self._to_wake:
+                self._retry_ns = now_ns + RETRY_NS
+                continue
+            del self._emptying[worker_id]
+            actions += self._emptied(worker_id, now_ns)
+        return actions
+
+    def _emptied(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
+        actions: list[Action] = []
+        if self._cluster.workers[worker_id].layout == EMPTY:
+            took_ns = now_ns - self._since_ns.pop(worker_id, now_ns)
+            self._cluster.counters.num_sleeps += 1
+            self._cluster.counters.sleep_ns += took_ns
+            actions.append(Record("asleep", now_ns, {"worker": worker_id, "ms": took_ns / 1e6}))
+        if worker_id in self._to_wake:
+            self._to_wake.remove(worker_id)
+            actions += self._wake(worker_id, now_ns)
+        return actions
+
+    def advance(self, now_ns: int) -> list[Action]:
+        """Try again what was refused."""
+        if not self._emptying or now_ns < self._retry_ns:
+            return []
+        refused = [worker_id for worker_id, relayout in self._emptying.items() if relayout.is_over]
+        return [action for worker_id in refused for action in self._empty(worker_id)]
+
+    def check(self) -> None:
+        """No group has a worker that sleeps. Raises AssertionError."""
+        for worker in self._cluster.workers.values():
+            assert worker.is_asleep == (worker.worker_id in self.asleep)
+            if worker.is_asleep:
+                assert not self._cluster.groups_of[worker.worker_id], f"{worker} sleeps, and is in a group"
+                assert worker.worker_id not in self._recoveries.by_worker
+        assert self._to_wake <= self._emptying.keys()

@@ -1,0 +1,84 @@
+"""A machine's one copy of the parameters in host memory, for workers that sleep: a memory file that all of them share.
+
+    [ a byte for each shard: 1 when it is complete | shards, each from the start of a system page on ]
+
+Whoever is the last to give its parameters up writes them here first; whoever wakes reads them. Nothing of it is mapped,
+so it counts for no worker's resident set, and it is outside every budget of pages. The mark of a shard is set when its
+last byte is there; what is read is hashed by the caller, who knows which weights are served, so no other is used.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Generator, Iterator
+
+from jettison.device.bytesview import as_numpy_uint8
+from jettison.device.model.identity import Digest, Digester
+from jettison.types import ModelShape, ShardId
+
+PIECE_BYTES = 4 << 20
+"""Copied between two steps: a millisecond or two."""
+
+
+def open_shared_copy() -> int:
+    """An empty one: its descriptor, for the workers of a machine. Takes no memory before something is written.
+
+    Raises OSError."""
+    return os.memfd_create("jettison-parameters", os.MFD_CLOEXEC)
+
+
+class SharedCopy:
+    """One process' view of it. Keeps a descriptor of its own until ``close``, which is idempotent."""
+
+    def __init__(self, fd: int, shape: ModelShape) -> None:
+        """Raises OSError."""
+        self._fd: int | None = os.dup(fd)
+        self._sizes = dict(shape.shard_bytes)
+        self._number = {shard: number for number, shard in enumerate(self._sizes)}
+        self._offset: dict[ShardId, int] = {}
+        end = len(self._sizes)
+        for shard, size in self._sizes.items():
+            self._offset[shard] = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = self._offset[shard] + size
+        self._num_bytes = end
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def has(self, shard: ShardId) -> bool:
+        """All of it has been written."""
+        return self._fd is not None and os.pread(self._fd, 1, self._number[shard]) == b"\1"
+
+    def writing(self, shard: ShardId, slab: object) -> Iterator[None]:
+        """Write a shard in pieces: yields after each. Raises OSError, where there is no memory for one."""
+        assert self._fd is not None, "closed"
+        if os.fstat(self._fd).st_size < self._num_bytes:
+            os.ftruncate(self._fd, self._num_bytes)  # the same for every writer
+        data = as_numpy_uint8(slab).data
+        for start in range(0, self._sizes[shard], PIECE_BYTES):
+            piece, at = data[start : start + PIECE_BYTES], self._offset[shard] + start
+            while piece:
+                num_bytes = os.pwrite(self._fd, piece, at)
+                piece, at = piece[num_bytes:], at + num_bytes
+            yield
+        os.pwrite(self._fd, b"\1", self._number[shard])
+
+    def reading(self, shard: ShardId, slab: object) -> Generator[None, None, Digest]:
+        """Fill a slab in pieces; returns the digest of what was read. Raises OSError."""
+        assert self._fd is not None, "closed"
+        array, digester = as_numpy_uint8(slab), Digester()
+        for start in range(0, self._sizes[shard], PIECE_BYTES):
+            piece, at = array[start : start + PIECE_BYTES], self._offset[shard] + start
+            left = piece.data
+            while left:
+                num_bytes = os.preadv(self._fd, [left], at)
+                if num_bytes == 0:
+                    raise OSError(f"the host copy of {shard} is cut short")
+                left, at = left[num_bytes:], at + num_bytes
+            digester.update(piece)
+            yield
+        return digester.digest()

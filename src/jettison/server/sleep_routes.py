@@ -1,0 +1,55 @@
+"""Administration of instances that sleep: ``POST /sleep``, ``POST /wake_up``, ``GET /is_sleeping``.
+
+The names and the levels are vLLM's. An order is answered when it has begun: requests that are on their way elsewhere
+need their time, and ``/is_sleeping`` says how far it is.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from jettison.live.engine.api import SleepControl
+from jettison.server.errors import bad_request
+from jettison.server.info_routes import json_response
+
+
+class SleepRoutes:
+    """Handlers over one engine's sleepers."""
+
+    def __init__(self, control: SleepControl) -> None:
+        self._control = control
+
+    def routes(self) -> list[Route]:
+        """All of them, with their paths."""
+        return [
+            Route("/sleep", self.sleep, methods=["POST"]),
+            Route("/wake_up", self.wake_up, methods=["POST"]),
+            Route("/is_sleeping", self.is_sleeping),
+        ]
+
+    async def sleep(self, request: Request) -> Response:
+        """``level`` 1 (the default) keeps a copy of the parameters in host memory, 2 relies on peers; ``instance``: one
+        (else all, and the first request wakes one)."""
+        level = _whole_number(request, "level")
+        if level not in (None, 1, 2):
+            raise bad_request("level must be 1 or 2.", "level")
+        return json_response(self._control.sleep(_whole_number(request, "instance"), 1 if level is None else level))
+
+    async def wake_up(self, request: Request) -> Response:
+        """``instance``: one (else all that sleep)."""
+        return json_response(self._control.wake(_whole_number(request, "instance")))
+
+    async def is_sleeping(self, request: Request) -> Response:
+        """``instance``: one (else whether all sleep)."""
+        return json_response(self._control.states(_whole_number(request, "instance")))
+
+
+def _whole_number(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise bad_request(f"{name} must be a whole number, not {text[:40]!r}.", name)
+    return int(text)

@@ -1,0 +1,386 @@
+"""Workers that sleep: what they serve goes elsewhere, no group or plan has them, and they come back when woken."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from fakes import BLOCK_SIZE, FakeCluster, Faults
+from test_migrating import begin
+
+from jettison.core.moving.sleeping import EMPTY
+from jettison.core.ports import SendShard
+from jettison.core.requests import Phase, RequestState
+from jettison.types import ServiceClass
+
+
+def crowd(cluster: FakeCluster, num: int, *, first: int = 0, at_ms: float = 0.0) -> None:
+    rng = random.Random(first)
+    for i in range(first, first + num):
+        cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(12)], 40, at_ms + 0.4 * i)
+
+
+def sleep(cluster: FakeCluster, *worker_ids: int, level: int = 2) -> None:
+    cluster.carry_out(cluster.core.request_sleep(worker_ids, level, cluster.now))
+
+
+def is_asleep(cluster: FakeCluster, worker_id: int) -> bool:
+    return cluster.core.state.workers[worker_id].is_asleep and cluster.core.sleepers.is_idle
+
+
+def advance_one(cluster: FakeCluster) -> None:
+    """One event."""
+    num_before = len(cluster.log)
+    cluster.run(stop=lambda: len(cluster.log) > num_before)
+
+
+def wake(cluster: FakeCluster, worker_id: int) -> None:
+    cluster.carry_out(cluster.core.request_wake(worker_id, cluster.now))
+
+
+def test_it_gives_up_its_layers_and_serves_again_when_it_is_woken() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40)
+    sleep(cluster, 2)
+    cluster.run(stop=lambda: is_asleep(cluster, 2))
+    worker = cluster.core.state.workers[2]
+    assert worker.layout == EMPTY and worker.ledger.capacity == 0 and worker.is_asleep
+    crowd(cluster, 20, at_ms=cluster.now / 1e6)
+    cluster.run()
+    assert all(2 not in g.worker_ids for g in cluster.core.groups.values())
+    wake(cluster, 2)
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    assert worker.layout == cluster.core.state.stage_layout(cluster.core.state.shape.all_layers) and not worker.unfilled
+    assert any(g.worker_ids == (2,) for g in cluster.core.groups.values())
+    crowd(cluster, 20, first=20, at_ms=cluster.now / 1e6)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_no_drop_plan_has_it() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=24, eager=True)
+    sleep(cluster, 1)
+    crowd(cluster, 40)
+    cluster.run()
+    drops = [r for r in cluster.records if r.kind == "drop"]
+    assert drops and all(1 not in r.fields["workers"] for r in drops)  # type: ignore[operator]
+    cluster.expect_outputs()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_one_that_dies_asleep_comes_back_asleep(restarts: bool) -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40)
+    sleep(cluster, 0)
+    if restarts:
+        cluster.run(stop=lambda: is_asleep(cluster, 0))
+    cluster.kill(0)
+    cluster.restart_at(0, cluster.now / 1e6 + 100)
+    crowd(cluster, 12)
+    cluster.run(stop=lambda: any(r.kind == "worker_joined" for r in cluster.records))
+    cluster.run(stop=lambda: cluster.core.sleepers.is_idle and not cluster.core.in_transition)
+    worker = cluster.core.state.workers[0]
+    assert worker.alive and worker.is_asleep and worker.layout == EMPTY and not worker.unfilled
+    wake(cluster, 0)
+    cluster.run()
+    assert any(g.worker_ids == (0,) for g in cluster.core.groups.values())
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_who_cannot_sleep_is_told_why() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=40)
+    sleep(cluster, 0)
+    with pytest.raises(ValueError, match="asleep already, or about to be"):
+        sleep(cluster, 0)
+    cluster.run(stop=lambda: is_asleep(cluster, 0))
+    with pytest.raises(ValueError, match="asleep already"):
+        sleep(cluster, 0)
+    with pytest.raises(ValueError, match="level 1 makes one"):
+        sleep(cluster, 1)
+    with pytest.raises(ValueError, match="no level 3"):
+        sleep(cluster, 1, level=3)
+    with pytest.raises(ValueError, match="not asleep"):
+        wake(cluster, 1)
+    assert not cluster.kept
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_refused_layouts_and_deaths_of_others_meanwhile(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = FakeCluster(
+        num_workers=4, full_blocks=30, eager=True, seed=seed,
+        faults=Faults(apply=0.3, offer=0.2, load=0.2, move=0.1, budget=8),
+    )
+    sleep(cluster, 3)
+    crowd(cluster, 40)
+    cluster.kill_at(rng.randrange(4), rng.uniform(1, 60))
+    for worker in range(4):
+        cluster.restart_at(worker, rng.uniform(80, 300))
+        cluster.restart_at(worker, 2_000.0)
+    cluster.run(stop=lambda: is_asleep(cluster, 3) and cluster.core.state.workers[3].alive and cluster.now > 4e8)
+    wake(cluster, 3)
+    cluster.run()
+    assert all(w.alive and not w.is_asleep for w in cluster.core.state.workers.values())
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_one_that_could_not_give_up_its_layers_yet_is_asked_for_no_shard() -> None:
+    cluster = FakeCluster(num_workers=4, full_blocks=40, auto_restore=False)
+    cluster.order("drop")
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    (pipeline,) = cluster.core.state.pipelines.values()
+    dead, survivor = pipeline.worker_ids
+    cluster.workers[survivor].spoilt = lambda: True
+    _, holder = sorted({*cluster.workers} - {dead, survivor})
+    cluster.workers[holder].fail_applies = 1
+    sleep(cluster, holder)
+    worker = cluster.core.state.workers[holder]
+    cluster.run(stop=lambda: not worker.num_relayouts_open)
+    assert worker.is_asleep and worker.layout.shards and not cluster.core.sleepers.is_idle
+    cluster.fetched.clear()
+    cluster.kill(dead)
+    cluster.run(stop=lambda: any(r.kind == "recovered" for r in cluster.records))
+    assert cluster.fetched and not any(isinstance(a, SendShard) and a.src == holder for a in cluster.fetched)
+
+
+def test_the_destination_of_a_migration_gives_way_and_sleeps() -> None:
+    cluster, migration = begin(others=0)
+    (worker_id,) = migration.destination.worker_ids
+    sleep(cluster, worker_id)
+    cluster.run(stop=lambda: is_asleep(cluster, worker_id))
+    assert migration.state.group_id == migration.source.group_id
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_a_worker_whose_layers_are_changing_does_not_sleep() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40, auto_restore=False)
+    cluster.core.recoveries.come_home(0, cluster.now)  # it waits for what a move of the past has left under way
+    with pytest.raises(ValueError, match="layers of worker 0 are changing"):
+        sleep(cluster, 0)
+    cluster.run()
+    cluster.order("drop")
+    for worker_id in cluster.core.merges[0].worker_ids:
+        with pytest.raises(ValueError, match=f"layers of worker {worker_id} are changing"):
+            sleep(cluster, worker_id)
+
+
+def test_who_can_serve_is_counted_anew_after_each_change() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40)
+    cluster.core.state.workers[2].full_blocks = 20
+    assert cluster.core.state.alive_workers() == (3, 20)
+    sleep(cluster, 2)
+    cluster.run(stop=lambda: is_asleep(cluster, 2))
+    assert cluster.core.state.alive_workers() == (2, 40)
+    wake(cluster, 2)
+    assert cluster.core.state.alive_workers() == (3, 20)
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    sleep(cluster, 0)
+    cluster.run(stop=lambda: is_asleep(cluster, 0))
+    assert cluster.core.state.alive_workers() == (2, 20)
+
+
+def test_a_request_that_only_fits_with_a_sleeper_is_taken_and_wakes_it() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40, shard_bytes=6000, eager=True)
+    longest = cluster.core.max_request_blocks() * BLOCK_SIZE
+    sleep(cluster, 2)
+    cluster.run(stop=lambda: is_asleep(cluster, 2))
+    assert cluster.core.max_request_blocks() * BLOCK_SIZE == longest
+    cluster.submit("short", [1] * 20, 20, cluster.now / 1e6)
+    cluster.run()
+    assert is_asleep(cluster, 2)
+    cluster.submit("long", [1] * (longest - 20), 20, cluster.now / 1e6)
+    cluster.run()
+    assert not cluster.core.state.workers[2].is_asleep and cluster.ends["long"] != ["error"]
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_a_worker_that_an_accepted_request_needs_does_not_sleep() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40, shard_bytes=6000, eager=True)
+    longest = cluster.core.max_request_blocks() * BLOCK_SIZE
+    cluster.submit("long", [1] * (longest - 20), 20, 0.0)
+    cluster.run(until_ms=0.5)
+    idle = next(g.worker_ids[0] for g in cluster.core.groups.values() if not g.queues.all_requests())
+    with pytest.raises(ValueError, match="Memory holds"):
+        sleep(cluster, idle)
+    cluster.run()
+    cluster.expect_outputs()
+
+
+# --- what they serve goes elsewhere ------------------------------------------------------------------------------
+
+
+def on(cluster: FakeCluster, worker_id: int) -> list[RequestState]:
+    return [s for g in cluster.core.state.groups_of[worker_id] for s in g.queues.all_requests()]
+
+
+def test_running_requests_migrate() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=120, max_seqs=8)
+    crowd(cluster, 12)
+    cluster.run(until_ms=15)
+    before = on(cluster, 0)
+    assert before and {s.phase for s in before} == {Phase.RUNNING}
+    sleep(cluster, 0)
+    crowd(cluster, 2, first=20, at_ms=cluster.now / 1e6)
+    cluster.run(stop=lambda: is_asleep(cluster, 0))
+    assert any(not s.is_finished for s in before) and cluster.core.state.counters.num_migrations == len(before)
+    assert not cluster.core.state.counters.num_recomputed_tokens
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_queued_ones_are_dispatched_again_and_none_comes_after_them() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=60, max_seqs=2)
+    crowd(cluster, 20)
+    cluster.run(until_ms=15)
+    assert any(s.phase is Phase.WAITING for s in on(cluster, 0))
+    sleep(cluster, 0)
+    assert not any(s.phase is Phase.WAITING for s in on(cluster, 0))
+    crowd(cluster, 6, first=20, at_ms=cluster.now / 1e6)
+    cluster.run(stop=lambda: any(s.phase is Phase.WAITING for s in on(cluster, 0)) or is_asleep(cluster, 0))
+    assert is_asleep(cluster, 0)
+    cluster.run()
+    cluster.expect_outputs()
+
+
+def test_what_fits_nowhere_is_served_to_its_end_first() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=40)
+    crowd(cluster, 16)
+    cluster.run(until_ms=30)
+    served = [s for s in on(cluster, 1) if s.phase is Phase.RUNNING]
+    cluster.core.state.workers[0].ledger.allocate("ballast", cluster.core.state.workers[0].ledger.num_free)
+    cluster.core.state.workers[0].ghosts["ballast"] = {-1}  # as if something of the past held all that is free
+    sleep(cluster, 1)
+    cluster.run(stop=lambda: all(s.is_finished for s in served))
+    cluster.core.state.workers[0].ledger.release("ballast")
+    cluster.core.state.workers[0].ghosts.clear()
+    cluster.run()
+    assert is_asleep(cluster, 1) and not cluster.core.state.counters.num_migrations
+    cluster.expect_outputs()
+
+
+def test_it_can_be_called_back_until_its_layout_goes() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=60)
+    crowd(cluster, 10)
+    cluster.run(until_ms=8)
+    sleep(cluster, 0)
+    assert cluster.core.sleepers.leaving == [0]
+    wake(cluster, 0)
+    assert not cluster.core.sleepers.out and [r.kind for r in cluster.records][-1] == "stays_awake"
+    sleep(cluster, 0)
+    cluster.run(stop=lambda: not cluster.core.sleepers.is_idle)
+    wake(cluster, 0)  # its layout is going: it sleeps, and is woken at once
+    cluster.run()
+    assert [r.kind for r in cluster.records if r.kind in ("asleep", "woken")] == ["asleep", "woken"]
+    assert len(cluster.core.groups) == 2
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_all_sleep_when_what_was_accepted_has_ended_and_the_first_request_wakes_one() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=60)
+    crowd(cluster, 6)
+    cluster.run(until_ms=8)
+    sleep(cluster, 0, 1, level=1)
+    cluster.run(stop=lambda: cluster.core.sleepers.asleep == {0, 1} and cluster.core.sleepers.is_idle)
+    assert cluster.core.max_request_blocks() and not cluster.core.groups
+    assert {k.shard for k in cluster.kept} == cluster.core.state.shape.all_shards
+    cluster.expect_outputs()
+    crowd(cluster, 4, first=6, at_ms=cluster.now / 1e6)
+    cluster.run()
+    assert len(cluster.core.sleepers.asleep) == 1
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_a_request_that_comes_while_all_are_leaving_calls_one_back() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=60)
+    crowd(cluster, 2)
+    cluster.run(until_ms=8)
+    sleep(cluster, 0, 1, level=1)
+    crowd(cluster, 1, first=2, at_ms=cluster.now / 1e6)
+    cluster.run()
+    assert cluster.core.sleepers.asleep == {1} and len(cluster.core.groups) == 1
+    cluster.expect_outputs()
+
+
+def test_merged_groups_are_a_complete_copy_together() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40, auto_restore=False)
+    cluster.order("drop")
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    (pipeline,) = cluster.core.state.pipelines.values()
+    (alone,) = {0, 1, 2} - set(pipeline.worker_ids)
+    with pytest.raises(ValueError, match="does not serve by itself"):
+        sleep(cluster, pipeline.worker_ids[0])
+    sleep(cluster, alone)
+    cluster.run(stop=lambda: is_asleep(cluster, alone))
+    wake(cluster, alone)
+    cluster.run()
+    assert not cluster.core.state.workers[alone].unfilled
+    assert {a.src for a in cluster.fetched if isinstance(a, SendShard)} >= set(pipeline.worker_ids)
+
+
+def test_one_that_leaves_stays_where_the_last_other_copy_dies() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=60)
+    crowd(cluster, 6)
+    cluster.run(until_ms=8)
+    sleep(cluster, 0)
+    cluster.kill(1)
+    cluster.restart_at(1, cluster.now / 1e6 + 100)
+    cluster.run()
+    (stays,) = [r for r in cluster.records if r.kind == "stays_awake"]
+    assert "no host copy" in str(stays.fields["reason"]) and len(cluster.core.groups) == 2
+    cluster.expect_outputs()
+
+
+def test_offline_requests_give_up_their_blocks_and_are_queued_elsewhere() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=60, offline="harvest")
+    for i in range(6):
+        cluster.submit(f"o{i}", [1 + i] * 12, 60, 0.4 * i, service_class=ServiceClass.OFFLINE)
+    cluster.run(until_ms=20)
+    assert on(cluster, 0)
+    sleep(cluster, 0)
+    cluster.run(stop=lambda: is_asleep(cluster, 0))
+    assert not all(s.is_finished for s in cluster.core.state.requests.values())
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("JETTISON_SLEEP_SEEDS", "12"))))
+def test_random_histories_lose_nothing(seed: int) -> None:
+    """Sleep and wake orders, refusals, lost transfers and deaths in any order: one owner, every token once."""
+    rng = random.Random(seed)
+    cluster = FakeCluster(
+        num_workers=4, full_blocks=40, eager=True, seed=seed,
+        faults=Faults(apply=0.2, offer=0.1, load=0.1, move=0.1, budget=6),
+    )
+    crowd(cluster, 50)
+    at = sorted(rng.uniform(1, 200) for _ in range(rng.randrange(4, 14)))
+
+    def order() -> None:
+        worker = rng.randrange(4)
+        try:
+            if rng.random() < 0.6:
+                sleep(cluster, *(range(4) if rng.random() < 0.15 else (worker,)), level=rng.choice((1, 2)))
+            else:
+                wake(cluster, worker)
+        except ValueError:
+            pass
+
+    for ms in at:
+        cluster.at(int(ms * 1e6), order)
+    for _ in range(rng.randrange(3)):
+        cluster.kill_at(rng.randrange(4), rng.uniform(1, 200))
+    for worker in range(4):
+        cluster.restart_at(worker, rng.uniform(80, 300))
+        cluster.restart_at(worker, 2_000.0)
+    crowd(cluster, 20, first=50, at_ms=300)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
