@@ -21,6 +21,7 @@ from jettison.config.sections import (
     OverloadConfig,
     SchedulerConfig,
     ServerConfig,
+    PackingConfig,
     SleepConfig,
 )
 from jettison.config.values import format_bytes, parse_bytes
@@ -38,6 +39,7 @@ __all__ = [
     "OverloadConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "PackingConfig",
     "SleepConfig",
     "Source",
     "format_bytes",

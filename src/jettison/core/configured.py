@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from jettison.config import EngineConfig
 from jettison.config.offline import harvest_parts
-from jettison.config.sections import OfflineConfig
-from jettison.core.ladder.lists import parse_overload, with_offline
+from jettison.config.sections import OfflineConfig, PackingConfig
+from jettison.core.ladder.lists import parse_overload, with_offline, with_packing
 from jettison.core.params import AwakeParams, ClusterParams, FaultParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
@@ -21,6 +21,8 @@ from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.migration import MigrationParams
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.overload import OverloadParams
+from jettison.policy.packing.params import PackParams
+from jettison.policy.packing.types import Priorities
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
 from jettison.types import WorkerId
@@ -57,8 +59,10 @@ def cluster_params(
     ``machine_of``: where workers are not all in one machine.
     """
     overload, ladder = config.overload, parse_overload(config.overload.policy)
+    rungs = with_offline(ladder.rungs, harvest_parts(config.offline.mode))
+    packing = _pack_params(config.packing)
     return ClusterParams(
-        rungs=with_offline(ladder.rungs, harvest_parts(config.offline.mode)),
+        rungs=rungs if packing is None else with_packing(rungs),
         static_pipeline=ladder.static_pipeline,
         overload=OverloadParams(
             min_blocked_s=overload.min_wait_ms / 1e3,
@@ -77,6 +81,7 @@ def cluster_params(
             threshold_blocks=overload.migrate_threshold, period_s=overload.migrate_period_ms / 1e3,
             kind=MigrationKind(overload.migration_kind), max_step_tokens=overload.migration_step_tokens,
         ),
+        packing=packing,
         drop_dwell_s=overload.drop_dwell_ms / 1e3,
         profile=profile,
         has_profiled_links=has_profiled_links,
@@ -85,6 +90,18 @@ def cluster_params(
         faults=FaultParams(max_outage_s=config.faults.outage_timeout_s),
         awake=AwakeParams(config.sleep.min_awake, config.sleep.max_awake),
         exchange=ExchangeMode(overload.exchange),
+    )
+
+
+def _pack_params(packing: PackingConfig) -> PackParams | None:
+    if packing.policy == "none":
+        return None
+    return PackParams(
+        packer=packing.policy, epoch_s=packing.epoch_s, head_room=packing.head_room,
+        kinds=frozenset(MigrationKind if packing.moves == "adaptive" else (MigrationKind(packing.moves),)),
+        priorities=Priorities(
+            load=packing.weight_load, free=packing.weight_free, distance=packing.weight_distance
+        ),
     )
 
 
