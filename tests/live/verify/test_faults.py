@@ -45,6 +45,16 @@ async def test_seeded_deaths_lose_nothing(model_dir: Path) -> None:
     assert num_token_migrations > 0, "deaths are to meet requests that go as tokens"
 
 
+@pytest.mark.parametrize("name", [
+    "after_sleep", "before_wake", *(pytest.param(n, marks=pytest.mark.slow) for n in ("before_sleep", "after_wake"))
+])
+async def test_deaths_on_the_way_to_sleep_and_back(name: str, model_dir: Path) -> None:
+    async with FaultRounds.running(model_dir) as rounds:
+        report = await rounds.run(Schedule(3, 1, name, 1, signal.SIGKILL))
+        assert not report.problems, report
+        assert report.reached
+
+
 async def test_a_stopped_worker_that_wakes_up_reaches_nobody(model_dir: Path) -> None:
     """Stopped before its tokens go out, replaced, and woken; and a stop that is too short to mean anything."""
     async with FaultRounds.running(model_dir) as rounds:
