@@ -43,7 +43,7 @@ everything in it."""
 
 ASKED_OF_CORE = {
     "handle", "request_drop", "request_restore", "check", "is_idle", "max_request_blocks", "table", "values", "get",
-    "attach", "skip_ticks",
+    "attach", "skip_ticks", "request_migration",
 }  # fmt: skip
 """Methods of the core that the simulator calls: events in (``skip_ticks``: several at once, refused where one could
 decide something), actions out, and questions that change nothing."""

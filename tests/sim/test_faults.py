@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from scenarios import Watched, make_setup
 
 from jettison.config.offline import HARVEST_PARTS
 from jettison.core.ladder.lists import with_offline
+from jettison.core.moving.migrations import may_go
+from jettison.memory.kvtransfers import MigrationKind
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.overload import OverloadParams
 from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow, draw_faults
@@ -37,7 +40,10 @@ REPLAYED_EVERY = 9
 CHECK_EVERY = 5
 """Events from one look at all of the core's books to the next; second runs look after each."""
 
-TO_BE_MET = {"worker_lost", "worker_joined", "step_failed", "recovered", "drop", "exchange_done", "restore_begin"}
+TO_BE_MET = {
+    "worker_lost", "worker_joined", "step_failed", "recovered", "drop", "exchange_done", "restore_begin", "tokens",
+    "migration fell back",
+}
 """By some schedule of each batch: faults that meet nothing prove nothing."""
 
 SPAN_S = 0.3
@@ -74,9 +80,33 @@ def draw_offline(seed: int) -> dict[str, Any]:
     return {"offline": params, "parts": parts, "offline_share": rng.choice([0.2, 0.5, 0.8])}
 
 
+def draw_migrations(seed: int) -> dict[str, Any]:
+    """Running requests that are sent from group to group meanwhile, as KV and as tokens. From a stream of its own, as
+    above."""
+    rng = random.Random(f"migrations {seed}")
+    kinds = rng.choice([[MigrationKind.TOKENS], list(MigrationKind)])
+    times = sorted(rng.uniform(0.01, SPAN_S) for _ in range(rng.randint(5, 40)))
+    return {"migrations": [(at_s, rng.choice(kinds), rng.choice([None, 4, 16]), rng.random()) for at_s in times]}
+
+
+def migrate(watched: Watched, kind: MigrationKind, step_tokens: int | None, lot: float) -> None:
+    """Some request that can go leaves its group for another, as the lot falls."""
+    groups = watched.cluster.core.groups
+    states = [s for g in groups.values() for s in g.queues.running.values() if may_go(s)]
+    if not states:
+        return
+    state = states[int(lot * len(states))]
+    others = [g for g in groups if g != state.group_id]
+    if others:
+        watched.cluster.request_migration(
+            state.request_id, others[int(lot * 997) % len(others)], kind, step_tokens
+        )
+
+
 def faulty(seed: int, faults: tuple[Fault, ...] | None = None, *, num_workers: int | None = None,
            policy: str | None = None, exchange: str | None = None, check_every: int = CHECK_EVERY,
            offline: OfflineParams | None = None, parts: tuple[str, ...] = (), offline_share: float = 0.0,
+           migrations: Sequence[tuple[float, MigrationKind, int | None, float]] = (),
            **surroundings: Any) -> Watched:
     """A burst meets faults; where dropping is the policy, drops and restores are ordered for them to meet."""
     rng = random.Random(seed)
@@ -98,6 +128,8 @@ def faulty(seed: int, faults: tuple[Fault, ...] | None = None, *, num_workers: i
         for order in (cluster.request_drop, cluster.request_restore, cluster.request_drop):
             cluster.loop.at(rng.randrange(int(SPAN_S * 1e9)), order)
     cluster.inject(faults)
+    for at_s, *how in migrations:
+        cluster.loop.at(round(at_s * 1e9), partial(migrate, watched, *how))
     first = cluster.loop.num_run
     cluster.run(until_ns=900 * 10**9, is_over=lambda: cluster.loop.num_run - first > MOST_EVENTS)
     assert cluster.loop.num_run - first <= MOST_EVENTS, f"no end at {cluster.loop.now_ns / 1e9:.1f} s"
@@ -108,6 +140,10 @@ def met(watched: Watched) -> set[str]:
     """What went on in a run."""
     counters = watched.cluster.core.state.counters
     moves = {"swap": counters.swapped_out_blocks, "migration": counters.num_migrations}
+    moves |= {
+        "tokens": counters.num_token_migrations, "migration fell back": counters.num_failed_migrations,
+        "migration gave way": counters.migrations_given_way,
+    }  # fmt: skip
     moves |= {
         "step_abandoned": counters.num_abandoned_steps, "checkpoint": counters.checkpointed_blocks,
         "free": counters.checkpoint_frees, "discard": counters.offline_discards, "prefetch": counters.prefetched_blocks,
@@ -121,9 +157,9 @@ def expect_same_again(first: Watched, again: Watched) -> None:
     assert (first.times, first.ends) == (again.times, again.ends)
 
 
-def run_schedule(seed: int, *, replays: bool, offline: dict[str, Any] | None = None) -> Watched:
+def run_schedule(seed: int, *, replays: bool, more: dict[str, Any] | None = None) -> Watched:
     """A failure of any kind names the schedule, and how to run it alone."""
-    surroundings = draw_surroundings(seed) | (offline or {})
+    surroundings = draw_surroundings(seed) | (more or {})
     try:
         watched = faulty(seed, **surroundings)
         watched.expect_one_end_each()
@@ -152,7 +188,7 @@ def test_any_schedule_of_faults_leaves_every_request_with_one_end(seeds: Sequenc
     for seed in seeds:
         seen |= met(run_schedule(
             seed, replays=len(seeds) == 1 or seed % REPLAYED_EVERY == 0,
-            offline=draw_offline(seed) if seed % 2 else None,
+            more=(draw_offline(seed) if seed % 2 else {}) | (draw_migrations(seed) if seed // 2 % 2 else {}),
         ))  # fmt: skip
     if len(seeds) > 1:
         assert seen >= TO_BE_MET, f"none of {seeds} has met {TO_BE_MET - seen}"

@@ -54,6 +54,7 @@ from jettison.cost.predictor import StepTimePredictor
 from jettison.errors import ConfigError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.hostpool import HostPool
+from jettison.memory.kvtransfers import MigrationKind
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
 from jettison.memory.stages import StagePlan
@@ -411,6 +412,23 @@ class ClusterCore:
     def request_restore(self, now_ns: int) -> list[Action]:
         """Restore every merged group that no move is touching (administration, verification), static ones excepted."""
         return self._orders.restore(self.ladder, now_ns) + self.stepping.plan(now_ns)
+
+    def request_migration(
+        self, request_id: RequestId, destination: GroupId, now_ns: int, *,
+        kind: MigrationKind = MigrationKind.KV, max_step_tokens: int | None = None,
+    ) -> list[Action]:
+        """Have a request go to another group whatever the load (administration, verification); nothing where it cannot
+        go now. ``max_step_tokens``: see ``Migrations.start``."""
+        actions = self._orders.migrate(
+            self.migrations, request_id, destination, now_ns, kind=kind, max_step_tokens=max_step_tokens
+        )
+        return actions + self.stepping.plan(now_ns) + self.migrations.after_steps()
+
+    def request_migrations(self, destinations: Mapping[RequestId, GroupId], now_ns: int) -> list[Action]:
+        """Have requests go to other groups whatever the load, each in the way that is best; who is to wait for that is
+        to be asked for again in the next epoch (``params.moves.epoch_s``)."""
+        actions = self._orders.migrate_all(self.migrations, destinations, now_ns)
+        return actions + self.stepping.plan(now_ns) + self.migrations.after_steps()
 
     def request_set_aside(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
         """Have a worker that serves by itself, and nothing, give up its layers. Raises ValueError where it cannot."""

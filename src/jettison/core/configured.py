@@ -14,11 +14,12 @@ from jettison.core.ladder.lists import parse_overload, with_offline
 from jettison.core.params import ClusterParams, FaultParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
-from jettison.memory.kvtransfers import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode, MigrationKind
 from jettison.policy.dispatch import ORDERS
 from jettison.policy.links import MachineId
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.migration import MigrationParams
+from jettison.policy.movekinds import MoveParams
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
@@ -74,8 +75,10 @@ def cluster_params(
         offline=_offline_params(config.offline),
         swap=SwapParams(num_host_slots=num_host_slots, budget_blocks=overload.swap_budget_blocks),
         migration=MigrationParams(
-            threshold_blocks=overload.migrate_threshold, period_s=overload.migrate_period_ms / 1e3
+            threshold_blocks=overload.migrate_threshold, period_s=overload.migrate_period_ms / 1e3,
+            kind=_migration_kind(overload.migration_kind), max_step_tokens=overload.migration_step_tokens,
         ),
+        moves=MoveParams(stop_s=overload.migration_stop_ms / 1e3),
         drop_dwell_s=overload.drop_dwell_ms / 1e3,
         profile=profile,
         has_profiled_links=has_profiled_links,
@@ -99,6 +102,10 @@ def _offline_params(offline: OfflineConfig) -> OfflineParams:
         safepoint_layers=offline.safepoint_layers,
         checkpoint_below_free=offline.checkpoint_free,
     )
+
+
+def _migration_kind(text: str) -> MigrationKind | None:
+    return None if text == "adaptive" else MigrationKind(text)
 
 
 def _seconds(milliseconds: float | None) -> float | None:

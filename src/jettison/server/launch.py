@@ -73,12 +73,14 @@ def health_details(assembly: Assembly) -> dict[str, object]:
     """What ``/health`` says of tokens: whether they are promised equal, and what two runs can differ by.
 
     ``batch_independent``: no request's numbers depend on what shares its steps. Where it is false, requests beside one
-    may change its tokens, unless equal ones are promised all the same (``token_identity``).
+    may change its tokens, unless equal ones are promised all the same (``token_identity``). ``migration_kind``: how
+    running requests change instances; as tokens, what they have computed is computed again elsewhere.
     """
-    dtype = assembly.worker_specs[0].dtype
+    dtype, kind = assembly.worker_specs[0].dtype, assembly.config.overload.migration_kind
     return {
         "dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "kernels": assembly.kernels,
         "batch_independent": assembly.rows_are_independent, "overload": assembly.config.overload.policy,
+        "migration_kind": kind, "migration_may_change_near_ties": kind != "kv" and dtype not in EXACT_DTYPES,
     }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from jettison.core import ports
 from jettison.core.cluster import ClusterCore, initial_groups
 from jettison.core.load.bubbles import BubbleMeter
 from jettison.core.observing import RunObserver, group_gauges
+from jettison.memory.kvtransfers import MigrationKind
 from jettison.sim.breaking import Breaking
 from jettison.sim.eventlog import EventLog
 from jettison.sim.executor import StepLoad
@@ -141,6 +142,15 @@ class SimulatedCluster:
         """Restore merged groups now, whatever the load."""
         self.stop_fast_forwards()
         self._carry_out(self.core.request_restore(self.loop.now_ns))
+
+    def request_migration(
+        self, request_id: RequestId, destination: GroupId, kind: MigrationKind, max_step_tokens: int | None = None
+    ) -> None:
+        """Have a request go to another group, if it can go there now."""
+        self.stop_fast_forwards()
+        self._carry_out(self.core.request_migration(
+            request_id, destination, self.loop.now_ns, kind=kind, max_step_tokens=max_step_tokens
+        ))
 
     def run(self, until_ns: int | None = None, is_over: Callable[[], bool] = lambda: False) -> None:
         """Go on until everything has ended and come to rest, until a time, or until ``is_over`` says so."""

@@ -35,11 +35,14 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_seeded_deaths_lose_nothing(model_dir: Path) -> None:
     step = max(1, len(NAMES) // N_SCHEDULES)
+    num_token_migrations = 0
     async with FaultRounds.running(model_dir) as rounds:
         for index in range(N_SCHEDULES):
             report = await rounds.run(Schedule.draw(index * step if len(NAMES) > N_SCHEDULES else index))
             assert not report.problems, report
             assert report.num_tokens > 0
+            num_token_migrations += report.num_token_migrations
+    assert num_token_migrations > 0, "deaths are to meet requests that go as tokens"
 
 
 async def test_a_stopped_worker_that_wakes_up_reaches_nobody(model_dir: Path) -> None:

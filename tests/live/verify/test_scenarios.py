@@ -12,6 +12,7 @@ from jettison.live.verify.run import compare
 from jettison.live.verify.scenarios import SCENARIOS, Setting
 from jettison.live.verify.scenarios_harvest import HARVEST, HARVEST_IN_PIPELINES
 from jettison.live.verify.scenarios_many import MANY
+from jettison.live.verify.scenarios_migration import MIGRATIONS
 from jettison.live.verify.scenarios_together import RUNGS_TOGETHER
 
 
@@ -25,7 +26,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-EVENTS = SCENARIOS | RUNGS_TOGETHER | MANY | HARVEST | HARVEST_IN_PIPELINES
+EVENTS = SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | MANY | HARVEST | HARVEST_IN_PIPELINES
 
 
 @pytest.mark.skipif(not transformers_available(), reason="the reference needs transformers")

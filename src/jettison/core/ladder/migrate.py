@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from jettison.core.ladder.movekinds import Going, Wanted, choose_kinds
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.moving.migrations import may_go
 from jettison.core.moving.passage import Passage
 from jettison.core.ports import Action
 from jettison.core.serving.group import Group
@@ -152,7 +153,7 @@ class MigrateRung(Rung):
             return dict.fromkeys(pairs, Going(params.kind, params.max_step_tokens))
         groups = state.groups
         wanted = (Wanted(groups[p.source].queues.running[r], groups[p.destination]) for r, p in pairs.items())
-        return choose_kinds(self.means, wanted)
+        return choose_kinds(state, wanted)
 
     def _refresh_loads(self) -> None:
         """What is known of groups that nothing has touched is what it was."""
@@ -182,10 +183,7 @@ def _load(group: Group) -> InstanceLoad:
 
 
 def _rows(group: Group) -> list[MigrationRow]:
-    """Requests that decode: one in prefill would be copied while it is written."""
     return [
         MigrationRow(s.request_id, s.request.priority, group.blocks.ledgers[0].num_blocks_of(s.request_id))
-        for s in group.queues.running.values()
-        if s.num_output > 0 and s.num_tokens - s.num_computed <= 1
-        and s.ending is None and not (s.transfers or s.paused or s.remote or s.recompute)
+        for s in group.queues.running.values() if may_go(s)
     ]

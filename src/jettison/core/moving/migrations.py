@@ -15,7 +15,7 @@ from jettison.core.moving.passage import Passage, RelocationPhase
 from jettison.core.moving.relocate import MAX_FINAL_BLOCKS, Relocation
 from jettison.core.pending import PendingTransfer, Purpose
 from jettison.core.ports import Action, CancelTransfer, Record, TransferEnded
-from jettison.core.requests import RequestState
+from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.memory.kvtransfers import MigrationKind
@@ -23,6 +23,15 @@ from jettison.types import RequestId, TransferId, WorkerId
 
 MAX_ROUNDS = 8
 """Rounds with decoding before a migration is given up: the request grows as fast as the destination catches up."""
+
+
+def may_go(state: RequestState) -> bool:
+    """It decodes, all of its KV is where it runs, and nothing moves it: one in prefill would be copied while it is
+    written."""
+    return (
+        state.phase is Phase.RUNNING and state.num_output > 0 and state.num_tokens - state.num_computed <= 1
+        and state.ending is None and not (state.transfers or state.paused or state.remote or state.recompute)
+    )  # fmt: skip
 
 
 class Migrations:
@@ -41,6 +50,10 @@ class Migrations:
         """No request migrates."""
         return not self.under_way
 
+    def is_moving(self, state: RequestState) -> bool:
+        """The request is on its way."""
+        return any(migration.state is state for migration in self.under_way)
+
     @property
     def worker_ids(self) -> tuple[WorkerId, ...]:
         """Workers of groups that take part in a migration."""
@@ -54,8 +67,9 @@ class Migrations:
         kind: MigrationKind = MigrationKind.KV, max_step_tokens: int | None = None,
         max_final_blocks: int = MAX_FINAL_BLOCKS,
     ) -> list[Action]:
-        """Begin to move a running request; nothing where the destination has no room for it, or where the request
-        cannot go as tokens: it does not decode (yet), or may be what kills workers, and is tried alone.
+        """Begin to move a running request that no migration moves (``may_go`` says which can go in either way); nothing
+        where the destination has no room for it, or where it cannot go as tokens: it does not decode (yet), or may be
+        what kills workers, and is tried alone.
 
         ``on_over`` is told when it has ended or failed; not of one that gave way. ``max_step_tokens``: as tokens, so
         many of such requests at most go into one step of the destination, where that is what leaves its decodes

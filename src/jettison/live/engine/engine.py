@@ -39,6 +39,7 @@ from jettison.live.engine.stream import Stream
 from jettison.live.engine.warmup import WarmUp
 from jettison.live.machine.netns import Placement, machines_of
 from jettison.live.wire import messages as m
+from jettison.memory.kvtransfers import MigrationKind
 from jettison.memory.stages import Pull, StagePlan
 from jettison.policy.refusal import why_too_long
 from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
@@ -343,6 +344,21 @@ class Engine:
         """Whether processes of workers that are given up live on (tests wake them up); else they are killed."""
         if self._launcher is not None:
             self._launcher.kill_hung = not keep
+
+    def request_migration(
+        self, request_id: RequestId, destination: GroupId, kind: MigrationKind, max_step_tokens: int | None = None
+    ) -> None:
+        """Have a request go to another group, if it can go there now (administration and experiments)."""
+        if self._driver is not None:
+            self._driver.carry_out(self._driver.core.request_migration(
+                request_id, destination, time.monotonic_ns(), kind=kind, max_step_tokens=max_step_tokens
+            ))
+
+    def request_migrations(self, destinations: Mapping[RequestId, GroupId]) -> None:
+        """Have requests go to other groups, each in the way that is best; who waits is to be asked for again
+        (administration and experiments)."""
+        if self._driver is not None:
+            self._driver.carry_out(self._driver.core.request_migrations(destinations, time.monotonic_ns()))
 
     def request_restore(self) -> None:
         """Restore merged groups now, whatever the load (administration and experiments)."""

@@ -23,8 +23,10 @@ from jettison.live.engine.inprocess import InProcessCluster
 from jettison.live.wire import messages as m
 from jettison.live.worker.main import make_device_worker
 from jettison.live.worker.pieces import MAX_PIECE_BYTES
+from jettison.memory.kvtransfers import MigrationKind
 from jettison.types import (
     FinishReason,
+    GroupId,
     Request,
     RequestId,
     SampledToken,
@@ -175,6 +177,14 @@ class LocalCluster:
     def request_restore(self) -> None:
         """Restore now."""
         self._carry_out(self.core.request_restore(self._now_ns))
+
+    def request_migration(
+        self, request_id: RequestId, destination: GroupId, kind: MigrationKind, max_step_tokens: int | None = None
+    ) -> None:
+        """Have a request go to another group, if it can go there now."""
+        self._carry_out(self.core.request_migration(
+            request_id, destination, self._now_ns, kind=kind, max_step_tokens=max_step_tokens
+        ))
 
     def request_set_aside(self, worker_id: WorkerId) -> None:
         """Have a worker give up its layers. Raises ValueError where it is in use."""

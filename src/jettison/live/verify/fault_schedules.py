@@ -1,10 +1,10 @@
 """Seeded deaths over live processes: each round kills or stops one worker at a named failpoint, and checks everything.
 
-A round: clients that send one request after another, online and offline ones by lot, drops and restores in between
-without a break until the worker that is armed for one failpoint has met it there (or, after ``FORCE_S``, is killed
-wherever it is), and then as much time as the last requests need. A stopped worker stays stopped until it has been
-replaced and is killed; or it is woken *late*, after it has been given up, and must reach no process and end; or *soon*,
-and then nothing may have happened.
+A round: clients that send one request after another, online and offline ones by lot, migrations of both kinds, drops
+and restores in between without a break until the worker that is armed for one failpoint has met it there (or, after
+``FORCE_S``, is killed wherever it is), and then as much time as the last requests need. A stopped worker stays stopped
+until it has been replaced and is killed; or it is woken *late*, after it has been given up, and must reach no process
+and end; or *soon*, and then nothing may have happened.
 Checked: every stream has one end and exactly the tokens of an undisturbed run (float64, greedy), and when all is quiet
 again no block, host slot, ghost or transfer is left and all workers serve. One engine serves all rounds, so restarted
 workers are used again and again.
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jettison.config import EngineConfig
+from jettison.core.moving.migrations import may_go
 from jettison.core.totals import counters
 from jettison.errors import JettisonError
 from jettison.live.engine.assembly import assemble
@@ -36,7 +37,7 @@ from jettison.live.engine.engine import Engine
 from jettison.live.engine.local_cluster import LocalCluster
 from jettison.live.verify.scenarios import Observed, Outcome, Setting
 from jettison.live.worker.failpoints import LIVE_ONLY, NAMES, PULL_NAMES, VARIABLE, Rule
-from jettison.memory.kvtransfers import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode, MigrationKind
 from jettison.memory.stages import Pull, StagePlan
 from jettison.types import FinishReason, LayerRange, Request, SamplingParams, ServiceClass, WorkerId
 
@@ -128,6 +129,8 @@ class RoundReport:
     """The failpoint was met; else the worker was killed from outside while requests ran."""
     phases: tuple[str, ...] = ()
     """Of the moves that the worker was part of when it was lost."""
+    num_token_migrations: int = 0
+    """Requests that went to another group as tokens."""
     offline_work: dict[str, int] = field(default_factory=dict)
     """What was done for and to offline requests, by the names of ``core.totals``."""
     num_tokens: int = 0
@@ -250,14 +253,15 @@ class FaultRounds:
                 losses_before = self.engine.core.state.counters.num_worker_losses
                 clients = [asyncio.create_task(self._client(i, report, over)) for i in range(NUM_REQUESTS)]
                 moves = asyncio.create_task(self._moves(schedule, over, clients))
+                migrations = asyncio.create_task(self._migrations(schedule, over))
                 try:
                     await self._fate(schedule, report)
                     over.set()
                     with self._awaiting("the end of all streams and of the last move"):
-                        await asyncio.gather(*clients, moves)
+                        await asyncio.gather(*clients, moves, migrations)
                     await self._until(self._is_quiet, "rest after the last request")
                 finally:
-                    for task in (*clients, moves):
+                    for task in (*clients, moves, migrations):
                         task.cancel()
         except (TimeoutError, JettisonError) as error:
             waited = f"waited for {self._cut_off[0]}" if self._cut_off else "no rest"
@@ -268,6 +272,7 @@ class FaultRounds:
         if num_losses != (schedule.wake is not Wake.SOON):
             report.problems.append(f"{num_losses} workers were given up")
         totals = counters(self.engine.core)
+        report.num_token_migrations = round(totals["migrations_as_tokens"] - totals_before["migrations_as_tokens"])
         report.offline_work = {name: round(totals[name] - totals_before[name]) for name in OFFLINE_WORK}
         report.problems += self._leaks()
         return report
@@ -330,6 +335,18 @@ class FaultRounds:
                 return
             order()
             await self._until(lambda: not self.engine.core.in_transition, "the end of a drop or restore")
+
+    async def _migrations(self, schedule: Schedule, over: asyncio.Event) -> None:
+        """Where groups share no worker, requests go from one to another, in either way, until the round is over."""
+        rng, core = random.Random(f"migrations {schedule.seed}"), self.engine.core
+        while not over.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), rng.uniform(*self._load.pauses_s) / 4)
+            states = [s for g in core.groups.values() for s in g.queues.running.values() if may_go(s)]
+            if states and len(core.groups) > 1:
+                state, group_id = rng.choice(states), rng.choice(list(core.groups))
+                # A few tokens a step: the request is on its way for a while.
+                self.engine.request_migration(state.request_id, group_id, rng.choice(list(MigrationKind)), 8)
 
     def _orders(self, schedule: Schedule) -> Iterator[Callable[[], None]]:
         drops = [self.engine.request_drop] * (len(self.engine.core.state.workers) - 1)

@@ -28,6 +28,7 @@ from jettison.live.verify.proof_table import Conditions, ProofTable, Row, compar
 from jettison.live.verify.scenarios import BLOCK_SIZE, Event, Outcome, Setting, make_config, why_not
 from jettison.live.verify.scenarios_harvest import HARVEST, HARVEST_IN_PIPELINES
 from jettison.live.verify.scenarios_many import MANY
+from jettison.live.verify.scenarios_migration import MIGRATIONS
 from jettison.live.verify.scenarios_together import RUNGS_TOGETHER
 from jettison.live.verify.solo_reference import SoloReference
 from jettison.live.worker.failpoints import ALONE, LIVE_ONLY, NAMES
@@ -60,7 +61,7 @@ class Architecture:
     head_dim: int | None = None
 
 
-SCENARIOS = scenarios.SCENARIOS | RUNGS_TOGETHER | HARVEST
+SCENARIOS = scenarios.SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | HARVEST
 FULL_ONLY = MANY | HARVEST_IN_PIPELINES
 
 ARCHITECTURES = (

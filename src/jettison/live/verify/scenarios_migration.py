@@ -1,0 +1,80 @@
+"""Scenarios of ``jettison verify`` in which running requests go to another group as tokens, whatever its shape.
+
+The rung that moves KV has its own (``live.verify.scenarios``).
+"""
+
+from __future__ import annotations
+
+from jettison.core.moving.migrations import may_go
+from jettison.core.serving.group import Group
+from jettison.core.totals import counters
+from jettison.live.engine.local_cluster import LocalCluster, Until
+from jettison.live.verify.scenarios import (
+    Event,
+    Outcome,
+    Scenario,
+    Setting,
+    blocks_for_all,
+    make_cluster,
+    make_prompts,
+    moves_over,
+    observed,
+    produced,
+    submit,
+)
+from jettison.memory.kvtransfers import MigrationKind
+
+NUM_MOVES = 2
+STEP_TOKENS = 13
+"""So that a request takes several steps of its destination."""
+
+
+def migrate_as_tokens(source_stages: int, destination_stages: int) -> Scenario:
+    """Some requests move at once, others run at both ends; then one of those that came goes back."""
+
+    def scenario(setting: Setting) -> Outcome:
+        instances = source_stages + destination_stages
+        with make_cluster(setting, num_blocks=blocks_for_all(setting, 60), instances=instances) as cluster:
+            if instances > 2:
+                cluster.request_drop()
+                cluster.run(moves_over(cluster, "the drop"))
+            prompts = make_prompts(setting, cluster, 30, 60)
+            submit(cluster, prompts, setting.num_output_tokens)
+            source, destination = _ends(cluster, source_stages)
+            cluster.run(Until("requests that decode", lambda: len(_movable(source)) >= NUM_MOVES))
+            cluster.run(produced(cluster, 40))
+            moved = _movable(source)[:NUM_MOVES]
+            _move(cluster, moved, destination)
+            _move(cluster, [name for name in moved if name in destination.queues.running][:1], source)
+            cluster.run()
+            totals = counters(cluster.core)
+            num_moved, num_computed = totals["migrations_as_tokens"], totals["migrated_tokens"]
+            evidence = f"{num_moved:.0f} requests moved, {num_computed:.0f} tokens computed for that"
+            return Outcome(observed(cluster, prompts), num_moved > len(moved) and num_computed > 0, evidence)
+
+    return scenario
+
+
+def _ends(cluster: LocalCluster, source_stages: int) -> tuple[Group, Group]:
+    source, destination = sorted(cluster.core.groups.values(), key=lambda g: len(g.stages) != source_stages)
+    return source, destination
+
+
+def _movable(group: Group) -> list[str]:
+    return [s.request_id for s in group.queues.running.values() if may_go(s)]
+
+
+def _move(cluster: LocalCluster, names: list[str], destination: Group) -> None:
+    """Have requests go, and wait until they have arrived, or stay."""
+    for name in names:
+        cluster.run(Until(f"{name} decodes", lambda name=name: may_go(cluster.core.state.requests[name])))  # type: ignore[misc]
+        cluster.request_migration(name, destination.group_id, MigrationKind.TOKENS, STEP_TOKENS)
+    cluster.run(Until("the end of migrations", lambda: cluster.core.migrations.is_idle))
+
+
+MIGRATIONS: dict[str, Event] = {
+    "migrate as tokens, instance to instance": Event(migrate_as_tokens(1, 1)),
+    "migrate as tokens, pipeline to instance": Event(migrate_as_tokens(2, 1), 2),
+    "migrate as tokens, instance to pipeline": Event(migrate_as_tokens(1, 2), 2),
+}
+"""By name."""
