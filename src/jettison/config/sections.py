@@ -31,7 +31,7 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 StepPriority = Literal["decode", "prefill"]
 Dispatch = Literal["freest", "fewest-requests"]
 Planner = Literal["throughput", "memory"]
-Migration = Literal["kv", "tokens"]
+Migration = Literal["kv", "tokens", "adaptive"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
 Launcher = Literal["local"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -194,11 +194,15 @@ class OverloadConfig:
     migrate_period_ms: int = config_key(50, int_from(1), "migrate: how often instances are compared.", metavar="MS")
     migration_kind: Migration = config_key(
         "kv", Choice(Migration), "migrate: how running requests change instances. kv: their KV is copied; tokens: the "
-        "destination computes it from their tokens, while they go on decoding where they are.")
+        "destination computes it from their tokens, while they go on decoding where they are; "
+        "adaptive: each in the way that is done first without disturbing who decodes beside it.")
     migration_step_tokens: int | None = config_key(
         None, int_from(1), "migrate, as tokens: how many of them go into one step of the destination at most "
         "(auto: what its steps have room for).",
         metavar="N", unset="auto")
+    migration_stop_ms: int = config_key(
+        200, int_from(1), "migrate, adaptive: how long a request may stand still while its last blocks travel, of which "
+        "there are 16 at most; over a link that carries not even one in that time requests go as tokens.", metavar="MS")
     exchange: Exchange = config_key(
         "auto", Choice(Exchange),
         "Running requests after a drop: send their KV, compute it again, attend to it remotely while it moves (live), "

@@ -14,6 +14,7 @@ from jettison.policy.dispatch import DispatchOrder, by_freeness
 from jettison.policy.links import MachineId
 from jettison.policy.merge import MergeStrategy
 from jettison.policy.migration import MigrationParams
+from jettison.policy.movekinds import MoveParams
 from jettison.policy.offline import OfflineParams
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
@@ -53,6 +54,8 @@ class ClusterParams:
     offline: OfflineParams = field(default_factory=OfflineParams)
     swap: SwapParams = field(default_factory=SwapParams)
     migration: MigrationParams = field(default_factory=MigrationParams)
+    moves: MoveParams = field(default_factory=MoveParams)
+    """How migrations are divided between kinds, where each gets its own."""
     drop_dwell_s: float = 0.5
     """Least time between the end of one move of a group and its next drop."""
     growth_factor: float = 1.2
