@@ -4,7 +4,8 @@ and where a restore needs the memory.
 Steps evict by themselves for what fits then (``policy.filling``); here online requests lack room beyond that.
 Checkpointed requests are stored, others are computed again later; whoever is in a step leaves when that has ended. No
 offline request is let in or comes back until memory has kept no online one out for a second (who only waits for a step
-to end needs none of it), there is room again, and no move of its members is under way. What its members make after a merge or a split takes the pause over.
+to end needs none of it), there is room again, and no move of its members is under way. What its members make after a
+merge or a split takes the pause over.
 """
 
 from __future__ import annotations
