@@ -16,7 +16,7 @@ from jettison.live.verify import fault_schedules
 from jettison.live.verify.fault_schedules import FaultRounds, Schedule, Wake, kills
 from jettison.live.verify.run import death_plan
 from jettison.live.verify.scenarios import Outcome, Setting
-from jettison.live.worker.failpoints import ALONE, LIVE_ONLY, NAMES
+from jettison.live.worker.failpoints import ALONE, LIVE_ONLY, NAMES, OFFLINE_NAMES
 from jettison.memory.kvtransfers import ExchangeMode
 
 pytestmark = pytest.mark.live
@@ -53,6 +53,14 @@ async def test_deaths_on_the_way_to_sleep_and_back(name: str, model_dir: Path) -
         report = await rounds.run(Schedule(3, 1, name, 1, signal.SIGKILL))
         assert not report.problems, report
         assert report.reached
+
+
+async def test_deaths_in_copies_and_in_steps_that_are_given_up_lose_nothing(model_dir: Path) -> None:
+    async with FaultRounds.running(model_dir) as rounds:
+        for seed, name in enumerate(OFFLINE_NAMES):
+            report = await rounds.run(Schedule(seed, seed % 2, name, 2, signal.SIGKILL))
+            assert not report.problems, report
+            assert report.reached, name
 
 
 async def test_a_stopped_worker_that_wakes_up_reaches_nobody(model_dir: Path) -> None:

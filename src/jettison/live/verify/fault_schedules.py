@@ -37,7 +37,15 @@ from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.local_cluster import LocalCluster
 from jettison.live.verify.scenarios import Observed, Outcome, Setting
-from jettison.live.worker.failpoints import LIVE_ONLY, NAMES, PULL_NAMES, SLEEP_NAMES, VARIABLE, Rule
+from jettison.live.worker.failpoints import (
+    LIVE_ONLY,
+    NAMES,
+    OFFLINE_NAMES,
+    PULL_NAMES,
+    SLEEP_NAMES,
+    VARIABLE,
+    Rule,
+)
 from jettison.memory.kvtransfers import ExchangeMode, MigrationKind
 from jettison.memory.stages import Pull, StagePlan
 from jettison.types import FinishReason, LayerRange, Request, SamplingParams, ServiceClass, WorkerId
@@ -86,15 +94,16 @@ class Schedule:
     """The second drop gives members layers that they do not hold (three instances)."""
 
     @classmethod
-    def draw(cls, seed: int, num_workers: int = 2) -> Schedule:
-        """Every failpoint in turn; victim, count, signal and the kind of moves by lot."""
+    def draw(cls, seed: int, num_workers: int = 2, names: Sequence[str] = ()) -> Schedule:
+        """Every failpoint, or each of ``names``, in turn; victim, count, signal and the kind of moves by lot."""
         rng = random.Random(seed)
-        names = (*NAMES, *SLEEP_NAMES, *PULL_NAMES) if num_workers > 2 else (*NAMES, *SLEEP_NAMES)
+        names = names or ((*NAMES, *SLEEP_NAMES, *PULL_NAMES) if num_workers > 2 else (*NAMES, *SLEEP_NAMES))
         name = names[seed % len(names)]
         what = name.partition("_")[2]
         # Frequent places are passed many times before a move begins.
         frequent = what in ("stage", "sample", "flush", "piece_sent", "piece_written", "attention")
-        count = rng.randrange(1, 60) if frequent else rng.randrange(1, 8) if name in PULL_NAMES else 1
+        some = name in PULL_NAMES or name in OFFLINE_NAMES
+        count = rng.randrange(1, 60) if frequent else rng.randrange(1, 8) if some else 1
         how = signal.SIGSTOP if rng.random() < 0.25 else signal.SIGKILL
         wake = rng.choice(list(Wake)) if how is signal.SIGSTOP else Wake.NEVER
         # Who comes first in every pipeline of whole instances; who is in the first one, and receives when it is turned.
