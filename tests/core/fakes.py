@@ -214,7 +214,8 @@ class FakeCluster:
             static_pipeline=ladder.static_pipeline, auto_restore=auto_restore,
             swap=SwapParams(num_host_slots=host_slots, budget_blocks=swap_budget),
             migration=MigrationParams(
-                threshold_blocks=migrate_threshold, period_s=0.01, kind=MigrationKind(migration_kind),
+                threshold_blocks=migrate_threshold, period_s=0.01,
+                kind=None if migration_kind == "adaptive" else MigrationKind(migration_kind),
                 max_step_tokens=migration_step_tokens,
             ),
             exchange=ExchangeMode(exchange), overload=OverloadParams(horizon_s=horizon_s),

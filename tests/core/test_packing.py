@@ -52,11 +52,11 @@ def test_newcomers_share_an_instance_while_it_holds_them() -> None:
 
 
 def spread_out(packer: str = "mell", *, stay: tuple[int, ...] = (0, 1, 2), **more: object) -> FakeCluster:
-    """Long requests fill three instances; most of them leave, and those that stay are on three instances."""
+    """Requests fill three instances; most of them leave, and those that stay are on three instances."""
     cluster = packed(packer, **more)
-    for i in range(9):
-        cluster.submit(f"r{i}", tokens(i, 100), 160, 0.5 * i)
-    cluster.run(until_ms=120)
+    for i in range(12):
+        cluster.submit(f"r{i}", tokens(i, 50), 200, 0.5 * i)
+    cluster.run(until_ms=100)
     kept: set[int] = set()
     for request_id, state in list(cluster.core.state.requests.items()):
         if state.group_id in kept:

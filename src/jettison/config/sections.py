@@ -31,9 +31,8 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 StepPriority = Literal["decode", "prefill"]
 Dispatch = Literal["freest", "fewest-requests"]
 Planner = Literal["throughput", "memory"]
-Migration = Literal["kv", "tokens"]
+Migration = Literal["kv", "tokens", "adaptive"]
 Packer = Literal["none", "mell", "printed", "best-fit", "worst-fit", "load-balance"]
-PackingMoves = Literal["kv", "tokens", "adaptive"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
 Launcher = Literal["local"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -196,11 +195,15 @@ class OverloadConfig:
     migrate_period_ms: int = config_key(50, int_from(1), "migrate: how often instances are compared.", metavar="MS")
     migration_kind: Migration = config_key(
         "kv", Choice(Migration), "migrate: how running requests change instances. kv: their KV is copied; tokens: the "
-        "destination computes it from their tokens, while they go on decoding where they are.")
+        "destination computes it from their tokens, while they go on decoding where they are; "
+        "adaptive: each in the way that is done first without disturbing who decodes beside it.")
     migration_step_tokens: int | None = config_key(
         None, int_from(1), "migrate, as tokens: how many of them go into one step of the destination at most "
         "(auto: what its steps have room for).",
         metavar="N", unset="auto")
+    migration_stop_ms: int = config_key(
+        200, int_from(1), "migrate, adaptive: how long a request may stand still while its last blocks travel, of which "
+        "there are 16 at most; over a link that carries not even one in that time requests go as tokens.", metavar="MS")
     exchange: Exchange = config_key(
         "auto", Choice(Exchange),
         "Running requests after a drop: send their KV, compute it again, attend to it remotely while it moves (live), "
@@ -257,8 +260,8 @@ class PackingConfig:
         None, float_from(0.0, 0.9), "packing: part of each instance's KV memory that is left free (auto: for what "
         "arrives within the objective for first tokens, 5 to 25 %).",
         name="packing_head_room", metavar="FRACTION", unset="auto")
-    moves: PackingMoves = config_key(
-        "adaptive", Choice(PackingMoves), "packing: how running requests change instances. kv: their KV is copied; "
+    moves: Migration = config_key(
+        "adaptive", Choice(Migration), "packing: how running requests change instances. kv: their KV is copied; "
         "tokens: the destination computes it from their tokens; adaptive: each in the way that is done first without "
         "disturbing who decodes beside it.", name="packing_moves")
     weight_load: float = config_key(

@@ -19,6 +19,7 @@ from jettison.policy.dispatch import ORDERS
 from jettison.policy.links import MachineId
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.migration import MigrationParams
+from jettison.policy.movekinds import MoveParams
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.overload import OverloadParams
 from jettison.policy.packing.params import PackParams
@@ -79,9 +80,10 @@ def cluster_params(
         swap=SwapParams(num_host_slots=num_host_slots, budget_blocks=overload.swap_budget_blocks),
         migration=MigrationParams(
             threshold_blocks=overload.migrate_threshold, period_s=overload.migrate_period_ms / 1e3,
-            kind=MigrationKind(overload.migration_kind), max_step_tokens=overload.migration_step_tokens,
+            kind=_migration_kind(overload.migration_kind), max_step_tokens=overload.migration_step_tokens,
         ),
         packing=packing,
+        moves=MoveParams(stop_s=overload.migration_stop_ms / 1e3),
         drop_dwell_s=overload.drop_dwell_ms / 1e3,
         profile=profile,
         has_profiled_links=has_profiled_links,
@@ -118,6 +120,10 @@ def _offline_params(offline: OfflineConfig) -> OfflineParams:
         safepoint_layers=offline.safepoint_layers,
         checkpoint_below_free=offline.checkpoint_free,
     )
+
+
+def _migration_kind(text: str) -> MigrationKind | None:
+    return None if text == "adaptive" else MigrationKind(text)
 
 
 def _seconds(milliseconds: float | None) -> float | None:

@@ -153,7 +153,7 @@ class MigrateRung(Rung):
             return dict.fromkeys(pairs, Going(params.kind, params.max_step_tokens))
         groups = state.groups
         wanted = (Wanted(groups[p.source].queues.running[r], groups[p.destination]) for r, p in pairs.items())
-        return choose_kinds(self.means, wanted)
+        return choose_kinds(state, wanted)
 
     def _refresh_loads(self) -> None:
         """What is known of groups that nothing has touched is what it was."""

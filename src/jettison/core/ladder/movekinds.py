@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from jettison.core.ladder.rung import Means
 from jettison.core.load.pullrates import PullRates
 from jettison.core.requests import RequestState
 from jettison.core.residence import in_arenas
 from jettison.core.serving.group import Group
+from jettison.core.state import ClusterState
 from jettison.cost.boundaries import PrefillBoundary, link_boundary, prefill_boundary
 from jettison.cost.stepwork import NOTHING, StepWork, step_of
 from jettison.memory.kvtransfers import MigrationKind, plan_kv_transfers
@@ -44,15 +44,15 @@ class Going(NamedTuple):
     """As KV: sent while it stands still."""
 
 
-def choose_kinds(means: Means, wanted: Iterable[Wanted]) -> dict[RequestId, Going]:
+def choose_kinds(cluster: ClusterState, wanted: Iterable[Wanted]) -> dict[RequestId, Going]:
     """Of those that begin now; the others wait for the next epoch. Changes nothing."""
     moves = {w.state.request_id: w for w in wanted}
     if not moves:
         return {}
-    rates, params = PullRates(means.state), means.state.params.moves
-    boundaries = {w.destination.group_id: _boundary(means, w.destination) for w in moves.values()}
-    made = [_move(means, w) for w in moves.values()]
-    links = {link: _link(means, rates, link) for move in made for link in move.link_bytes}
+    rates, params = PullRates(cluster), cluster.params.moves
+    boundaries = {w.destination.group_id: _boundary(cluster, w.destination) for w in moves.values()}
+    made = [_move(cluster, w) for w in moves.values()]
+    links = {link: _link(cluster, rates, link) for move in made for link in move.link_bytes}
     destinations: dict[GroupId, Bin] = {}
     for w in moves.values():
         found = boundaries[w.destination.group_id]
@@ -76,44 +76,46 @@ def decodes_of(group: Group) -> StepWork:
     return StepWork.decodes(max(1, num_running // num_stages), num_kv_tokens // num_stages)
 
 
-def _boundary(means: Means, group: Group) -> PrefillBoundary | None:
-    params = means.state.params
+def _boundary(cluster: ClusterState, group: Group) -> PrefillBoundary | None:
+    params = cluster.params
     decodes = decodes_of(group)
     return prefill_boundary(
-        decodes, means.state.predictor, params.profile, params.moves.slowdown,
+        decodes, cluster.predictor, params.profile, params.moves.slowdown,
         most=group.limits.max_num_batched_tokens - decodes.num_rows, num_stages=len(group.stages),
         tpot_s=params.offline.slo.tpot_s,
     )
 
 
-def _link(means: Means, rates: PullRates, link: LinkId) -> Bin:
-    params, rate = means.state.params, rates.of(link)
-    queued = means.state.book.bytes_between(*link)
+def _link(cluster: ClusterState, rates: PullRates, link: LinkId) -> Bin:
+    params, rate = cluster.params, rates.of(link)
+    queued = cluster.book.bytes_between(*link)
     if rate is None:
         return Bin(None, queued)
     bound = link_boundary(rate, params.profile, params.moves.slowdown) * params.moves.epoch_s
     return Bin(bound, queued, rate)
 
 
-def _move(means: Means, wanted: Wanted) -> Move:
+def _move(cluster: ClusterState, wanted: Wanted) -> Move:
     """What the destination has in its prefix cache neither travels nor is computed."""
     state, destination = wanted.state, wanted.destination
-    source = means.state.groups[state.group_id]
+    source = cluster.groups[state.group_id]
     limits = source.limits
     num_cached, _ = destination.blocks.cached_prefix(state, state.num_computed)
     num_tokens = max(1, state.num_tokens - num_cached)
     num_blocks = max(1, limits.blocks_for(state.num_tokens) - num_cached // limits.block_size)
-    step_s = means.state.predictor.predict_s(decodes_of(source), step_of(len(source.stages)))
-    made_tokens = means.state.params.moves.epoch_s / step_s if step_s else 0.0
+    step_s = cluster.predictor.predict_s(decodes_of(source), step_of(len(source.stages)))
+    made_tokens = cluster.params.moves.epoch_s / step_s if step_s else 0.0
     return Move(
-        state.request_id, destination.group_id, num_blocks, _link_bytes(means, state, destination, num_blocks),
+        state.request_id, destination.group_id, num_blocks, _link_bytes(cluster, state, destination, num_blocks),
         num_tokens, made_tokens / num_tokens, wanted.num_waited, MigrationKind.KV in wanted.kinds,
         MigrationKind.TOKENS in wanted.kinds and not state.on_trial,
     )
 
 
-def _link_bytes(means: Means, state: RequestState, destination: Group, num_blocks: int) -> Mapping[LinkId, int]:
-    layer_bytes = means.state.shape.block_bytes_per_layer(means.state.limits.block_size)
+def _link_bytes(
+    cluster: ClusterState, state: RequestState, destination: Group, num_blocks: int
+) -> Mapping[LinkId, int]:
+    layer_bytes = cluster.shape.block_bytes_per_layer(cluster.limits.block_size)
     found: dict[LinkId, int] = {}
     for part in plan_kv_transfers(in_arenas(state.residences).places, destination.stages):
         link = part.src, part.dst

@@ -284,7 +284,7 @@ class PackRung(Rung):
         }
         kinds = self._params.kinds
         wanted = [Wanted(o.state, o.destination, self._num_waited[r], kinds) for r, o in found.items()]
-        chosen = choose_kinds(self.means, wanted)
+        chosen = choose_kinds(self._state, wanted)
         for request_id, o in found.items():
             going = chosen.get(request_id)
             if going is None:

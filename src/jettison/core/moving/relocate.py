@@ -28,7 +28,7 @@ from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.kvtransfers import MigrationKind, plan_kv_transfers
-from jettison.types import TransferId, WorkerId
+from jettison.types import NANOSECONDS, TransferId, WorkerId
 
 MAX_FINAL_BLOCKS = 16
 """Blocks sent while a request stands still; what is more is sent while it decodes (Llumnix's last stage, MELL)."""
@@ -78,6 +78,7 @@ class Relocation(Passage):
         del self._transfers[event.transfer_id]
         self._cluster.touch(self.state)
         self.num_bytes += event.num_bytes
+        self._cluster.link_rate(pending.ends).observe(event.num_bytes, event.duration_ns / NANOSECONDS)
         if self.phase is RelocationPhase.FALLING_BACK:
             return [] if self._transfers else self._give_back()
         if not event.complete:
