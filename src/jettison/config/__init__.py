@@ -19,9 +19,9 @@ from jettison.config.sections import (
     MemoryConfig,
     ModelConfig,
     OverloadConfig,
+    PackingConfig,
     SchedulerConfig,
     ServerConfig,
-    PackingConfig,
     SleepConfig,
 )
 from jettison.config.values import format_bytes, parse_bytes
@@ -37,9 +37,9 @@ __all__ = [
     "MemoryConfig",
     "ModelConfig",
     "OverloadConfig",
+    "PackingConfig",
     "SchedulerConfig",
     "ServerConfig",
-    "PackingConfig",
     "SleepConfig",
     "Source",
     "format_bytes",

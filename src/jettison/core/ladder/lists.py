@@ -69,9 +69,11 @@ def with_offline(rungs: tuple[str, ...], parts: Iterable[str]) -> tuple[str, ...
 
 def with_packing(rungs: tuple[str, ...]) -> tuple[str, ...]:
     """These rungs and the one that packs, from free to dear. Raises ConfigError beside one that spreads requests."""
-    if "migrate" in rungs:
-        raise ConfigError("--packing moves requests to few instances and --overload migrate to all: have one of them")
-    return tuple(rung.name for rung in rung_classes({*rungs, PACKING}, static_pipeline=False))
+    classes = rung_classes({*rungs, PACKING}, static_pipeline=False)
+    for rung in classes:
+        if rung.spreads:
+            raise ConfigError(f"--packing keeps requests on few instances, and --overload {rung.name} spreads them")
+    return tuple(rung.name for rung in classes)
 
 
 def overload_name(rungs: tuple[str, ...], *, static_pipeline: bool) -> str:

@@ -43,6 +43,7 @@ class MigrateRung(Rung):
 
     name = "migrate"
     rank = 50
+    spreads = True
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)

@@ -91,6 +91,8 @@ class Rung:
     forms_pipelines: ClassVar[bool] = False
     """It may merge groups: a request can have more memory than one instance's, and microbatches are planned ahead."""
     uses_host_pool: ClassVar[bool] = False
+    spreads: ClassVar[bool] = False
+    """It moves running requests to where most memory is free: what packing undoes."""
     is_word: ClassVar[bool] = True
     """Its name is a word of ``--overload``; others come with those."""
 
