@@ -95,19 +95,22 @@ def test_offline_requests_are_not_packed() -> None:
 
 
 def test_a_dear_move_is_refused_and_told() -> None:
-    cluster = spread_out(prices=PriceParams(harm=1e9, link_device_s=1e9))
-    before = cluster.core.state.counters.packing_migrations
-    cluster.run(until_ms=cluster.now / MS + 120)
+    cluster = spread_out(some_end=True, prices=PriceParams(harm=1e9, link_device_s=1e9))
     counters = cluster.core.state.counters
+    cluster.run(until_ms=cluster.now / MS + 20)
+    before = counters.packing_migrations  # who is about to run out of memory gives requests away at any price
+    cluster.run(until_ms=cluster.now / MS + 100)
     assert counters.packing_refused and counters.packing_migrations == before
     refused = [r.fields["refused"] for r in cluster.records if r.kind == "packed" and "refused" in r.fields]
     assert refused and all(row["cost_device_s"] > row["saved_device_s"] for row in refused[0])  # type: ignore[index]
     expect_all_well(cluster)
 
 
-def spread_out(packer: str = "mell", **more: object) -> FakeCluster:
+def spread_out(packer: str = "mell", *, some_end: bool = False, **more: object) -> FakeCluster:
     """Requests fill three instances; most of them leave, and those that stay are on three instances."""
     cluster = packed(packer, **more)
+    if some_end:  # what has ended tells how long the others stay
+        cluster.submit("short", tokens(99, 8), 2)
     for i in range(18):
         cluster.submit(f"r{i}", tokens(i, 50), 200, 0.5 * i)
     cluster.run(until_ms=100)
