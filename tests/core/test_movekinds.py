@@ -163,8 +163,10 @@ def test_the_rung_asks_how_each_goes() -> None:
 
 @settings(max_examples=N_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    seed=st.integers(0, 10**6), rate=st.sampled_from([1.0, 1e5, 1e6, 1e9]), times_ms=st.lists(st.floats(60, 200), max_size=4),
-    victim=st.none() | st.tuples(st.integers(0, 1), st.floats(60.0, 200.0)), policy=st.sampled_from(["migrate", "migrate+drop"]),
+    seed=st.integers(0, 10**6), rate=st.sampled_from([1.0, 1e5, 1e6, 1e9]),
+    times_ms=st.lists(st.floats(60, 200), max_size=4),
+    victim=st.none() | st.tuples(st.integers(0, 1), st.floats(60.0, 200.0)),
+    policy=st.sampled_from(["migrate", "migrate+drop"]),
 )
 def test_anything_beside_many_moves(
     seed: int, rate: float, times_ms: list[float], victim: tuple[int, float] | None, policy: str
