@@ -202,7 +202,8 @@ class OverloadConfig:
         metavar="N", unset="auto")
     migration_stop_ms: int = config_key(
         200, int_from(1), "migrate, adaptive: how long a request may stand still while its last blocks travel, of "
-        "which there are 16 at most; over a link that carries not even one in that time requests go as tokens.", metavar="MS")
+        "which there are 16 at most; over a link that carries not even one in that time requests go as tokens.",
+        metavar="MS")
     exchange: Exchange = config_key(
         "auto", Choice(Exchange),
         "Running requests after a drop: send their KV, compute it again, attend to it remotely while it moves (live), "
