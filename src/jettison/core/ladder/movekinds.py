@@ -1,8 +1,8 @@
-"""How moves go that rungs have decided on: as KV or as tokens, now or in a later epoch. All rungs that move requests ask
-here, each for all its moves of an epoch at once.
+"""How moves go that rungs have decided on: as KV or as tokens, now or in a later epoch. All rungs that move requests
+ask here, each for all its moves of an epoch at once.
 
-Decisions are ``policy.movekinds``'; here is what it goes by: boundaries from the profile and the predictor, links' rates
-as they are known, and what moves under way have not sent or computed yet.
+Decisions are ``policy.movekinds``'; here is what it goes by: boundaries from the profile and the predictor, rates of
+links as they are known, and what moves under way have not sent or computed yet.
 """
 
 from __future__ import annotations
