@@ -48,7 +48,7 @@ def choose_kinds(cluster: ClusterState, wanted: Iterable[Wanted]) -> dict[Reques
     if not moves:
         return {}
     rates, params = PullRates(cluster), cluster.params.moves
-    boundaries = {w.destination.group_id: _boundary(cluster, w.destination) for w in moves.values()}
+    boundaries = {w.destination.group_id: prefill_boundary_of(cluster, w.destination) for w in moves.values()}
     made = [_move(cluster, w) for w in moves.values()]
     links = {link: _link(cluster, rates, link) for move in made for link in move.link_bytes}
     destinations: dict[GroupId, Bin] = {}
@@ -74,7 +74,8 @@ def decodes_of(group: Group) -> StepWork:
     return StepWork.decodes(max(1, num_running // num_stages), num_kv_tokens // num_stages)
 
 
-def _boundary(cluster: ClusterState, group: Group) -> PrefillBoundary | None:
+def prefill_boundary_of(cluster: ClusterState, group: Group) -> PrefillBoundary | None:
+    """What its steps take beside its requests; None while too little is known."""
     params = cluster.params
     decodes = decodes_of(group)
     return prefill_boundary(
