@@ -201,9 +201,8 @@ class OverloadConfig:
         "(auto: what its steps have room for).",
         metavar="N", unset="auto")
     migration_stop_ms: int = config_key(
-        200, int_from(1), "migrate, adaptive: how long a request may stand still while its last blocks travel, of "
-        "which there are 16 at most; over a link that carries not even one in that time requests go as tokens.",
-        metavar="MS")
+        200, int_from(1), "migrate, adaptive: how long a request may stand still while its last blocks travel, 16 at "
+        "most; where a link carries not even one in that time, requests go as tokens.", metavar="MS")
     exchange: Exchange = config_key(
         "auto", Choice(Exchange),
         "Running requests after a drop: send their KV, compute it again, attend to it remotely while it moves (live), "
