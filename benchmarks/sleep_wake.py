@@ -156,8 +156,7 @@ def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--memory", default="288MiB", help="of each instance; all of its KV is computed before each round")
+    parser.add_argument("--memory", default="288MiB", help="of each instance; its KV is filled before each round")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sleep-wake-") as scratch:
