@@ -106,6 +106,11 @@ class Ladder:
     # --- reading ----------------------------------------------------------------------------------------------
 
     @property
+    def missing_bytes(self) -> int:
+        """That are asked for from outside now."""
+        return max((rung.missing_bytes for rung in self.rungs), default=0)
+
+    @property
     def forms_pipelines(self) -> bool:
         """Groups may merge."""
         return any(rung.forms_pipelines for rung in self.rungs)

@@ -116,12 +116,14 @@ class Dozing:
         """Seconds of one instance that is full of such requests; infinite while nothing is known of steps."""
         limits, predictor = self._state.limits, self._state.predictor
         profile, traffic = self._state.params.profile, self._means.loads.offline_traffic
-        batch = min(limits.max_num_seqs, (profile and profile.batch_limit(1)) or limits.max_num_seqs)
+        longest = state.request.params.max_tokens
+        expected = min(longest, traffic.mean_output_tokens) if traffic.num_ended else longest
+        num_more = max(1.0, expected - state.num_output)
+        _, least_blocks = self._state.alive_workers()
+        fitting = int(least_blocks * limits.block_size / (state.num_tokens + num_more))
+        batch = max(1, min(limits.max_num_seqs, (profile and profile.batch_limit(1)) or limits.max_num_seqs, fitting))
         step_s = predictor.predict_s(StepWork.decodes(batch, batch * state.num_tokens))
         prefill = predictor.prefill_tokens_per_s(limits.max_num_batched_tokens)
         if step_s is None or not prefill:
             return math.inf
-        longest = state.request.params.max_tokens
-        expected = min(longest, traffic.mean_output_tokens) if traffic.num_ended else longest
-        num_more = max(1.0, expected - state.num_output)
         return max(0, state.num_tokens - state.num_computed) / prefill + num_more * step_s / batch

@@ -90,7 +90,7 @@ class WakeRung(Rung):
         assert isinstance(offer, WakeOffer), offer
         seconds = wake_s(offer.wake)
         expected_ns = None if seconds is None else now_ns + round(seconds * NANOSECONDS)
-        fields: dict[str, object] = {"reason": offer.why, "workers": list(offer.worker_ids)}
+        fields: dict[str, object] = {"reason": offer.why, "workers": list(offer.worker_ids), "way": str(Way.WAKE)}
         if offer.groups:
             fields["group"] = offer.groups[0]
         fields |= {"parameter_bytes": offer.wake.num_bytes, "bytes_per_s": offer.wake.bytes_per_s} | offer.told
@@ -231,7 +231,7 @@ class WakeRung(Rung):
             return
         wanted = math.ceil(sum(waits) / ttft_s) - len(waits)
         wanted_bytes = wanted * state.workers[candidates[0][0]].full_blocks * block_bytes(state)
-        told: dict[str, object] = {"compute_wait_s": min(waits), "slo_ttft_s": ttft_s, "way": str(Way.WAKE)}
+        told: dict[str, object] = {"compute_wait_s": min(waits), "slo_ttft_s": ttft_s}
         offer = self._offer(None, "prompts ahead break the objective for first tokens", wanted_bytes, told)
         if offer is not None:
             yield offer
