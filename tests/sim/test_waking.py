@@ -28,7 +28,7 @@ from jettison.sim.setup import ClusterSetup
 NUM_SCHEDULES = int(os.environ.get("JETTISON_WAKE_SCHEDULES", "50"))
 BATCH = 25
 END_NS = 900 * 10**9
-QUIET_S = 2.0
+QUIET_S = 3.0
 FAST, SLOW = 4e9, 4e5
 """Bytes a second of each link; parameters have 0.8 MB."""
 
@@ -47,9 +47,10 @@ def burst_after_quiet(link_bytes_per_s: float) -> Watched:
     """Three devices, of which one falls asleep in the quiet before the burst."""
     awake = AwakeParams(min_awake=2, falls_asleep=True, after_s=1.0)
     watched = Watched(sleepy(make_setup(num_workers=3, num_blocks=40), awake, link_bytes_per_s))
-    watched.submit("first", 20, 20, 0.0)
+    for i in range(6):
+        watched.submit(f"early{i}", 30, 120, 0.1 * i)
     for i in range(60):
-        watched.submit(f"r{i}", 60, 60, QUIET_S + 0.002 * i)
+        watched.submit(f"r{i}", 30, 120, QUIET_S + 0.006 * i)
     watched.cluster.start_ticks()
     watched.cluster.run(until_ns=round(QUIET_S * 1e9))
     assert len(watched.cluster.core.sleepers.asleep) == 1
@@ -74,9 +75,13 @@ def test_over_a_fast_link_the_burst_is_carried_by_waking() -> None:
     first = next(d for d in decisions if d.kind == "way out")
     assert first.predicted["way"] == "wake" and first.predicted["wake_s"] < first.predicted["drop_s"]
     assert first.outcome["serves_after_s"] == pytest.approx(first.predicted["wake_s"], rel=1.0, abs=0.02)
-    assert "way wake" in text and "drop " in text
+    assert first.inputs["reason"] == "memory keeps the queue out"
+    assert "way wake" in text
     kinds = watched.kinds()
     assert "drop" not in kinds[: kinds.index("woken")]
+    held = next(d for d in decisions if d.kind == "hold drop")
+    assert held.at_s == first.at_s and held.predicted["wake_left_s"] <= held.predicted["drop_s"]
+    assert held.outcome["woken_after_s"] == first.outcome["serves_after_s"]
 
 
 def test_over_a_slow_link_the_burst_is_carried_by_dropping() -> None:
@@ -126,6 +131,7 @@ def test_any_schedule_leaves_every_request_with_one_end(seeds: Sequence[int]) ->
 
 def test_compressed_steps_change_nothing() -> None:
     """Falling asleep goes by the clock: fast-forward stops for it."""
+
     def times(compress: bool) -> object:
         awake = AwakeParams(min_awake=1, falls_asleep=True, after_s=0.3)
         setup = sleepy(make_setup("recompute", num_workers=3, num_blocks=80), awake)

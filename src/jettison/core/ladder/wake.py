@@ -93,7 +93,11 @@ class WakeRung(Rung):
         fields: dict[str, object] = {"reason": offer.why, "workers": list(offer.worker_ids), "way": str(Way.WAKE)}
         if offer.groups:
             fields["group"] = offer.groups[0]
-        fields |= {"parameter_bytes": offer.wake.num_bytes, "bytes_per_s": offer.wake.bytes_per_s} | offer.told
+        rate = offer.wake.bytes_per_s
+        fields["parameter_bytes"] = offer.wake.num_bytes
+        if rate is not None:
+            fields["mib_per_second"] = rate / 2**20
+        fields |= offer.told
         if "wake_s" not in fields and seconds is not None:
             fields["wake_s"] = seconds
         actions: list[Action] = [Record("wake_decided", now_ns, fields)]
@@ -186,14 +190,15 @@ class WakeRung(Rung):
         wake = candidates[0][1]
         times = self._ways.times(group, assessment, wake, now_ns)
         taken = soonest(times)
-        why = assessment.reason
+        why = "memory keeps the queue out"
         if taken is not Way.WAKE:
             other = self._others.setdefault(group.group_id, _Other(now_ns, -1, taken))
             if not self._is_in_vain(other, times, now_ns):
-                yield from self._tell_other(group, taken, times, why, now_ns)
+                yield from self._tell_other(group, taken, times, assessment.reason, now_ns)
                 return
             why = f"kept out although {other.way} was to be sooner"
-        offer = self._offer(group, why, required, ways_as_fields(times, Way.WAKE))
+        told = {"drop_verdict": assessment.reason} | ways_as_fields(times, Way.WAKE)
+        offer = self._offer(group, why, required, told)
         if offer is not None:
             self._others.pop(group.group_id, None)
             yield offer
@@ -205,7 +210,7 @@ class WakeRung(Rung):
         patience_s = max(tested_s, times.get(other.way) or 0.0) + (woken_s or 0.0)
         return now_ns - other.since_ns > patience_s * NANOSECONDS
 
-    def _tell_other(self, group: Group, taken: Way, times: Times, why: str, now_ns: int) -> Iterator[Record]:
+    def _tell_other(self, group: Group, taken: Way, times: Times, verdict: str, now_ns: int) -> Iterator[Record]:
         """That a queue is predicted to be let in by itself is no news."""
         other = self._others[group.group_id]
         is_news = taken is not other.way or other.told_ns < 0 or now_ns - other.told_ns >= NEWS_S * NANOSECONDS
@@ -213,7 +218,7 @@ class WakeRung(Rung):
             return
         self._others[group.group_id] = other._replace(told_ns=now_ns, way=taken)
         yield Record("wake_declined", now_ns, {
-            "group": group.group_id, "reason": why, "asleep": len(self._sleepers.asleep),
+            "group": group.group_id, "drop_verdict": verdict, "asleep": len(self._sleepers.asleep),
         } | ways_as_fields(times, taken))  # fmt: skip
 
     # --- compute ----------------------------------------------------------------------------------------------

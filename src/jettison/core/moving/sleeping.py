@@ -106,9 +106,9 @@ class Sleepers:
         """Those on their way back."""
         return sorted(self._to_wake | {w for w, r in self._recoveries.by_worker.items() if r.end == "woken"})
 
-    def host_copy(self, worker_id: WorkerId) -> Collection[ShardId]:
+    def host_copy(self, worker_id: WorkerId) -> frozenset[ShardId]:
         """Shards that the copy of a worker's machine has."""
-        return self.host_copies.get(self._machine(worker_id), set())
+        return frozenset(self.host_copies.get(self._machine(worker_id), ()))
 
     def state_of(self, worker_id: WorkerId) -> SleepState:
         """Where a worker is between serving and sleep."""
