@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from jettison.config.offline import harvest_parts
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore, ClusterParams, initial_groups
-from jettison.core.ladder.lists import parse_overload, with_offline
+from jettison.core.ladder.lists import parse_overload, with_offline, with_wake
 from jettison.core.load.monitor import MAX_DOUBLINGS
+from jettison.core.params import AwakeParams
 from jettison.core.pending import Purpose
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
@@ -188,7 +189,9 @@ class FakeCluster:
         prefill_first: bool = False, scheduling_policy: SchedulingPolicy = "fcfs",
         profile: HardwareProfile | None = None, offline: str | OfflineParams | None = None,
         checkpoint_free: float = 0.5, migration_kind: str = "kv", migration_step_tokens: int | None = None,
+        awake: AwakeParams | None = None,
     ) -> None:
+        """``awake``: the rung that wakes sleepers is there; None: they sleep until they are told."""
         self.rng = random.Random(seed)
         self.shape = make_shape(num_layers, shard_bytes)
         self.shard_bytes = shard_bytes
@@ -206,8 +209,10 @@ class FakeCluster:
                 slo_aware="scheduler" in parts, checkpoints="checkpoint" in parts, prefetches="prefetch" in parts,
                 checkpoint_below_free=checkpoint_free,
             )
+        rungs = with_offline(ladder.rungs, parts)
         params = ClusterParams(
-            rungs=with_offline(ladder.rungs, parts), static_pipeline=ladder.static_pipeline, auto_restore=auto_restore,
+            rungs=rungs if awake is None else with_wake(rungs, ladder.static_pipeline), awake=awake or AwakeParams(),
+            static_pipeline=ladder.static_pipeline, auto_restore=auto_restore,
             swap=SwapParams(num_host_slots=host_slots, budget_blocks=swap_budget),
             migration=MigrationParams(
                 threshold_blocks=migrate_threshold, period_s=0.01,

@@ -34,6 +34,7 @@ Planner = Literal["throughput", "memory"]
 Migration = Literal["kv", "tokens", "adaptive"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
 Launcher = Literal["local"]
+Sleep = Literal["never", "auto"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 API_KEY_VARIABLE = "JETTISON_API_KEY"
@@ -264,6 +265,14 @@ class FaultsConfig:
 @dataclass(frozen=True, slots=True)
 class SleepConfig:
     """How many instances are awake, where it is not asked for by hand (``POST /sleep``, which may go below)."""
+
+    mode: Sleep = config_key(
+        "never", Choice(Sleep), "Instances that no online request uses fall asleep by themselves (auto), as long as "
+        "nothing waits, or only when they are told to (never). Either way they are woken where memory, a death or "
+        "prompts ahead press, and that is sooner than dropping.", name="sleep")
+    after_s: float = config_key(
+        30.0, float_from(0.0), "How long no online request must have used an instance before it falls asleep.",
+        name="sleep_after_s", metavar="SECONDS")
 
     min_awake: int = config_key(
         2, int_from(1, 1024), "Instances that stay awake however little there is to do; all where there are fewer.",
