@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from jettison.config.offline import harvest_parts
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore, ClusterParams, initial_groups
-from jettison.core.ladder.lists import parse_overload, with_offline, with_wake
+from jettison.core.ladder.lists import parse_overload, with_offline, with_packing, with_wake
 from jettison.core.load.monitor import MAX_DOUBLINGS
 from jettison.core.params import AwakeParams
 from jettison.core.pending import Purpose
@@ -24,6 +24,7 @@ from jettison.policy.migration import MigrationParams
 from jettison.policy.offline import OfflineParams
 from jettison.policy.order import SchedulingPolicy
 from jettison.policy.overload import OverloadParams
+from jettison.policy.packing.params import PackParams
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
 from jettison.types import (
@@ -190,6 +191,7 @@ class FakeCluster:
         profile: HardwareProfile | None = None, offline: str | OfflineParams | None = None,
         checkpoint_free: float = 0.5, migration_kind: str = "kv", migration_step_tokens: int | None = None,
         awake: AwakeParams | None = None,
+        packing: PackParams | None = None,
     ) -> None:
         """``awake``: the rung that wakes sleepers is there; None: they sleep until they are told."""
         self.rng = random.Random(seed)
@@ -210,8 +212,11 @@ class FakeCluster:
                 checkpoint_below_free=checkpoint_free,
             )
         rungs = with_offline(ladder.rungs, parts)
+        if packing is not None:
+            rungs = with_packing(rungs)
         params = ClusterParams(
             rungs=rungs if awake is None else with_wake(rungs, ladder.static_pipeline), awake=awake or AwakeParams(),
+            packing=packing,
             static_pipeline=ladder.static_pipeline, auto_restore=auto_restore,
             swap=SwapParams(num_host_slots=host_slots, budget_blocks=swap_budget),
             migration=MigrationParams(

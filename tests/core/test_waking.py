@@ -17,6 +17,7 @@ from sleepers import crowd, is_asleep, sleep
 from jettison.core.params import AwakeParams
 from jettison.core.ports import Record
 from jettison.policy.offline import OfflineParams, SloParams
+from jettison.policy.packing.params import PackParams
 from jettison.types import ServiceClass
 
 AUTO = AwakeParams(min_awake=2, falls_asleep=True, after_s=0.5)
@@ -173,12 +174,18 @@ def test_who_serves_now_and_then_stays() -> None:
     cluster.expect_outputs()
 
 
-def test_what_a_packing_wants_stays_awake() -> None:
-    cluster = FakeCluster(num_workers=4, full_blocks=40, policy="recompute", awake=AwakeParams(1, None, True, 0.5))
-    (wanted_not,) = (g.group_id for g in cluster.core.groups.values() if g.worker_ids == (1,))
-    cluster.core.sleepers.unwanted = {wanted_not}
-    run_to(cluster, 2_000)
-    assert cluster.core.sleepers.asleep == {1}
+def test_whom_a_packing_empties_falls_asleep_while_others_serve() -> None:
+    cluster = FakeCluster(
+        num_workers=3, full_blocks=400, policy="recompute", max_tokens=64, awake=AwakeParams(1, None, True, 0.2),
+        packing=PackParams(packer="mell", epoch_s=0.05, head_room=0.05),
+    )
+    for i in range(6):
+        cluster.submit(f"r{i}", [1 + i] * 20, 400, 20.0 * i)
+    cluster.run(until_ms=500)
+    assert len(cluster.core.state.requests) == 6
+    assert len(cluster.core.sleepers.asleep) == 2
+    cluster.run()
+    cluster.expect_outputs()
 
 
 def test_offline_work_keeps_nobody_awake() -> None:

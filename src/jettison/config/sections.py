@@ -32,6 +32,7 @@ StepPriority = Literal["decode", "prefill"]
 Dispatch = Literal["freest", "fewest-requests"]
 Planner = Literal["throughput", "memory"]
 Migration = Literal["kv", "tokens", "adaptive"]
+Packer = Literal["none", "mell", "printed", "best-fit", "worst-fit", "load-balance"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
 Launcher = Literal["local"]
 Sleep = Literal["never", "auto"]
@@ -243,6 +244,36 @@ class OfflineConfig:
     checkpoint_free: float = config_key(
         0.5, float_from(0.0, 1.0), "Part of the KV blocks that is free when KV of offline requests begins to be copied "
         "to host memory.", metavar="FRACTION")
+
+
+@dataclass(frozen=True, slots=True)
+class PackingConfig:
+    """On how few instances online requests are kept together, so that the others may sleep."""
+
+    policy: Packer = config_key(
+        "none", Choice(Packer), "Keep online requests on the fewest instances that hold them, and move running ones "
+        "for that (mell); MELL's Fig. 10 as it is printed, or a baseline: where least memory is free (best-fit), or "
+        "most (worst-fit), or that with moves from the fullest to the emptiest (load-balance) (docs/pack.md).",
+        name="packing")
+    epoch_s: float = config_key(
+        1.0, float_from(0.01), "packing: how often it is planned.", name="packing_epoch_s", metavar="SECONDS")
+    head_room: float | None = config_key(
+        None, float_from(0.0, 0.9), "packing: part of each instance's KV memory that is left free (auto: for what "
+        "arrives within the objective for first tokens, 5 to 25 %).",
+        name="packing_head_room", metavar="FRACTION", unset="auto")
+    moves: Migration = config_key(
+        "adaptive", Choice(Migration), "packing: how running requests change instances. kv: their KV is copied; "
+        "tokens: the destination computes it from their tokens; adaptive: each in the way that is done first without "
+        "disturbing who decodes beside it.", name="packing_moves")
+    weight_load: float = config_key(
+        1.0, float_from(0.0), "packing: what it counts that an instance has few requests, where several have room.",
+        name="packing_weight_load", metavar="WEIGHT")
+    weight_free: float = config_key(
+        1.0, float_from(0.0), "packing: what it counts that much of its memory is free.",
+        name="packing_weight_free", metavar="WEIGHT")
+    weight_distance: float = config_key(
+        1.0, float_from(0.0), "packing: what it counts that it is on the machine where the request is.",
+        name="packing_weight_distance", metavar="WEIGHT")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from jettison.config import EngineConfig
 from jettison.config.offline import harvest_parts
-from jettison.config.sections import OfflineConfig
-from jettison.core.ladder.lists import parse_overload, with_offline, with_wake
+from jettison.config.sections import OfflineConfig, PackingConfig
+from jettison.core.ladder.lists import parse_overload, with_offline, with_packing, with_wake
 from jettison.core.params import AwakeParams, ClusterParams, FaultParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
@@ -22,6 +22,8 @@ from jettison.policy.migration import MigrationParams
 from jettison.policy.movekinds import MoveParams
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.overload import OverloadParams
+from jettison.policy.packing.params import PackParams
+from jettison.policy.packing.types import Priorities
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
 from jettison.types import WorkerId
@@ -58,8 +60,10 @@ def cluster_params(
     ``machine_of``: where workers are not all in one machine.
     """
     overload, ladder = config.overload, parse_overload(config.overload.policy)
+    rungs = with_offline(ladder.rungs, harvest_parts(config.offline.mode))
+    packing = _pack_params(config.packing)
     return ClusterParams(
-        rungs=with_wake(with_offline(ladder.rungs, harvest_parts(config.offline.mode)), ladder.static_pipeline),
+        rungs=with_wake(rungs if packing is None else with_packing(rungs), ladder.static_pipeline),
         static_pipeline=ladder.static_pipeline,
         overload=OverloadParams(
             min_blocked_s=overload.min_wait_ms / 1e3,
@@ -78,6 +82,7 @@ def cluster_params(
             threshold_blocks=overload.migrate_threshold, period_s=overload.migrate_period_ms / 1e3,
             kind=_migration_kind(overload.migration_kind), max_step_tokens=overload.migration_step_tokens,
         ),
+        packing=packing,
         moves=MoveParams(stop_s=overload.migration_stop_ms / 1e3),
         drop_dwell_s=overload.drop_dwell_ms / 1e3,
         profile=profile,
@@ -89,6 +94,18 @@ def cluster_params(
             config.sleep.min_awake, config.sleep.max_awake, config.sleep.mode == "auto", config.sleep.after_s
         ),
         exchange=ExchangeMode(overload.exchange),
+    )
+
+
+def _pack_params(packing: PackingConfig) -> PackParams | None:
+    if packing.policy == "none":
+        return None
+    return PackParams(
+        packer=packing.policy, epoch_s=packing.epoch_s, head_room=packing.head_room,
+        kinds=frozenset(MigrationKind if packing.moves == "adaptive" else (MigrationKind(packing.moves),)),
+        priorities=Priorities(
+            load=packing.weight_load, free=packing.weight_free, distance=packing.weight_distance
+        ),
     )
 
 

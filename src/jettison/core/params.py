@@ -17,6 +17,7 @@ from jettison.policy.migration import MigrationParams
 from jettison.policy.movekinds import MoveParams
 from jettison.policy.offline import OfflineParams
 from jettison.policy.overload import OverloadParams
+from jettison.policy.packing.params import PackParams
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
 from jettison.types import WorkerId
@@ -60,6 +61,8 @@ class ClusterParams:
     migration: MigrationParams = field(default_factory=MigrationParams)
     moves: MoveParams = field(default_factory=MoveParams)
     """How migrations are divided between kinds, where each gets its own."""
+    packing: PackParams | None = None
+    """How the rung ``pack`` packs, where it is one of ``rungs``."""
     drop_dwell_s: float = 0.5
     """Least time between the end of one move of a group and its next drop."""
     growth_factor: float = 1.2

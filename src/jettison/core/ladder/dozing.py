@@ -81,8 +81,7 @@ class Dozing:
                 continue
             since_ns = max(self._empty_since_ns.setdefault(group.group_id, now_ns), self._calm_since_ns)
             idle.append(IdleGroup(group.group_id, (now_ns - since_ns) / NANOSECONDS))
-        unwanted = self._means.sleepers.unwanted
-        chosen = choose_sleepers(idle, len(serving), awake.min_awake, awake.after_s, unwanted)
+        chosen = choose_sleepers(idle, len(serving), awake.min_awake, awake.after_s, self._means.ask_closed())
         while chosen and misses_deadline(self._offline_work(now_ns), len(serving) - len(chosen)):
             chosen.pop()
         return chosen

@@ -9,6 +9,7 @@ import jettison.core.ladder.drop
 import jettison.core.ladder.free
 import jettison.core.ladder.harvest
 import jettison.core.ladder.migrate
+import jettison.core.ladder.pack
 import jettison.core.ladder.pause
 import jettison.core.ladder.restore
 import jettison.core.ladder.scale
@@ -24,6 +25,10 @@ ALWAYS = ("scale", "shed")
 
 OFFLINE = {"scheduler": ("harvest", "pause"), "checkpoint": ("free",)}
 """Rungs that harvesting's parts bring (``--offline``), whatever ``--overload`` says."""
+
+
+PACKING = "pack"
+"""The rung that ``--packing`` brings."""
 
 
 class LadderSpec(NamedTuple):
@@ -70,9 +75,16 @@ def with_wake(rungs: tuple[str, ...], static_pipeline: bool) -> tuple[str, ...]:
     return tuple(rung.name for rung in rung_classes({*rungs, "wake"}, static_pipeline=False))
 
 
+def with_packing(rungs: tuple[str, ...]) -> tuple[str, ...]:
+    """These rungs and the one that packs, from free to dear. Raises ConfigError beside one that spreads requests."""
+    if "migrate" in rungs:
+        raise ConfigError("--packing moves requests to few instances and --overload migrate to all: have one of them")
+    return tuple(rung.name for rung in rung_classes({*rungs, PACKING}, static_pipeline=False))
+
+
 def overload_name(rungs: tuple[str, ...], *, static_pipeline: bool) -> str:
     """The shortest text that ``parse_overload`` makes these of."""
-    unnamed = {*ALWAYS, "wake", *(rung for brought in OFFLINE.values() for rung in brought)}
+    unnamed = {*ALWAYS, "wake", PACKING, *(rung for brought in OFFLINE.values() for rung in brought)}
     names = [name for name in rungs if name not in unnamed]
     brought = {r for word, spec in BASELINES.items() if {*spec.rungs} <= {*names} for r in spec.rungs if r != word}
     names = [name for name in names if name not in brought]

@@ -7,7 +7,7 @@ links as they are known, and what moves under way have not sent or computed yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from jettison.core.load.pullrates import PullRates
@@ -30,6 +30,8 @@ class Wanted(NamedTuple):
     destination: Group
     num_waited: int = 0
     """Epochs in which it was told to wait."""
+    kinds: Collection[MigrationKind] = tuple(MigrationKind)
+    """In which it may go."""
 
 
 class Going(NamedTuple):
@@ -106,7 +108,8 @@ def _move(cluster: ClusterState, wanted: Wanted) -> Move:
     made_tokens = cluster.params.moves.epoch_s / step_s if step_s else 0.0
     return Move(
         state.request_id, destination.group_id, num_blocks, _link_bytes(cluster, state, destination, num_blocks),
-        num_tokens, made_tokens / num_tokens, wanted.num_waited, may_tokens=not state.on_trial,
+        num_tokens, made_tokens / num_tokens, wanted.num_waited, MigrationKind.KV in wanted.kinds,
+        MigrationKind.TOKENS in wanted.kinds and not state.on_trial,
     )
 
 

@@ -82,7 +82,7 @@ class Orders:
         wanted = {w.state.request_id: w for w in found if w is not None}
         actions: list[Action] = []
         for request_id, going in choose_kinds(self._state, wanted.values()).items():
-            state, destination, _ = wanted[request_id]
+            state, destination, *_ = wanted[request_id]
             source = self._state.groups[state.group_id]
             actions += migrations.start(state, source, destination, now_ns, **going._asdict())
         return actions

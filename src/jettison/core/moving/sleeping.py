@@ -26,7 +26,7 @@ from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
-from jettison.types import GroupId, LayerRange, ShardId, WorkerId
+from jettison.types import LayerRange, ShardId, WorkerId
 
 EMPTY = LayoutSpec(frozenset(), LayerRange(0, 0))
 
@@ -69,8 +69,6 @@ class Sleepers:
         """Shards that the host copy of each machine has."""
         self.expected_ns: dict[WorkerId, int] = {}
         """When those that were woken are predicted to serve, where that was said."""
-        self.unwanted: Collection[GroupId] | None = None
-        """Groups that a packing of requests needs no more, as its rung says; None: nobody packs."""
 
     # --- reading ----------------------------------------------------------------------------------------------
 
