@@ -59,5 +59,5 @@ def test_the_optimum_beats_first_fit_decreasing() -> None:
 
 def test_sizes_that_no_device_holds_are_refused() -> None:
     for sizes in ([0], [13]):
-        with pytest.raises(ValueError, match="13|0"):
+        with pytest.raises(ValueError, match="on devices of 12"):
             volume_bound(sizes, 12)

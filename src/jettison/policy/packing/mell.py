@@ -57,12 +57,14 @@ class Packing:
     from 0. ``machine_of``: devices of one machine are near each other.
     """
 
+    entries = staticmethod(index_entries)
+
     def __init__(
         self, params: PackingParams, devices: Iterable[GroupId] | None = None,
         machine_of: Mapping[GroupId, Hashable] | None = None,
     ) -> None:
         self.params = params
-        self.book = Book(params.capacity, index_entries, devices)
+        self.book = Book(params.capacity, self.entries, devices)
         self._machine_of = machine_of or {}
         self._displaced: list[tuple[list[Item], Bin]] = []
         """What has to go elsewhere, in units, and where it was."""

@@ -1,4 +1,4 @@
-"""The five properties of MELL's Theorem 1, as counts of devices that break them. Pure, and apart from what keeps them."""
+"""The five properties of MELL's Theorem 1, as counts of devices that break them. Apart from what keeps them."""
 
 from __future__ import annotations
 

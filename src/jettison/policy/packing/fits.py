@@ -1,0 +1,126 @@
+"""What MELL is measured against (section VIII.B): best-fit, worst-fit, and load balancing by migration. Pure.
+
+Each opens a device where nothing fits and closes idle ones. Of a device that its requests have outgrown the newest
+leave: without migration they are computed again elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from jettison.policy.packing.bins import Bin, Entry, Item
+from jettison.policy.packing.book import Book
+from jettison.policy.packing.types import Grip, Operation, PackingParams, Plan
+from jettison.types import GroupId, RequestId
+
+ROOMS = "rooms"
+"""All devices in use, by free blocks."""
+GAP = 0.1
+"""Share of the capacity by which two devices differ before load balancing moves a request between them."""
+
+
+def _by_room(bin_: Bin) -> tuple[Entry, ...]:
+    return ((ROOMS, (bin_.free, bin_.device)),)
+
+
+class WorstFit:
+    """An arrival goes where most memory is free; a ``Packer``. Prefixes are not shared."""
+
+    migrates = False
+    """Whether running requests keep their KV when they change devices."""
+
+    def __init__(self, params: PackingParams, devices: Iterable[GroupId] | None = None) -> None:
+        self.params = params
+        self.book = Book(params.capacity, _by_room, devices)
+
+    @property
+    def active(self) -> tuple[GroupId, ...]:
+        return tuple(self.book.bins)
+
+    def device_of(self, request_id: RequestId) -> GroupId:
+        bin_ = self.book.items[request_id].bin
+        assert bin_ is not None
+        return bin_.device
+
+    def requests_on(self, device: GroupId) -> dict[RequestId, int]:
+        bin_ = self.book.bins.get(device)
+        on_it = [] if bin_ is None else [*bin_.bigs, *bin_.fillers.values()]
+        return {item.request_id: item.num_blocks for item in on_it}
+
+    def pin(self, request_id: RequestId, grip: Grip) -> None:
+        self.book.pin(self.book.items[request_id], grip)
+
+    def set_taking(self, device: GroupId, is_taking: bool) -> None:
+        self.book.set_taking(device, is_taking)
+
+    def apply(self, batch: Sequence[Operation]) -> Plan:
+        departs, resizes, arrivals = self.book.check(batch)
+        for depart in departs:
+            self.book.forget(self.book.items[depart.request_id])
+        for resize in resizes:
+            self.book.resize(self.book.items[resize.request_id], resize.num_blocks)
+        for arrival in arrivals:
+            if arrival.device is not None:
+                self.book.put(self.book.make(arrival), self.book.bin_of(arrival.device))
+        recomputed = [name for device in sorted(self.book.over) for name in self._relieve(self.book.bins[device])]
+        unplaced = []
+        for arrival in arrivals:
+            if arrival.device is None and not self._place(self.book.make(arrival)):
+                unplaced.append(arrival.request_id)
+                self.book.forget(self.book.items[arrival.request_id])
+        self._balance()
+        return self.book.plan(unplaced, () if self.migrates else recomputed)
+
+    def _relieve(self, bin_: Bin) -> Iterable[RequestId]:
+        """The newest leave until the others fit. Who fits nowhere stays."""
+        items = sorted((*bin_.bigs, *bin_.fillers.values()), key=lambda item: -item.order)
+        for item in items[:-1] if bin_.is_taking else ():
+            if bin_.free < 0 and item.grip is not Grip.PINNED:
+                taker = self._choose(item) or self.book.open()
+                if taker is not None:
+                    self.book.take(item)
+                    self.book.put(item, taker)
+                    yield item.request_id
+
+    def _place(self, item: Item) -> bool:
+        bin_ = self._choose(item) or self.book.open()
+        if bin_ is None:
+            return False
+        self.book.put(item, bin_)
+        return True
+
+    def _choose(self, item: Item) -> Bin | None:
+        rooms = self.book.indices[ROOMS]
+        return self.book.bins[rooms[-1][1]] if rooms and rooms[-1][0] >= item.num_blocks else None
+
+    def _balance(self) -> None:
+        """Nothing here: running requests stay."""
+
+
+class BestFit(WorstFit):
+    """An arrival goes where the least memory that suffices is free."""
+
+    def _choose(self, item: Item) -> Bin | None:
+        rooms = self.book.indices[ROOMS]
+        at = rooms.bisect_left((item.num_blocks,))
+        return self.book.bins[rooms[at][1]] if at < len(rooms) else None
+
+
+class LoadBalance(WorstFit):
+    """Worst-fit, and requests go from the fullest devices to the emptiest (Llumnix): each plan pairs the fullest with
+    the emptiest, the next with the next, and moves one request a pair, the largest that does not turn them round."""
+
+    migrates = True
+
+    def _balance(self) -> None:
+        rooms = list(self.book.indices[ROOMS])
+        for (little, full), (much, empty) in zip(rooms[: len(rooms) // 2], reversed(rooms)):
+            if much - little <= GAP * self.params.capacity:
+                break
+            source = self.book.bins[full]
+            going = [item for item in (*source.bigs, *source.fillers.values())
+                     if item.is_free and 2 * item.num_blocks <= much - little]  # fmt: skip
+            if going:
+                item = max(going, key=lambda item: (item.num_blocks, item.order))
+                self.book.take(item)
+                self.book.put(item, self.book.bin_of(empty))

@@ -1,0 +1,53 @@
+"""Sizes run ahead of what requests hold; and what refused moves cost is counted."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+from packing_util import CAPACITY, random_operations
+
+from jettison.policy.packing.lost import Compared
+from jettison.policy.packing.mell import Packing
+from jettison.policy.packing.reserve import Growing, ReserveParams, plan_resizes, reserved_blocks
+from jettison.policy.packing.types import Arrive, Depart, Grip, PackingParams, Resize
+
+PARAMS = ReserveParams(epoch_s=1.0, ahead_s=4.0)
+
+
+@given(st.integers(1, 100), st.floats(0, 10), st.integers(100, 150))
+def test_a_reserve_lasts_beyond_the_next_epoch(num_blocks: int, rate: float, capacity: int) -> None:
+    size = reserved_blocks(num_blocks, rate, capacity, PARAMS)
+    assert num_blocks <= size <= capacity
+    assert size == capacity or size >= num_blocks + rate
+    assert plan_resizes([Growing("a", num_blocks, size, rate)], capacity, PARAMS) == []
+
+
+def test_a_class_is_crossed_before_the_request_crosses_it() -> None:
+    rows = [Growing("near", 599, 599, 2.0), Growing("far", 500, 599, 2.0), Growing("full", 2400, 2400, 2.0)]
+    assert plan_resizes(rows, CAPACITY, PARAMS) == [Resize("near", 607)]
+
+
+def test_devices_lost_to_refused_moves_are_counted() -> None:
+    params = PackingParams(capacity=CAPACITY)
+    packing = Compared(Packing(params), params)
+    packing.apply([Arrive(f"m{i}", 1100) for i in range(20)])
+    for i in range(20):
+        packing.pin(f"m{i}", Grip.HELD)
+    odd = [f"m{i}" for i in range(20) if packing.device_of(f"m{i}") % 2]
+    leaving = [Depart(next(name for name in packing.requests_on(device))) for device in packing.active]
+    plan = packing.apply(leaving)
+    assert odd and len(packing.active) == 10
+    assert (plan.moves, plan.num_owed, plan.num_lost) == ((), 9, 5)
+
+
+def test_nothing_is_lost_where_nobody_is_held() -> None:
+    params = PackingParams(capacity=CAPACITY)
+    packing = Compared(Packing(params, devices=range(4)), params)
+    gone: set[str] = set()
+    for operation in random_operations(random.Random(1), "all", 200, grows=False):
+        if operation.request_id not in gone:
+            plan = packing.apply([operation])
+            gone.update(plan.unplaced)
+            assert (plan.num_lost, plan.num_owed) == (0, 0)
