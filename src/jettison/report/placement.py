@@ -1,8 +1,8 @@
 """How many devices requests would need under each packing: their sizes, replayed epoch by epoch against pure policies.
 
 A fluid model, for sweeps and bills: when a request comes, grows and ends is given and the same under every policy, a
-move takes no time, and there are as many devices as it takes. What moving costs, and what queues do, the simulator
-knows (``--packing``). Nothing here draws or prints.
+move takes no time, and there are as many devices as it takes. What moving costs, and what queues do, a simulation
+says. Nothing here draws or prints.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from jettison.policy.packing.bounds import first_fit_decreasing, l2_bound, volume_bound
 from jettison.policy.packing.reserve import ReserveParams, reserved_blocks
-from jettison.policy.packing.types import Arrive, Depart, Move, Operation, Packer, Resize
+from jettison.policy.packing.types import Arrive, Depart, Grip, Move, Operation, Packer, Resize
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -65,7 +65,7 @@ class Demand:
     @property
     def times_s(self) -> Floats:
         """When each epoch begins."""
-        return np.arange(len(self.batches)) * self.epoch_s
+        return np.asarray(np.arange(len(self.batches)) * self.epoch_s, dtype=np.float64)
 
     def volume(self) -> Counts:
         """The volume bound of each epoch, on what is reserved."""
@@ -104,17 +104,17 @@ def demand_of(
         timed: list[tuple[float, int, Operation]] = []
         for i in [i for i in alive if lives[i].end_s < start_s]:
             del alive[i]
-            timed.append((lives[i].end_s, i, Depart(i)))
+            timed.append((lives[i].end_s, i, Depart(str(i))))
         for i, reserved in alive.items():
             if (needed := min(capacity, _blocks(lives[i], end_s, block_size))) > reserved:
                 alive[i] = reserved_blocks(needed, lives[i].tokens_per_s / block_size, capacity, params)
-                timed.append((start_s, i, Resize(i, alive[i])))
+                timed.append((start_s, i, Resize(str(i), alive[i])))
         while at < len(coming) and lives[coming[at]].arrival_s < end_s:
             i = coming[at]
             at += 1
             needed = min(capacity, _blocks(lives[i], end_s, block_size))
             alive[i] = reserved_blocks(needed, lives[i].tokens_per_s / block_size, capacity, params)
-            timed.append((lives[i].arrival_s, i, Arrive(i, alive[i])))
+            timed.append((lives[i].arrival_s, i, Arrive(str(i), alive[i])))
         demand.batches.append([operation for _, _, operation in sorted(timed, key=lambda entry: entry[:2])])
         demand.sizes.append(list(alive.values()))
         middle_s = (start_s + end_s) / 2.0
@@ -177,8 +177,9 @@ class Placed:
         return sum(self.demand.held_blocks) / blocks if blocks else None
 
 
-def place(demand: Demand, packer: Packer, *, batched: bool = True) -> Placed:
-    """Replay the epochs. Not batched: each operation is a batch of its own, as it happens (MELL, Fig. 13)."""
+def place(demand: Demand, packer: Packer, *, batched: bool = True, holds: bool = False) -> Placed:
+    """Replay the epochs. Not batched: each operation is a batch of its own, as it happens (MELL, Fig. 13). ``holds``:
+    nobody is moved to pack better, only where a device overflows."""
     devices: list[int] = []
     moves: list[tuple[Move, ...]] = []
     num_items = num_recomputed = num_overfull = 0
@@ -189,6 +190,9 @@ def place(demand: Demand, packer: Packer, *, batched: bool = True) -> Placed:
         num_recomputed += sum(len(plan.recomputed) for plan in plans)
         num_overfull += len(plans[-1].overfull) if plans else 0
         devices.append(len(packer.active))
+        for operation in batch if holds else ():
+            if isinstance(operation, Arrive):
+                packer.pin(operation.request_id, Grip.HELD)
     return Placed(demand, np.array(devices, dtype=np.int64), moves, num_items, num_recomputed, num_overfull)
 
 
