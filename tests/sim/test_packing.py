@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from scenarios import Watched, make_setup
@@ -94,7 +95,7 @@ def device_seconds(packer: str) -> float:
     watched.cluster.run(until_ns=END_NS)
     watched.expect_all_served()
     told = [(r.time_ns, float(str(r.fields["used"]))) for r in watched.records if r.kind == "packed"]
-    return sum(used * (end - start) for (start, used), (end, _) in zip(told, told[1:], strict=False)) / 1e9
+    return sum(used * (end - start) for (start, used), (end, _) in pairwise(told)) / 1e9
 
 
 def test_packing_takes_fewer_device_seconds_than_spreading() -> None:

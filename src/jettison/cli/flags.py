@@ -24,6 +24,7 @@ _PANELS = {
     "offline": "Offline requests beside online ones",
     "faults": "Faults",
     "sleep": "Sleep",
+    "packing": "Packing",
     "server": "Server",
     "": "Workers",
 }

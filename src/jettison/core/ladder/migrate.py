@@ -44,6 +44,7 @@ class MigrateRung(Rung):
 
     name = "migrate"
     rank = 50
+    spreads = True
     way = Way.MIGRATE
 
     def __init__(self, means: Means) -> None:

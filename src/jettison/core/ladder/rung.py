@@ -96,6 +96,8 @@ class Rung:
     forms_pipelines: ClassVar[bool] = False
     """It may merge groups: a request can have more memory than one instance's, and microbatches are planned ahead."""
     uses_host_pool: ClassVar[bool] = False
+    spreads: ClassVar[bool] = False
+    """It moves requests to where most is free: the opposite of packing."""
     way: ClassVar[Way | None] = None
     """By which it lets in the head of a queue that memory keeps out; None: that is not what it does."""
     is_word: ClassVar[bool] = True
