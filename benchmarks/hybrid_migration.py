@@ -46,8 +46,8 @@ STEADY_S = 2.0
 """Watched before anything moves."""
 FEW_TOKENS = 16
 """Have been decoded before anything moves."""
-SHORT = 64, 4000
-"""Tokens of the others: prompts, and answers longer than a cell lasts."""
+SHORT_PROMPT = 64
+"""Tokens of the others' prompts; their answers fill the model's context, and outlast a cell."""
 ALL_AT_ONCE = 1 << 20
 """Blocks: more than any request has."""
 
@@ -108,6 +108,9 @@ class Bench:
         name = f"q{self._num}"
         return name, Client(self.engine, name, num_prompt, num_output, self._num)
 
+    def short(self) -> tuple[str, Client]:
+        return self.client(SHORT_PROMPT, self.args.longest - SHORT_PROMPT)
+
     def at(self, group_id: int) -> set[str]:
         return set(self.engine.core.groups[group_id].queues.running)
 
@@ -121,7 +124,7 @@ class Bench:
 
     async def know_the_link(self) -> None:
         """One short move each way, as KV."""
-        name, client = self.client(128, 2000)
+        name, client = self.short()
         await self.until_decoding([client])
         for _ in range(2):
             before = self.engine.core.state.counters.num_migrations
@@ -131,7 +134,7 @@ class Bench:
         await self.leave({name})
 
     async def cell(self, mbit: float, num_moves: int, way: str) -> Cell:
-        others = [self.client(*SHORT) for _ in range(2 * self.args.others)]
+        others = [self.short() for _ in range(2 * self.args.others)]
         await self.until_decoding([c for _, c in others])
         crowd = [self.client(self.args.context, self.args.output) for _ in range(2 * num_moves)]
         await until(lambda: {n for n, _ in crowd} <= self.at(0) | self.at(1), 300.0)
@@ -171,7 +174,7 @@ class Bench:
         return True
 
     async def stops(self, context: int, times: int) -> list[Stop]:
-        others = [self.client(*SHORT) for _ in range(2 * self.args.others)]
+        others = [self.short() for _ in range(2 * self.args.others)]
         await self.until_decoding([c for _, c in others])
         found: list[Stop] = []
         for how, blocks in (("rounds", None), ("all KV at once", ALL_AT_ONCE)):
@@ -254,7 +257,7 @@ async def over_link(
     tell: list[Cell | Stop],
 ) -> None:
     most = max(args.moves)
-    need = 2 * most * (args.context + args.output) + 2 * args.others * sum(SHORT)
+    need = 2 * most * (args.context + args.output) + 2 * args.others * args.longest
     engine = Engine(settings(model, max(need, 2 * args.longest), args.longest), placements)
     await engine.start()
     try:
