@@ -28,8 +28,8 @@ from jettison.report.results import RequestCounts, RunResult
 from jettison.workload.bench import BenchOptions
 from jettison.workload.synthetic import PRESETS
 
-COMMANDS = ["batch run", "bench", "config show", "demo", "explain", "model create", "plan", "profile", "reproduce",
-            "serve", "simulate", "trace info", "trace slice", "trace upscale", "trace synth", "trace fetch", "validate",
+COMMANDS = ["batch run", "bench", "bill", "config show", "demo", "explain", "model create", "plan", "profile",
+            "reproduce", "serve", "simulate", "trace info", "trace slice", "trace upscale", "trace synth", "trace fetch", "validate",
             "verify", "version"]  # fmt: skip
 
 

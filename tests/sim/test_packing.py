@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from scenarios import Watched, make_setup
@@ -85,18 +85,17 @@ def test_steps_told_of_together_change_nothing(packer: str) -> None:
 
 
 def device_seconds(packer: str) -> float:
-    """Of groups in use, by the records of epochs, over a load of which memory is what binds."""
+    """Of groups in use, by the records of epochs: two bursts, of which some requests stay for long."""
     watched = Watched(packed_setup(packer, "recompute", num_workers=8, num_blocks=100), checks=False)
     rng = random.Random(1)
-    at_s = 0.0
-    for i in range(60):
-        at_s += rng.expovariate(20.0)
-        watched.submit(f"r{i}", rng.randint(50, 500), rng.randint(50, 300), at_s)
+    for i in range(80):
+        at_s = rng.uniform(0.0, 0.2) + (i % 2) * 1.5
+        watched.submit(f"r{i}", rng.randint(50, 200), rng.choice([40, 40, 40, 600]), at_s)
     watched.cluster.run(until_ns=END_NS)
     watched.expect_all_served()
     told = [(r.time_ns, float(str(r.fields["used"]))) for r in watched.records if r.kind == "packed"]
-    return sum(used * (end - start) for (start, used), (end, _) in pairwise(told)) / 1e9
+    return sum(used * (end - start) for (start, used), (end, _) in itertools.pairwise(told)) / 1e9
 
 
 def test_packing_takes_fewer_device_seconds_than_spreading() -> None:
-    assert device_seconds("mell") < 0.85 * device_seconds("worst-fit")
+    assert device_seconds("mell") < 0.95 * min(map(device_seconds, ("best-fit", "worst-fit")))

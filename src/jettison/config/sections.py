@@ -252,8 +252,8 @@ class PackingConfig:
 
     policy: Packer = config_key(
         "none", Choice(Packer), "Keep online requests on the fewest instances that hold them, and move running ones "
-        "for that (mell); MELL's Fig. 10 as it is printed, or a baseline: where least memory is free (best-fit), or "
-        "most (worst-fit), or that with moves from the fullest to the emptiest (load-balance) (docs/pack.md).",
+        "for that (mell); MELL's Fig. 10 as it is printed, or a baseline: where least memory is free (best-fit), most "
+        "(worst-fit), or that with moves from the fullest to the emptiest (load-balance) (docs/pack.md).",
         name="packing")
     epoch_s: float = config_key(
         1.0, float_from(0.01), "packing: how often it is planned.", name="packing_epoch_s", metavar="SECONDS")

@@ -17,7 +17,7 @@ import jettison.core.ladder.shed
 import jettison.core.ladder.swap
 import jettison.core.ladder.wake  # noqa: F401  # each registers its rung
 from jettison.config.rungs import overload_words
-from jettison.core.ladder.rung import rung_classes, rung_named
+from jettison.core.ladder.rung import rung_classes
 from jettison.errors import ConfigError
 
 ALWAYS = ("scale", "shed")
@@ -77,9 +77,11 @@ def with_wake(rungs: tuple[str, ...], static_pipeline: bool) -> tuple[str, ...]:
 
 def with_packing(rungs: tuple[str, ...]) -> tuple[str, ...]:
     """These rungs and the one that packs, from free to dear. Raises ConfigError beside one that spreads requests."""
-    if spreading := [name for name in rungs if rung_named(name).spreads]:
-        raise ConfigError(f"--packing moves requests to few instances, {', '.join(spreading)} to all: have one of them")
-    return tuple(rung.name for rung in rung_classes({*rungs, PACKING}, static_pipeline=False))
+    classes = rung_classes({*rungs, PACKING}, static_pipeline=False)
+    for rung in classes:
+        if rung.spreads:
+            raise ConfigError(f"--packing keeps requests on few instances, and --overload {rung.name} spreads them")
+    return tuple(rung.name for rung in classes)
 
 
 def overload_name(rungs: tuple[str, ...], *, static_pipeline: bool) -> str:

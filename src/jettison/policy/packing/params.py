@@ -17,8 +17,9 @@ LEAST_HEAD_ROOM, MOST_HEAD_ROOM = 0.05, 0.25
 """Of a device's KV memory, where nobody has said how much: at least what chance brings at once, and never so much that
 the devices which packing empties are outweighed by what it leaves free in the others."""
 
-HEAD_ROOM_STEP = 0.05
-"""A head-room that follows the load changes by so much at a time: another capacity has all sizes classed anew."""
+STEPS = 20
+"""That a whole device has. A head-room that follows the load changes by one of them: another capacity has all sizes
+classed anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +58,9 @@ def head_room_blocks(
     if params.head_room is not None:
         return math.ceil(params.head_room * capacity)
     wanted = min(max(LEAST_HEAD_ROOM, arriving_blocks_per_s * (ttft_s or 0.0) / capacity), MOST_HEAD_ROOM)
-    if present is not None and abs(present - wanted * capacity) <= HEAD_ROOM_STEP * capacity:
+    if present is not None and abs(present - wanted * capacity) <= capacity / STEPS:
         return present
-    return math.ceil(math.ceil(wanted / HEAD_ROOM_STEP) * HEAD_ROOM_STEP * capacity)
+    return -(-math.ceil(wanted * STEPS) * capacity // STEPS)
 
 
 def devices_needed(num_active: int, unplaced_blocks: int, capacity: int) -> int:
