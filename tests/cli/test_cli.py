@@ -29,8 +29,8 @@ from jettison.workload.bench import BenchOptions
 from jettison.workload.synthetic import PRESETS
 
 COMMANDS = ["batch run", "bench", "bill", "config show", "demo", "explain", "model create", "plan", "profile",
-            "reproduce", "serve", "simulate", "trace info", "trace slice", "trace upscale", "trace synth", "trace fetch",
-            "validate", "verify", "version"]  # fmt: skip
+            "reproduce", "serve", "simulate", "trace info", "trace slice", "trace upscale", "trace synth",
+            "trace fetch", "validate", "verify", "version"]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
