@@ -6,17 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jettison.policy.packing.named import PACKERS
-from jettison.policy.packing.reserve import ReserveParams
-from jettison.policy.packing.types import Arrive, Depart, Packer, PackingParams, Resize
-from jettison.report.placement import Demand, Life, demand_of, gap_closed, late_share, mean_of, place
-
-EXACT = ReserveParams(epoch_s=1.0, ahead_s=0.0)
-"""No reserve beyond the epoch's end."""
-
-
-def packer(name: str, demand: Demand) -> Packer:
-    return PACKERS[name](PackingParams(capacity=demand.capacity, shares_prefixes=False), None)
+from jettison.policy.packing.types import Arrive, Depart, Resize
+from jettison.report.placement import Life, demand_of, gap_closed, late_share, num_kept, packer_for, place
 
 
 def test_a_request_holds_its_prompt_and_grows_from_its_first_token_on() -> None:
@@ -27,7 +18,7 @@ def test_a_request_holds_its_prompt_and_grows_from_its_first_token_on() -> None:
 
 def test_operations_stand_in_the_epoch_in_which_they_happen() -> None:
     lives = [Life(0.2, 0.5, 2.5, 10, 20), Life(1.5, 1.6, 1.7, 5, 1)]
-    demand = demand_of(lives, 100, block_size=1, reserve=EXACT)
+    demand = demand_of(lives, 100, block_size=1, ahead_s=0.0)
     assert demand.batches == [
         [Arrive("0", 15)], [Resize("0", 25), Arrive("1", 6)], [Depart("1"), Resize("0", 30)],
     ]  # fmt: skip
@@ -38,7 +29,7 @@ def test_operations_stand_in_the_epoch_in_which_they_happen() -> None:
 def test_what_is_larger_than_a_device_fills_one_and_is_counted() -> None:
     demand = demand_of([Life(0.0, 0.1, 3.0, 50, 90)], 100, block_size=1)
     assert demand.num_cut == 1 and max(map(max, demand.sizes)) == 100
-    assert place(demand, packer("mell", demand)).peak_devices == 1
+    assert place(demand, packer_for(demand, "mell")).peak_devices == 1
     with pytest.raises(ValueError, match="devices of 10 tokens"):
         demand_of([], 10, block_size=16)
 
@@ -62,7 +53,7 @@ def lives(draw: st.DrawFn) -> list[Life]:
 @given(lives(), st.sampled_from(["mell", "best-fit", "worst-fit", "load-balance"]), st.booleans())
 def test_everybody_fits_everywhere_and_nobody_beats_the_bounds(found: list[Life], name: str, batched: bool) -> None:
     demand = demand_of(found, 100, block_size=1)
-    placed = place(demand, packer(name, demand), batched=batched)
+    placed = place(demand, packer_for(demand, name), batched=batched)
     assert not placed.num_overfull
     assert all(placed.devices >= demand.l2()) and all(demand.l2() >= demand.volume())
     assert all(demand.repacked() >= demand.l2())
@@ -74,8 +65,8 @@ def test_everybody_fits_everywhere_and_nobody_beats_the_bounds(found: list[Life]
 def test_moves_between_machines_wait_for_links_and_then_for_prefills() -> None:
     # Ten requests fill five devices of two; one of each two ends, and the others come together.
     stay = [Life(0.0, 0.0, 4.0 + 3.0 * (i % 2), 45, 1) for i in range(10)]
-    demand = demand_of(stay, 100, block_size=1, reserve=EXACT)
-    placed = place(demand, packer("mell", demand))
+    demand = demand_of(stay, 100, block_size=1, ahead_s=0.0)
+    placed = place(demand, packer_for(demand, "mell"))
     assert placed.num_moves > 0 and placed.moves_per_s == placed.num_moves / len(demand.batches)
     assert late_share(placed, 1, 8, 0.0, 0) == 0.0, "all on one machine"
     assert late_share(placed, 1, 1, 0.0, 0) == 1.0
@@ -85,14 +76,22 @@ def test_moves_between_machines_wait_for_links_and_then_for_prefills() -> None:
 
 def test_who_is_held_moves_only_where_a_device_overflows() -> None:
     stay = [Life(0.0, 0.0, 4.0 + 3.0 * (i % 2), 45, 1) for i in range(10)]
-    demand = demand_of(stay, 100, block_size=1, reserve=EXACT)
-    assert place(demand, packer("mell", demand)).num_moves > 0
-    assert place(demand, packer("mell", demand), holds=True).num_moves == 0
-    growing = demand_of([Life(0.0, 0.0, 9.0, 45, 20)] * 2, 100, block_size=1, reserve=EXACT)
-    assert place(growing, packer("mell", growing), holds=True).num_moves == 1
+    demand = demand_of(stay, 100, block_size=1, ahead_s=0.0)
+    assert place(demand, packer_for(demand, "mell")).num_moves > 0
+    assert place(demand, packer_for(demand, "mell"), holds=True).num_moves == 0
+    growing = demand_of([Life(0.0, 0.0, 9.0, 45, 20)] * 2, 100, block_size=1, ahead_s=0.0)
+    assert place(growing, packer_for(growing, "mell"), holds=True).num_moves == 1
 
 
 def test_the_gap_that_is_closed() -> None:
     assert gap_closed(10.0, 8.5, 8.0) == 0.75
     assert gap_closed(8.0, 8.0, 8.0) is None
-    assert mean_of([]) == 0.0 and mean_of([1, 2]) == 1.5
+
+
+def test_who_outgrows_a_cluster_loses_its_kv_unless_it_can_move() -> None:
+    lives = [Life(0.0, 0.0, 4.0, 40, 40), Life(0.1, 0.1, 4.0, 40, 1), Life(0.2, 0.2, 4.0, 30, 1)]
+    demand = demand_of(lives, 100, block_size=1, ahead_s=0.0)
+    assert num_kept(demand, packer_for(demand, "mell", num_devices=2)) == 3
+    # Best-fit puts the two larger ones together, and the newer of them has to go.
+    assert num_kept(demand, packer_for(demand, "best-fit", num_devices=2)) == 2
+    assert num_kept(demand, packer_for(demand, "best-fit", num_devices=1)) == 1

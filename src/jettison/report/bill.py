@@ -19,9 +19,8 @@ from rich.table import Table
 from jettison.errors import UserError
 from jettison.policy.packing.bounds import optimum
 from jettison.policy.packing.named import PACKERS
-from jettison.policy.packing.types import PackingParams
 from jettison.report.memory import KV_BLOCKS
-from jettison.report.placement import Counts, Demand, Floats, Life, Placed, demand_of, place
+from jettison.report.placement import Counts, Demand, Floats, Life, Placed, demand_of, packer_for, place
 from jettison.report.results import RunResult
 from jettison.report.terminal import print_line, print_whole
 
@@ -103,8 +102,7 @@ def bill_of(run: RunResult, options: BillOptions) -> Bill:
     if capacity < block_size:
         raise UserError(f"a device of {capacity} tokens holds no block of {block_size}")
     demand = demand_of(lives, capacity, block_size=block_size, epoch_s=options.epoch_s)
-    params = PackingParams(capacity=demand.capacity, shares_prefixes=False)
-    placed = {name: place(demand, PACKERS[name](params, None)) for name in options.policies}
+    placed = {name: place(demand, packer_for(demand, name)) for name in options.policies}
     least, is_exact = _least(demand, list(placed.values()))
     return Bill(
         run.name, capacity, block_size, len(lives), demand, _awake(run), _holding(run), placed, least, is_exact

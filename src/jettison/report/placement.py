@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from jettison.policy.packing.bounds import first_fit_decreasing, l2_bound, volume_bound
+from jettison.policy.packing.named import PACKERS
 from jettison.policy.packing.reserve import ReserveParams, reserved_blocks
-from jettison.policy.packing.types import Arrive, Depart, Grip, Move, Operation, Packer, Resize
+from jettison.policy.packing.types import Arrive, Depart, Grip, Move, Operation, Packer, PackingParams, Resize
+from jettison.types import RequestId
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -83,18 +85,18 @@ class Demand:
 
 def demand_of(
     lives: Sequence[Life], capacity_tokens: int, *, block_size: int = 16, epoch_s: float = 1.0,
-    until_s: float | None = None, reserve: ReserveParams | None = None,
+    until_s: float | None = None, ahead_s: float | None = None,
 ) -> Demand:
     """The operations of requests, in the epochs in which they happen, up to a time (None: until all have ended).
 
-    A request counts in every epoch that it lives in, at no less than its size at the end of it; its reserve looks as
-    far ahead as ``policy.packing.reserve`` does. Raises ValueError where a device holds no block.
+    A request counts in every epoch that it lives in, at no less than its size at the end of it; a new reserve is for
+    what it grows in ``ahead_s`` more (None: four epochs). Raises ValueError where a device holds no block.
     """
     capacity = capacity_tokens // block_size
     demand = Demand(capacity, epoch_s, num_cut=sum(_blocks(life, math.inf, block_size) > capacity for life in lives))
     if capacity < 1 or epoch_s <= 0.0:
         raise ValueError(f"devices of {capacity_tokens} tokens in blocks of {block_size}, epochs of {epoch_s} s")
-    params = reserve or ReserveParams(epoch_s=epoch_s, ahead_s=4.0 * epoch_s)
+    params = ReserveParams(epoch_s=epoch_s, ahead_s=4.0 * epoch_s if ahead_s is None else ahead_s)
     ends_s = max((life.end_s for life in lives), default=0.0) if until_s is None else until_s
     coming = sorted(range(len(lives)), key=lambda i: (lives[i].arrival_s, i))
     alive: dict[int, int] = {}
@@ -177,6 +179,15 @@ class Placed:
         return sum(self.demand.held_blocks) / blocks if blocks else None
 
 
+def packer_for(demand: Demand, name: str, *, fill: float | None = None, num_devices: int | None = None) -> Packer:
+    """The packing of this name (``policy.packing.named``) on so many devices (None: as many as it takes), which shares
+    no prefixes. ``fill``: of ``PackingParams``, None for its default. Raises KeyError for a name that is not known."""
+    params = PackingParams(capacity=demand.capacity, shares_prefixes=False)
+    if fill is not None:
+        params = replace(params, fill=fill)
+    return PACKERS[name](params, None if num_devices is None else range(num_devices))
+
+
 def place(demand: Demand, packer: Packer, *, batched: bool = True, holds: bool = False) -> Placed:
     """Replay the epochs. Not batched: each operation is a batch of its own, as it happens (MELL, Fig. 13). ``holds``:
     nobody is moved to pack better, only where a device overflows."""
@@ -194,6 +205,29 @@ def place(demand: Demand, packer: Packer, *, batched: bool = True, holds: bool =
             if isinstance(operation, Arrive):
                 packer.pin(operation.request_id, Grip.HELD)
     return Placed(demand, np.array(devices, dtype=np.int64), moves, num_items, num_recomputed, num_overfull)
+
+
+def num_kept(demand: Demand, packer: Packer) -> int:
+    """Requests that so many devices as the packer has serve with their KV in memory from the beginning to the end.
+
+    Who finds no room is turned away; of a device that overflows, and has nowhere to send anybody, the newest are given
+    up; so is who outgrows his device where running requests do not move.
+    """
+    gone: set[RequestId] = set()
+    for batch in demand.batches:
+        plan = packer.apply([operation for operation in batch if operation.request_id not in gone])
+        gone.update(plan.unplaced)
+        lost = {move.request_id for move in plan.recomputed}
+        for device in plan.overfull:
+            on_it = packer.requests_on(device)
+            over = sum(on_it.values()) - demand.capacity
+            for request_id in sorted(on_it.keys() - lost, key=int, reverse=True):
+                if over > 0:
+                    lost.add(request_id)
+                    over -= on_it[request_id]
+        packer.apply([Depart(request_id) for request_id in sorted(lost, key=int)])
+        gone |= lost
+    return len({operation.request_id for batch in demand.batches for operation in batch} - gone)
 
 
 def late_share(placed: Placed, block_bytes: int, devices_per_machine: int, bytes_per_s: float, tokens: int) -> float:
@@ -224,9 +258,3 @@ def late_share(placed: Placed, block_bytes: int, devices_per_machine: int, bytes
 def gap_closed(worse: float, better: float, bound: float) -> float | None:
     """Part of the way from ``worse`` to ``bound`` that ``better`` has gone; None where there is no way."""
     return (worse - better) / (worse - bound) if worse > bound else None
-
-
-def mean_of(values: Iterable[int]) -> float:
-    """0 where there are none."""
-    array = np.fromiter(values, dtype=np.float64)
-    return float(array.mean()) if array.size else 0.0

@@ -15,11 +15,8 @@ import numpy as np
 from jettison.cost.model import ChunkShape, StepShape
 from jettison.cost.presets import ClusterPreset, cluster_preset
 from jettison.errors import JettisonError
-from jettison.policy.packing.mell import Packing
-from jettison.policy.packing.named import PACKERS
-from jettison.policy.packing.reserve import ReserveParams
-from jettison.policy.packing.types import Depart, Operation, Packer, PackingParams
-from jettison.report.placement import Demand, Floats, Life, Placed, demand_of, place
+from jettison.report import placement
+from jettison.report.placement import Demand, Floats, Life, Placed, demand_of, packer_for, place
 from jettison.simulate.spec import parse_spec
 from jettison.simulate.workloads import build_workload
 from jettison.workload.arrivals import Steady, draw_arrivals
@@ -79,6 +76,7 @@ class System(NamedTuple):
 
 SYSTEMS = {
     "mell": System("mell"),
+    "mell, most moves": System("mell", fill=1.0),
     "mell, few moves": System("mell", epoch_s=5.0, ahead_s=5.0, holds=True),
     "mell, one by one": System("mell", batched=False),
     "printed": System("printed"),
@@ -160,7 +158,7 @@ def demand(load: Load, seed: int, epoch_s: float = 1.0, ahead_s: float = 4.0) ->
     lives = found[0]
     return demand_of(
         lives, load.preset.instance.kv_tokens, block_size=BLOCK_SIZE, epoch_s=epoch_s, until_s=lives[-1].arrival_s,
-        reserve=ReserveParams(epoch_s=epoch_s, ahead_s=ahead_s),
+        ahead_s=ahead_s,
     )
 
 
@@ -177,7 +175,7 @@ def _placed(load: Load, seed: int, system: System) -> Placed | None:
     found = demand(load, seed, system.epoch_s, system.ahead_s)
     if found is None:
         return None
-    return place(found, _packer(found, system), batched=system.batched, holds=system.holds)
+    return place(found, packer_for(found, system.packing, fill=system.fill), batched=system.batched, holds=system.holds)
 
 
 def placed(load: Load, seed: int, system: System) -> Placed | None:
@@ -186,34 +184,10 @@ def placed(load: Load, seed: int, system: System) -> Placed | None:
         return _placed(load, seed, system)
 
 
-def _packer(found: Demand, system: System, num_devices: int | None = None) -> Packer:
-    devices = None if num_devices is None else range(num_devices)
-    params = PackingParams(capacity=found.capacity, shares_prefixes=False, fill=system.fill)
-    return Packing(params, devices) if system.packing == "mell" else PACKERS[system.packing](params, devices)
-
-
 @cache
 def num_kept(load: Load, seed: int, system: System, num_devices: int) -> int | None:
-    """Requests that a cluster of so many devices serves with their KV in memory from the beginning to the end (MELL,
-    section III, finding 3). Who finds no room is turned away; of a device that overflows, and has nowhere to send
-    anybody, the newest are given up; so is who outgrows his device where running requests do not move."""
+    """Of ``report.placement``, on so many devices (MELL, section III, finding 3); None without arrivals."""
     found = demand(load, seed, system.epoch_s, system.ahead_s)
     if found is None:
         return None
-    packer = _packer(found, system, num_devices)
-    gone: set[str] = set()
-    for batch in found.batches:
-        still: list[Operation] = [operation for operation in batch if operation.request_id not in gone]
-        plan = packer.apply(still)
-        gone.update(plan.unplaced)
-        lost = [move.request_id for move in plan.recomputed]
-        for device in plan.overfull:
-            on_it = packer.requests_on(device)
-            over = sum(on_it.values()) - found.capacity
-            for request_id in sorted(on_it.keys() - set(lost), key=int, reverse=True):
-                if over > 0:
-                    lost.append(request_id)
-                    over -= on_it[request_id]
-        packer.apply([Depart(request_id) for request_id in lost])
-        gone.update(lost)
-    return len({o.request_id for b in found.batches for o in b} - gone)
+    return placement.num_kept(found, packer_for(found, system.packing, fill=system.fill, num_devices=num_devices))
