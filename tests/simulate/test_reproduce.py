@@ -49,6 +49,7 @@ NAMES = {
     *(f"kunserve-fig{n}" for n in (2, 5, 12, 13, 14, 15, 16, 17)),
     *(f"kunserve-v1-fig{n}" for n in (4, 5, 10, 11, 12, 13, 14, 15, 16)),
     *(f"conserve-fig{n}" for n in (2, 5, 6, 7, 8)), "conserve-safepoints", "conserve-slo", "conserve-link",
+    *(f"mell-fig{n}" for n in (6, 11, 12, 13, 14, 15)),
 }  # fmt: skip
 
 TINY = {
@@ -79,7 +80,7 @@ def test_every_figure_is_told_of_and_its_specs_are_in_the_tree() -> None:
         assert read_spec(name).name == name
         assert read_spec(name).machine.kv_tokens > 0
     told = (Path(__file__).parents[2] / "docs" / "figures.md").read_text()
-    sections = (line for line in told.splitlines() if line.startswith(("## kunserve", "## conserve")))
+    sections = (line for line in told.splitlines() if line.startswith(("## kunserve", "## conserve", "## mell")))
     assert {line.removeprefix("## ") for line in sections} == NAMES
     assert figures.__doc__
 

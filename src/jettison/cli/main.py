@@ -18,6 +18,7 @@ from jettison import __version__
 from jettison.cli import (
     batch_cmd,
     bench,
+    bill_cmd,
     config_cmd,
     demo,
     explain_cmd,
@@ -81,6 +82,7 @@ app.command("demo", cls=Command)(demo.demo)
 app.command("profile", cls=Command)(profile_cmd.profile)
 app.command("explain", cls=Command)(explain_cmd.explain)
 app.command("simulate", cls=Command)(simulate_cmd.simulate)
+app.command("bill", cls=Command)(bill_cmd.bill)
 app.command("reproduce", cls=Command)(reproduce_cmd.reproduce)
 app.command("plan", cls=Command)(plan_cmd.plan)
 app.command("validate", cls=Command)(validate_cmd.validate)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from jettison.config.values import did_you_mean
 from jettison.errors import ConfigError
 from jettison.simulate.reproduce.figure import Figure
-from jettison.simulate.reproduce.figures import conserve, v1, v3
+from jettison.simulate.reproduce.figures import conserve, mell, v1, v3
 
-FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*v3.FIGURES, *v1.FIGURES, *conserve.FIGURES)}
+FIGURES: dict[str, Figure] = {
+    figure.name: figure for figure in (*v3.FIGURES, *v1.FIGURES, *conserve.FIGURES, *mell.FIGURES)
+}
 """In the order of the page."""
 
 

@@ -1,0 +1,251 @@
+"""What a recorded run paid for, and what it would have needed: ``jettison bill``.
+
+The run's own requests, with the times and lengths that were recorded, are placed anew by each packing policy
+(``report.placement``): as many devices as it takes, of the run's KV capacity. Offline requests are no reason for a
+device and do not count. Draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from jettison.errors import UserError
+from jettison.policy.packing.bounds import optimum
+from jettison.policy.packing.named import PACKERS
+from jettison.report.memory import KV_BLOCKS
+from jettison.report.placement import Counts, Demand, Floats, Life, Placed, demand_of, packer_for, place
+from jettison.report.results import RunResult
+from jettison.report.terminal import print_line, print_whole
+
+BLOCK_SIZE = 16
+"""Tokens, of a run that does not say."""
+
+MOST_REQUESTS = 24
+"""That integer programming is asked about at once."""
+
+MOST_PROGRAMS = 200
+"""Integer programs a run; epochs beyond have the bound."""
+
+PROGRAM_S = 2.0
+"""For one number of devices of one program."""
+
+HOUR_S = 3600.0
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BillOptions:
+    """What the run does not decide."""
+
+    policies: tuple[str, ...] = tuple(PACKERS)
+    capacity_tokens: int | None = None
+    """Of a device; None: the run's own."""
+    epoch_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Devices that a run had, as samples that hold until the next."""
+
+    times_s: Floats
+    devices: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """Of one run."""
+
+    run: str
+    capacity_tokens: int
+    block_size: int
+    num_requests: int
+    demand: Demand
+    awake: Used | None
+    """Instances that were not asleep; None where the run does not say how many there were."""
+    holding: Used | None
+    """Of these with KV of some request; None where it was not recorded by group."""
+    placed: dict[str, Placed]
+    """By policy."""
+    least: Counts
+    """Devices of each epoch: the optimum, or Martello and Toth's bound where that is not known."""
+    is_exact: Flags
+
+    @property
+    def duration_s(self) -> float:
+        """That is billed: whole epochs."""
+        return len(self.demand.batches) * self.demand.epoch_s
+
+    def device_s(self, used: Used) -> float:
+        """Over the time that is billed."""
+        ends = np.append(used.times_s[1:], self.duration_s)
+        return float(np.sum(np.clip(ends - used.times_s, 0.0, None) * used.devices))
+
+
+def bill_of(run: RunResult, options: BillOptions) -> Bill:
+    """The bill. Raises UserError for a run without requests, lengths or a capacity, and for unknown policies."""
+    unknown = [name for name in options.policies if name not in PACKERS]
+    if unknown:
+        raise UserError(f"unknown packing {unknown[0]!r}; known: {', '.join(PACKERS)}")
+    lives = lives_of(run)
+    block_size = _block_size(run)
+    capacity = options.capacity_tokens or _capacity_tokens(run)
+    if capacity is None:
+        raise UserError(f"the run {run.name!r} does not say how many tokens an instance holds: give --capacity-tokens")
+    if capacity < block_size:
+        raise UserError(f"a device of {capacity} tokens holds no block of {block_size}")
+    demand = demand_of(lives, capacity, block_size=block_size, epoch_s=options.epoch_s)
+    placed = {name: place(demand, packer_for(demand, name)) for name in options.policies}
+    least, is_exact = _least(demand, list(placed.values()))
+    return Bill(
+        run.name, capacity, block_size, len(lives), demand, _awake(run), _holding(run), placed, least, is_exact
+    )
+
+
+def lives_of(run: RunResult) -> list[Life]:
+    """The requests that got a first token, from their arrival on. Raises UserError where the run has not kept them."""
+    rows = run.requests_detail
+    if not rows:
+        raise UserError(f"the run {run.name!r} has kept no requests one by one: nothing can be billed")
+    if any(not isinstance(row.get(key), int) for row in rows for key in ("input_tokens", "output_tokens")):
+        raise UserError(f"the run {run.name!r} does not say how long its requests were: nothing can be billed")
+    lives = []
+    for row in rows:
+        if row["ttft_s"] is not None and row["e2e_s"] is not None:
+            at_s = row["scheduled_s"]
+            first_s, end_s = at_s + row["ttft_s"], at_s + row["e2e_s"]
+            lives.append(Life(at_s, first_s, end_s, row["input_tokens"], row["output_tokens"]))
+    if not lives:
+        raise UserError(f"in the run {run.name!r} no request was answered: nothing can be billed")
+    return lives
+
+
+def _num_instances(run: RunResult) -> int | None:
+    """Live and simulated runs say so in different places."""
+    for section, key in (("cluster", "instances"), ("deployment", "num_instances")):
+        found = run.config.get(section)
+        if isinstance(found, Mapping) and isinstance(found.get(key), int) and found[key] > 0:
+            return int(found[key])
+    return None
+
+
+def _block_size(run: RunResult) -> int:
+    deployment = run.config.get("deployment") or {}
+    for found in (run.config.get("cluster"), deployment.get("settings")):
+        if isinstance(found, Mapping) and isinstance(found.get("block_size"), int) and found["block_size"] > 0:
+            return int(found["block_size"])
+    return BLOCK_SIZE
+
+
+def _capacity_tokens(run: RunResult) -> int | None:
+    total, num = (run.config.get("fairness") or {}).get("kv_capacity_tokens"), _num_instances(run)
+    return None if not total or num is None else int(total / num)
+
+
+def _awake(run: RunResult) -> Used | None:
+    """Of all instances, those that the log does not tell to be asleep."""
+    num = _num_instances(run)
+    if num is None:
+        return None
+    times_s, devices = [0.0], [num]
+    for event in run.events.get("log") or ():
+        if event["kind"] in ("asleep", "woken"):
+            times_s.append(event["t"])
+            devices.append(devices[-1] + (1 if event["kind"] == "woken" else -1))
+    return Used(np.array(times_s), np.array(devices, dtype=np.int64))
+
+
+def _holding(run: RunResult) -> Used | None:
+    """A merged group that holds KV holds all its instances."""
+    at: dict[float, int] = {}
+    for key, points in run.series.items():
+        name, _, group = key.partition("/")
+        if name != KV_BLOCKS or not group:
+            continue
+        sizes = dict(run.series.get(f"group_size/{group}", ()))
+        for t, blocks in points:
+            at[t] = at.get(t, 0) + (int(sizes.get(t, 1)) if blocks > 0 else 0)
+    return Used(np.array(sorted(at)), np.array([at[t] for t in sorted(at)], dtype=np.int64)) if at else None
+
+
+def _least(demand: Demand, placed: Sequence[Placed]) -> tuple[Counts, Flags]:
+    """Where some placement meets the bound it is the optimum; else integer programming says, where it is small."""
+    least = demand.l2()
+    most = np.array([demand.repacked(), *(found.devices for found in placed if not found.num_overfull)]).min(axis=0)
+    is_exact = least >= most
+    programs = 0
+    for epoch in np.flatnonzero(~is_exact):
+        if len(demand.sizes[epoch]) <= MOST_REQUESTS and programs < MOST_PROGRAMS:
+            programs += 1
+            found = optimum(demand.sizes[epoch], demand.capacity, PROGRAM_S)
+            if found is not None:
+                least[epoch], is_exact[epoch] = found, True
+    return least, is_exact
+
+
+def rows_of(bill: Bill) -> list[dict[str, Any]]:
+    """What stands in the table, for programs: devices, device-hours, what would be saved against the awake ones."""
+    paid = None if bill.awake is None else bill.device_s(bill.awake)
+    rows = []
+    for what, used in (("run, awake", bill.awake), ("run, holding KV", bill.holding)):
+        if used is not None:
+            spent = bill.device_s(used)
+            rows.append(_row(what, spent / bill.duration_s, int(used.devices.max()), spent, paid))
+    for name, placed in bill.placed.items():
+        row = _row(name, placed.mean_devices, placed.peak_devices, placed.device_s, paid)
+        rows.append(row | {
+            "utilisation": placed.utilisation, "moves_per_s": placed.moves_per_s,
+            "recomputed": placed.num_recomputed, "overfull_device_epochs": placed.num_overfull,
+        })  # fmt: skip
+    for what, devices in (("least", bill.least), ("volume bound", bill.demand.volume())):
+        spent = float(devices.sum()) * bill.demand.epoch_s
+        rows.append(_row(what, float(devices.mean()), int(devices.max()), spent, paid))
+    return rows
+
+
+def _row(what: str, mean: float, peak: int, device_s: float, paid_s: float | None) -> dict[str, Any]:
+    return {
+        "what": what, "mean_devices": mean, "peak_devices": peak, "device_hours": device_s / HOUR_S,
+        "saved_device_hours": None if paid_s is None else (paid_s - device_s) / HOUR_S,
+    }  # fmt: skip
+
+
+def bill_document(bill: Bill) -> dict[str, Any]:
+    """All of it as JSON's own types, with the devices of each epoch."""
+    return {
+        "run": bill.run, "requests": bill.num_requests, "cut_requests": bill.demand.num_cut,
+        "capacity_tokens": bill.capacity_tokens, "block_size": bill.block_size, "epoch_s": bill.demand.epoch_s,
+        "duration_s": bill.duration_s, "exact_share": float(bill.is_exact.mean()), "rows": rows_of(bill),
+        "devices": {name: placed.devices.tolist() for name, placed in bill.placed.items()}
+        | {"least": bill.least.tolist()},
+    }  # fmt: skip
+
+
+def print_bill(bill: Bill, console: Console) -> None:
+    """A table, and under it what it is of."""
+    console.rule(bill.run, align="left")
+    table = Table(header_style="bold", show_edge=False, pad_edge=False)
+    table.add_column("")
+    for header in ("devices, mean", "peak", "device-hours", "saved", "KV in use", "moves/s", "computed again"):
+        table.add_column(header, justify="right")
+    for row in rows_of(bill):
+        saved, used, moves = row["saved_device_hours"], row.get("utilisation"), row.get("moves_per_s")
+        table.add_row(
+            row["what"], f"{row['mean_devices']:.2f}", str(row["peak_devices"]), f"{row['device_hours']:.3g}",
+            "-" if saved is None else f"{saved:.3g}", "-" if used is None else f"{used:.0%}",
+            "-" if moves is None else f"{moves:.3g}", str(row.get("recomputed", "-")),
+        )  # fmt: skip
+    print_whole(table, console)
+    cut = f", {bill.demand.num_cut} of them larger than a device and counted as one that fills it"
+    print_line(
+        f"{bill.num_requests} requests{cut if bill.demand.num_cut else ''}; devices of {bill.capacity_tokens:,} "
+        f"tokens; epochs of {bill.demand.epoch_s:g} s; least: exact in {bill.is_exact.mean():.0%} of the epochs, else "
+        "Martello and Toth's bound; times and lengths as recorded, moves take no time", console, "dim",
+    )  # fmt: skip

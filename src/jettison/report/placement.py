@@ -1,0 +1,260 @@
+"""How many devices requests would need under each packing: their sizes, replayed epoch by epoch against pure policies.
+
+A fluid model, for sweeps and bills: when a request comes, grows and ends is given and the same under every policy, a
+move takes no time, and there are as many devices as it takes. What moving costs, and what queues do, a simulation
+says. Nothing here draws or prints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from jettison.policy.packing.bounds import first_fit_decreasing, l2_bound, volume_bound
+from jettison.policy.packing.named import PACKERS
+from jettison.policy.packing.reserve import ReserveParams, reserved_blocks
+from jettison.policy.packing.types import Arrive, Depart, Grip, Move, Operation, Packer, PackingParams, Resize
+from jettison.types import RequestId
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+
+class Life(NamedTuple):
+    """When a request held how much KV. Seconds since the start."""
+
+    arrival_s: float
+    first_s: float
+    """Of its first token: from then on it grows."""
+    end_s: float
+    input_tokens: int
+    output_tokens: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """By which it grows."""
+        return self.output_tokens / (self.end_s - self.first_s) if self.end_s > self.first_s else 0.0
+
+    def tokens_at(self, at_s: float) -> float:
+        """It holds its prompt from its arrival on, and all of its tokens when it ends."""
+        if at_s >= self.end_s:
+            return self.input_tokens + self.output_tokens
+        return self.input_tokens + max(0.0, at_s - self.first_s) * self.tokens_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What happens in each epoch, whoever packs, and how large everybody is."""
+
+    capacity: int
+    """Blocks of a device."""
+    epoch_s: float
+    batches: list[list[Operation]] = field(default_factory=list)
+    """Of each epoch, in the order in which it happens."""
+    sizes: list[list[int]] = field(default_factory=list)
+    """Blocks that are reserved in each epoch, a request each."""
+    held_blocks: list[int] = field(default_factory=list)
+    """That all requests hold in the middle of each epoch."""
+    num_cut: int = 0
+    """Requests that were larger than a device: they count as one that fills it."""
+
+    @property
+    def times_s(self) -> Floats:
+        """When each epoch begins."""
+        return np.asarray(np.arange(len(self.batches)) * self.epoch_s, dtype=np.float64)
+
+    def volume(self) -> Counts:
+        """The volume bound of each epoch, on what is reserved."""
+        return np.array([volume_bound(sizes, self.capacity) for sizes in self.sizes], dtype=np.int64)
+
+    def l2(self) -> Counts:
+        """Martello and Toth's bound of each epoch, on what is reserved."""
+        return np.array([l2_bound(sizes, self.capacity) for sizes in self.sizes], dtype=np.int64)
+
+    def repacked(self, every: int = 1) -> Counts:
+        """Devices of a full repack, in every so many-th epoch: what an oracle with free moves comes to (first-fit
+        decreasing)."""
+        return np.array([first_fit_decreasing(sizes, self.capacity) for sizes in self.sizes[::every]], dtype=np.int64)
+
+
+def demand_of(
+    lives: Sequence[Life], capacity_tokens: int, *, block_size: int = 16, epoch_s: float = 1.0,
+    until_s: float | None = None, ahead_s: float | None = None,
+) -> Demand:
+    """The operations of requests, in the epochs in which they happen, up to a time (None: until all have ended).
+
+    A request counts in every epoch that it lives in, at no less than its size at the end of it; a new reserve is for
+    what it grows in ``ahead_s`` more (None: four epochs). Raises ValueError where a device holds no block.
+    """
+    capacity = capacity_tokens // block_size
+    demand = Demand(capacity, epoch_s, num_cut=sum(_blocks(life, math.inf, block_size) > capacity for life in lives))
+    if capacity < 1 or epoch_s <= 0.0:
+        raise ValueError(f"devices of {capacity_tokens} tokens in blocks of {block_size}, epochs of {epoch_s} s")
+    params = ReserveParams(epoch_s=epoch_s, ahead_s=4.0 * epoch_s if ahead_s is None else ahead_s)
+    ends_s = max((life.end_s for life in lives), default=0.0) if until_s is None else until_s
+    coming = sorted(range(len(lives)), key=lambda i: (lives[i].arrival_s, i))
+    alive: dict[int, int] = {}
+    at = 0
+    for epoch in range(math.floor(ends_s / epoch_s) + 1):
+        start_s, end_s = epoch * epoch_s, (epoch + 1) * epoch_s
+        timed: list[tuple[float, int, Operation]] = []
+        for i in [i for i in alive if lives[i].end_s < start_s]:
+            del alive[i]
+            timed.append((lives[i].end_s, i, Depart(str(i))))
+        for i, reserved in alive.items():
+            if (needed := min(capacity, _blocks(lives[i], end_s, block_size))) > reserved:
+                alive[i] = reserved_blocks(needed, lives[i].tokens_per_s / block_size, capacity, params)
+                timed.append((start_s, i, Resize(str(i), alive[i])))
+        while at < len(coming) and lives[coming[at]].arrival_s < end_s:
+            i = coming[at]
+            at += 1
+            needed = min(capacity, _blocks(lives[i], end_s, block_size))
+            alive[i] = reserved_blocks(needed, lives[i].tokens_per_s / block_size, capacity, params)
+            timed.append((lives[i].arrival_s, i, Arrive(str(i), alive[i])))
+        demand.batches.append([operation for _, _, operation in sorted(timed, key=lambda entry: entry[:2])])
+        demand.sizes.append(list(alive.values()))
+        middle_s = (start_s + end_s) / 2.0
+        demand.held_blocks.append(sum(
+            min(capacity, _blocks(lives[i], middle_s, block_size))
+            for i in alive if lives[i].arrival_s <= middle_s < lives[i].end_s
+        ))  # fmt: skip
+    return demand
+
+
+def _blocks(life: Life, at_s: float, block_size: int) -> int:
+    return max(1, math.ceil(life.tokens_at(at_s) / block_size))
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What a packing came to, epoch by epoch."""
+
+    demand: Demand
+    devices: Counts
+    """In use."""
+    moves: list[tuple[Move, ...]]
+    """Of running requests."""
+    num_items: int
+    """Of all moves, in the paper's sense: a multi-item is one."""
+    num_recomputed: int
+    """Requests that outgrew their device and were computed again elsewhere."""
+    num_overfull: int
+    """Device-epochs over capacity: somebody would have been preempted there."""
+
+    @property
+    def num_moves(self) -> int:
+        """Of requests."""
+        return sum(map(len, self.moves))
+
+    @property
+    def moves_per_s(self) -> float:
+        """Of requests."""
+        return self.num_moves / (len(self.devices) * self.demand.epoch_s)
+
+    @property
+    def mean_devices(self) -> float:
+        """Over time."""
+        return float(self.devices.mean()) if self.devices.size else 0.0
+
+    @property
+    def peak_devices(self) -> int:
+        """The most at one time (eq. 3)."""
+        return int(self.devices.max(initial=0))
+
+    @property
+    def device_s(self) -> float:
+        """Devices times how long they were in use."""
+        return float(self.devices.sum()) * self.demand.epoch_s
+
+    @property
+    def utilisation(self) -> float | None:
+        """Part of the KV memory of the devices in use that requests hold, over time; None where none was in use."""
+        blocks = int(self.devices.sum()) * self.demand.capacity
+        return sum(self.demand.held_blocks) / blocks if blocks else None
+
+
+def packer_for(demand: Demand, name: str, *, fill: float | None = None, num_devices: int | None = None) -> Packer:
+    """The packing of this name (``policy.packing.named``) on so many devices (None: as many as it takes), which shares
+    no prefixes. ``fill``: of ``PackingParams``, None for its default. Raises KeyError for a name that is not known."""
+    params = PackingParams(capacity=demand.capacity, shares_prefixes=False)
+    if fill is not None:
+        params = replace(params, fill=fill)
+    return PACKERS[name](params, None if num_devices is None else range(num_devices))
+
+
+def place(demand: Demand, packer: Packer, *, batched: bool = True, holds: bool = False) -> Placed:
+    """Replay the epochs. Not batched: each operation is a batch of its own, as it happens (MELL, Fig. 13). ``holds``:
+    nobody is moved to pack better, only where a device overflows."""
+    devices: list[int] = []
+    moves: list[tuple[Move, ...]] = []
+    num_items = num_recomputed = num_overfull = 0
+    for batch in demand.batches:
+        plans = [packer.apply(part) for part in ([batch] if batched else [[operation] for operation in batch])]
+        moves.append(tuple(move for plan in plans for move in plan.moves))
+        num_items += sum(plan.num_item_moves for plan in plans)
+        num_recomputed += sum(len(plan.recomputed) for plan in plans)
+        num_overfull += len(plans[-1].overfull) if plans else 0
+        devices.append(len(packer.active))
+        for operation in batch if holds else ():
+            if isinstance(operation, Arrive):
+                packer.pin(operation.request_id, Grip.HELD)
+    return Placed(demand, np.array(devices, dtype=np.int64), moves, num_items, num_recomputed, num_overfull)
+
+
+def num_kept(demand: Demand, packer: Packer) -> int:
+    """Requests that so many devices as the packer has serve with their KV in memory from the beginning to the end.
+
+    Who finds no room is turned away; of a device that overflows, and has nowhere to send anybody, the newest are given
+    up; so is who outgrows his device where running requests do not move.
+    """
+    gone: set[RequestId] = set()
+    for batch in demand.batches:
+        plan = packer.apply([operation for operation in batch if operation.request_id not in gone])
+        gone.update(plan.unplaced)
+        lost = {move.request_id for move in plan.recomputed}
+        for device in plan.overfull:
+            on_it = packer.requests_on(device)
+            over = sum(on_it.values()) - demand.capacity
+            for request_id in sorted(on_it.keys() - lost, key=int, reverse=True):
+                if over > 0:
+                    lost.add(request_id)
+                    over -= on_it[request_id]
+        packer.apply([Depart(request_id) for request_id in sorted(lost, key=int)])
+        gone |= lost
+    return len({operation.request_id for batch in demand.batches for operation in batch} - gone)
+
+
+def late_share(placed: Placed, block_bytes: int, devices_per_machine: int, bytes_per_s: float, tokens: int) -> float:
+    """Part of the moves that the epoch's boundaries (MELL, section V) would make wait, were there no other epoch.
+
+    Between machines a move goes as KV while the link of each end has bytes left, else as tokens while the destination
+    has prefill tokens left (``tokens``: blocks' worth an epoch, in blocks); inside a machine its link is wide.
+    """
+    late = 0
+    for moves in placed.moves:
+        sent: defaultdict[int, float] = defaultdict(float)
+        computed: defaultdict[int, int] = defaultdict(int)
+        for move in sorted(moves, key=lambda m: m.num_blocks):
+            ends = {move.source // devices_per_machine, move.destination // devices_per_machine}
+            if len(ends) == 1:
+                continue
+            num_bytes = move.num_blocks * block_bytes
+            if all(sent[end] + num_bytes <= bytes_per_s * placed.demand.epoch_s for end in ends):
+                for end in ends:
+                    sent[end] += num_bytes
+            elif computed[move.destination] + move.num_blocks <= tokens:
+                computed[move.destination] += move.num_blocks
+            else:
+                late += 1
+    return late / placed.num_moves if placed.num_moves else 0.0
+
+
+def gap_closed(worse: float, better: float, bound: float) -> float | None:
+    """Part of the way from ``worse`` to ``bound`` that ``better`` has gone; None where there is no way."""
+    return (worse - better) / (worse - bound) if worse > bound else None
