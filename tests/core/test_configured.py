@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from jettison.config import EngineConfig
 from jettison.core.configured import cluster_params
+from jettison.core.ladder.lists import overload_name
 from jettison.core.params import ClusterParams
 from jettison.memory.kvtransfers import MigrationKind
 from jettison.policy.movekinds import MoveParams
 from jettison.policy.offline import OfflineParams
 from jettison.policy.overload import OverloadParams
+from jettison.policy.packing.params import PackParams
+from jettison.policy.packing.types import Priorities
 
 
 def test_what_nobody_has_set_is_as_the_policy_has_it() -> None:
@@ -45,3 +48,18 @@ def test_migrations_that_are_adaptive_have_no_kind_of_their_own() -> None:
     assert params(migration_kind="tokens").migration.kind is MigrationKind.TOKENS
     assert params(migration_kind="adaptive").migration.kind is None
     assert params(migration_stop_ms=50).moves == MoveParams(stop_s=0.05)
+
+
+def test_packing_is_a_rung_that_comes_with_its_flag() -> None:
+    plain = cluster_params(EngineConfig.resolve(model="m"), num_host_slots=0)
+    assert plain.packing is None and "pack" not in plain.rungs
+    config = EngineConfig.resolve(
+        model="m", packing="mell", packing_epoch_s=0.5, packing_head_room=0.2, packing_moves="kv",
+        packing_weight_distance=3,
+    )
+    params = cluster_params(config, num_host_slots=0)
+    assert params.packing == PackParams(
+        epoch_s=0.5, head_room=0.2, kinds=frozenset({MigrationKind.KV}), priorities=Priorities(distance=3.0)
+    )
+    assert {*params.rungs} - {*plain.rungs} == {"pack"}
+    assert overload_name(params.rungs, static_pipeline=False) == config.overload.policy

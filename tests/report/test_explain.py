@@ -275,3 +275,20 @@ def test_a_card_of_a_run_without_its_requests_counts_none(capsys) -> None:
     (incident,) = incidents_of(run(log=LOG[1:], detail=False), 1.0)
     text = card(incident, capsys)
     assert "not in the file one by one" in text and "arrived" not in text and "at one time" not in text
+
+
+def test_who_was_packed_why_and_what_came_of_it_and_who_was_not_and_why() -> None:
+    ends = {"request": "r1", "source": 0, "destination": 2}
+    log = [
+        {"t": 1.0, "kind": "pack", **ends, "how": "migrated", "goes_as": "tokens", "reason": "it fits better there"},
+        {"t": 1.0, "kind": "packed", "used": 3, "needed": 2, "pressure": None, "early": False},
+        {"t": 1.5, "kind": "migrated", **ends, "went_as": "tokens", "stop_ms": 4.0, "ms": 500.0},
+        {"t": 2.0, "kind": "packed", "used": 3, "needed": 3, "owed": 1, "migrated": 0, "refused": [
+            {"request": "r2", "cost_device_s": 2.0, "saved_device_s": 0.5}]},
+        {"t": 3.0, "kind": "packed", "used": 3, "needed": 3, "pressure": "a worker is down"},
+    ]
+    decisions = decisions_of(run(log=log))
+    (pack,), (refused, pressed) = of_kind(decisions, "pack"), of_kind(decisions, "packed")
+    assert pack.inputs["reason"] == "it fits better there" and pack.outcome["stop_ms"] == 4.0
+    assert refused.outcome["not_worth_it"] == ["r2 (2 device-seconds for 0.5)"] and refused.outcome["owed"] == 1
+    assert pressed.inputs["pressure"] == "a worker is down"

@@ -75,6 +75,7 @@ class FakeEngine:
         """Tokens after which the event iterator itself raises."""
         self.slo = UNKNOWN_OBJECTIVES
         self.offline = NO_OFFLINE
+        self.gauges: dict[str, float] = {}
         self.accepted: list[Request] = []
         self.cancelled: list[RequestId] = []
         self.finished_early: list[RequestId] = []
@@ -140,7 +141,7 @@ class FakeEngine:
         groups = [group] if self.has_groups else []
         return EngineSnapshot(
             self.engine_state, 16, groups, workers, counters, num_unplaced=self.num_unplaced, troubles=self.troubles,
-            checkpoint_lag_blocks=6, slo=self.slo,
+            checkpoint_lag_blocks=6, slo=self.slo, gauges=self.gauges,
         )
 
     def _end(self, request_id: RequestId, reason: FinishReason) -> None:

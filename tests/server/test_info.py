@@ -234,6 +234,13 @@ async def test_what_offline_requests_do_can_be_read(app_client, app_engine):
     assert 'jettison:offline_unplaced{model_name="fake"} 0.0' in text
 
 
+async def test_what_rungs_show_can_be_read(app_client, app_engine):
+    app_engine.gauges = {"devices_needed": 2.0, "own_gauge": 1.5}
+    text = (await app_client.get("/metrics")).text
+    assert 'jettison:devices_needed{model_name="fake"} 2.0' in text
+    assert 'jettison:own_gauge{model_name="fake"} 1.5' in text
+
+
 @pytest.mark.parametrize(("slo", "within", "gaps_within"), [
     (Objectives(60.0, 60.0), 2, 8), (Objectives(0.0, 60.0), 0, 8), (Objectives(60.0, 0.0), 0, 0),
     (Objectives(None, 60.0), 2, 8),

@@ -22,7 +22,6 @@ _PANELS = {
     "scheduler": "Scheduler",
     "overload": "Overload",
     "offline": "Offline requests beside online ones",
-    "packing": "Packing",
     "faults": "Faults",
     "sleep": "Sleep",
     "packing": "Packing",

@@ -61,7 +61,7 @@ def decisions_of(run: RunResult) -> list[Decision]:
     found: list[Decision] = []
     for event in log:
         make = _MAKERS.get(str(event["kind"]))
-        if make is not None:
+        if make is not None and not _is_usual(event):
             found.append(make(event, log, run))
     return sorted(found, key=lambda decision: decision.at_s)
 
@@ -207,6 +207,11 @@ def _pack(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
 
 def _began(end: Event, event: Event) -> bool:
     return end.get("request") == event["request"] and abs(end["t"] - end["ms"] / 1e3 - event["t"]) <= SAME_MOMENT_S
+
+
+def _is_usual(event: Event) -> bool:
+    """An epoch of packing in which nothing spoke against what it wanted: its moves are told of one by one."""
+    return event["kind"] == "packed" and not event.get("refused") and not event.get("pressure")
 
 
 def _packed(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
