@@ -560,6 +560,8 @@ class FakeCluster:
                     assert action.state is not None
                     self.prompt_logprobs[action.request_id] = action.state.prompt_logprobs
             case ports.Record():
+                # In an event log a record's fields stand beside these two.
+                assert not {"t", "kind"} & action.fields.keys(), action
                 self.records.append(action)
 
     def _in_order(self, worker_id: int, cost_ms: float, what: object) -> None:

@@ -195,13 +195,13 @@ def _migrate(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
 
 def _pack(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     """One request goes where the packing wants it; a migration may fail, or end after the log."""
-    inputs = _pick(event, ("request", "source", "destination", "how", "kind", "reason"))
+    inputs = _pick(event, ("request", "source", "destination", "how", "goes_as", "reason"))
     outcome: dict[str, Any] = {}
     if event.get("how") == "migrated":
         later = log[bisect_left(log, event["t"], key=lambda e: e["t"]) :]
         end = next((e for e in later if e["kind"] == "migrated" and _began(e, event)), None)
         if end is not None:
-            outcome = _rest(end, "request", "source", "destination", "kind")
+            outcome = _rest(end, "request", "source", "destination")
     return Decision(event["t"], "pack", event.get("source"), (), inputs, {}, outcome)
 
 
