@@ -25,7 +25,6 @@ _PANELS = {
     "packing": "Packing",
     "faults": "Faults",
     "sleep": "Sleep",
-    "packing": "Packing",
     "server": "Server",
     "": "Workers",
 }
