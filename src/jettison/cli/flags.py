@@ -24,7 +24,6 @@ _PANELS = {
     "offline": "Offline requests beside online ones",
     "faults": "Faults",
     "sleep": "Sleep",
-    "packing": "Packing",
     "server": "Server",
     "": "Workers",
 }
