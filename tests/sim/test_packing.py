@@ -14,7 +14,8 @@ from dataclasses import replace
 import pytest
 from scenarios import Watched, make_setup
 
-from jettison.core.ladder.lists import with_packing
+from jettison.core.ladder.lists import with_packing, with_wake
+from jettison.core.params import AwakeParams
 from jettison.policy.packing.named import PACKERS
 from jettison.policy.packing.params import PackParams
 from jettison.sim.faults import draw_faults
@@ -24,7 +25,7 @@ NUM_SCHEDULES = int(os.environ.get("JETTISON_PACKING_SCHEDULES", "60"))
 BATCH = 30
 SPAN_S = 0.6
 END_NS = 900 * 10**9
-TO_BE_MET = {"pack", "packed", "migrated", "worker_lost", "drop"}
+TO_BE_MET = {"pack", "packed", "migrated", "worker_lost", "drop", "asleep"}
 
 
 def packed_setup(packer: str, policy: str = "drop", **more: object) -> ClusterSetup:
@@ -39,6 +40,9 @@ def run_schedule(seed: int) -> Watched:
     num_workers = rng.randint(2, 5)
     packer, policy = rng.choice([*PACKERS, "mell", "mell"]), rng.choice(["drop", "drop", "recompute", "swap"])
     setup = packed_setup(packer, policy, num_workers=num_workers, num_blocks=rng.choice([36, 60, 120]))
+    if rng.random() < 0.5:  # who is not needed falls asleep, and is woken
+        awake = AwakeParams(min_awake=rng.randint(1, 2), falls_asleep=True, after_s=0.1)
+        setup = replace(setup, params=replace(setup.params, rungs=with_wake(setup.params.rungs, False), awake=awake))
     watched = Watched(setup, check_every=5)
     watched.load(seed, num_requests=8 * num_workers, span_s=SPAN_S, mean_output=60)
     cluster = watched.cluster
