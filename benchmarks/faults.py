@@ -2,8 +2,9 @@
 
 Each schedule kills (or stops) one worker at one named failpoint, with drops and restores under way; see
 ``live.verify.fault_schedules`` for what is checked. ``--rows FILE`` keeps one line a schedule and adds to those
-that are there, so that many schedules can be run in several parts; the summary is always of the whole file. Exit code 1
-if anything was lost, repeated, wrong or leaked.
+that are there, so that many schedules can be run in several parts; the summary is always of the whole file. ``--names``
+has only these failpoints in turn, ``--offline`` those of offline work (checkpoints, what comes back, steps given up),
+which the others do not have. Exit code 1 if anything was lost, repeated, wrong or leaked.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ from evidence import SERVING, write_result
 
 from jettison.device.model.create import create_model
 from jettison.live.verify.fault_schedules import FaultRounds, RoundReport, Schedule
+from jettison.live.worker.failpoints import NAMES, OFFLINE_NAMES, PULL_NAMES
 
 Row = dict[str, object]
 
 
-async def run(seeds: Iterable[int], instances: int, model_dir: Path, max_s: float, keep: Callable[[Row], None]) -> None:
+async def run(
+    seeds: Iterable[int], instances: int, model_dir: Path, max_s: float, keep: Callable[[Row], None],
+    names: Sequence[str] = (),
+) -> None:
     """All rounds on one engine, until the time is over or something is wrong. ``keep`` is given each row at once."""
     started = time.monotonic()
     async with FaultRounds.running(model_dir, instances=instances) as rounds:
@@ -35,7 +40,7 @@ async def run(seeds: Iterable[int], instances: int, model_dir: Path, max_s: floa
             before = time.monotonic()
             if before - started > max_s:
                 break
-            report = await rounds.run(Schedule.draw(seed, instances))
+            report = await rounds.run(Schedule.draw(seed, instances, names))
             keep(as_row(report, instances))
             print(f"{report.schedule} {time.monotonic() - before:.1f} s: {report.problems or 'ok'}", flush=True)
             if report.problems:
@@ -93,6 +98,8 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--instances", type=int, default=2)
+    parser.add_argument("--names", nargs="+", default=(), choices=(*NAMES, *PULL_NAMES, *OFFLINE_NAMES), metavar="NAME")
+    parser.add_argument("--offline", action="store_const", dest="names", const=OFFLINE_NAMES)
     parser.add_argument("--max-seconds", type=float, default=float("inf"))
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--json", type=Path)
@@ -108,7 +115,7 @@ def main() -> int:
         kept = args.rows or Path(scratch) / "rows"
         with kept.open("a", buffering=1) as file:
             keep = lambda row: print(json.dumps(row), file=file)  # noqa: E731
-            asyncio.run(run(seeds, args.instances, model_dir, args.max_seconds, keep))
+            asyncio.run(run(seeds, args.instances, model_dir, args.max_seconds, keep, args.names))
         document = summary([json.loads(line) for line in kept.read_text().splitlines()])
     print(json.dumps(document, indent=2))
     if args.json is not None:

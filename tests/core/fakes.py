@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from jettison.config.offline import harvest_parts
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore, ClusterParams, initial_groups
-from jettison.core.ladder.lists import parse_overload, with_offline
+from jettison.core.ladder.lists import parse_overload, with_offline, with_packing
 from jettison.core.load.monitor import MAX_DOUBLINGS
 from jettison.core.pending import Purpose
 from jettison.core.serving.group import SchedulerLimits
@@ -23,6 +23,7 @@ from jettison.policy.migration import MigrationParams
 from jettison.policy.offline import OfflineParams
 from jettison.policy.order import SchedulingPolicy
 from jettison.policy.overload import OverloadParams
+from jettison.policy.packing.params import PackParams
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
 from jettison.types import (
@@ -188,6 +189,7 @@ class FakeCluster:
         prefill_first: bool = False, scheduling_policy: SchedulingPolicy = "fcfs",
         profile: HardwareProfile | None = None, offline: str | OfflineParams | None = None,
         checkpoint_free: float = 0.5, migration_kind: str = "kv", migration_step_tokens: int | None = None,
+        packing: PackParams | None = None,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = make_shape(num_layers, shard_bytes)
@@ -206,11 +208,14 @@ class FakeCluster:
                 slo_aware="scheduler" in parts, checkpoints="checkpoint" in parts, prefetches="prefetch" in parts,
                 checkpoint_below_free=checkpoint_free,
             )
+        rungs = with_offline(ladder.rungs, parts)
         params = ClusterParams(
-            rungs=with_offline(ladder.rungs, parts), static_pipeline=ladder.static_pipeline, auto_restore=auto_restore,
+            rungs=rungs if packing is None else with_packing(rungs), packing=packing,
+            static_pipeline=ladder.static_pipeline, auto_restore=auto_restore,
             swap=SwapParams(num_host_slots=host_slots, budget_blocks=swap_budget),
             migration=MigrationParams(
-                threshold_blocks=migrate_threshold, period_s=0.01, kind=MigrationKind(migration_kind),
+                threshold_blocks=migrate_threshold, period_s=0.01,
+                kind=None if migration_kind == "adaptive" else MigrationKind(migration_kind),
                 max_step_tokens=migration_step_tokens,
             ),
             exchange=ExchangeMode(exchange), overload=OverloadParams(horizon_s=horizon_s),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.order import SchedulingPolicy
+from jettison.policy.packing.params import PackParams
 from jettison.types import ServiceClass
 
 N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "36"))
@@ -62,6 +63,15 @@ class Cluster:
     scheduling_policy: SchedulingPolicy
     ttft_s: float | None
     """So short that steps of offline requests are given up for online ones."""
+    packer: str | None
+    """How online requests are packed, where nothing spreads them."""
+
+    @property
+    def packing(self) -> PackParams | None:
+        """Epochs as short as a few steps."""
+        if self.packer is None or self.policy == "migrate":
+            return None
+        return PackParams(packer=self.packer, epoch_s=0.03, held_s=0.1, retry_s=0.01)
 
 
 ASKED = st.builds(
@@ -97,6 +107,7 @@ CLUSTER = st.builds(
     prefill_first=st.sampled_from([False, False, True]),
     scheduling_policy=st.sampled_from(["fcfs", "fcfs", "priority"]),
     ttft_s=st.sampled_from([None, 0.001, 0.005]),
+    packer=st.sampled_from([None, None, "mell", "mell", "printed", "best-fit", "worst-fit", "load-balance"]),
 )
 RATE = st.sampled_from([0.0, 0.0, 0.1, 0.4])
 FAULTS = st.one_of(
@@ -118,7 +129,7 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
         migration_kind=("kv", "tokens")[cluster.seed // 3 % 2], migration_step_tokens=(None, 3)[cluster.seed // 6 % 2],
         exchange=cluster.exchange, horizon_s=cluster.horizon_s, prefill_first=cluster.prefill_first,
         scheduling_policy=cluster.scheduling_policy,
-        offline=OfflineParams(slo=SloParams(ttft_s=cluster.ttft_s)),
+        offline=OfflineParams(slo=SloParams(ttft_s=cluster.ttft_s)), packing=cluster.packing,
     )
     rng = random.Random(cluster.seed)
     shared = [rng.randrange(1, 60) for _ in range(16)]

@@ -80,11 +80,9 @@ def test_keys_from_a_file_change_while_it_serves(serving, memory_for, tmp_path):
         assert not [word for word in ("alpha", "beta", "gamma", "bad\x1b") if word in served.log()]
 
 
-@pytest.mark.parametrize("content", [None, b"", b"two words\n"])
-def test_a_bad_key_file_ends_the_start_with_one_line(model_dir, tmp_path, content):
+def test_a_bad_key_file_ends_the_start_with_one_line(model_dir, tmp_path):
     path = tmp_path / "keys"
-    if content is not None:
-        path.write_bytes(content)
+    path.write_bytes(b"two words\n")
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in (COMMON_FLAGS | {"port": 0}).items()]
     run = subprocess.run(
         [PYTHON, "-m", "jettison", "serve", str(model_dir), f"--api-key-file={path}", *flags],

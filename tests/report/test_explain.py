@@ -131,6 +131,14 @@ def test_the_command(tmp_path, capsys) -> None:
     assert explained["run"] == "drop" and list(explained["incidents"][1]["saved"].values()) == [1]
 
 
+def test_what_several_runs_cannot_be_simulated_for_is_told_once(tmp_path, capsys) -> None:
+    path = tmp_path / "runs.json"
+    write_results(path, [run(late={4}), run("again", LOG, late={4})])
+    assert main(["explain", str(path)]) == 0
+    first, second = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not simulated")]
+    assert "does not say on which cluster it ran" in first and second.endswith("as of 'drop'")
+
+
 def test_a_run_that_cannot_be_simulated_says_why_in_one_line(tmp_path, capsys) -> None:
     path, profile = tmp_path / "runs.json", tmp_path / "none.json"
     write_results(path, [run(late={4}), run("calm", [])])

@@ -89,7 +89,7 @@ def test_the_gap_that_is_closed() -> None:
 
 
 def test_who_outgrows_a_cluster_loses_its_kv_unless_it_can_move() -> None:
-    lives = [Life(0.0, 0.0, 4.0, 40, 40), Life(0.1, 0.1, 4.0, 40, 1), Life(0.2, 0.2, 4.0, 30, 1)]
+    lives = [Life(0.0, 0.0, 4.0, 40, 40), Life(0.1, 0.1, 4.0, 40, 1), Life(0.2, 0.2, 4.0, 20, 1)]
     demand = demand_of(lives, 100, block_size=1, ahead_s=0.0)
     assert num_kept(demand, packer_for(demand, "mell", num_devices=2)) == 3
     # Best-fit puts the two larger ones together, and the newer of them has to go.

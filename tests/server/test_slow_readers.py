@@ -11,6 +11,7 @@ import pytest
 from fake_engine import FakeEngine
 from served import eventually
 
+from jettison.server import serving
 from jettison.server.http_protocol import BoundedHttpProtocol
 from jettison.server.quiet_log import Seldom
 
@@ -35,7 +36,8 @@ LARGE = {"max_tokens": 290, "n": 16, "logprobs": 20}
 
 @pytest.fixture
 def lost(monkeypatch):
-    """Connections that have ended."""
+    """Connections that have ended. They are looked at with every tick: a second's wait shows nothing more."""
+    monkeypatch.setattr(serving, "LOOK_TICKS", 1)
     protocols = []
     connection_lost = BoundedHttpProtocol.connection_lost
 

@@ -25,7 +25,7 @@ from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow, draw_
 from jettison.sim.links import LinkClass, LinkSpec, Topology
 from jettison.types import ServiceClass
 
-NUM_SCHEDULES = int(os.environ.get("JETTISON_FAULT_SCHEDULES", "1000"))
+NUM_SCHEDULES = int(os.environ.get("JETTISON_FAULT_SCHEDULES", "500"))
 LONE_SEED = os.environ.get("JETTISON_FAULT_SEED")
 
 SLOW = Topology(LinkSpec.of(LinkClass.ETHERNET, 2e7))

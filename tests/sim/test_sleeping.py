@@ -26,9 +26,8 @@ def slept(level: int, *worker_ids: int, num_workers: int = 2) -> Watched:
     watched = Watched(make_setup(num_workers=num_workers))
     watched.cluster.start_ticks()
     watched.cluster.request_sleep(worker_ids, level)
-    core = watched.cluster.core
-    watched.cluster.run(
-        until_ns=END_NS, is_over=lambda: core.sleepers.asleep >= set(worker_ids) and core.sleepers.is_idle)
+    sleepers = watched.cluster.core.sleepers
+    watched.cluster.run(until_ns=END_NS, is_over=lambda: sleepers.asleep >= set(worker_ids) and sleepers.is_idle)
     return watched
 
 

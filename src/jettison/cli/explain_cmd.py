@@ -87,6 +87,7 @@ def explain(
     console = Console()
     documents = []
     num_simulated = 0
+    told: dict[str, str] = {}
     for run in chosen:
         others = _others(run, runs)
         simulated: dict[str, RunResult] = {}
@@ -94,11 +95,18 @@ def explain(
         if not no_counterfactual:
             simulated, why_not = _simulated(run, others, asked, slo_ttft_s, run_file, num_simulated, console)
             num_simulated += len(simulated) * run.requests.submitted
+            why_not = None if why_not is None else _told_once(run, why_not, told)
         documents.append(
             _explain(run, others, simulated, slo_ttft_s, kinds or (), why_not, console, why_offline=why_offline)
         )
     if json_out is not None:
         write_whole(json_out, json.dumps({"runs": documents}, indent=1, sort_keys=True) + "\n")
+
+
+def _told_once(run: RunResult, why_not: str, told: dict[str, str]) -> str:
+    """Why a run was not simulated; where that is what was ``told`` of another, whose."""
+    first = told.setdefault(why_not.replace(repr(run.name), ""), run.name)
+    return why_not if first == run.name else f"as of {first!r}"
 
 
 @dataclass(frozen=True, slots=True)

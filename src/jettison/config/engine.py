@@ -26,6 +26,7 @@ from jettison.config.sections import (
     ModelConfig,
     OfflineConfig,
     OverloadConfig,
+    PackingConfig,
     SchedulerConfig,
     ServerConfig,
     SleepConfig,
@@ -47,6 +48,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     overload: OverloadConfig = field(default_factory=OverloadConfig)
     offline: OfflineConfig = field(default_factory=OfflineConfig)
+    packing: PackingConfig = field(default_factory=PackingConfig)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     sleep: SleepConfig = field(default_factory=SleepConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
@@ -135,6 +137,7 @@ _SECTIONS: dict[str, Callable[..., Any]] = {
     "scheduler": SchedulerConfig,
     "overload": OverloadConfig,
     "offline": OfflineConfig,
+    "packing": PackingConfig,
     "faults": FaultsConfig,
     "sleep": SleepConfig,
     "server": ServerConfig,

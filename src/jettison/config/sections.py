@@ -31,7 +31,8 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 StepPriority = Literal["decode", "prefill"]
 Dispatch = Literal["freest", "fewest-requests"]
 Planner = Literal["throughput", "memory"]
-Migration = Literal["kv", "tokens"]
+Migration = Literal["kv", "tokens", "adaptive"]
+Packer = Literal["none", "mell", "printed", "best-fit", "worst-fit", "load-balance"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
 Launcher = Literal["local"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -194,11 +195,15 @@ class OverloadConfig:
     migrate_period_ms: int = config_key(50, int_from(1), "migrate: how often instances are compared.", metavar="MS")
     migration_kind: Migration = config_key(
         "kv", Choice(Migration), "migrate: how running requests change instances. kv: their KV is copied; tokens: the "
-        "destination computes it from their tokens, while they go on decoding where they are.")
+        "destination computes it from their tokens, while they go on decoding where they are; "
+        "adaptive: each in the way that is done first without disturbing who decodes beside it.")
     migration_step_tokens: int | None = config_key(
         None, int_from(1), "migrate, as tokens: how many of them go into one step of the destination at most "
         "(auto: what its steps have room for).",
         metavar="N", unset="auto")
+    migration_stop_ms: int = config_key(
+        200, int_from(1), "migrate, adaptive: how long a request may stand still while its last blocks travel, of which "
+        "there are 16 at most; over a link that carries not even one in that time requests go as tokens.", metavar="MS")
     exchange: Exchange = config_key(
         "auto", Choice(Exchange),
         "Running requests after a drop: send their KV, compute it again, attend to it remotely while it moves (live), "
@@ -238,6 +243,36 @@ class OfflineConfig:
     checkpoint_free: float = config_key(
         0.5, float_from(0.0, 1.0), "Part of the KV blocks that is free when KV of offline requests begins to be copied "
         "to host memory.", metavar="FRACTION")
+
+
+@dataclass(frozen=True, slots=True)
+class PackingConfig:
+    """On how few instances online requests are kept together, so that the others may sleep."""
+
+    policy: Packer = config_key(
+        "none", Choice(Packer), "Keep online requests on the fewest instances that hold them, and move running ones "
+        "for that (mell); MELL's Fig. 10 as it is printed, or a baseline: where least memory is free (best-fit), most "
+        "(worst-fit), or that with moves from the fullest to the emptiest (load-balance) (docs/pack.md).",
+        name="packing")
+    epoch_s: float = config_key(
+        1.0, float_from(0.01), "packing: how often it is planned.", name="packing_epoch_s", metavar="SECONDS")
+    head_room: float | None = config_key(
+        None, float_from(0.0, 0.9), "packing: part of each instance's KV memory that is left free (auto: for what "
+        "arrives within the objective for first tokens, 5 to 25 %).",
+        name="packing_head_room", metavar="FRACTION", unset="auto")
+    moves: Migration = config_key(
+        "adaptive", Choice(Migration), "packing: how running requests change instances. kv: their KV is copied; "
+        "tokens: the destination computes it from their tokens; adaptive: each in the way that is done first without "
+        "disturbing who decodes beside it.", name="packing_moves")
+    weight_load: float = config_key(
+        1.0, float_from(0.0), "packing: what it counts that an instance has few requests, where several have room.",
+        name="packing_weight_load", metavar="WEIGHT")
+    weight_free: float = config_key(
+        1.0, float_from(0.0), "packing: what it counts that much of its memory is free.",
+        name="packing_weight_free", metavar="WEIGHT")
+    weight_distance: float = config_key(
+        1.0, float_from(0.0), "packing: what it counts that it is on the machine where the request is.",
+        name="packing_weight_distance", metavar="WEIGHT")
 
 
 @dataclass(frozen=True, slots=True)

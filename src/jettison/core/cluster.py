@@ -433,6 +433,12 @@ class ClusterCore:
         )
         return actions + self.stepping.plan(now_ns) + self.migrations.after_steps()
 
+    def request_migrations(self, destinations: Mapping[RequestId, GroupId], now_ns: int) -> list[Action]:
+        """Have requests go to other groups whatever the load, each in the way that is best; who is to wait for that is
+        to be asked for again in the next epoch (``params.moves.epoch_s``)."""
+        actions = self._orders.migrate_all(self.migrations, destinations, now_ns)
+        return actions + self.stepping.plan(now_ns) + self.migrations.after_steps()
+
     def request_sleep(self, worker_ids: Sequence[WorkerId], level: int, now_ns: int) -> list[Action]:
         """Have workers that serve by themselves hand on what they serve, and give up all their layers (``Sleepers``).
         Raises ValueError where they cannot."""

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from jettison.config import EngineConfig
 from jettison.config.offline import harvest_parts
-from jettison.config.sections import OfflineConfig
-from jettison.core.ladder.lists import parse_overload, with_offline
+from jettison.config.sections import OfflineConfig, PackingConfig
+from jettison.core.ladder.lists import parse_overload, with_offline, with_packing
 from jettison.core.params import AwakeParams, ClusterParams, FaultParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
@@ -19,8 +19,11 @@ from jettison.policy.dispatch import ORDERS
 from jettison.policy.links import MachineId
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.migration import MigrationParams
+from jettison.policy.movekinds import MoveParams
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.overload import OverloadParams
+from jettison.policy.packing.params import PackParams
+from jettison.policy.packing.types import Priorities
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
 from jettison.types import WorkerId
@@ -57,8 +60,10 @@ def cluster_params(
     ``machine_of``: where workers are not all in one machine.
     """
     overload, ladder = config.overload, parse_overload(config.overload.policy)
+    rungs = with_offline(ladder.rungs, harvest_parts(config.offline.mode))
+    packing = _pack_params(config.packing)
     return ClusterParams(
-        rungs=with_offline(ladder.rungs, harvest_parts(config.offline.mode)),
+        rungs=rungs if packing is None else with_packing(rungs),
         static_pipeline=ladder.static_pipeline,
         overload=OverloadParams(
             min_blocked_s=overload.min_wait_ms / 1e3,
@@ -75,8 +80,10 @@ def cluster_params(
         swap=SwapParams(num_host_slots=num_host_slots, budget_blocks=overload.swap_budget_blocks),
         migration=MigrationParams(
             threshold_blocks=overload.migrate_threshold, period_s=overload.migrate_period_ms / 1e3,
-            kind=MigrationKind(overload.migration_kind), max_step_tokens=overload.migration_step_tokens,
+            kind=_migration_kind(overload.migration_kind), max_step_tokens=overload.migration_step_tokens,
         ),
+        packing=packing,
+        moves=MoveParams(stop_s=overload.migration_stop_ms / 1e3),
         drop_dwell_s=overload.drop_dwell_ms / 1e3,
         profile=profile,
         has_profiled_links=has_profiled_links,
@@ -85,6 +92,18 @@ def cluster_params(
         faults=FaultParams(max_outage_s=config.faults.outage_timeout_s),
         awake=AwakeParams(config.sleep.min_awake, config.sleep.max_awake),
         exchange=ExchangeMode(overload.exchange),
+    )
+
+
+def _pack_params(packing: PackingConfig) -> PackParams | None:
+    if packing.policy == "none":
+        return None
+    return PackParams(
+        packer=packing.policy, epoch_s=packing.epoch_s, head_room=packing.head_room,
+        kinds=frozenset(MigrationKind if packing.moves == "adaptive" else (MigrationKind(packing.moves),)),
+        priorities=Priorities(
+            load=packing.weight_load, free=packing.weight_free, distance=packing.weight_distance
+        ),
     )
 
 
@@ -101,6 +120,10 @@ def _offline_params(offline: OfflineConfig) -> OfflineParams:
         safepoint_layers=offline.safepoint_layers,
         checkpoint_below_free=offline.checkpoint_free,
     )
+
+
+def _migration_kind(text: str) -> MigrationKind | None:
+    return None if text == "adaptive" else MigrationKind(text)
 
 
 def _seconds(milliseconds: float | None) -> float | None:

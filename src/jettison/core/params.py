@@ -14,8 +14,10 @@ from jettison.policy.dispatch import DispatchOrder, by_freeness
 from jettison.policy.links import MachineId
 from jettison.policy.merge import MergeStrategy
 from jettison.policy.migration import MigrationParams
+from jettison.policy.movekinds import MoveParams
 from jettison.policy.offline import OfflineParams
 from jettison.policy.overload import OverloadParams
+from jettison.policy.packing.params import PackParams
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
 from jettison.types import WorkerId
@@ -53,6 +55,10 @@ class ClusterParams:
     offline: OfflineParams = field(default_factory=OfflineParams)
     swap: SwapParams = field(default_factory=SwapParams)
     migration: MigrationParams = field(default_factory=MigrationParams)
+    moves: MoveParams = field(default_factory=MoveParams)
+    """How migrations are divided between kinds, where each gets its own."""
+    packing: PackParams | None = None
+    """How the rung ``pack`` packs, where it is one of ``rungs``."""
     drop_dwell_s: float = 0.5
     """Least time between the end of one move of a group and its next drop."""
     growth_factor: float = 1.2

@@ -139,6 +139,14 @@ class ClusterCounters:
     """Times that a group has stopped its offline work for online requests that memory kept out."""
     migrations_given_way: int = 0
     """Migrations that gave way to a change of layouts: their requests have stayed at their sources."""
+    packing_migrations: int = 0
+    """Migrations that were begun for packing."""
+    packing_recomputed: int = 0
+    """Requests that were computed again elsewhere because they had outgrown their group."""
+    packing_queued: int = 0
+    """Waiting requests that were queued elsewhere for packing."""
+    packing_refused: int = 0
+    """Moves that packing wanted and that cost more than they saved."""
     num_cancelled: int = 0
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0

@@ -28,8 +28,8 @@ class MigrationParams:
     retry_s: float = 1.0
     """From a transfer that failed between two instances to their next one: a request stands still while its last blocks
     travel, so tries in a row over a broken link would never let it go on."""
-    kind: MigrationKind = MigrationKind.KV
-    """How requests go."""
+    kind: MigrationKind | None = MigrationKind.KV
+    """How requests go; None: each as is best for it and for those beside it (``policy.movekinds``)."""
     max_step_tokens: int | None = None
     """Of requests that go as tokens, so many go into a step of the destination at most; None: what it has room for."""
 

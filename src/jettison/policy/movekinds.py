@@ -49,6 +49,9 @@ class MoveParams:
     """How moves are divided."""
 
     fit: Fit = Fit.SOONEST
+    epoch_s: float = 1.0
+    slowdown: float = 0.5
+    """By which part of its time a step may last longer for moves: what TPOT may lose while requests move."""
     stop_s: float = 0.2
     """How long a request may stand still while its last blocks travel: about what a reader notices."""
 

@@ -26,8 +26,8 @@ _CONTEXT = ("t", "kind", "group", "workers")
 
 
 KINDS = (
-    "drop", "no drop", "restore", "yield", "rebalance", "migrate", "scale out", "recover", "pause offline",
-    "give up step", "compute again", "stand still",
+    "drop", "no drop", "pack", "packed", "restore", "yield", "rebalance", "migrate", "scale out", "recover",
+    "pause offline", "give up step", "compute again", "stand still",
 )
 """``stand still``: none of the rules let offline work go on; the others are what has been done."""
 
@@ -192,6 +192,34 @@ def _migrate(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     return Decision(at_s, "migrate", event.get("source"), (), inputs, {}, _rest(event, *inputs))
 
 
+def _pack(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    """One request goes where the packing wants it; a migration may fail, or end after the log."""
+    inputs = _pick(event, ("request", "source", "destination", "how", "kind", "reason"))
+    outcome: dict[str, Any] = {}
+    if event.get("how") == "migrated":
+        later = log[bisect_left(log, event["t"], key=lambda e: e["t"]) :]
+        end = next((e for e in later if e["kind"] == "migrated" and _began(e, event)), None)
+        if end is not None:
+            outcome = _rest(end, "request", "source", "destination", "kind")
+    return Decision(event["t"], "pack", event.get("source"), (), inputs, {}, outcome)
+
+
+def _began(end: Event, event: Event) -> bool:
+    return end.get("request") == event["request"] and abs(end["t"] - end["ms"] / 1e3 - event["t"]) <= SAME_MOMENT_S
+
+
+def _packed(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    """An epoch; who is not moved, and what that would have cost and saved."""
+    refused = event.get("refused") or ()
+    outcome = _pick(event, ("queued", "migrated", "recomputed", "owed"))
+    if refused:
+        outcome["not_worth_it"] = [
+            f"{r['request']} ({r['cost_device_s']:.3g} device-seconds for {r['saved_device_s']:.3g})" for r in refused
+        ]
+    inputs = _rest(event, "refused", *outcome)
+    return Decision(event["t"], "packed", None, (), inputs, {}, outcome)
+
+
 def _sleep(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     end = _next_about(log, ("asleep", "stays_awake"), event)
     outcome: dict[str, Any] = {} if end is None else _rest(end, "worker")
@@ -258,7 +286,7 @@ _MAKERS = {
     "drop_decided": _drop, "drop_declined": _no_drop, "restore_begin": _restore, "yield": _yield,
     "scale_out": _scale_out, "worker_lost": _recover, "migrated": _migrate, "rebalanced": _rebalance,
     "offline_paused": _pause_offline, "step_abandon_asked": _give_up_step, "offline_computed_again": _compute_again,
-    "offline_stands": _stand_still, "falling_asleep": _sleep, "waking": _wake,
+    "offline_stands": _stand_still, "pack": _pack, "packed": _packed, "falling_asleep": _sleep, "waking": _wake,
 }
 
 

@@ -22,7 +22,7 @@ from jettison.report.terminal import print_fitted, print_line, print_whole
 MAX_ROWS = 200
 """Rows shown in a terminal; the JSON has every decision."""
 
-FOLDED = ("rebalance", "migrate", "give up step")
+FOLDED = ("rebalance", "migrate", "pack", "give up step")
 """Kinds of which there are many, each about one or a few requests."""
 
 

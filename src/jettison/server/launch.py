@@ -81,7 +81,7 @@ def health_details(assembly: Assembly) -> dict[str, object]:
     return {
         "dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "kernels": assembly.kernels,
         "batch_independent": assembly.rows_are_independent, "overload": assembly.config.overload.policy,
-        "migration_kind": kind, "migration_may_change_near_ties": kind == "tokens" and dtype not in EXACT_DTYPES,
+        "migration_kind": kind, "migration_may_change_near_ties": kind != "kv" and dtype not in EXACT_DTYPES,
     }  # fmt: skip
 
 

@@ -82,6 +82,10 @@ _OWN_COUNTERS = {
     "prefetch_stalls": "Times that a group had nothing to run but what was on its way back from host memory.",
     "offline_pauses": "Times that a group stopped offline work for online requests that memory kept out.",
     "migrations_given_way": "Migrations that gave way to a drop or restore.",
+    "packing_migrations": "Migrations that were begun to keep requests on fewer instances.",
+    "packing_recomputed": "Requests that had outgrown their instance and were computed again on another (baselines).",
+    "packing_queued": "Waiting requests that were queued at another instance for packing.",
+    "packing_refused": "Moves that packing wanted and that would have cost more than they saved.",
     "scale_out_requests": "Times that no drop could free enough memory, or demand went on rising after one.",
     "cancelled": "Requests cancelled by their client.",
     "rebalanced": "Waiting requests sent from one group's queue to another's.",
@@ -114,6 +118,14 @@ _OFFLINE_GAUGES = {
     "offline_host_blocks": "KV blocks of the group's offline requests that host memory has.",
 }
 """Fields of ``core.observing.OfflineGauges``."""
+
+_GAUGES = {
+    "devices_needed": "Instances and pipelines that the packing takes for the online requests that there are.",
+    "devices_used": "Instances and pipelines where online requests live.",
+    "packing_owed": "Requests that live elsewhere than the packing wants, and are not on their way.",
+    "packing_utilisation": "Part of the KV memory of instances in use that requests hold.",
+}
+"""Of rungs, shown while there are such rungs."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,60}")
 
@@ -242,6 +254,10 @@ class ServerMetrics(Collector):
         yield self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 1 is all.", used / total if total else 0.0)
         yield self._gauge("jettison:offline_unplaced", "Offline requests that no living worker can take now.",
                           snapshot.num_unplaced_offline)
+        for name, value in snapshot.gauges.items():
+            if _NAME.fullmatch(name):
+                help_text = _GAUGES.get(name, f"{name.replace('_', ' ').capitalize()}.")
+                yield self._gauge(f"jettison:{name}", help_text, value)
         yield self._gauge("jettison:checkpoint_lag_blocks", "KV blocks that are to be copied to host memory and have "
                           "not been.", snapshot.checkpoint_lag_blocks)
         for kind, limit_s in (("ttft", snapshot.slo.ttft_s), ("tpot", snapshot.slo.tpot_s)):

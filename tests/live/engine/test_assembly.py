@@ -10,6 +10,7 @@ from jettison.config import EngineConfig
 from jettison.device.model.create import create_model
 from jettison.errors import ConfigError
 from jettison.live.engine.assembly import assemble
+from jettison.server.launch import health_details
 
 
 def layers_of(tmp_path: Path, num_layers: int, **flags: object) -> list[tuple[int, int] | None]:
@@ -36,3 +37,16 @@ def test_a_static_pipeline_that_cannot_be_formed_is_refused(
     with pytest.raises(ConfigError, match=f"--overload pipeline .* with {has}$") as caught:
         layers_of(tmp_path, num_layers, overload="pipeline", instances=instances)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("dtype", "kind", "may_change"), [
+    ("float64", "tokens", False), ("float32", "tokens", True), ("float32", "kv", False),
+])
+def test_health_says_where_a_migration_may_change_near_ties(
+    dtype: str, kind: str, may_change: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    create_model(folder, arch="llama", layers=1, hidden=16, heads=2, kv_heads=1, max_position_embeddings=64)
+    config = EngineConfig.resolve(model=str(folder), memory="16MiB", dtype=dtype, migration_kind=kind)
+    health = health_details(assemble(config))
+    assert (health["migration_kind"], health["migration_may_change_near_ties"]) == (kind, may_change)

@@ -16,7 +16,7 @@ from jettison.live.verify import fault_schedules
 from jettison.live.verify.fault_schedules import FaultRounds, Schedule, Wake, kills
 from jettison.live.verify.run import death_plan
 from jettison.live.verify.scenarios import Outcome, Setting
-from jettison.live.worker.failpoints import ALONE, LIVE_ONLY, NAMES
+from jettison.live.worker.failpoints import ALONE, LIVE_ONLY, NAMES, OFFLINE_NAMES
 from jettison.memory.kvtransfers import ExchangeMode
 
 pytestmark = pytest.mark.live
@@ -43,6 +43,24 @@ async def test_seeded_deaths_lose_nothing(model_dir: Path) -> None:
             assert report.num_tokens > 0
             num_token_migrations += report.num_token_migrations
     assert num_token_migrations > 0, "deaths are to meet requests that go as tokens"
+
+
+@pytest.mark.parametrize("name", [
+    "after_sleep", "before_wake", *(pytest.param(n, marks=pytest.mark.slow) for n in ("before_sleep", "after_wake"))
+])
+async def test_deaths_on_the_way_to_sleep_and_back(name: str, model_dir: Path) -> None:
+    async with FaultRounds.running(model_dir) as rounds:
+        report = await rounds.run(Schedule(3, 1, name, 1, signal.SIGKILL))
+        assert not report.problems, report
+        assert report.reached
+
+
+async def test_deaths_in_copies_and_in_steps_that_are_given_up_lose_nothing(model_dir: Path) -> None:
+    async with FaultRounds.running(model_dir) as rounds:
+        for seed, name in enumerate(OFFLINE_NAMES):
+            report = await rounds.run(Schedule(seed, seed % 2, name, 2, signal.SIGKILL))
+            assert not report.problems, report
+            assert report.reached, name
 
 
 async def test_a_stopped_worker_that_wakes_up_reaches_nobody(model_dir: Path) -> None:

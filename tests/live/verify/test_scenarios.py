@@ -13,6 +13,7 @@ from jettison.live.verify.scenarios import SCENARIOS, Setting
 from jettison.live.verify.scenarios_harvest import HARVEST, HARVEST_IN_PIPELINES
 from jettison.live.verify.scenarios_many import MANY
 from jettison.live.verify.scenarios_migration import MIGRATIONS
+from jettison.live.verify.scenarios_packing import PACKING
 from jettison.live.verify.scenarios_sleep import SLEEP
 from jettison.live.verify.scenarios_together import RUNGS_TOGETHER
 
@@ -27,7 +28,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-EVENTS = SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | MANY | HARVEST | HARVEST_IN_PIPELINES | SLEEP
+EVENTS = SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | MANY | HARVEST | HARVEST_IN_PIPELINES | SLEEP | PACKING
 
 
 @pytest.mark.skipif(not transformers_available(), reason="the reference needs transformers")

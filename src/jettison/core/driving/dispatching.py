@@ -48,6 +48,10 @@ class Dispatcher:
     def place(self, state: RequestState) -> bool:
         """Queue a request in the group that dispatch chooses; False if there is none and it has to wait for one."""
         cluster = self._state
+        if (packed := self._ladder.place(state)) is not None:
+            cluster.unplaced.pop(state.request_id, None)
+            cluster.groups[packed].queues.enqueue(state)
+            return True
         order = self._order_of(counts_offline=state.is_offline or not cluster.params.offline.slo_aware)
         chosen = order.choose(-(-state.num_tokens // cluster.limits.block_size))
         if chosen is None:

@@ -6,7 +6,7 @@ about another, when does a rung look next, ...) is answered here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 
 import jettison.core.ladder.lists  # noqa: F401  # its rungs are known by name from then on
 from jettison.core.ladder.rung import Means, Moment, Refusal, Rung, rung_classes
@@ -16,6 +16,7 @@ from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, Record
+from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.errors import ConfigError
@@ -31,7 +32,8 @@ class Ladder:
     ) -> None:
         """Raises ConfigError as ``rung_classes`` does."""
         self._means = Means(
-            state, loads, moves, hosted, checkpoints, migrations, self.ask_way, self._ask_room, self._tell_unmet
+            state, loads, moves, hosted, checkpoints, migrations, self.ask_way, self._ask_room, self._tell_unmet,
+            self._closed,
         )
         kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
         self.rungs: tuple[Rung, ...] = tuple(kind(self._means) for kind in kinds)
@@ -92,6 +94,18 @@ class Ladder:
 
     def _tell_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
         return [action for rung in self.rungs for action in rung.on_unmet(group_id, missing_bytes, why, now_ns)]
+
+    def _closed(self) -> Set[GroupId] | None:
+        return next((closed for rung in self.rungs if (closed := rung.closed) is not None), None)
+
+    def place(self, state: RequestState) -> GroupId | None:
+        """Which group a newcomer is queued in, where a rung says so; see ``Rung.place``."""
+        places = (rung.place(state) for rung in self.rungs)
+        return next((group_id for group_id in places if group_id is not None), None)
+
+    def gauges(self) -> dict[str, float]:
+        """What metrics show of all rungs."""
+        return {name: value for rung in self.rungs for name, value in rung.gauges.items()}
 
     def rung(self, name: str) -> Rung:
         """Raises KeyError where the list has no such rung."""

@@ -183,7 +183,12 @@ class HarvestRung(Rung):
 
     def _budget_blocks(self, group: Group) -> int:
         """What may be copied beside a step like the group's last, or its next: at least one block where it delays no
-        online decode, or nothing would ever move. A group with nothing to run has no step to delay."""
+        online decode, or nothing would ever move. A group with nothing to run has no step to delay.
+
+        Between two steps online decodes are in none, so there one block is granted whatever the objective. Its price is
+        one block's copy beside the step that follows; without it nobody who was freed could come back, or be computed
+        again, beside decodes that never pause: a batch stood still for good.
+        """
         last = next(reversed(group.in_flight.values()), None)
         rows = () if last is None else last.step.rows
         offline, tpot_s = self._state.params.offline, None

@@ -9,6 +9,7 @@ import jettison.core.ladder.drop
 import jettison.core.ladder.free
 import jettison.core.ladder.harvest
 import jettison.core.ladder.migrate
+import jettison.core.ladder.pack
 import jettison.core.ladder.pause
 import jettison.core.ladder.restore
 import jettison.core.ladder.scale
@@ -23,6 +24,10 @@ ALWAYS = ("scale", "shed")
 
 OFFLINE = {"scheduler": ("harvest", "pause"), "checkpoint": ("free",)}
 """Rungs that harvesting's parts bring (``--offline``), whatever ``--overload`` says."""
+
+
+PACKING = "pack"
+"""The rung that ``--packing`` brings."""
 
 
 class LadderSpec(NamedTuple):
@@ -62,9 +67,18 @@ def with_offline(rungs: tuple[str, ...], parts: Iterable[str]) -> tuple[str, ...
     return tuple(rung.name for rung in rung_classes({*rungs, *brought}, static_pipeline=False))
 
 
+def with_packing(rungs: tuple[str, ...]) -> tuple[str, ...]:
+    """These rungs and the one that packs, from free to dear. Raises ConfigError beside one that spreads requests."""
+    classes = rung_classes({*rungs, PACKING}, static_pipeline=False)
+    for rung in classes:
+        if rung.spreads:
+            raise ConfigError(f"--packing keeps requests on few instances, and --overload {rung.name} spreads them")
+    return tuple(rung.name for rung in classes)
+
+
 def overload_name(rungs: tuple[str, ...], *, static_pipeline: bool) -> str:
     """The shortest text that ``parse_overload`` makes these of."""
-    unnamed = {*ALWAYS, *(rung for brought in OFFLINE.values() for rung in brought)}
+    unnamed = {*ALWAYS, PACKING, *(rung for brought in OFFLINE.values() for rung in brought)}
     names = [name for name in rungs if name not in unnamed]
     brought = {r for word, spec in BASELINES.items() if {*spec.rungs} <= {*names} for r in spec.rungs if r != word}
     names = [name for name in names if name not in brought]

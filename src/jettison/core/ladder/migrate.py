@@ -7,9 +7,10 @@ which.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from jettison.core.ladder.movekinds import Going, Wanted, choose_kinds
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.migrations import may_go
 from jettison.core.moving.passage import Passage
@@ -33,6 +34,7 @@ class MigrationOffer(Offer):
     request_id: RequestId
     source: GroupId
     destination: GroupId
+    going: Going
 
 
 @register
@@ -41,6 +43,7 @@ class MigrateRung(Rung):
 
     name = "migrate"
     rank = 50
+    spreads = True
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
@@ -102,10 +105,8 @@ class MigrateRung(Rung):
         groups = self.means.state.groups
         source, destination = groups[offer.source], groups[offer.destination]
         state = source.queues.running[offer.request_id]
-        params = self.means.state.params.migration
         return self.means.migrations.start(
-            state, source, destination, now_ns, lambda m: self._ended.append(m),
-            kind=params.kind, max_step_tokens=params.max_step_tokens,
+            state, source, destination, now_ns, lambda m: self._ended.append(m), **offer.going._asdict()
         )
 
     def _note_lost(self, ended: Sequence[Passage], now_ns: int) -> None:
@@ -131,16 +132,29 @@ class MigrateRung(Rung):
             return
         idle = {i: g for i, g in groups.items() if _is_idle(g, taken)}
         loads = self._loads
+        chosen_pairs: dict[RequestId, Pair] = {}
         for pair in plan_pairs([loads[i] for i in idle], params, self._avoided(now_ns)):
             source, destination = idle[pair.source], idle[pair.destination]
             if len(destination.queues.running) >= destination.max_running:
                 continue
             chosen = choose_request(_rows(source), loads[pair.source], loads[pair.destination], params)
             if chosen is not None:
-                yield MigrationOffer(
-                    groups=(pair.source, pair.destination), why="one is full and the other is not",
-                    request_id=chosen, source=pair.source, destination=pair.destination,
-                )
+                chosen_pairs[chosen] = pair
+        for request_id, going in self._kinds(chosen_pairs).items():
+            pair = chosen_pairs[request_id]
+            yield MigrationOffer(
+                groups=(pair.source, pair.destination), why="one is full and the other is not",
+                request_id=request_id, source=pair.source, destination=pair.destination, going=going,
+            )
+
+    def _kinds(self, pairs: Mapping[RequestId, Pair]) -> Mapping[RequestId, Going]:
+        """How requests go between them; who waits has no kind, and is looked at again in the next period."""
+        state, params = self.means.state, self.means.state.params.migration
+        if params.kind is not None:
+            return dict.fromkeys(pairs, Going(params.kind, params.max_step_tokens))
+        groups = state.groups
+        wanted = (Wanted(groups[p.source].queues.running[r], groups[p.destination]) for r, p in pairs.items())
+        return choose_kinds(state, wanted)
 
     def _refresh_loads(self) -> None:
         """What is known of groups that nothing has touched is what it was."""

@@ -7,9 +7,11 @@ Static pipelines stay as they are.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from jettison.core.ladder.climb import Ladder
 from jettison.core.ladder.dropplans import DropPlanner
+from jettison.core.ladder.movekinds import Wanted, choose_kinds
 from jettison.core.ladder.splits import choose_split
 from jettison.core.load.views import Loads
 from jettison.core.moving.migrations import Migrations, may_go
@@ -63,10 +65,33 @@ class Orders:
         kind: MigrationKind, max_step_tokens: int | None,
     ) -> list[Action]:
         """Have a request go to another group, where both are idle of moves and it can go now; else nothing."""
+        wanted = self._wanted(migrations, request_id, destination)
+        if wanted is None:
+            return []
+        source = self._state.groups[wanted.state.group_id]
+        return migrations.start(
+            wanted.state, source, wanted.destination, now_ns, kind=kind, max_step_tokens=max_step_tokens
+        )
+
+    def migrate_all(
+        self, migrations: Migrations, destinations: Mapping[RequestId, GroupId], now_ns: int
+    ) -> list[Action]:
+        """Have these requests go, each in the way that is best, as ``choose_kinds`` says; who is to wait, or cannot go
+        now, stays, and is to be asked for again."""
+        found = [self._wanted(migrations, r, g) for r, g in destinations.items()]
+        wanted = {w.state.request_id: w for w in found if w is not None}
+        actions: list[Action] = []
+        for request_id, going in choose_kinds(self._state, wanted.values()).items():
+            state, destination, *_ = wanted[request_id]
+            source = self._state.groups[state.group_id]
+            actions += migrations.start(state, source, destination, now_ns, **going._asdict())
+        return actions
+
+    def _wanted(self, migrations: Migrations, request_id: RequestId, destination: GroupId) -> Wanted | None:
         state, groups = self._state.requests.get(request_id), self._state.groups
         if state is None or not may_go(state) or migrations.is_moving(state) or destination not in groups:
-            return []
+            return None
         ends = source, target = groups[state.group_id], groups[destination]
         if set(source.worker_ids) & set(target.worker_ids) or any(g.paused or self._moves.is_moving(g) for g in ends):
-            return []
-        return migrations.start(state, source, target, now_ns, kind=kind, max_step_tokens=max_step_tokens)
+            return None
+        return Wanted(state, target)

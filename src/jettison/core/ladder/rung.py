@@ -10,7 +10,7 @@ A rung for a policy of one's own is a subclass in any module: ``register`` makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar, NamedTuple
@@ -22,6 +22,7 @@ from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, Record
+from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.errors import ConfigError
@@ -77,6 +78,8 @@ class Means:
     """Have all rungs below one take offline KV out of a group."""
     tell_unmet: Callable[[GroupId, int, str, int], list[Action]]
     """A group lacks so many bytes that a rung had no way to get, and why: rungs above it may."""
+    ask_closed: Callable[[], Set[GroupId] | None]
+    """Groups that no online request needs; None where no rung says who does."""
 
 
 class Rung:
@@ -88,6 +91,8 @@ class Rung:
     forms_pipelines: ClassVar[bool] = False
     """It may merge groups: a request can have more memory than one instance's, and microbatches are planned ahead."""
     uses_host_pool: ClassVar[bool] = False
+    spreads: ClassVar[bool] = False
+    """It moves running requests to where most memory is free: what packing undoes."""
     is_word: ClassVar[bool] = True
     """Its name is a word of ``--overload``; others come with those."""
 
@@ -123,6 +128,10 @@ class Rung:
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
         """Whether another online request of a tenant is taken. ``limit``: online ones that may wait; None: any number.
         ``num_coming``: accepted ones that the core has not been told of."""
+        return None
+
+    def place(self, state: RequestState) -> GroupId | None:
+        """Which group a newcomer is queued in; None: whichever dispatch chooses."""
         return None
 
     def leave(self, now_ns: int) -> list[Action]:
@@ -174,6 +183,16 @@ class Rung:
     def lag_blocks(self) -> int:
         """Sealed blocks of its candidates for checkpoints that have not been copied."""
         return 0
+
+    @property
+    def closed(self) -> Set[GroupId] | None:
+        """Groups where no online request lives, nor should; None: it does not say where they should."""
+        return None
+
+    @property
+    def gauges(self) -> Mapping[str, float]:
+        """What metrics show of it, by name."""
+        return {}
 
     # --- what it is told --------------------------------------------------------------------------------------
 

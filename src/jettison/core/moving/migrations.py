@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 
 from jettison.core.moving.astokens import TokenRelocation
 from jettison.core.moving.passage import Passage, RelocationPhase
-from jettison.core.moving.relocate import Relocation
+from jettison.core.moving.relocate import MAX_FINAL_BLOCKS, Relocation
 from jettison.core.pending import PendingTransfer, Purpose
 from jettison.core.ports import Action, CancelTransfer, Record, TransferEnded
 from jettison.core.requests import Phase, RequestState
@@ -65,6 +65,7 @@ class Migrations:
         self, state: RequestState, source: Group, destination: Group, now_ns: int,
         on_over: Callable[[Passage], None] = lambda migration: None, *,
         kind: MigrationKind = MigrationKind.KV, max_step_tokens: int | None = None,
+        max_final_blocks: int = MAX_FINAL_BLOCKS,
     ) -> list[Action]:
         """Begin to move a running request that no migration moves (``may_go`` says which can go in either way); nothing
         where the destination has no room for it, or where it cannot go as tokens: it does not decode (yet), or may be
@@ -72,7 +73,8 @@ class Migrations:
 
         ``on_over`` is told when it has ended or failed; not of one that gave way. ``max_step_tokens``: as tokens, so
         many of such requests at most go into one step of the destination, where that is what leaves its decodes
-        undisturbed; None: whatever its steps have room for.
+        undisturbed; None: whatever its steps have room for. ``max_final_blocks``: as KV, what travels while it stands
+        still.
         """
         assert not set(source.worker_ids) & set(destination.worker_ids), "groups that share a worker"
         as_tokens = kind is MigrationKind.TOKENS
@@ -94,6 +96,7 @@ class Migrations:
             migration = Relocation(
                 self._cluster, state, source, destination, Purpose.MIGRATION, now_ns,
                 lambda m: self._over(m, on_over), max_rounds=MAX_ROUNDS, num_cached_blocks=num_cached_blocks,
+                max_final_blocks=max_final_blocks,
             )
         self.under_way.append(migration)
         return migration.advance(now_ns)

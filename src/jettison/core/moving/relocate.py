@@ -28,7 +28,7 @@ from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.kvtransfers import MigrationKind, plan_kv_transfers
-from jettison.types import TransferId, WorkerId
+from jettison.types import NANOSECONDS, TransferId, WorkerId
 
 MAX_FINAL_BLOCKS = 16
 """Blocks sent while a request stands still; what is more is sent while it decodes (Llumnix's last stage, MELL)."""
@@ -43,8 +43,10 @@ class Relocation(Passage):
         self, cluster: ClusterState, state: RequestState, source: Group, destination: Group, purpose: Purpose,
         now_ns: int, on_over: Callable[[Passage], list[Action]], *, owner: Owner | None = None,
         max_rounds: int | None = None, num_cached_blocks: int = 0,
+        max_final_blocks: int = MAX_FINAL_BLOCKS,
     ) -> None:
-        """``owner``: of the transfers; none named: it stands for itself."""
+        """``owner``: of the transfers; none named: it stands for itself. ``max_final_blocks``: sent while the request
+        stands still; >= 1."""
         super().__init__(
             cluster, state, source, destination, now_ns, on_over,
             max_rounds=max_rounds, num_cached_blocks=num_cached_blocks,
@@ -54,6 +56,7 @@ class Relocation(Passage):
         self._plan = plan_kv_transfers(in_arenas(state.residences).places, destination.stages)
         self._transfers: dict[TransferId, WorkerId] = {}
         """Under way -> where from."""
+        self._max_final_blocks = max_final_blocks
         self._final_sent = False
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -75,6 +78,7 @@ class Relocation(Passage):
         del self._transfers[event.transfer_id]
         self._cluster.touch(self.state)
         self.num_bytes += event.num_bytes
+        self._cluster.link_rate(pending.ends).observe(event.num_bytes, event.duration_ns / NANOSECONDS)
         if self.phase is RelocationPhase.FALLING_BACK:
             return [] if self._transfers else self._give_back()
         if not event.complete:
@@ -119,7 +123,7 @@ class Relocation(Passage):
 
     def _next_round(self, now_ns: int) -> list[Action]:
         state = self.state
-        if self.source.limits.blocks_for(state.num_computed) - self.num_sent_blocks > MAX_FINAL_BLOCKS:
+        if self.source.limits.blocks_for(state.num_computed) - self.num_sent_blocks > self._max_final_blocks:
             if self.num_rounds == self._max_rounds:
                 return self._fall_back("the request grows as fast as it is copied")
             return self._send(state.num_computed // self._cluster.limits.block_size)
@@ -127,7 +131,8 @@ class Relocation(Passage):
         return self.advance(now_ns)
 
     def _send(self, end: int) -> list[Action]:
-        """Send the blocks up to ``end``; the destination's table grows first."""
+        """Send the blocks up to ``end``; the destination's table grows first. A request that stands still does not wait
+        for the rounds of others that do not."""
         state, first = self.state, self.num_sent_blocks
         ledgers = self._new_ledgers()
         missing = end - min((ledger.num_blocks_of(state.request_id) for ledger in ledgers), default=end)
@@ -137,6 +142,7 @@ class Relocation(Passage):
             self.reserve(missing)
         self.num_rounds += 1
         self.num_sent_blocks = end
+        crowded = self._crowded_links() if self.phase is RelocationPhase.FINAL else ()
         actions: list[Action] = []
         for part in self._plan if end > first else ():
             there = self._cluster.workers[part.src].ledger.table(state.request_id).ids[first:end]
@@ -144,10 +150,16 @@ class Relocation(Passage):
             transfer = self._cluster.send_kv(
                 state, part.src, part.dst, part.layers, there, here,
                 owner=self._owner, waiter=self, purpose=self._purpose,
+                urgent=(part.src, part.dst) in crowded,
             )
             self._transfers[transfer.transfer_id] = transfer.src
             actions.append(transfer)
         return actions
+
+    def _crowded_links(self) -> set[tuple[WorkerId, WorkerId]]:
+        """On which other requests migrate."""
+        links = {(part.src, part.dst) for part in self._plan}
+        return {link for link in links if self._cluster.book.bytes_between(*link, Purpose.MIGRATION)}
 
     # --- ends -------------------------------------------------------------------------------------------------
 

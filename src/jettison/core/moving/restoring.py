@@ -457,7 +457,7 @@ def fits(
 
 
 def will_hold(cluster: ClusterState, group: Group, split: SplitPlan, usual_output: float) -> bool:
-    """Whether each part of ``split`` will have room for any one request as long as it is foreseen to become.
+    """Whether each part of ``split`` will have room for any one online request as long as it is foreseen to become.
 
     One that outgrows its home is preempted there, makes the members merge again and is computed twice. It then holds
     more than a member has room for, so the members stay merged until it ends: it is dropped for once. An offline one

@@ -52,6 +52,11 @@ class Guests:
         """Their requests, in the order in which they came."""
         return [guest.state for guest in self._by_id.values()]
 
+    @property
+    def num_missing_tokens(self) -> int:
+        """That they have where they run, and not here."""
+        return sum(guest.state.num_computed - guest.num_computed for guest in self._by_id.values())
+
     def add(self, guest: Guest) -> None:
         """Its request has blocks here, and no step has tokens of it."""
         assert guest.state.request_id not in self._by_id, f"{guest.state} is a guest already"

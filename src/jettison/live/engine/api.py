@@ -102,6 +102,8 @@ class EngineSnapshot:
     """Monotone totals: num_preemptions, prefix_cache_queries, prefix_cache_hits (tokens), drops, restores,
     drop_seconds, restore_seconds, exchanged_bytes, pulled_bytes, recomputed_tokens, cancelled,
     worker_losses, worker_joins, recoveries, recovery_seconds, rebalanced, and what else the engine counts."""
+    gauges: dict[str, float] = field(default_factory=dict)
+    """What rungs of the ladder show now, by name: ``devices_needed``, ..."""
     num_unplaced: int = 0
     """Accepted online requests that wait outside all groups, because no living worker can take them now."""
     num_unplaced_offline: int = 0

@@ -356,6 +356,12 @@ class Engine:
                 request_id, destination, time.monotonic_ns(), kind=kind, max_step_tokens=max_step_tokens
             ))
 
+    def request_migrations(self, destinations: Mapping[RequestId, GroupId]) -> None:
+        """Have requests go to other groups, each in the way that is best; who waits is to be asked for again
+        (administration and experiments)."""
+        if self._driver is not None:
+            self._driver.carry_out(self._driver.core.request_migrations(destinations, time.monotonic_ns()))
+
     def request_restore(self) -> None:
         """Restore merged groups now, whatever the load (administration and experiments)."""
         self.order(ClusterCore.request_restore)

@@ -58,7 +58,7 @@ def take_snapshot(
     totals = counters(core) | driver.delays.totals()
     num_unplaced = len(core.state.unplaced_online())
     return EngineSnapshot(
-        state, config.memory.block_size, groups, workers, totals, num_unplaced=num_unplaced,
+        state, config.memory.block_size, groups, workers, totals, core.ladder.gauges(), num_unplaced=num_unplaced,
         num_unplaced_offline=len(core.state.unplaced) - num_unplaced, troubles=core.recoveries.troubles,
         checkpoint_lag_blocks=core.checkpoint_lag_blocks, slo=core.objectives,
     )

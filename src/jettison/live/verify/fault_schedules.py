@@ -30,13 +30,22 @@ from typing import NamedTuple
 
 from jettison.config import EngineConfig
 from jettison.core.moving.migrations import may_go
+from jettison.core.moving.sleeping import LEVELS
 from jettison.core.totals import counters
 from jettison.errors import JettisonError
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.local_cluster import LocalCluster
 from jettison.live.verify.scenarios import Observed, Outcome, Setting
-from jettison.live.worker.failpoints import LIVE_ONLY, NAMES, PULL_NAMES, VARIABLE, Rule
+from jettison.live.worker.failpoints import (
+    LIVE_ONLY,
+    NAMES,
+    OFFLINE_NAMES,
+    PULL_NAMES,
+    SLEEP_NAMES,
+    VARIABLE,
+    Rule,
+)
 from jettison.memory.kvtransfers import ExchangeMode, MigrationKind
 from jettison.memory.stages import Pull, StagePlan
 from jettison.types import FinishReason, LayerRange, Request, SamplingParams, ServiceClass, WorkerId
@@ -85,15 +94,16 @@ class Schedule:
     """The second drop gives members layers that they do not hold (three instances)."""
 
     @classmethod
-    def draw(cls, seed: int, num_workers: int = 2) -> Schedule:
-        """Every failpoint in turn; victim, count, signal and the kind of moves by lot."""
+    def draw(cls, seed: int, num_workers: int = 2, names: Sequence[str] = ()) -> Schedule:
+        """Every failpoint, or each of ``names``, in turn; victim, count, signal and the kind of moves by lot."""
         rng = random.Random(seed)
-        names = (*NAMES, *PULL_NAMES) if num_workers > 2 else NAMES
+        names = names or ((*NAMES, *SLEEP_NAMES, *PULL_NAMES) if num_workers > 2 else (*NAMES, *SLEEP_NAMES))
         name = names[seed % len(names)]
         what = name.partition("_")[2]
         # Frequent places are passed many times before a move begins.
         frequent = what in ("stage", "sample", "flush", "piece_sent", "piece_written", "attention")
-        count = rng.randrange(1, 60) if frequent else rng.randrange(1, 8) if name in PULL_NAMES else 1
+        some = name in PULL_NAMES or name in OFFLINE_NAMES
+        count = rng.randrange(1, 60) if frequent else rng.randrange(1, 8) if some else 1
         how = signal.SIGSTOP if rng.random() < 0.25 else signal.SIGKILL
         wake = rng.choice(list(Wake)) if how is signal.SIGSTOP else Wake.NEVER
         # Who comes first in every pipeline of whole instances; who is in the first one, and receives when it is turned.
@@ -259,6 +269,7 @@ class FaultRounds:
                     over.set()
                     with self._awaiting("the end of all streams and of the last move"):
                         await asyncio.gather(*clients, moves, migrations)
+                    self._wake_all()
                     await self._until(self._is_quiet, "rest after the last request")
                 finally:
                     for task in (*clients, moves, migrations):
@@ -349,10 +360,22 @@ class FaultRounds:
                 self.engine.request_migration(state.request_id, group_id, rng.choice(list(MigrationKind)), 8)
 
     def _orders(self, schedule: Schedule) -> Iterator[Callable[[], None]]:
+        if schedule.name in SLEEP_NAMES:
+            level = random.Random(schedule.seed).choice(LEVELS)
+            return cycle([lambda: self._sleep(schedule.victim, level), self._wake_all])
         drops = [self.engine.request_drop] * (len(self.engine.core.state.workers) - 1)
         if schedule.pulls:
             drops[1] = self._drop_with_pulls
         return cycle([*drops, self.engine.request_restore])
+
+    def _sleep(self, victim: WorkerId, level: int) -> None:
+        """Where it may: others may have died, or it sleeps already."""
+        with contextlib.suppress(ValueError):
+            self.engine.order(lambda core, now_ns: core.request_sleep([victim], level, now_ns))
+
+    def _wake_all(self) -> None:
+        for worker_id in self.engine.core.sleepers.out:
+            self.engine.order(lambda core, now_ns, one=worker_id: core.request_wake(one, now_ns))  # type: ignore[misc]
 
     def _drop_with_pulls(self) -> None:
         """Merge a pipeline of two and an instance so that the pipeline's stages change places."""

@@ -29,6 +29,7 @@ from jettison.live.verify.scenarios import BLOCK_SIZE, Event, Outcome, Setting, 
 from jettison.live.verify.scenarios_harvest import HARVEST, HARVEST_IN_PIPELINES
 from jettison.live.verify.scenarios_many import MANY
 from jettison.live.verify.scenarios_migration import MIGRATIONS
+from jettison.live.verify.scenarios_packing import PACKING
 from jettison.live.verify.scenarios_sleep import SLEEP
 from jettison.live.verify.scenarios_together import RUNGS_TOGETHER
 from jettison.live.verify.solo_reference import SoloReference
@@ -62,7 +63,7 @@ class Architecture:
     head_dim: int | None = None
 
 
-SCENARIOS = scenarios.SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | HARVEST | SLEEP
+SCENARIOS = scenarios.SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | HARVEST | SLEEP | PACKING
 FULL_ONLY = MANY | HARVEST_IN_PIPELINES
 
 ARCHITECTURES = (

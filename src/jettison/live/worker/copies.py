@@ -23,6 +23,7 @@ from typing import Protocol
 from jettison.core.controlstream import BesideCopy, CopiesBeside
 from jettison.live.wire import messages as m
 from jettison.live.worker.device_port import Device, HostCopy
+from jettison.live.worker.failpoints import Failpoint, nowhere
 from jettison.types import LayerRange, TransferId, WorkerId
 
 log = logging.getLogger(__name__)
@@ -224,11 +225,15 @@ def _run(job: Job, most_bytes: int | None, clock_ns: Callable[[], int]) -> bool:
 class Copies:
     """A worker's copies beside its steps. All calls come from the loop's thread."""
 
-    def __init__(self, worker_id: WorkerId, device: Device, emit: Callable[[m.Event], None], copier: Copier) -> None:
+    def __init__(
+        self, worker_id: WorkerId, device: Device, emit: Callable[[m.Event], None], copier: Copier,
+        failpoint: Failpoint = nowhere,
+    ) -> None:
         self._worker_id = worker_id
         self._device = device
         self._emit = emit
         self._copier = copier
+        self._reach = failpoint
         self._begun = CopiesBeside()
         self._jobs: dict[TransferId, Job] = {}
 
@@ -248,6 +253,7 @@ class Copies:
             return
         self._jobs[copy.transfer_id] = job
         self._copier.put(job)
+        self._reach(f"before_{_what(copy)}")
 
     def refuse(self, command: m.SendKV) -> None:
         """It was withdrawn before it began."""
@@ -332,3 +338,9 @@ class Copies:
         num_bytes = 0 if job is None else job.work.copied_bytes
         took_ns = 0 if job is None or job.started_ns is None else job.ended_ns - job.started_ns
         self._emit(m.TransferEnded(self._worker_id, copy.transfer_id, complete, num_bytes, took_ns))
+        self._reach(f"after_{_what(copy)}")
+
+
+def _what(copy: BesideCopy) -> str:
+    """For failpoints."""
+    return "checkpoint" if copy.to_host else "prefetch"

@@ -40,6 +40,15 @@ LIVE_ONLY = ("before_attention", "after_attention")
 PULL_NAMES = ("before_shard_sent", "after_shard_sent", "before_shard_written", "after_shard_written")
 """Of a piece of parameters (beside those of any piece): sure to be reached only in a drop that has to pull."""
 
+SLEEP_NAMES = ("before_sleep", "after_sleep", "before_wake", "after_wake")
+"""The layout of a worker that goes to sleep is emptied; that of one that is woken is mapped."""
+OFFLINE_NAMES = (
+    "before_checkpoint", "after_checkpoint",  # a copy to the host pool is under way / has ended and has been told of
+    "before_prefetch", "after_prefetch",  # a copy back likewise
+    "before_abandon", "after_abandon",  # a first stage has given a step up / an instance has told of it
+)  # fmt: skip
+"""Reached only with offline work."""
+
 _STEP_BEGINS = ("before_stage", "before_sample")
 _OF_PIECES = frozenset(n for n in (*NAMES, *PULL_NAMES) if "_piece_" in n or "_shard_" in n)
 
@@ -65,7 +74,7 @@ def parse(text: str) -> list[Rule]:
     for part in filter(None, text.split(",")):
         who, name, count, *how = part.split(":")
         worker, _, life = who.partition(".")
-        if name not in (*NAMES, *PULL_NAMES):
+        if name not in (*NAMES, *PULL_NAMES, *SLEEP_NAMES, *OFFLINE_NAMES):
             raise ValueError(f"{name} is no failpoint")
         kind = signal.Signals[f"SIG{how[0]}"] if how else signal.SIGKILL
         rules.append(Rule(int(worker), int(life or 0), name, int(count), kind))

@@ -117,7 +117,7 @@ class WorkerLoop:
             worker_id, device, emit, self._stream.orphan, piece_bytes=piece_bytes, adapt_pieces=adapt_pieces,
             coordinate=coordinate, shares_clock=shares_clock, clock_ns=clock_ns, failpoint=failpoint, wait=wait,
         )
-        self._copies = Copies(worker_id, device, emit, copier or CopyTurns(piece_bytes, clock_ns))
+        self._copies = Copies(worker_id, device, emit, copier or CopyTurns(piece_bytes, clock_ns), failpoint)
         self._inbox = self._peers.inbox
         self._attention = self._peers.attention
         for peer, link in links.items():
@@ -337,6 +337,8 @@ class WorkerLoop:
                 result = self._compute(step, hidden)
                 failure = ABANDONED if result is None and step.safepoint_layers else None
                 self._reach(f"after_{what}")
+                if failure is not None:
+                    self._reach("before_abandon")
         except RemoteAttentionError as error:
             log.warning("step %d: %s", step.step_id, error)
             failure = Failure(str(error), error.lost_worker, True)
@@ -358,6 +360,8 @@ class WorkerLoop:
             failure = Failure(f"the last stage returned {type(result).__name__}")
         if failure is not None:
             self._emit(self._ended_early(step.step_id, failure))
+            if failure.abandoned:
+                self._reach("after_abandon")
         elif isinstance(result, StepOutput):
             self._reach("before_flush")
             computed_ns = result.compute_ns or compute_ns

@@ -1,0 +1,412 @@
+"""Where online requests should live: the desired placement, kept from epoch to epoch, and who lives elsewhere.
+Devices of a packing are groups, pools are groups of like memory.
+
+Decisions are ``policy.packing``'s. Here groups and requests become its devices and operations: what has come, grown,
+gone, or changed its group without being asked since it was looked at last. Offline requests are not packed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from jettison.core.ladder.movekinds import decodes_of
+from jettison.core.load.views import Loads
+from jettison.core.moving.migrations import Migrations, may_go
+from jettison.core.moving.moves import Moves
+from jettison.core.requests import Phase, RequestState
+from jettison.core.serving.group import Group
+from jettison.core.state import ClusterState
+from jettison.cost.stepwork import step_of
+from jettison.policy.links import MachineId
+from jettison.policy.packing.mell import Packing
+from jettison.policy.packing.named import PACKERS
+from jettison.policy.packing.params import PackParams, breaks_ttft, devices_needed, head_room_blocks
+from jettison.policy.packing.reserve import Growing, plan_resizes, reserved_blocks
+from jettison.policy.packing.types import Arrive, Depart, Grip, Operation, Packer, PackingParams
+from jettison.policy.slo import objectives
+from jettison.types import GroupId, RequestId
+
+
+@dataclass(slots=True, eq=False)
+class _Pool:
+    """Groups of like memory."""
+
+    packer: Packer
+    full: int
+    """Blocks of each."""
+    head_room: int
+    """Of them, what is left free."""
+    devices: set[GroupId] = field(default_factory=set)
+    batch: list[Operation] = field(default_factory=list)
+    """For the next plan."""
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that are packed of each."""
+        return max(1, self.full - self.head_room)
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """A request in a packing."""
+
+    pool: _Pool
+    group_id: GroupId
+    """Where it was when it was looked at last."""
+    num_blocks: int
+    """Its size there: with a reserve."""
+    grip: Grip = Grip.FREE
+    held_until_ns: int = 0
+
+
+class Owed(NamedTuple):
+    """A request that lives elsewhere than it should."""
+
+    state: RequestState
+    source: Group
+    destination: Group
+
+
+class Desired:
+    """The packings of one cluster."""
+
+    def __init__(self, cluster: ClusterState, loads: Loads, moves: Moves, migrations: Migrations) -> None:
+        self._cluster = cluster
+        self._loads = loads
+        self._moves = moves
+        self._migrations = migrations
+        self._pools: dict[int, _Pool] = {}
+        """By blocks of their groups."""
+        self._seats: dict[RequestId, _Seat] = {}
+        self._here: defaultdict[GroupId, set[RequestId]] = defaultdict(set)
+        """By ``_Seat.group_id``."""
+        self._blocks_per_s: dict[GroupId, float] = {}
+        """By which a decoding request of each group grew when it was looked at last."""
+        self._machine_of: dict[GroupId, MachineId] = {}
+        self._stale: set[GroupId] = set()
+        """Groups in which requests may have ended since then."""
+        self.packer_name: str | None = None
+
+    @property
+    def _params(self) -> PackParams:
+        params = self._cluster.params.packing
+        assert params is not None, "nothing is packed"
+        return params
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def devices(self) -> set[GroupId]:
+        """Groups that are packed."""
+        return {device for pool in self._pools.values() for device in pool.devices}
+
+    def active(self) -> set[GroupId]:
+        """Those where somebody should live."""
+        return {device for pool in self._pools.values() for device in pool.packer.active}
+
+    def closed(self) -> frozenset[GroupId]:
+        """Groups where no online request lives, nor should."""
+        groups = self._cluster.groups
+        empty = (g for g in self.devices() - self.active() if g in groups)
+        return frozenset(g for g in empty if not groups[g].queues.serves_online and not groups[g].queues.waiting)
+
+    def num_needed(self) -> int:
+        """Groups that the packings take, and what waits for memory beside them."""
+        cluster, num_active = self._cluster, sum(len(pool.packer.active) for pool in self._pools.values())
+        out = [s for g in self._loads.kept_out if g in cluster.groups for s in cluster.groups[g].queues.waiting]
+        waiting = [s for s in (*out, *cluster.unplaced_online()) if s.request_id not in self._seats]
+        num_blocks = sum(cluster.limits.blocks_for(s.num_tokens) for s in waiting)
+        largest = max((pool.capacity for pool in self._pools.values()), default=0)
+        return devices_needed(num_active, num_blocks, largest) if largest else num_active
+
+    def share_used(self) -> float:
+        """Of the KV memory of groups where online requests live, what requests hold; 0 where there are none."""
+        used = [g for d in self.devices() if (g := self._cluster.groups.get(d)) and g.queues.serves_online]
+        return sum(g.blocks.num_used for g in used) / max(1, sum(g.blocks.capacity for g in used))
+
+    def num_used(self) -> int:
+        """Groups where online requests live."""
+        groups = self._cluster.groups
+        return sum(groups[d].queues.serves_online for d in self.devices() if d in groups)
+
+    def owed(self) -> Iterator[Owed]:
+        """Who lives elsewhere than it should, in the order in which they came to the packing."""
+        groups = self._cluster.groups
+        for request_id, seat in self._seats.items():
+            state = self._cluster.requests.get(request_id)
+            if state is None or state.ending is not None or state.group_id not in seat.pool.devices:
+                continue
+            device = seat.pool.packer.device_of(request_id)
+            if device != state.group_id and device in groups and state.group_id in groups:
+                yield Owed(state, groups[state.group_id], groups[device])
+
+    def capacity_of(self, group_id: GroupId) -> int:
+        """Blocks that are packed of it."""
+        return next(pool.capacity for pool in self._pools.values() if group_id in pool.devices)
+
+    def migrates(self, group_id: GroupId) -> bool:
+        """Who should live elsewhere keeps its KV; else it is computed again there (baselines)."""
+        packer = next(pool.packer for pool in self._pools.values() if group_id in pool.devices)
+        return bool(getattr(packer, "migrates", True))
+
+    def empties(self, group_id: GroupId) -> bool:
+        """Nobody should live there."""
+        return group_id not in self.active()
+
+    # --- an epoch ---------------------------------------------------------------------------------------------
+
+    def note_touched(self, group_ids: Iterable[GroupId]) -> None:
+        """Requests may have ended there."""
+        self._stale.update(group_ids)
+
+    def refresh(self, now_ns: int) -> None:
+        """Plan from the desired placement, for all that has happened since the last time."""
+        self._update_pools()
+        growing: defaultdict[int, list[Growing]] = defaultdict(list)
+        seen: set[RequestId] = set()
+        moving = {m.state.request_id for m in self._migrations.under_way}
+        fresh: list[tuple[_Seat, RequestState]] = []
+        for full, pool in self._pools.items():
+            for device in sorted(pool.devices):
+                group = self._cluster.groups[device]
+                self._blocks_per_s[device] = rate = self._growth(group)
+                for state in group.queues.online_requests():
+                    if state.ending is not None or _held(group, state) > pool.full:
+                        continue
+                    seen.add(state.request_id)
+                    seat = self._seat_of(state, pool, group)
+                    if seat is None:
+                        fresh.append((self._take_seat(state, pool, group, rate), state))
+                        continue
+                    self._set_grip(seat, state, moving, now_ns)
+                    held = min(_held(group, state), pool.capacity)
+                    growing[full].append(Growing(state.request_id, held, seat.num_blocks, rate))
+        for request_id in [r for r in self._seats if r not in seen]:
+            self._leave_seat(request_id)
+        for full, rows in growing.items():
+            pool = self._pools[full]
+            for resize in plan_resizes(rows, pool.capacity, self._params.reserve):
+                self._seats[resize.request_id].num_blocks = resize.num_blocks
+                pool.batch.append(resize)
+        for pool in self._pools.values():
+            _apply(pool)
+        for seat, state in fresh:
+            self._set_grip(seat, state, moving, now_ns)
+        self._stale.clear()
+
+    def note_moved(self, request_id: RequestId, group_id: GroupId) -> None:
+        """It lives there now because it was told to, be it only on its way."""
+        if (seat := self._seats.get(request_id)) is not None:
+            self._note_here(request_id, seat, group_id)
+
+    def hold(self, request_ids: Iterable[RequestId], until_ns: int) -> None:
+        """They stay where they are for so long, unless that overflows: their moves cost more than they save."""
+        seats = [(request_id, self._seats[request_id]) for request_id in request_ids]
+        for request_id, seat in seats:
+            seat.pool.batch += [Depart(request_id), Arrive(request_id, seat.num_blocks, seat.group_id)]
+        for pool in self._pools.values():
+            _apply(pool)
+        for request_id, seat in seats:
+            seat.grip, seat.held_until_ns = Grip.HELD, until_ns
+            seat.pool.packer.pin(request_id, Grip.HELD)
+
+    def _is_packed(self, group: Group) -> bool:
+        """Merged groups, and those whose layouts change or that are about to sleep, are not."""
+        cluster = self._cluster
+        if len(group.stages) > 1 and not cluster.params.static_pipeline:
+            return False
+        if group.paused or self._moves.is_moving(group) or self._moves.is_emptying(group):
+            return False
+        return all(len(cluster.groups_of[w]) == 1 for w in group.worker_ids)
+
+    def _update_pools(self) -> None:
+        """As many pools as there are sizes of groups, each with the groups that there are now."""
+        params = self._params
+        if self.packer_name != params.packer:
+            self.packer_name = params.packer
+            for full in list(self._pools):
+                self._forget_pool(full)
+        found: defaultdict[int, set[GroupId]] = defaultdict(set)
+        for group_id, group in self._cluster.groups.items():
+            if self._is_packed(group):
+                found[group.blocks.capacity].add(group_id)
+                worker_id = group.worker_ids[0]
+                self._machine_of[group_id] = self._cluster.params.machine_of.get(worker_id, worker_id)
+        for full in self._pools.keys() - found.keys():
+            self._forget_pool(full)
+        for full in sorted(found, reverse=True):
+            pool = self._pool_with_room(full)
+            for device in sorted(found[full] - pool.devices):
+                pool.packer.set_taking(device, True)
+            for device in sorted(pool.devices - found[full]):
+                for request_id in pool.packer.requests_on(device):
+                    self._leave_seat(request_id)
+                pool.packer.set_taking(device, False)
+                self._machine_of.pop(device, None)
+                self._here.pop(device, None)
+                self._blocks_per_s.pop(device, None)
+            pool.devices = found[full]
+
+    def _pool_with_room(self, full: int) -> _Pool:
+        """The pool of groups with so many blocks; another one where its head-room has changed."""
+        params, pool = self._params, self._pools.get(full)
+        traffic = self._loads.traffic.traffic()
+        tokens_per_s = 0.0 if traffic is None else traffic.requests_per_s * traffic.prompt_tokens
+        ttft_s = objectives(self._cluster.params.offline.slo, self._cluster.predictor).ttft_s
+        head_room = head_room_blocks(
+            params, full, None if pool is None else pool.head_room,
+            tokens_per_s / self._cluster.limits.block_size, ttft_s,
+        )
+        if pool is None or pool.head_room != head_room:
+            if pool is not None:
+                self._forget_pool(full)
+            packing = PackingParams(capacity=max(1, full - head_room), priorities=params.priorities)
+            pool = self._pools[full] = _Pool(self._new_packer(packing), full, head_room)
+        return pool
+
+    def _new_packer(self, packing: PackingParams) -> Packer:
+        make = PACKERS[self._params.packer]
+        if make is Packing:
+            return Packing(packing, (), self._machine_of)
+        return make(packing, ())
+
+    def _forget_pool(self, full: int) -> None:
+        pool = self._pools.pop(full)
+        for request_id in [r for r, seat in self._seats.items() if seat.pool is pool]:
+            self._leave_seat(request_id)
+
+    # --- seats ------------------------------------------------------------------------------------------------
+
+    def _seat_of(self, state: RequestState, pool: _Pool, group: Group) -> _Seat | None:
+        """Its seat, if it has one in this pool and is where it was or should be; who went elsewhere has given it up."""
+        seat = self._seats.get(state.request_id)
+        if seat is None:
+            return None
+        here = group.group_id
+        if seat.pool is not pool or here not in (seat.group_id, pool.packer.device_of(state.request_id)):
+            self._leave_seat(state.request_id)
+            return None
+        self._note_here(state.request_id, seat, here)
+        return seat
+
+    def _take_seat(self, state: RequestState, pool: _Pool, group: Group, rate: float) -> _Seat:
+        num_blocks = self._size(state, pool, _held(group, state), rate)
+        pool.batch.append(Arrive(state.request_id, num_blocks, group.group_id))
+        return self._seated(state, pool, group.group_id, num_blocks)
+
+    def _seated(self, state: RequestState, pool: _Pool, group_id: GroupId, num_blocks: int) -> _Seat:
+        seat = self._seats[state.request_id] = _Seat(pool, group_id, num_blocks)
+        self._here[group_id].add(state.request_id)
+        return seat
+
+    def _note_here(self, request_id: RequestId, seat: _Seat, group_id: GroupId) -> None:
+        if seat.group_id != group_id:
+            self._here[seat.group_id].discard(request_id)
+            self._here[group_id].add(request_id)
+            seat.group_id = group_id
+
+    def _leave_seat(self, request_id: RequestId) -> None:
+        seat = self._seats.pop(request_id)
+        self._here[seat.group_id].discard(request_id)
+        seat.pool.batch.append(Depart(request_id))
+
+    def _set_grip(self, seat: _Seat, state: RequestState, moving: set[RequestId], now_ns: int) -> None:
+        """What is half prefilled, stored or on its way cannot be moved; what waits is only dispatched again."""
+        if state.request_id in moving or (state.phase is not Phase.WAITING and not may_go(state)):
+            grip = Grip.PINNED
+        else:
+            grip = Grip.HELD if seat.held_until_ns > now_ns else Grip.FREE
+        if grip is not seat.grip:
+            seat.grip = grip
+            seat.pool.packer.pin(state.request_id, grip)
+
+    def _size(self, state: RequestState, pool: _Pool, num_blocks: int, rate: float) -> int:
+        limits, params = self._cluster.limits, state.request.params
+        most = limits.blocks_for(min(state.num_prompt + params.max_tokens, limits.max_model_len))
+        reserved = reserved_blocks(num_blocks, rate, pool.capacity, self._params.reserve)
+        return min(max(num_blocks, min(reserved, most)), pool.capacity)
+
+    def _growth(self, group: Group) -> float:
+        """Blocks a second of one request that decodes there; 0 while too little is known."""
+        step_s = self._cluster.predictor.predict_s(decodes_of(group), step_of(len(group.stages)))
+        return 1.0 / (step_s * group.limits.block_size) if step_s else 0.0
+
+    # --- arrivals ---------------------------------------------------------------------------------------------
+
+    def place(self, state: RequestState) -> GroupId | None:
+        """Where the packing wants a newcomer, if it would get its first token in time there and memory is free now;
+        else another group that is in use. None: no packed group takes it."""
+        self._leave_ended()
+        if not self._pools:
+            self._update_pools()
+        if state.request_id in self._seats:
+            self._leave_seat(state.request_id)
+        for pool in self._pools.values():
+            blocks = self._cluster.limits.blocks_for(state.num_tokens)
+            if blocks > pool.full:
+                continue
+            rate = max((self._blocks_per_s.get(d, 0.0) for d in pool.packer.active), default=0.0)
+            size = self._size(state, pool, blocks, rate)
+            pool.batch.append(Arrive(state.request_id, size))
+            if state.request_id in _apply(pool):
+                continue
+            device = pool.packer.device_of(state.request_id)
+            if not self._takes(device, state):
+                pool.batch.append(Depart(state.request_id))
+                _apply(pool)
+                others = [d for d in pool.packer.active if self._takes(d, state)]
+                if not others:
+                    return None
+                device = min(others, key=lambda d: (self._cluster.groups[d].blocks.num_free, d))
+                pool.batch.append(Arrive(state.request_id, size, device))
+                _apply(pool)
+            self._seated(state, pool, device, size)
+            return device
+        return None
+
+    def _leave_ended(self) -> None:
+        for group_id in self._stale & self._here.keys():
+            for request_id in [r for r in self._here[group_id] if r not in self._cluster.requests]:
+                self._leave_seat(request_id)
+        self._stale.clear()
+
+    def _takes(self, group_id: GroupId, state: RequestState) -> bool:
+        """It exists, has room now, and the prompts ahead there leave the newcomer its objective."""
+        cluster = self._cluster
+        group = cluster.groups.get(group_id)
+        if group is None or not self._is_packed(group):
+            return False
+        cluster.catch_up(group_id)
+        blocks, queues = group.blocks, group.queues
+        needed = cluster.limits.blocks_for(state.num_tokens)
+        if blocks.num_free - blocks.watermark - queues.queued_blocks() < needed:
+            return False
+        if queues.num_served + len(queues.waiting) >= group.max_running:
+            return False
+        ahead = queues.queued_tokens() + queues.unfinished_tokens()
+        if not ahead:
+            return True
+        rate = cluster.predictor.prefill_tokens_per_s(
+            group.limits.max_num_batched_tokens, decodes_of(group), len(group.stages)
+        )
+        ttft_s = objectives(cluster.params.offline.slo, cluster.predictor).ttft_s
+        return not breaks_ttft(ahead, state.num_tokens, rate, ttft_s)
+
+    def check(self) -> None:
+        """Every seat is in its pool's packing, and no seat is twice. Raises AssertionError."""
+        for pool in self._pools.values():
+            packed = {r for d in pool.packer.active for r in pool.packer.requests_on(d)}
+            left = {o.request_id for o in pool.batch if isinstance(o, Depart)}
+            assert packed - left == {r for r, seat in self._seats.items() if seat.pool is pool}, "seats and packing"
+
+
+def _held(group: Group, state: RequestState) -> int:
+    return max(1, group.limits.blocks_for(state.num_tokens))
+
+
+def _apply(pool: _Pool) -> tuple[RequestId, ...]:
+    """Bring the packing up to date; arrivals that nothing has room for."""
+    batch, pool.batch = pool.batch, []
+    return pool.packer.apply(batch).unplaced if batch else ()

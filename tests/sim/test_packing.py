@@ -1,0 +1,101 @@
+"""Modelled workers whose requests are packed: fewer are in use, whatever dies or is dropped meanwhile.
+
+``JETTISON_PACKING_SCHEDULES=20000`` is the long run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from scenarios import Watched, make_setup
+
+from jettison.core.ladder.lists import with_packing
+from jettison.policy.packing.named import PACKERS
+from jettison.policy.packing.params import PackParams
+from jettison.sim.faults import draw_faults
+from jettison.sim.setup import ClusterSetup
+
+NUM_SCHEDULES = int(os.environ.get("JETTISON_PACKING_SCHEDULES", "60"))
+BATCH = 30
+SPAN_S = 0.6
+END_NS = 900 * 10**9
+TO_BE_MET = {"pack", "packed", "migrated", "worker_lost", "drop"}
+
+
+def packed_setup(packer: str, policy: str = "drop", **more: object) -> ClusterSetup:
+    setup = make_setup(policy, **more)  # type: ignore[arg-type]
+    packing = PackParams(packer=packer, epoch_s=0.05, head_room=0.1, held_s=0.2, retry_s=0.05)
+    return replace(setup, params=replace(setup.params, rungs=with_packing(setup.params.rungs), packing=packing))
+
+
+def run_schedule(seed: int) -> Watched:
+    """Arrivals over a while, drops, restores and faults by lot."""
+    rng = random.Random(seed)
+    num_workers = rng.randint(2, 5)
+    packer, policy = rng.choice([*PACKERS, "mell", "mell"]), rng.choice(["drop", "drop", "recompute", "swap"])
+    setup = packed_setup(packer, policy, num_workers=num_workers, num_blocks=rng.choice([36, 60, 120]))
+    watched = Watched(setup, check_every=5)
+    watched.load(seed, num_requests=8 * num_workers, span_s=SPAN_S, mean_output=60)
+    cluster = watched.cluster
+    for _ in range(rng.randint(0, 2)):
+        cluster.loop.at(rng.randrange(int(SPAN_S * 1e9)), rng.choice([cluster.request_drop, cluster.request_restore]))
+    cluster.inject(draw_faults(seed, range(num_workers), SPAN_S, seed % 4))
+    first = cluster.loop.num_run
+    cluster.run(until_ns=END_NS, is_over=lambda: cluster.loop.num_run - first > 300_000)
+    assert cluster.loop.num_run - first <= 300_000, "no end"
+    watched.expect_one_end_each()
+    return watched
+
+
+@pytest.mark.parametrize("seeds", [
+    pytest.param(range(first, first + BATCH), marks=[pytest.mark.slow] if first >= 60 else [], id=str(first))
+    for first in range(0, NUM_SCHEDULES, BATCH)
+])
+def test_any_schedule_leaves_every_request_with_one_end(seeds: Sequence[int]) -> None:
+    seen: set[str] = set()
+    for seed in seeds:
+        try:
+            seen |= set(run_schedule(seed).kinds())
+        except Exception as error:
+            raise AssertionError(f"schedule {seed}: {error!r}") from error
+    assert seen >= TO_BE_MET, f"none of {seeds} has met {TO_BE_MET - seen}"
+
+
+def test_a_schedule_replays() -> None:
+    first, again = run_schedule(7), run_schedule(7)
+    assert first.cluster.log.hexdigest == again.cluster.log.hexdigest and first.times == again.times
+
+
+@pytest.mark.parametrize("packer", ["mell", "worst-fit"])
+def test_steps_told_of_together_change_nothing(packer: str) -> None:
+    """Virtual time may skip steps between which nothing is decided: epochs are not among these."""
+    found = []
+    for compress in (True, False):
+        watched = Watched(packed_setup(packer, num_workers=4, num_blocks=80, compress=compress))
+        watched.load(3, num_requests=30, span_s=1.0, mean_output=120)
+        watched.cluster.run(until_ns=END_NS)
+        watched.expect_all_served()
+        found.append((watched.times, [(r.kind, r.time_ns, dict(r.fields)) for r in watched.records]))
+    assert found[0] == found[1]
+
+
+def device_seconds(packer: str) -> float:
+    """Of groups in use, by the records of epochs: two bursts, of which some requests stay for long."""
+    watched = Watched(packed_setup(packer, "recompute", num_workers=8, num_blocks=100), checks=False)
+    rng = random.Random(1)
+    for i in range(80):
+        at_s = rng.uniform(0.0, 0.2) + (i % 2) * 1.5
+        watched.submit(f"r{i}", rng.randint(50, 200), rng.choice([40, 40, 40, 600]), at_s)
+    watched.cluster.run(until_ns=END_NS)
+    watched.expect_all_served()
+    told = [(r.time_ns, float(str(r.fields["used"]))) for r in watched.records if r.kind == "packed"]
+    return sum(used * (end - start) for (start, used), (end, _) in itertools.pairwise(told)) / 1e9
+
+
+def test_packing_takes_fewer_device_seconds_than_spreading() -> None:
+    assert device_seconds("mell") < 0.95 * min(map(device_seconds, ("best-fit", "worst-fit")))
