@@ -130,6 +130,24 @@ def seen_coserving(document: Document) -> str:
     return "; ".join(told)
 
 
+def seen_interactive(document: Document) -> str:
+    """What a batch adds to the P99 TTFT of an interactive chat, by engine."""
+    def median(arm: str, column: str) -> float:
+        return statistics.median(float(row[column]) for row in document["rows"] if row["arm"] == arm)
+
+    def added(alone: str, beside: str) -> str:
+        more = median(beside, "ttft_p99_ms") - median(alone, "ttft_p99_ms")
+        return f"+{more:.0f} ms at {median(beside, 'offline_total_per_s'):,.0f} offline tokens/s"
+
+    parts = (
+        f"P99 TTFT {median('jettison alone', 'ttft_p99_ms'):.0f} ms alone, "
+        f"{added('jettison alone', 'jettison harvest')}",
+        f"by priority {added('jettison alone', 'jettison priority')}",
+        f"vLLM {median('vllm alone', 'ttft_p99_ms'):.0f} ms alone, {added('vllm alone', 'vllm batch')}",
+    )
+    return "; ".join(parts)
+
+
 def seen_burst_beside(document: Document) -> str:
     """Of the paired seeds."""
     ratios = [row["ratio"] for row in document["rows"]]
@@ -154,6 +172,9 @@ CLAIMS = (
           ("coserving.json",), seen_coserving, "`python benchmarks/coserving.py`"),
     Claim("A burst that makes instances drop is served beside a batch as without, at the median",
           ("overload_beside_batch.json",), seen_burst_beside, "`python benchmarks/overload_beside_batch.py`"),
+    Claim("A batch adds less than one TPOT objective to an interactive chat's P99 TTFT; on vLLM far more",
+          ("interactive_beside_batch.json",), seen_interactive,
+          "`python benchmarks/interactive_beside_batch.py --vllm-python VLLM_ENV/bin/python`"),
     Claim("Against two real vLLM replicas with the same KV bytes, P99 TTFT in a burst is lower",
           ("overload_vllm.json",), seen_vllm, "`python benchmarks/overload_vllm.py --vllm-python VLLM_ENV/bin/python` "
           "([its environment](docs/performance.md#environments-of-the-peers))"),

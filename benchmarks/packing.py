@@ -5,7 +5,8 @@
 *Time*: devices of 100 requests each, then single operations (arrivals, departures, growth alike), then whole epochs: a
 second's arrivals and departures at a stay of ``--stay-s``, and the growth of those whose reserve is used up then.
 *Sequences*: random lives of small clusters, each judged after every operation (Theorem 1), at its end against L2 and,
-where that is not enough, against the optimum (Theorem 2). *Planted*: devices cut into items, then growth and departures.
+where that is not enough, against the optimum (Theorem 2). *Planted*: devices cut into items, then growth and
+departures.
 """
 
 from __future__ import annotations

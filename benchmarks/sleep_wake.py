@@ -9,6 +9,10 @@ requests fill the KV, so that all of the budget is resident. Columns: millisecon
 core records them (sleep: the layout is gone and pages are given back; wake: all shards are there and compared), and of
 worker 0 the budget's bytes in use and the resident set, awake and asleep.
 
+Then a burst of half as much again as two instances hold, on three: all *awake*; one *asleep*, which the ladder may wake
+or do without; and one *kept* asleep (``--max-awake 2``), so that a drop is all there is. Columns: time to first token,
+the way that was taken first and what each was predicted to take, and what waking took.
+
 Absolute times belong to one machine on one day; bytes travel.
 """
 
@@ -134,6 +138,53 @@ async def measure(model: Path, memory: str, repeats: int) -> list[dict[str, Any]
         await engine.close()
 
 
+BURST = {"awake": {}, "asleep": {}, "kept": {"max_awake": 2}}
+"""Variants of the burst, and their flags."""
+
+
+async def measure_burst(model: Path, memory: str, variant: str) -> dict[str, Any]:
+    """One burst on three instances."""
+    config = EngineConfig.resolve(
+        model=str(model), instances=3, memory=memory, num_threads=1, overload="drop", **BURST[variant]
+    )
+    engine = Engine(config)
+    try:
+        await engine.start()
+        sleepers = engine.core.sleepers
+        if variant == "asleep":
+            engine.order(lambda core, now_ns: core.request_sleep([2], 2, now_ns))
+        await until(lambda: len(sleepers.asleep) == (variant != "awake") and sleepers.is_idle)
+        state = engine.core.state
+        room = 2 * max(w.full_blocks for w in state.workers.values()) * state.limits.block_size
+        started = asyncio.get_running_loop().time()
+
+        async def one(i: int) -> float:
+            params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+            prompt, ttft = tuple((17 * i + j) % 1000 + 10 for j in range(256)), 0.0
+            async for event in engine.submit(Request(f"burst-{i}", prompt, params, 0)):
+                if event.tokens and not ttft:
+                    ttft = asyncio.get_running_loop().time() - started
+            return ttft
+
+        ttfts = sorted(await asyncio.gather(*map(one, range(3 * room // 2 // 320))))
+        return {"variant": variant, "requests": len(ttfts), **burst_figures(engine, ttfts)}
+    finally:
+        await engine.close()
+
+
+def burst_figures(engine: Engine, ttfts: list[float]) -> dict[str, Any]:
+    """Of one burst, times in milliseconds."""
+    log = list(engine.event_log)
+    decided = next((r.fields for r in log if r.kind in ("wake_decided", "wake_declined")), {})
+    predicted = {f"predicted_{name[:-2]}_ms": 1e3 * float(str(decided[name])) for name in ("wake_s", "drop_s")
+                 if name in decided}  # fmt: skip
+    woken = [float(str(r.fields["ms"])) for r in log if r.kind == "woken"]
+    return {
+        "ttft_p50_ms": 1e3 * statistics.median(ttfts), "ttft_p99_ms": 1e3 * ttfts[int(0.99 * (len(ttfts) - 1))],
+        "way": decided.get("way", "-"), **predicted, "woken_ms": woken, "drops": sum(r.kind == "drop" for r in log),
+    }  # fmt: skip
+
+
 def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Medians by source, in the order in which they were tried."""
     result = []
@@ -156,18 +207,20 @@ def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--memory", default="288MiB", help="of each instance; all of its KV is computed before each round")
+    parser.add_argument("--memory", default="288MiB", help="of each instance; its KV is filled before each round")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sleep-wake-") as scratch:
-        model = Path(scratch)
-        rows = asyncio.run(measure(make_folder(model, QWEN3_110M), options.memory, options.repeats))
+        model = make_folder(Path(scratch), QWEN3_110M)
+        rows = asyncio.run(measure(model, options.memory, options.repeats))
+        bursts = [asyncio.run(measure_burst(model, options.memory, v)) for _ in range(options.repeats) for v in BURST]
     medians = table(rows)
-    for row in medians:
+    for row in [*medians, *bursts]:
         cells = (f"{key} {value:.1f}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
         print("  ".join(cells))
     if options.json is not None:
-        write_result(options.json, {"memory": options.memory, "sources": medians, "rounds": rows}, *SERVING)
+        result = {"memory": options.memory, "sources": medians, "rounds": rows, "bursts": bursts}
+        write_result(options.json, result, *SERVING)
     return 0
 
 

@@ -28,9 +28,9 @@ from jettison.report.results import RequestCounts, RunResult
 from jettison.workload.bench import BenchOptions
 from jettison.workload.synthetic import PRESETS
 
-COMMANDS = ["batch run", "bench", "config show", "demo", "explain", "model create", "plan", "profile", "reproduce",
-            "serve", "simulate", "trace info", "trace slice", "trace upscale", "trace synth", "trace fetch", "validate",
-            "verify", "version"]  # fmt: skip
+COMMANDS = ["batch run", "bench", "bill", "config show", "demo", "explain", "model create", "plan", "profile",
+            "reproduce", "serve", "simulate", "trace info", "trace slice", "trace upscale", "trace synth",
+            "trace fetch", "validate", "verify", "version"]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -348,7 +348,8 @@ def test_config_show_as_a_table(capsys, monkeypatch):
 
 @pytest.mark.parametrize("key", [key for key in KEYS.values() if key.name != "model"], ids=lambda key: key.name)
 def test_every_key_is_a_flag(key, capsys):
-    value = [] if key.is_bool else [{"api_key": "k", "served_model_name": "name"}.get(key.name, key.show(key.default))]
+    texts = {"api_key": "k", "admin_key": "k", "served_model_name": "name"}
+    value = [] if key.is_bool else [texts.get(key.name, key.show(key.default))]
     shown = shown_config(capsys, "m", key.flag, *value)
     assert shown[key.name]["source"] == "flag"
     assert [name for name, row in shown.items() if row["source"] == "flag"] == ["model", key.name] or key.section == ""

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from jettison.config.offline import harvest_parts
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore, ClusterParams, initial_groups
-from jettison.core.ladder.lists import parse_overload, with_offline, with_packing
+from jettison.core.ladder.lists import parse_overload, with_offline, with_packing, with_wake
 from jettison.core.load.monitor import MAX_DOUBLINGS
+from jettison.core.params import AwakeParams
 from jettison.core.pending import Purpose
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
@@ -189,8 +190,10 @@ class FakeCluster:
         prefill_first: bool = False, scheduling_policy: SchedulingPolicy = "fcfs",
         profile: HardwareProfile | None = None, offline: str | OfflineParams | None = None,
         checkpoint_free: float = 0.5, migration_kind: str = "kv", migration_step_tokens: int | None = None,
+        awake: AwakeParams | None = None,
         packing: PackParams | None = None,
     ) -> None:
+        """``awake``: the rung that wakes sleepers is there; None: they sleep until they are told."""
         self.rng = random.Random(seed)
         self.shape = make_shape(num_layers, shard_bytes)
         self.shard_bytes = shard_bytes
@@ -209,8 +212,11 @@ class FakeCluster:
                 checkpoint_below_free=checkpoint_free,
             )
         rungs = with_offline(ladder.rungs, parts)
+        if packing is not None:
+            rungs = with_packing(rungs)
         params = ClusterParams(
-            rungs=rungs if packing is None else with_packing(rungs), packing=packing,
+            rungs=rungs if awake is None else with_wake(rungs, ladder.static_pipeline), awake=awake or AwakeParams(),
+            packing=packing,
             static_pipeline=ladder.static_pipeline, auto_restore=auto_restore,
             swap=SwapParams(num_host_slots=host_slots, budget_blocks=swap_budget),
             migration=MigrationParams(
@@ -554,6 +560,8 @@ class FakeCluster:
                     assert action.state is not None
                     self.prompt_logprobs[action.request_id] = action.state.prompt_logprobs
             case ports.Record():
+                # In an event log a record's fields stand beside these two.
+                assert not {"t", "kind"} & action.fields.keys(), action
                 self.records.append(action)
 
     def _in_order(self, worker_id: int, cost_ms: float, what: object) -> None:

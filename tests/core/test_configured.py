@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from jettison.config import EngineConfig
 from jettison.core.configured import cluster_params
+from jettison.core.params import ClusterParams
+from jettison.memory.kvtransfers import MigrationKind
+from jettison.policy.movekinds import MoveParams
 from jettison.policy.offline import OfflineParams
 from jettison.policy.overload import OverloadParams
 
@@ -32,3 +35,13 @@ def test_a_step_that_evicted_is_filled_where_it_is_asked_for() -> None:
 def test_up_to_where_steps_are_filled_is_as_it_is_set() -> None:
     config = EngineConfig.resolve(model="m", fill_below=1)
     assert cluster_params(config, num_host_slots=0).offline == OfflineParams(fill_below=1.0)
+
+
+def test_migrations_that_are_adaptive_have_no_kind_of_their_own() -> None:
+    def params(**flags: object) -> ClusterParams:
+        return cluster_params(EngineConfig.resolve(model="m", **flags), num_host_slots=0)  # type: ignore[arg-type]
+
+    assert params().migration.kind is MigrationKind.KV and params().moves == MoveParams()
+    assert params(migration_kind="tokens").migration.kind is MigrationKind.TOKENS
+    assert params(migration_kind="adaptive").migration.kind is None
+    assert params(migration_stop_ms=50).moves == MoveParams(stop_s=0.05)

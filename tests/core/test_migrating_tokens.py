@@ -124,7 +124,7 @@ def test_the_destination_computes_it_while_it_decodes_and_stops_it_for_a_few_tok
     assert (counters.num_migrations, counters.num_token_migrations) == (1, 1)
     assert counters.migrated_tokens == migration.num_tokens > before - MAX_FINAL_TOKENS
     (record,) = [r for r in cluster.records if r.kind == "migrated"]
-    assert (record.fields["kind"], record.fields["tokens"]) == ("tokens", migration.num_tokens)
+    assert (record.fields["went_as"], record.fields["tokens"]) == ("tokens", migration.num_tokens)
     expect_all_well(cluster)
 
 

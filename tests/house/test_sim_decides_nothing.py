@@ -54,6 +54,9 @@ DECIDING_NAMES = ("plan_", "choose_", "should_", "decide_", "assess_", "by_freen
 CORE_CLASSES = {"ClusterCore", "Group", "Queues", "GroupBlocks", "Ladder", "StepPlanner"}
 """No class of the simulator builds on these."""
 
+WITHOUT_CLUSTER = {"jettison.simulate.reproduce.placements"}
+"""No cluster is simulated there: the policies themselves place the same sizes, for MELL's figures."""
+
 DECIDES_NOTHING = {"_plan_cost"}
 """Named so all the same: what strategies that no run has would cost, for one of v1's figures."""
 
@@ -227,7 +230,7 @@ def complaints(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def test_the_simulator_holds_no_decision(sources):  # type: ignore[no-untyped-def]
     found = [
         f"{module.at(line)}: {what}"
-        for module in sources if module.room in ROOMS
+        for module in sources if module.room in ROOMS and module.name not in WITHOUT_CLUSTER
         for line, what in complaints(module.tree)
     ]
     assert any(module.room == "sim" for module in sources)

@@ -327,11 +327,13 @@ def test_refusals_change_nothing():
         PageMap.with_workspace(2, 3)
 
 
-def test_no_layers_at_all_leave_everything_free():
+def test_no_layers_at_all_leave_everything_free_and_nothing_intact():
+    """Such a device sleeps: the memory behind its pages is given back."""
     device = Device()
     plan = device.change(LayoutSpec(frozenset(), LayerRange(0, 0)))
     assert plan.capacity_blocks == 0 and len(device.map.free_pages()) == device.map.num_pages - 2
-    assert not device.change(device.full).missing_shards
+    back = device.change(device.full)
+    assert back.missing_shards == device.full.shards and not back.intact_shards
 
 
 def test_check_notices_damage():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ def test_explain_says_why_a_batch_stood_still(
     results, explained = tmp_path / "runs.json", tmp_path / "explained.json"
     calm = harvested("calm", num_bursts=0)
     alone = harvested("alone", pool=None)
-    write_results(results, [run, calm, alone])
+    of_others = replace(run, name="of others", classes=None)
+    write_results(results, [run, calm, alone, of_others])
     assert main(["explain", str(results), "--why-offline", "--run", "harvest", "--json", str(explained)]) == 0
     text = capsys.readouterr().out
     tokens = run.classes["offline"]["tokens"]
@@ -114,5 +116,9 @@ def test_explain_says_why_a_batch_stood_still(
     assert "never stood still" in capsys.readouterr().out
     assert main(["explain", str(results), "--why-offline", "--run", "alone"]) == 0
     assert "no request of this run was offline" in capsys.readouterr().out
+    # Another client had sent the batch: this run's own knew nothing of it, and the server counted.
+    assert main(["explain", str(results), "--why-offline", "--run", "of others"]) == 0
+    text = capsys.readouterr().out
+    assert "harvested while requests arrived: " in text and Standstill.PAUSED in text
     assert main(["explain", str(results), "--why-offline", "--counterfactual", "swap"]) == 2
     assert "--counterfactual does not go with --why-offline" in capsys.readouterr().err

@@ -115,6 +115,8 @@ async def test_health_and_metrics_say_who_sleeps(app_client, app_engine):
     assert health["asleep"] == [0] and not health["degraded"]
     text = (await app_client.get("/metrics")).text
     assert 'jettison:devices_asleep{model_name="fake"} 1.0' in text
+    assert 'jettison:devices_awake{model_name="fake"} 1.0' in text
+    assert 'jettison:devices_wanted{model_name="fake"} 0.0' in text
     assert 'jettison:worker_asleep{model_name="fake",worker="0"} 1.0' in text
     assert 'jettison:worker_rss_bytes{model_name="fake",worker="1"} 4096.0' in text
 

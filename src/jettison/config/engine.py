@@ -113,7 +113,7 @@ class EngineConfig:
         for name, key in KEYS.items():
             values[name] = _parsed(key, given[name]) if name in given else key.default
         if needs_model and not values["model"]:
-            raise ConfigError("no model folder given: `jettison serve MODEL_DIR`, or `model: DIR` in the file")
+            raise ConfigError("no model folder: name MODEL_DIR after the command, or `model: DIR` in --config")
         _complete(values, num_cores or usable_cores(), given)
         provenance: dict[str, Source] = {name: given[name].source if name in given else "default" for name in KEYS}
         sections = {

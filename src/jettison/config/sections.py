@@ -35,6 +35,7 @@ Migration = Literal["kv", "tokens", "adaptive"]
 Packer = Literal["none", "mell", "printed", "best-fit", "worst-fit", "load-balance"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
 Launcher = Literal["local"]
+Sleep = Literal["never", "auto"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 API_KEY_VARIABLE = "JETTISON_API_KEY"
@@ -202,8 +203,8 @@ class OverloadConfig:
         "(auto: what its steps have room for).",
         metavar="N", unset="auto")
     migration_stop_ms: int = config_key(
-        200, int_from(1), "migrate, adaptive: how long a request may stand still while its last blocks travel, of which "
-        "there are 16 at most; over a link that carries not even one in that time requests go as tokens.", metavar="MS")
+        200, int_from(1), "migrate, adaptive: how long a request may stand still while its last blocks travel, 16 at "
+        "most; where a link carries not even one in that time, requests go as tokens.", metavar="MS")
     exchange: Exchange = config_key(
         "auto", Choice(Exchange),
         "Running requests after a drop: send their KV, compute it again, attend to it remotely while it moves (live), "
@@ -295,6 +296,14 @@ class FaultsConfig:
 @dataclass(frozen=True, slots=True)
 class SleepConfig:
     """How many instances are awake, where it is not asked for by hand (``POST /sleep``, which may go below)."""
+
+    mode: Sleep = config_key(
+        "never", Choice(Sleep), "Instances that no online request uses fall asleep by themselves (auto), as long as "
+        "nothing waits, or only when they are told to (never). Either way they are woken where memory, a death or "
+        "prompts ahead press, and that is sooner than dropping.", name="sleep")
+    after_s: float = config_key(
+        30.0, float_from(0.0), "How long no online request must have used an instance before it falls asleep.",
+        name="sleep_after_s", metavar="SECONDS")
 
     min_awake: int = config_key(
         2, int_from(1, 1024), "Instances that stay awake however little there is to do; all where there are fewer.",

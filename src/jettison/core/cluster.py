@@ -102,7 +102,8 @@ class ClusterCore:
         self.sleepers = Sleepers(self.state, self.moves, self.recoveries, self.migrations, self._why_needed)
         self._awake = Awake(self.state, self.moves, self.recoveries, self.sleepers, self._why_too_large)
         self.ladder = Ladder(
-            params.rungs, self.state, self.loads, self.moves, self.hosted, self.checkpoints, self.migrations
+            params.rungs, self.state, self.loads, self.moves, self.hosted, self.checkpoints, self.migrations,
+            self.sleepers,
         )
         self._orders = Orders(self.state, self.loads, self.moves)
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, self.ladder)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from jettison.config import EngineConfig
 from jettison.config.offline import harvest_parts
 from jettison.config.sections import OfflineConfig, PackingConfig
-from jettison.core.ladder.lists import parse_overload, with_offline, with_packing
+from jettison.core.ladder.lists import parse_overload, with_offline, with_packing, with_wake
 from jettison.core.params import AwakeParams, ClusterParams, FaultParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
@@ -63,7 +63,7 @@ def cluster_params(
     rungs = with_offline(ladder.rungs, harvest_parts(config.offline.mode))
     packing = _pack_params(config.packing)
     return ClusterParams(
-        rungs=rungs if packing is None else with_packing(rungs),
+        rungs=with_wake(rungs if packing is None else with_packing(rungs), ladder.static_pipeline),
         static_pipeline=ladder.static_pipeline,
         overload=OverloadParams(
             min_blocked_s=overload.min_wait_ms / 1e3,
@@ -90,7 +90,9 @@ def cluster_params(
         auto_restore=overload.restore_threshold > 0.0,
         machine_of=machine_of or {},
         faults=FaultParams(max_outage_s=config.faults.outage_timeout_s),
-        awake=AwakeParams(config.sleep.min_awake, config.sleep.max_awake),
+        awake=AwakeParams(
+            config.sleep.min_awake, config.sleep.max_awake, config.sleep.mode == "auto", config.sleep.after_s
+        ),
         exchange=ExchangeMode(overload.exchange),
     )
 

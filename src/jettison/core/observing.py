@@ -51,6 +51,15 @@ class RunObserver(Protocol):
         ...
 
 
+def devices_wanted(core: ClusterCore) -> int:
+    """Workers that the ladder wants awake now, those that it asks for from outside included: what an autoscaler is to
+    have."""
+    state = core.state
+    kv_bytes = max((w.full_blocks for w in state.workers.values()), default=1)
+    kv_bytes *= state.shape.num_layers * state.shape.block_bytes_per_layer(state.limits.block_size)
+    return core.sleepers.num_awake() + -(-core.ladder.missing_bytes // max(1, kv_bytes))
+
+
 def group_gauges(core: ClusterCore) -> Iterator[tuple[GroupId, GroupGauges]]:
     """Requests that wait and run, KV blocks held and there, of each group."""
     for group_id, group in core.groups.items():

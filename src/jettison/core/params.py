@@ -40,6 +40,10 @@ class AwakeParams:
     min_awake: int = 2
     max_awake: int | None = None
     """None: all."""
+    falls_asleep: bool = False
+    """Who is not needed goes to sleep by itself ..."""
+    after_s: float = 30.0
+    """... once no online request has used it for so long."""
 
 
 @dataclass(frozen=True, slots=True)

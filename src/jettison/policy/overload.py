@@ -19,6 +19,7 @@ from jettison.types import GroupId
 
 COMPUTE_BINDS = "compute binds"
 CANNOT_KEEP_UP = "a pipeline could not keep up"
+GAIN_TOO_SMALL = "predicted gain too small"
 
 LEAST_ADMITTED_SHARE = 0.1
 """Answers many times their prompts make a wait longer, not endless: some of them end early."""
@@ -138,6 +139,11 @@ class Assessment:
         """Memory does bind, and still there is no drop."""
         return not self.overloaded and self.reason in (COMPUTE_BINDS, CANNOT_KEEP_UP)
 
+    @property
+    def refuses(self) -> bool:
+        """There will be no drop as things are: what is only too early says nothing."""
+        return self.declines or (not self.overloaded and self.reason == GAIN_TOO_SMALL)
+
     def as_fields(self) -> dict[str, object]:
         """For the event log."""
         return {
@@ -202,7 +208,7 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
     if load.head_need_blocks > load.capacity_blocks:
         return verdict(True, "the head of the queue fits into no group as it is")
     if memory_wait_s - ahead_s < least_gain_s(load, params):
-        return verdict(False, "predicted gain too small")
+        return verdict(False, GAIN_TOO_SMALL)
     if load.head_blocked_s < params.min_chance_blocked_s and not is_burst(load, params, if_unknown=True):
         return verdict(False, "a queue of chance, blocked for too short a time")
     # What running requests have yet to prefill is computed whatever the queue waits for.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jettison.policy.overload import COMPUTE_BINDS, OverloadParams
+from jettison.policy.soonest import Way
 from jettison.report.results import RunResult
 
 Event = Mapping[str, Any]
@@ -27,7 +28,7 @@ _CONTEXT = ("t", "kind", "group", "workers")
 
 KINDS = (
     "drop", "no drop", "pack", "packed", "restore", "yield", "rebalance", "migrate", "scale out", "recover",
-    "pause offline", "give up step", "compute again", "stand still",
+    "pause offline", "give up step", "compute again", "stand still", "sleep", "wake", "way out", "hold drop",
 )
 """``stand still``: none of the rules let offline work go on; the others are what has been done."""
 
@@ -194,13 +195,13 @@ def _migrate(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
 
 def _pack(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     """One request goes where the packing wants it; a migration may fail, or end after the log."""
-    inputs = _pick(event, ("request", "source", "destination", "how", "kind", "reason"))
+    inputs = _pick(event, ("request", "source", "destination", "how", "goes_as", "reason"))
     outcome: dict[str, Any] = {}
     if event.get("how") == "migrated":
         later = log[bisect_left(log, event["t"], key=lambda e: e["t"]) :]
         end = next((e for e in later if e["kind"] == "migrated" and _began(e, event)), None)
         if end is not None:
-            outcome = _rest(end, "request", "source", "destination", "kind")
+            outcome = _rest(end, "request", "source", "destination")
     return Decision(event["t"], "pack", event.get("source"), (), inputs, {}, outcome)
 
 
@@ -232,6 +233,30 @@ def _wake(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     end = _next_about(log, ("woken",), event)
     outcome = {} if end is None else {"serves_after_s": end["t"] - event["t"]}
     return Decision(event["t"], "wake", None, (event["worker"],), _rest(event, "worker"), {}, outcome)
+
+
+def _way_out(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    """Which way was taken to let a queue in, and what each was predicted to take."""
+    predicted = _pick(event, ("way", *(f"{way}_s" for way in Way), "compute_wait_s"))
+    outcome: dict[str, Any] = {}
+    workers = tuple(event.get("workers") or ())
+    if workers:
+        ends = [_next_about(log, ("woken", "stays_awake"), {"t": event["t"], "worker": w}) for w in workers]
+        if any(ends):
+            outcome["serves_after_s"] = min(end["t"] for end in ends if end is not None) - event["t"]
+    elif event["way"] == Way.DROP:
+        end = _first_after(log, ("drop",), event["t"])
+        if end is not None:
+            outcome["serves_after_s"] = end["t"] - event["t"]
+    inputs = _rest(event, *predicted)
+    return Decision(event["t"], "way out", event.get("group"), workers, inputs, predicted, outcome)
+
+
+def _hold_drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    end = _next_about(log, ("woken",), event)
+    outcome = {} if end is None else {"woken_after_s": end["t"] - event["t"]}
+    predicted = _pick(event, ("wake_left_s", "drop_s"))
+    return Decision(event["t"], "hold drop", event.get("group"), (event["worker"],), {}, predicted, outcome)
 
 
 def _next_about(log: Sequence[Event], kinds: tuple[str, ...], event: Event) -> Event | None:
@@ -287,6 +312,7 @@ _MAKERS = {
     "scale_out": _scale_out, "worker_lost": _recover, "migrated": _migrate, "rebalanced": _rebalance,
     "offline_paused": _pause_offline, "step_abandon_asked": _give_up_step, "offline_computed_again": _compute_again,
     "offline_stands": _stand_still, "pack": _pack, "packed": _packed, "falling_asleep": _sleep, "waking": _wake,
+    "wake_decided": _way_out, "wake_declined": _way_out, "drop_held_back": _hold_drop,
 }
 
 

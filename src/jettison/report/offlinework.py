@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jettison.report.classes import class_figure, total_per_s
+from jettison.report.classes import TOKEN_KINDS, class_figure, grown, total_per_s
 from jettison.report.results import RunResult
 from jettison.report.summary import format_count, format_value
 
@@ -80,14 +80,23 @@ def abandoned_at(run: RunResult) -> list[float]:
 
 
 def has_offline_work(run: RunResult) -> bool:
-    """Some offline request was sent, or a batch was to run beside the load."""
-    return run.classes is not None
+    """Some offline request was sent, or a batch ran beside the load, whoever had sent it to the server."""
+    return run.classes is not None or bool(_grown_beside(run))
 
 
 def harvested_tokens(run: RunResult) -> float | None:
-    """Offline tokens that were computed for the first time inside the arrival window."""
-    parts = [class_figure(run, "offline", "tokens", kind) for kind in ("prompt", "output")]
+    """Offline tokens that were computed for the first time inside the arrival window; while the run lasted, where
+    others than its client had sent the batch."""
+    if run.classes is None:
+        return _grown_beside(run) or None
+    parts = [class_figure(run, "offline", "tokens", kind) for kind in TOKEN_KINDS]
     return None if None in parts else sum(part for part in parts if part is not None)
+
+
+def _grown_beside(run: RunResult) -> float:
+    """By how much the server's count of offline tokens grew; 0 of one that keeps none."""
+    series = (run.series.get(f"offline_{kind}_tokens", ()) for kind in TOKEN_KINDS)
+    return sum(grown(points, 0.0, run.duration_s) or 0.0 for points in series)
 
 
 # --- rows of the HTML report: a label, then each run's figure

@@ -312,6 +312,10 @@ class ServerMetrics(Collector):
     def _workers(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
         workers = snapshot.workers
         yield self._gauge("jettison:devices_asleep", "Workers that sleep.", sum(w.is_asleep for w in workers))
+        awake = sum(w.alive and w.sleep == "awake" for w in workers)
+        yield self._gauge("jettison:devices_awake", "Workers that live and are awake, none on its way.", awake)
+        yield self._gauge("jettison:devices_wanted", "Workers that are to be awake, those asked for from outside "
+                          "included.", snapshot.num_devices_wanted)
         uses = {"parameters": "parameter_bytes", "kv": "kv_bytes", "workspace": "workspace_bytes", "free": "free_bytes"}
         memory = [
             ((str(worker.worker_id), use), float(getattr(worker, attribute)))

@@ -1,4 +1,4 @@
-"""Requests spread over three worker processes are packed while they stream: they end up on fewer, with the same tokens."""
+"""Requests over three worker processes are packed while they stream: on fewer in the end, with the same tokens."""
 
 from __future__ import annotations
 

@@ -15,11 +15,13 @@ from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
+from jettison.core.moving.sleeping import Sleepers
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.errors import ConfigError
+from jettison.policy.soonest import Way
 from jettison.types import GroupId, RequestId, WorkerId
 
 
@@ -28,12 +30,12 @@ class Ladder:
 
     def __init__(
         self, names: Iterable[str], state: ClusterState, loads: Loads, moves: Moves, hosted: Hosted,
-        checkpoints: Checkpoints, migrations: Migrations,
+        checkpoints: Checkpoints, migrations: Migrations, sleepers: Sleepers,
     ) -> None:
         """Raises ConfigError as ``rung_classes`` does."""
         self._means = Means(
-            state, loads, moves, hosted, checkpoints, migrations, self.ask_way, self._ask_room, self._tell_unmet,
-            self._closed,
+            state, loads, moves, hosted, checkpoints, migrations, sleepers, self._ways, self.ask_way, self._ask_room,
+            self._tell_unmet, self._closed,
         )
         kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
         self.rungs: tuple[Rung, ...] = tuple(kind(self._means) for kind in kinds)
@@ -95,6 +97,9 @@ class Ladder:
     def _tell_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
         return [action for rung in self.rungs for action in rung.on_unmet(group_id, missing_bytes, why, now_ns)]
 
+    def _ways(self) -> Collection[Way]:
+        return {rung.way for rung in self.rungs if rung.way is not None}
+
     def _closed(self) -> Set[GroupId] | None:
         return next((closed for rung in self.rungs if (closed := rung.closed) is not None), None)
 
@@ -112,6 +117,11 @@ class Ladder:
         return {rung.name: rung for rung in self.rungs}[name]
 
     # --- reading ----------------------------------------------------------------------------------------------
+
+    @property
+    def missing_bytes(self) -> int:
+        """That are asked for from outside now."""
+        return max((rung.missing_bytes for rung in self.rungs), default=0)
 
     @property
     def forms_pipelines(self) -> bool:

@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 from jettison.core.ladder.dropplans import DropPlanner, required_bytes
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.ladder.waysout import WaysOut
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.policy.batching import BlockedBy
 from jettison.policy.merge import DropPlan, GroupMerge
 from jettison.policy.overload import Assessment
-from jettison.types import GroupId, WorkerId
+from jettison.policy.soonest import Way, is_worth_waiting_for
+from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 MOST_PLANS = 4
 """Plans that are made for one drop, each with shorter pipelines than the one before; mostly the second is accepted."""
@@ -52,11 +54,13 @@ class DropRung(Rung):
     name = "drop"
     rank = 70
     forms_pipelines = True
+    way = Way.DROP
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
         self._state, self._loads, self._moves = means.state, means.loads, means.moves
         self._planner = DropPlanner(means.state, means.loads)
+        self._ways = WaysOut(means)
 
     @property
     def is_quiet(self) -> bool:
@@ -149,6 +153,10 @@ class DropRung(Rung):
             return
         if self._moves.is_moving(group) or not self._loads.has_dwelled(group, now_ns):
             return
+        if (held := self._sooner_wake(group, now_ns)) is not None:
+            if self._loads.monitor(group).is_news(now_ns):
+                yield held
+            return
         moving = self._moves.moving_workers()
         nothing_moves = not moving
         free = [
@@ -170,6 +178,18 @@ class DropRung(Rung):
         if plan.merges or missing > 0:
             why = "no drop plan frees enough" + (" that keeps up" if choice.declined is not None else "")
             yield DropOffer(groups=(group.group_id,), why=why, plan=plan, missing_bytes=missing, told=told)
+
+    def _sooner_wake(self, group: Group, now_ns: int) -> Record | None:
+        """A sleeper that is predicted to serve before a drop could; None: there is none."""
+        sleepers = self.means.sleepers
+        for worker_id in sleepers.waking if sleepers.expected_ns else ():
+            if (expected_ns := sleepers.expected_ns.get(worker_id)) is None:
+                continue
+            left_s, drop_s = (expected_ns - now_ns) / NANOSECONDS, self._ways.drop_s(group, now_ns)
+            if is_worth_waiting_for(left_s, drop_s):
+                fields = {"group": group.group_id, "worker": worker_id, "wake_left_s": left_s, "drop_s": drop_s}
+                return Record("drop_held_back", now_ns, fields)
+        return None
 
     def _decision(
         self, group: Group, assessment: Assessment, overloaded: Sequence[Group], required: int,

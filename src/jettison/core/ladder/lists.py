@@ -14,7 +14,8 @@ import jettison.core.ladder.pause
 import jettison.core.ladder.restore
 import jettison.core.ladder.scale
 import jettison.core.ladder.shed
-import jettison.core.ladder.swap  # noqa: F401  # each registers its rung
+import jettison.core.ladder.swap
+import jettison.core.ladder.wake  # noqa: F401  # each registers its rung
 from jettison.config.rungs import overload_words
 from jettison.core.ladder.rung import rung_classes
 from jettison.errors import ConfigError
@@ -67,6 +68,13 @@ def with_offline(rungs: tuple[str, ...], parts: Iterable[str]) -> tuple[str, ...
     return tuple(rung.name for rung in rung_classes({*rungs, *brought}, static_pipeline=False))
 
 
+def with_wake(rungs: tuple[str, ...], static_pipeline: bool) -> tuple[str, ...]:
+    """These rungs and the one that wakes sleepers; in static pipelines nobody sleeps."""
+    if static_pipeline:
+        return rungs
+    return tuple(rung.name for rung in rung_classes({*rungs, "wake"}, static_pipeline=False))
+
+
 def with_packing(rungs: tuple[str, ...]) -> tuple[str, ...]:
     """These rungs and the one that packs, from free to dear. Raises ConfigError beside one that spreads requests."""
     classes = rung_classes({*rungs, PACKING}, static_pipeline=False)
@@ -78,7 +86,7 @@ def with_packing(rungs: tuple[str, ...]) -> tuple[str, ...]:
 
 def overload_name(rungs: tuple[str, ...], *, static_pipeline: bool) -> str:
     """The shortest text that ``parse_overload`` makes these of."""
-    unnamed = {*ALWAYS, PACKING, *(rung for brought in OFFLINE.values() for rung in brought)}
+    unnamed = {*ALWAYS, "wake", PACKING, *(rung for brought in OFFLINE.values() for rung in brought)}
     names = [name for name in rungs if name not in unnamed]
     brought = {r for word, spec in BASELINES.items() if {*spec.rungs} <= {*names} for r in spec.rungs if r != word}
     names = [name for name in names if name not in brought]

@@ -24,6 +24,7 @@ from jettison.policy.migration import (
     may_give,
     plan_pairs,
 )
+from jettison.policy.soonest import Way
 from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId
 
 
@@ -44,6 +45,7 @@ class MigrateRung(Rung):
     name = "migrate"
     rank = 50
     spreads = True
+    way = Way.MIGRATE
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)

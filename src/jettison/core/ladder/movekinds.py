@@ -1,8 +1,8 @@
-"""How moves go that rungs have decided on: as KV or as tokens, now or in a later epoch. All rungs that move requests ask
-here, each for all its moves of an epoch at once.
+"""How moves go that rungs have decided on: as KV or as tokens, now or in a later epoch. All rungs that move requests
+ask here, each for all its moves of an epoch at once.
 
-Decisions are ``policy.movekinds``'; here is what it goes by: boundaries from the profile and the predictor, links' rates
-as they are known, and what moves under way have not sent or computed yet.
+Decisions are ``policy.movekinds``'; here is what it goes by: boundaries from the profile and the predictor, rates of
+links as they are known, and what moves under way have not sent or computed yet.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def choose_kinds(cluster: ClusterState, wanted: Iterable[Wanted]) -> dict[Reques
     if not moves:
         return {}
     rates, params = PullRates(cluster), cluster.params.moves
-    boundaries = {w.destination.group_id: _boundary(cluster, w.destination) for w in moves.values()}
+    boundaries = {w.destination.group_id: prefill_boundary_of(cluster, w.destination) for w in moves.values()}
     made = [_move(cluster, w) for w in moves.values()]
     links = {link: _link(cluster, rates, link) for move in made for link in move.link_bytes}
     destinations: dict[GroupId, Bin] = {}
@@ -76,7 +76,8 @@ def decodes_of(group: Group) -> StepWork:
     return StepWork.decodes(max(1, num_running // num_stages), num_kv_tokens // num_stages)
 
 
-def _boundary(cluster: ClusterState, group: Group) -> PrefillBoundary | None:
+def prefill_boundary_of(cluster: ClusterState, group: Group) -> PrefillBoundary | None:
+    """What its steps take beside its requests; None while too little is known."""
     params = cluster.params
     decodes = decodes_of(group)
     return prefill_boundary(

@@ -343,7 +343,7 @@ class PackRung(Rung):
         told = Record("pack", now_ns, {
             "request": offer.request_id, "source": source.group_id, "destination": destination.group_id,
             "how": str(offer.how), "reason": offer.why,
-        } | ({} if offer.going is None else {"kind": str(offer.going.kind)}))
+        } | ({} if offer.going is None else {"goes_as": str(offer.going.kind)}))
         if offer.how is How.MIGRATED:
             return self._migrate(state, source, destination, offer, told, now_ns)
         if offer.how is How.RECOMPUTED:

@@ -21,11 +21,13 @@ from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
+from jettison.core.moving.sleeping import Sleepers
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.errors import ConfigError
+from jettison.policy.soonest import Way
 from jettison.types import GroupId, WorkerId
 
 
@@ -72,6 +74,9 @@ class Means:
     checkpoints: Checkpoints
     """Of what it is a copy, while that runs."""
     migrations: Migrations
+    sleepers: Sleepers
+    ways: Callable[[], Collection[Way]]
+    """By which the rungs that there are let the head of a queue in."""
     ask_way: Callable[[Rung, Collection[WorkerId], str, int], list[Action]]
     """Have all rungs below one give way at these workers."""
     ask_room: Callable[[Rung, Group, str, int], list[Action]]
@@ -92,7 +97,9 @@ class Rung:
     """It may merge groups: a request can have more memory than one instance's, and microbatches are planned ahead."""
     uses_host_pool: ClassVar[bool] = False
     spreads: ClassVar[bool] = False
-    """It moves running requests to where most memory is free: what packing undoes."""
+    """It moves requests to where most is free: the opposite of packing."""
+    way: ClassVar[Way | None] = None
+    """By which it lets in the head of a queue that memory keeps out; None: that is not what it does."""
     is_word: ClassVar[bool] = True
     """Its name is a word of ``--overload``; others come with those."""
 
@@ -177,6 +184,11 @@ class Rung:
     @property
     def num_scale_outs(self) -> int:
         """Times that it has asked for more instances."""
+        return 0
+
+    @property
+    def missing_bytes(self) -> int:
+        """That it asks for from outside now."""
         return 0
 
     @property

@@ -13,6 +13,7 @@ from jettison.core.ladder.dropplans import block_bytes
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
+from jettison.policy.soonest import Way
 from jettison.types import NANOSECONDS, GroupId
 
 
@@ -58,6 +59,8 @@ class ScaleRung(Rung):
         self._num_scale_outs = 0
         self._needed_ns: int | None = None
         """When something was last missing; None while no episode is open."""
+        self._missing_bytes = 0
+        """The most since then."""
         self._rises: dict[GroupId, _Rise] = {}
         self._rising: set[GroupId] = set()
         """Groups whose demand is above what it was at first."""
@@ -79,8 +82,16 @@ class ScaleRung(Rung):
         """Episodes so far."""
         return self._num_scale_outs
 
+    @property
+    def missing_bytes(self) -> int:
+        """The most that was missing in the open episode."""
+        return self._missing_bytes
+
     def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
-        """A record, unless the request has been made already."""
+        """A record, unless the request has been made already. What sleeps is woken before anybody outside is asked."""
+        if Way.WAKE in self.means.ways() and (self.means.sleepers.out or self.means.sleepers.waking):
+            return []
+        self._missing_bytes = max(self._missing_bytes, missing_bytes)
         was_open = self.is_open
         self._needed_ns = now_ns
         if was_open:
@@ -119,13 +130,13 @@ class ScaleRung(Rung):
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
         """Ask for more."""
         assert isinstance(offer, ScaleOutOffer), offer
-        return self.on_unmet(offer.groups[0], offer.missing_bytes, offer.why, now_ns)
+        return self.means.tell_unmet(offer.groups[0], offer.missing_bytes, offer.why, now_ns)
 
     def leave(self, now_ns: int) -> list[Action]:
         """Nothing has been missing for a while."""
         if self._needed_ns is None or now_ns - self._needed_ns < self.params.clear_s * NANOSECONDS:
             return []
-        self._needed_ns = None
+        self._needed_ns, self._missing_bytes = None, 0
         return [Record("scale_out_over", now_ns, {})]
 
     def _missing_blocks(self, group: Group, now_ns: int) -> int:

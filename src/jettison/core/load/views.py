@@ -259,6 +259,14 @@ class Loads:
         since = monitor.settled_since_ns
         return since is None or now_ns - since >= monitor.patience(self._state.params.drop_dwell_s) * NANOSECONDS
 
+    def dwell_left_s(self, group: Group, now_ns: int) -> float:
+        """How long until then."""
+        monitor = self.monitor(group)
+        since = monitor.settled_since_ns
+        if since is None:
+            return 0.0
+        return max(0.0, monitor.patience(self._state.params.drop_dwell_s) - (now_ns - since) / NANOSECONDS)
+
     def compute_load(self, num_stages: int) -> float | None:
         """Of the whole cluster, were it made of groups of so many members; None while too little is known."""
         if num_stages not in self._compute_loads:

@@ -127,7 +127,7 @@ class Migrations:
         if migration.num_cached_blocks:
             done["cached_blocks"] = migration.num_cached_blocks
         if migration.kind is MigrationKind.TOKENS:
-            done |= {"kind": str(migration.kind), "tokens": migration.num_tokens}
+            done |= {"went_as": str(migration.kind), "tokens": migration.num_tokens}
         return [Record("migrated", migration.ended_ns, done)]
 
     def advance(self, now_ns: int) -> list[Action]:

@@ -67,6 +67,8 @@ class Sleepers:
         self._retry_ns = 0
         self.host_copies: dict[str, set[ShardId]] = {}
         """Shards that the host copy of each machine has."""
+        self.expected_ns: dict[WorkerId, int] = {}
+        """When those that were woken are predicted to serve, where that was said."""
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -96,6 +98,15 @@ class Sleepers:
     def is_waking(self) -> bool:
         """A worker whose layout is going is wanted again."""
         return bool(self._to_wake)
+
+    @property
+    def waking(self) -> list[WorkerId]:
+        """Those on their way back."""
+        return sorted(self._to_wake | {w for w, r in self._recoveries.by_worker.items() if r.end == "woken"})
+
+    def host_copy(self, worker_id: WorkerId) -> frozenset[ShardId]:
+        """Shards that the copy of a worker's machine has."""
+        return frozenset(self.host_copies.get(self._machine(worker_id), ()))
 
     def state_of(self, worker_id: WorkerId) -> SleepState:
         """Where a worker is between serving and sleep."""
@@ -158,8 +169,11 @@ class Sleepers:
 
     # --- orders -----------------------------------------------------------------------------------------------
 
-    def sleep(self, worker_ids: Sequence[WorkerId], level: int, now_ns: int) -> list[Action]:
-        """Begin. Raises ValueError, with nothing begun, where ``why_not`` says so or there is no such level."""
+    def sleep(
+        self, worker_ids: Sequence[WorkerId], level: int, now_ns: int, reason: str = "requested"
+    ) -> list[Action]:
+        """Begin, and say why. Raises ValueError, with nothing begun, where ``why_not`` says so or there is no such
+        level."""
         if level not in LEVELS:
             raise ValueError(f"there is no level {level} of sleep: 1 keeps a host copy, 2 does not")
         if (why := self.why_not(worker_ids, level)) is not None:
@@ -167,7 +181,8 @@ class Sleepers:
         actions: list[Action] = []
         for worker_id in worker_ids:
             group = self._cluster.groups_of[worker_id][0]
-            fields = {"worker": worker_id, "level": level, "requests": len(list(group.queues.all_requests()))}
+            num_requests = len(list(group.queues.all_requests()))
+            fields = {"worker": worker_id, "level": level, "requests": num_requests, "reason": reason}
             actions.append(Record("falling_asleep", now_ns, fields))
             self._since_ns[worker_id] = now_ns
             actions += self._moves.leave(Leaving(
@@ -177,8 +192,9 @@ class Sleepers:
             ))
         return actions
 
-    def wake(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
-        """Have it serve again: at once where it has not left yet. Raises ValueError for one that does not sleep."""
+    def wake(self, worker_id: WorkerId, now_ns: int, expected_ns: int | None = None) -> list[Action]:
+        """Have it serve again: at once where it has not left yet. ``expected_ns``: when it is predicted to. Raises
+        ValueError for one that does not sleep."""
         worker = self._cluster.workers[worker_id]
         for leaving in self._moves.leavings:
             if leaving.worker is worker:
@@ -186,6 +202,9 @@ class Sleepers:
                 return self._moves.end_leaving(leaving, now_ns)
         if not worker.is_asleep:
             raise ValueError(f"worker {worker_id} is not asleep")
+        self.expected_ns.pop(worker_id, None)
+        if expected_ns is not None:
+            self.expected_ns[worker_id] = expected_ns
         if worker_id in self._emptying:
             self._to_wake.add(worker_id)
             return []

@@ -110,6 +110,8 @@ class EngineSnapshot:
     """Offline ones."""
     checkpoint_lag_blocks: int = 0
     """Sealed blocks of the candidates for checkpoints that have not been copied."""
+    num_devices_wanted: int = 0
+    """Awake, on their way back, or asked for from outside."""
     slo: Objectives = UNKNOWN_OBJECTIVES
     """Of online requests, as they are known now."""
     troubles: tuple[str, ...] = ()

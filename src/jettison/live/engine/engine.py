@@ -336,7 +336,7 @@ class Engine:
 
     def request_drop(self) -> None:
         """Merge groups now, whatever the load (administration and experiments)."""
-        self.order(ClusterCore.request_drop)
+        self.order(lambda core, now_ns: core.request_drop(now_ns))
 
     def request_merge(self, sources: Sequence[GroupId], stages: tuple[StagePlan, ...], pulls: tuple[Pull, ...]) -> None:
         """Merge these groups in this way (experiments): idle ones, ``pulls`` all that the stages lack."""
@@ -364,7 +364,7 @@ class Engine:
 
     def request_restore(self) -> None:
         """Restore merged groups now, whatever the load (administration and experiments)."""
-        self.order(ClusterCore.request_restore)
+        self.order(lambda core, now_ns: core.request_restore(now_ns))
 
     # --- glue -------------------------------------------------------------------------------------------------
 

@@ -63,9 +63,11 @@ def log_move(record: Record, core: ClusterCore) -> None:
             log.info("worker %s, which a restore had left over, holds all layers", fields["worker"])
         case "falling_asleep":
             log.info(
-                "worker %s is put to sleep (level %s): %d requests go elsewhere or end first",
-                fields["worker"], fields["level"], fields["requests"],
+                "worker %s is put to sleep (level %s): %d requests go elsewhere or end first; reason: %s",
+                fields["worker"], fields["level"], fields["requests"], fields["reason"],
             )
+        case "wake_decided":
+            log.info("workers %s are woken; reason: %s", fields["workers"], fields["reason"])
         case "stays_awake":
             log.info("worker %s does not go to sleep; reason: %s", fields["worker"], fields["reason"])
         case "asleep":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from jettison.config import EngineConfig
 from jettison.core.load.bubbles import StageTimes
-from jettison.core.observing import offline_gauges
+from jettison.core.observing import devices_wanted, offline_gauges
 from jettison.core.totals import counters
 from jettison.live.engine.api import EngineSnapshot, EngineState, GroupSnapshot, WorkerSnapshot
 from jettison.live.engine.driver import CoreDriver
@@ -60,5 +60,5 @@ def take_snapshot(
     return EngineSnapshot(
         state, config.memory.block_size, groups, workers, totals, core.ladder.gauges(), num_unplaced=num_unplaced,
         num_unplaced_offline=len(core.state.unplaced) - num_unplaced, troubles=core.recoveries.troubles,
-        checkpoint_lag_blocks=core.checkpoint_lag_blocks, slo=core.objectives,
+        checkpoint_lag_blocks=core.checkpoint_lag_blocks, num_devices_wanted=devices_wanted(core), slo=core.objectives,
     )

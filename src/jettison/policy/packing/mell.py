@@ -11,6 +11,7 @@ others are filled to 3/4. T and small requests lie wherever they fit, and make r
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -66,8 +67,8 @@ class Packing:
         self.params = params
         self.book = Book(params.capacity, self.entries, devices)
         self._machine_of = machine_of or {}
-        self._displaced: list[tuple[list[Item], Bin]] = []
-        """What has to go elsewhere, in units, and where it was."""
+        self._displaced: list[tuple[int, int, list[Item], Bin]] = []
+        """What has to go elsewhere, in units, and where it was: a heap, the largest first."""
         self._dirty: set[GroupId] = set()
         self._num_gripped = 0
 
@@ -132,20 +133,22 @@ class Packing:
             return
         for item in bin_.surplus():
             if item.is_free:
-                self._displaced.append(([item], self.book.take(item)))
+                self._displace([item], self.book.take(item))
         self._make_room(bin_)
 
     def _make_room(self, bin_: Bin) -> None:
         while bin_.free < 0 and (victims := bin_.victims()):
             for item in victims:
                 self.book.take(item)
-            self._displaced.append((victims, bin_))
+            self._displace(victims, bin_)
+
+    def _displace(self, unit: list[Item], home: Bin) -> None:
+        heapq.heappush(self._displaced, (-_total(unit), unit[0].order, unit, home))
 
     def _place_displaced(self) -> None:
         """The largest first. What nothing has room for stays where it was, and its device is overfull."""
         while self._displaced:
-            unit, home = min(self._displaced, key=lambda entry: (-_total(entry[0]), entry[0][0].order))
-            self._displaced.remove((unit, home))
+            _, _, unit, home = heapq.heappop(self._displaced)
             if self._place(unit, home):
                 continue
             for item in unit:

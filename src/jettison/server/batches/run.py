@@ -38,7 +38,7 @@ READ_AHEAD_BYTES = 256 << 10
 """Lines that are read and parsed at one time, in a thread, and their bytes (or one larger line)."""
 _VERDICT_BYTES = 64 << 20
 TOO_LATE_TO_RUN = BatchError(
-    code="batch_expired", message="The completion window ended while lines were still being validated.")
+    code="batch_expired", message="The completion window ended while lines were being validated: ask for a longer one.")
 
 
 @dataclass(frozen=True, slots=True)

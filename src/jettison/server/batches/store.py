@@ -71,7 +71,7 @@ class Store:
             self._clear_away()
         except BlockingIOError:
             self.close()
-            raise ConfigError(f"--batch-dir {self.folder}: another server works on it") from None
+            raise ConfigError(f"--batch-dir {self.folder}: a server or `jettison batch run` works on it") from None
         except OSError as error:
             self.close()
             raise ConfigError(f"--batch-dir {self.folder}: {error.strerror or error}") from None

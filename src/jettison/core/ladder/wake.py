@@ -1,0 +1,269 @@
+"""Wake: sleepers serve again where memory, a death or prompts ahead press, if that is sooner than what else there is
+(beyond the papers). Its leaving is that workers fall asleep (``core.ladder.dozing``).
+
+Who put a worker to sleep makes no difference: memory that sleeps is memory. Of all ways to let a queue's head in the
+soonest is taken (``policy.soonest``), and every decision is told with what it went by. A drop holds back while a wake
+that is predicted to be sooner is under way (``core.ladder.drop``); ``scale`` asks outside when nobody sleeps. Where
+another way was taken, and the queue is kept out for longer than that and waking together were predicted to take, a
+sleeper is woken all the same: at most twice as late as it might have been.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from jettison.core.ladder.dozing import Dozing
+from jettison.core.ladder.dropplans import block_bytes, required_bytes
+from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.ladder.waysout import WaysOut
+from jettison.core.ports import Action, Record
+from jettison.core.serving.group import Group
+from jettison.policy.slo import objectives
+from jettison.policy.soonest import Times, Wake, Way, may_wake, num_to_wake, soonest, wake_s, ways_as_fields
+from jettison.types import NANOSECONDS, GroupId, WorkerId
+
+NEWS_S = 5.0
+"""How often it is told that another way is taken for the same group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeOffer(Offer):
+    """These workers, the soonest first."""
+
+    worker_ids: tuple[WorkerId, ...]
+    wake: Wake
+    """Of the first."""
+    told: dict[str, object] = field(default_factory=dict)
+
+
+class _Other(NamedTuple):
+    """Another way was taken for a group."""
+
+    since_ns: int
+    told_ns: int
+    way: Way
+
+
+@register
+class WakeRung(Rung):
+    """Decides who sleeps and who does not; orders by hand beside."""
+
+    name = "wake"
+    rank = 65
+    way = Way.WAKE
+    is_word = False
+
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
+        self._state, self._sleepers = means.state, means.sleepers
+        self._ways = WaysOut(means)
+        self._dozing = Dozing(means)
+        self._num_losses = means.state.counters.num_worker_losses
+        self._others: dict[GroupId, _Other] = {}
+        self._needed_ns: int | None = None
+        """When a rung last lacked memory that it could not get."""
+
+    @property
+    def awaits_tick(self) -> bool:
+        """Somebody may fall asleep."""
+        return self._dozing.awaits_tick
+
+    def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
+        """Deaths are answered at once, pressure on ticks and after steps."""
+        if moment is Moment.BEFORE_STEPS:
+            if self._state.params.awake.falls_asleep:
+                self._dozing.note_changed(now_ns)
+            if self._num_losses != self._state.counters.num_worker_losses:
+                yield from self._answer_losses()
+            return
+        if not self._sleepers.asleep and not self._sleepers.leaving:
+            return
+        yield from self._answer_memory(now_ns)
+        if moment is Moment.TICK:
+            yield from self._answer_compute()
+
+    def begin(self, offer: Offer, now_ns: int) -> list[Action]:
+        """Wake them."""
+        assert isinstance(offer, WakeOffer), offer
+        seconds = wake_s(offer.wake)
+        expected_ns = None if seconds is None else now_ns + round(seconds * NANOSECONDS)
+        fields: dict[str, object] = {"reason": offer.why, "workers": list(offer.worker_ids), "way": str(Way.WAKE)}
+        if offer.groups:
+            fields["group"] = offer.groups[0]
+        rate = offer.wake.bytes_per_s
+        fields["parameter_bytes"] = offer.wake.num_bytes
+        if rate is not None:
+            fields["mib_per_second"] = rate / 2**20
+        fields |= offer.told
+        if "wake_s" not in fields and seconds is not None:
+            fields["wake_s"] = seconds
+        actions: list[Action] = [Record("wake_decided", now_ns, fields)]
+        for worker_id in offer.worker_ids:
+            actions += self._sleepers.wake(worker_id, now_ns, expected_ns)
+        return actions
+
+    def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
+        """A drop could not get enough: what sleeps has it."""
+        self._needed_ns = now_ns
+        group = self._state.groups.get(group_id)
+        offer = self._offer(group, why, missing_bytes)
+        return [] if offer is None else self.begin(offer, now_ns)
+
+    def leave(self, now_ns: int) -> list[Action]:
+        """Workers that nobody needs fall asleep."""
+        return self._dozing.advance(lambda: self._why_pressed(now_ns), now_ns)
+
+    # --- whom -------------------------------------------------------------------------------------------------
+
+    def _candidates(self, group: Group | None) -> list[tuple[WorkerId, Wake]]:
+        """Sleepers that live, the soonest first."""
+        head = None if group is None else group.queues.waiting.head
+        found = [(w, self._ways.wake(w, head)) for w in self._sleepers.can_wake if self._state.workers[w].alive]
+        times = {w: wake_s(wake) for w, wake in found}
+        return sorted(found, key=lambda each: (math.inf if (s := times[each[0]]) is None else s, each[0]))
+
+    def _num_up(self) -> int:
+        """Workers that serve, or will: those that are bounded by ``--max-awake``."""
+        out = self._sleepers.out
+        return sum(w.alive and w.worker_id not in out for w in self._state.workers.values())
+
+    def _offer(
+        self, group: Group | None, why: str, missing_bytes: int, told: dict[str, object] | None = None
+    ) -> WakeOffer | None:
+        """As many as have what is missing, with those that are on their way; None where nobody is to be woken."""
+        candidates = self._candidates(group)
+        if not candidates:
+            return None
+        blocks_each = self._state.workers[candidates[0][0]].full_blocks
+        missing_blocks = -(-missing_bytes // block_bytes(self._state))
+        num = num_to_wake(missing_blocks, blocks_each, len(candidates), len(self._sleepers.waking))
+        most = may_wake(self._num_up(), self._state.params.awake.max_awake)
+        chosen = [w for w, _ in candidates[: num if most is None else min(num, most)]]
+        if not chosen:
+            return None
+        groups = () if group is None else (group.group_id,)
+        return WakeOffer(
+            groups=groups, why=why, worker_ids=tuple(chosen), wake=candidates[0][1], told=told or {}
+        )
+
+    # --- deaths -----------------------------------------------------------------------------------------------
+
+    def _answer_losses(self) -> Iterator[Offer]:
+        """One sleeper for each worker that has died since the last look, and was not asleep."""
+        counters = self._state.counters
+        num_lost, self._num_losses = counters.num_worker_losses - self._num_losses, counters.num_worker_losses
+        dead = [w for w in self._state.workers.values() if not w.alive and not w.is_asleep]
+        num_wanted = min(num_lost, len(dead)) + len(self._sleepers.waking)
+        wanted_bytes = num_wanted * block_bytes(self._state) * max((w.full_blocks for w in dead), default=0)
+        if dead and (offer := self._offer(None, "a worker has died", wanted_bytes)) is not None:
+            yield offer
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    def _pressed(self, now_ns: int) -> list[Group]:
+        """Groups whose queue memory keeps out, or is foreseen to, and that no drop is at work on."""
+        loads, moves = self.means.loads, self.means.moves
+        foresees = self._state.params.overload.horizon_s > 0.0
+        asked = [self._state.groups.get(g) for g in (self._state.groups if foresees else sorted(loads.kept_out))]
+        return [
+            g for g in asked
+            if g is not None and (not moves.is_moving(g) or moves.restore_of(g) is not None)
+            and loads.may_be_overloaded(g, now_ns)
+        ]
+
+    def _answer_memory(self, now_ns: int) -> Iterator[Offer | Record]:
+        groups = self._pressed(now_ns)
+        self._others = {g.group_id: self._others[g.group_id] for g in groups if g.group_id in self._others}
+        required = required_bytes(self._state, groups, self._state.params.growth_factor)
+        for group in groups:
+            yield from self._answer(group, required, now_ns)
+
+    def _answer(self, group: Group, required: int, now_ns: int) -> Iterator[Offer | Record]:
+        candidates = self._candidates(group)
+        if not candidates:
+            return
+        is_restoring = self.means.moves.restore_of(group) is not None
+        assessment = self.means.loads.assess(group, now_ns, is_restoring=is_restoring)
+        wake = candidates[0][1]
+        times = self._ways.times(group, assessment, wake, now_ns)
+        taken = soonest(times)
+        why = "memory keeps the queue out"
+        if taken is not Way.WAKE:
+            other = self._others.setdefault(group.group_id, _Other(now_ns, -1, taken))
+            if not self._is_in_vain(other, times, now_ns):
+                yield from self._tell_other(group, taken, times, assessment.reason, now_ns)
+                return
+            why = f"kept out although {other.way} was to be sooner"
+        told = {"drop_verdict": assessment.reason} | ways_as_fields(times, Way.WAKE)
+        offer = self._offer(group, why, required, told)
+        if offer is not None:
+            self._others.pop(group.group_id, None)
+            yield offer
+
+    def _is_in_vain(self, other: _Other, times: Times, now_ns: int) -> bool:
+        """It should be over by now, and a sleeper could have served."""
+        overload, woken_s = self._state.params.overload, times.get(Way.WAKE)
+        tested_s = overload.min_chance_blocked_s + overload.min_overloaded_s  # what a drop waits for before it begins
+        patience_s = max(tested_s, times.get(other.way) or 0.0) + (woken_s or 0.0)
+        return now_ns - other.since_ns > patience_s * NANOSECONDS
+
+    def _tell_other(self, group: Group, taken: Way, times: Times, verdict: str, now_ns: int) -> Iterator[Record]:
+        """That a queue is predicted to be let in by itself is no news."""
+        other = self._others[group.group_id]
+        is_news = taken is not other.way or other.told_ns < 0 or now_ns - other.told_ns >= NEWS_S * NANOSECONDS
+        if taken is Way.WAIT or not is_news:
+            return
+        self._others[group.group_id] = other._replace(told_ns=now_ns, way=taken)
+        yield Record("wake_declined", now_ns, {
+            "group": group.group_id, "drop_verdict": verdict, "asleep": len(self._sleepers.asleep),
+        } | ways_as_fields(times, taken))  # fmt: skip
+
+    # --- compute ----------------------------------------------------------------------------------------------
+
+    def _answer_compute(self) -> Iterator[Offer]:
+        """Prompts ahead of a newcomer would break the objective for its first token wherever it goes."""
+        state = self._state
+        ttft_s = objectives(state.params.offline.slo, state.predictor).ttft_s
+        groups = [g for g in state.groups.values() if not self.means.moves.is_emptying(g)]
+        waits = [self._compute_wait_s(g) for g in groups] if ttft_s is not None else []
+        if ttft_s is None or not waits or min(waits) <= ttft_s or not (candidates := self._candidates(None)):
+            return
+        seconds = wake_s(candidates[0][1])
+        if seconds is not None and seconds >= min(waits):
+            return
+        wanted = math.ceil(sum(waits) / ttft_s) - len(waits)
+        wanted_bytes = wanted * state.workers[candidates[0][0]].full_blocks * block_bytes(state)
+        told: dict[str, object] = {"compute_wait_s": min(waits), "slo_ttft_s": ttft_s}
+        offer = self._offer(None, "prompts ahead break the objective for first tokens", wanted_bytes, told)
+        if offer is not None:
+            yield offer
+
+    def _compute_wait_s(self, group: Group) -> float:
+        """0 while nothing is known of steps."""
+        num_tokens = group.queues.queued_tokens() + group.queues.unfinished_tokens()
+        if not num_tokens:
+            return 0.0
+        rate = self._state.predictor.prefill_tokens_per_s(
+            self._state.limits.max_num_batched_tokens, num_stages=len(group.stages)
+        )
+        return num_tokens / rate if rate else 0.0
+
+    # --- falling asleep ---------------------------------------------------------------------------------------
+
+    def _why_pressed(self, now_ns: int) -> str | None:
+        """Why nobody may fall asleep now."""
+        state, moves = self._state, self.means.moves
+        if state.changes.queued_online or state.unplaced_online():
+            return "online requests wait"
+        if moves.merges or moves.restores or (state.pipelines and not state.params.static_pipeline):
+            return "instances are merged"
+        if any(not w.alive and not w.is_asleep and not w.is_gone for w in state.workers.values()):
+            return "a worker is dead"
+        if self._sleepers.waking:
+            return "a worker is being woken"
+        since_ns = self._needed_ns
+        lasts_ns = state.params.awake.after_s * NANOSECONDS
+        return "memory was missing" if since_ns is not None and now_ns - since_ns < lasts_ns else None

@@ -1,0 +1,133 @@
+"""How soon each way would let the head of a queue in, as known now: views for ``policy.soonest``."""
+
+from __future__ import annotations
+
+from jettison.core.ladder.dropplans import block_bytes
+from jettison.core.ladder.rung import Means
+from jettison.core.load.pullrates import PullRates
+from jettison.core.moving.migrations import may_go
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import Group
+from jettison.cost.stepwork import NOTHING, step_of
+from jettison.memory.kvtransfers import MigrationKind
+from jettison.policy.overload import Assessment
+from jettison.policy.soonest import Migration, Wake, Way, drop_s, migrate_s, wake_s
+from jettison.types import NANOSECONDS, WorkerId
+
+
+class WaysOut:
+    """Predictions; nothing is kept."""
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._state = means.state
+
+    def times(
+        self, group: Group, assessment: Assessment, wake: Wake | None, now_ns: int
+    ) -> dict[Way, float | None]:
+        """Of all ways that there are for a group whose queue memory keeps out. ``wake``: of the sleeper that would be
+        woken; None: there is none."""
+        ways = self._means.ways()
+        times: dict[Way, float | None] = {Way.WAIT: assessment.memory_wait_s}
+        if Way.MIGRATE in ways and (migration := self.migration(group)) is not None:
+            times[Way.MIGRATE] = migrate_s(migration)
+        if wake is not None:
+            times[Way.WAKE] = wake_s(wake)
+        if Way.DROP in ways and not assessment.refuses and self._may_merge(group):
+            times[Way.DROP] = self.drop_s(group, now_ns)
+        return times
+
+    # --- wake -------------------------------------------------------------------------------------------------
+
+    def wake(self, worker_id: WorkerId, head: RequestState | None) -> Wake:
+        """What is known of waking a worker. ``head``: who is to be let in; None: nobody in particular."""
+        state, profile = self._state, self._state.params.profile
+        first_step_s = self._first_step_s(head, 1)
+        if worker_id in self._means.sleepers.leaving:
+            return Wake(0, None, 0.0, first_step_s)
+        num_bytes = state.shape.parameter_bytes
+        budget_bytes = state.member_budget_bytes(state.workers[worker_id])
+        map_s = 0.0 if profile is None else profile.remap_cost_s(budget_bytes)
+        return Wake(num_bytes, self._fill_rate(worker_id), map_s, first_step_s)
+
+    def _fill_rate(self, worker_id: WorkerId) -> float | None:
+        """Bytes a second at which a worker gets all shards: over its best link to one who has them; without such a one
+        from the machine's copy, or the disk."""
+        state, profile = self._state, self._state.params.profile
+        everything = state.shape.all_shards
+        awake = [w for w in state.workers.values() if w.can_serve and w.worker_id not in self._means.sleepers.leaving]
+        holders = [w.worker_id for w in awake if w.layout.shards - w.unfilled]
+        if everything <= {shard for w in awake for shard in w.layout.shards - w.unfilled}:
+            rates = PullRates(state)
+            return max((rate for w in holders if (rate := rates.of((w, worker_id))) is not None), default=None)
+        if profile is None:
+            return None
+        in_memory = self._means.sleepers.host_copy(worker_id) >= everything
+        return profile.host_copy_bytes_per_s if in_memory else profile.disk_bytes_per_s
+
+    # --- drop -------------------------------------------------------------------------------------------------
+
+    def _may_merge(self, group: Group) -> bool:
+        """Some other group could take part in a drop, or a restore is turned round."""
+        moves = self._means.moves
+        if moves.restore_of(group) is not None:
+            return True
+        return not moves.is_moving(group) and any(
+            g is not group and not moves.is_moving(g) for g in self._state.groups.values()
+        )
+
+    def drop_s(self, group: Group, now_ns: int) -> float:
+        """Until the first step of the merged group, from when it may be dropped again: as drops have taken here; before
+        the first one, as profiled."""
+        state, counters = self._state, self._state.counters
+        dwell_s = self._means.loads.dwell_left_s(group, now_ns)
+        num_stages = len(group.stages)
+        first_step_s = self._first_step_s(group.queues.waiting.head, num_stages + 1)
+        if counters.num_drops:
+            return dwell_s + drop_s(0.0, 0.0, counters.drop_ns / counters.num_drops / NANOSECONDS, first_step_s)
+        profile = state.params.profile
+        given = state.shape.parameter_bytes // (num_stages + 1)
+        unmap_s = 0.0 if profile is None else profile.remap_cost_s(given)
+        last = next(reversed(group.in_flight.values()), None)
+        step_s = None if last is None else state.predictor.predict_s(last.work, step_of(num_stages))
+        return dwell_s + drop_s(step_s or 0.0, unmap_s, 0.0, first_step_s)
+
+    # --- migrate ----------------------------------------------------------------------------------------------
+
+    def migration(self, group: Group) -> Migration | None:
+        """The one running request whose going away would make room for the head; None: none could go, or none does."""
+        state = self._state
+        head = group.queues.waiting.head
+        others = [
+            g for g in state.groups.values()
+            if g is not group and not g.paused and not self._means.moves.is_moving(g) and not g.queues.waiting
+        ]
+        if head is None or not others:
+            return None
+        to = max(others, key=lambda g: (g.blocks.num_free - g.blocks.watermark, -g.group_id))
+        room, missing = to.blocks.num_free - to.blocks.watermark, self._missing_blocks(group, head)
+        sizes = sorted(
+            (group.blocks.ledgers[0].num_blocks_of(s.request_id), s.num_computed)
+            for s in group.queues.running.values() if may_go(s)
+        )
+        fitting = next(((blocks, tokens) for blocks, tokens in sizes if missing <= blocks <= room), None)
+        if fitting is None:
+            return None
+        params, (num_blocks, num_tokens) = state.params.migration, fitting
+        rate = PullRates(state).of((group.worker_ids[0], to.worker_ids[0]))
+        is_kv = params.kind is MigrationKind.KV
+        prefill = None if is_kv else state.predictor.prefill_tokens_per_s(state.limits.max_num_batched_tokens)
+        return Migration(
+            num_blocks * block_bytes(state), rate * params.period_s if is_kv and rate else None,
+            num_tokens, prefill * params.period_s if prefill else None, params.period_s,
+        )
+
+    def _missing_blocks(self, group: Group, head: RequestState) -> int:
+        return group.limits.blocks_for(head.num_tokens) + group.blocks.watermark - group.blocks.num_free
+
+    def _first_step_s(self, head: RequestState | None, num_stages: int) -> float:
+        """Of the request that is let in; 0 while nothing is known of steps."""
+        if head is None:
+            return 0.0
+        num_tokens = min(head.num_tokens, self._state.limits.max_num_batched_tokens)
+        return self._state.predictor.predict_s(NOTHING.with_prompt(num_tokens), step_of(num_stages)) or 0.0

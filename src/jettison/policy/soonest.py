@@ -1,0 +1,112 @@
+"""Which way lets the head of a queue in soonest: blocks that come free by themselves, a migration, a sleeper that is
+woken, or a drop (beyond the papers: MELL activates devices, KunServe drops layers, and neither knows the other). Pure.
+
+    wait      what runs gives back what the queue needs
+    migrate   bytes over a link, or tokens that the destination computes, whole epochs of what either may take of it
+    wake      parameters over a link (or from host memory, or the disk), mapped, and a first step
+    drop      the step in flight ends, layers are unmapped and their pages mapped as KV, and a first step
+
+A time that is not known is None: such a way is taken where no other is there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Way(StrEnum):
+    """Of two that are as soon, the one that comes first here is cheaper."""
+
+    WAIT = "wait"
+    MIGRATE = "migrate"
+    WAKE = "wake"
+    DROP = "drop"
+
+
+Times = Mapping[Way, float | None]
+"""Seconds until the head is let in, of the ways that there are; None: not known."""
+
+
+class Wake(NamedTuple):
+    """What is known of waking one sleeper."""
+
+    num_bytes: int
+    """Of parameters; 0: it has not given them up yet."""
+    bytes_per_s: float | None
+    """From where they come."""
+    map_s: float
+    first_step_s: float
+
+
+class Migration(NamedTuple):
+    """What is known of making room by moving requests away."""
+
+    num_bytes: int
+    bytes_per_epoch: float | None
+    """That the link takes without disturbing anybody; None: not known, or KV does not travel."""
+    num_tokens: int
+    tokens_per_epoch: float | None
+    """That the destination computes beside its batch; None: not known, or it computes none."""
+    epoch_s: float
+
+
+def wake_s(wake: Wake) -> float | None:
+    """Seconds; None where the rate is not known."""
+    if not wake.num_bytes:
+        return wake.first_step_s
+    if not wake.bytes_per_s:
+        return None
+    return wake.num_bytes / wake.bytes_per_s + wake.map_s + wake.first_step_s
+
+
+def migrate_s(migration: Migration) -> float | None:
+    """Seconds, as KV or as tokens, whichever is over first; None where neither is known."""
+    kinds = (
+        (migration.num_bytes, migration.bytes_per_epoch), (migration.num_tokens, migration.tokens_per_epoch),
+    )  # fmt: skip
+    epochs = [size / bound for size, bound in kinds if bound]
+    if not epochs:
+        return None
+    # What fits into one epoch takes its part of it; the next begins when the next is planned.
+    least = min(epochs)
+    return migration.epoch_s * (least if least <= 1.0 else math.ceil(least))
+
+
+def drop_s(step_left_s: float, unmap_s: float, map_s: float, first_step_s: float) -> float:
+    """Seconds."""
+    return step_left_s + unmap_s + map_s + first_step_s
+
+
+def soonest(times: Times) -> Way:
+    """The way with the least time; where none is known, the cheapest that is no waiting. Raises ValueError without
+    any way."""
+    known = {way: seconds for way, seconds in times.items() if seconds is not None and seconds < math.inf}
+    if known:
+        return min(known, key=lambda way: (known[way], list(Way).index(way)))
+    unknown = [way for way in Way if way in times and way is not Way.WAIT]
+    return unknown[0] if unknown else min(times, key=list(Way).index)
+
+
+def is_worth_waiting_for(left_s: float, other_s: float) -> bool:
+    """Whether something that is predicted to be over in ``left_s`` (less than 0: it is late) holds back another way
+    that would take ``other_s``: it is not later, and not late by more than the other would take."""
+    return -other_s <= left_s <= other_s
+
+
+def num_to_wake(missing_blocks: int, blocks_each: int, num_asleep: int, num_on_the_way: int) -> int:
+    """How many more are woken so that what is missing finds room with those that are on their way."""
+    wanted = max(1, -(-missing_blocks // max(1, blocks_each)))
+    return max(0, min(wanted - num_on_the_way, num_asleep))
+
+
+def may_wake(num_up: int, max_awake: int | None) -> int | None:
+    """How many may be woken where so many are up; None: any number."""
+    return None if max_awake is None else max(0, max_awake - num_up)
+
+
+def ways_as_fields(times: Times, taken: Way, ways: Collection[Way] = tuple(Way)) -> dict[str, object]:
+    """For the event log."""
+    return {"way": str(taken)} | {f"{way}_s": times[way] for way in ways if times.get(way) is not None}

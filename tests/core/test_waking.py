@@ -1,0 +1,303 @@
+"""The rung ``wake``: pressure wakes sleepers where that is soonest, and who is not needed falls asleep.
+
+``JETTISON_WAKE_SEEDS=2000`` is the long run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from fakes import MS, FakeCluster, Faults
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sleepers import crowd, is_asleep, sleep
+
+from jettison.core.params import AwakeParams
+from jettison.core.ports import Record
+from jettison.policy.offline import OfflineParams, SloParams
+from jettison.policy.packing.params import PackParams
+from jettison.types import ServiceClass
+
+AUTO = AwakeParams(min_awake=2, falls_asleep=True, after_s=0.5)
+
+
+def of_kind(cluster: FakeCluster, kind: str) -> list[Record]:
+    return [r for r in cluster.records if r.kind == kind]
+
+
+def run_to(cluster: FakeCluster, at_ms: float) -> None:
+    """Ticks included, also where nothing is left to do."""
+    cluster.at(int(at_ms * MS), lambda: None)
+    cluster.run(stop=lambda: cluster.now >= at_ms * MS or not cluster.heap or cluster.heap[0][0] > at_ms * MS)
+
+
+# --- pressure -------------------------------------------------------------------------------------------------------
+
+
+def asleep_under_pressure(policy: str = "recompute", **changes: object) -> FakeCluster:
+    """Two of three sleep, and more comes than one holds."""
+    cluster = FakeCluster(num_workers=3, full_blocks=24, policy=policy, awake=AwakeParams(), **changes)  # type: ignore[arg-type]
+    sleep(cluster, 1, 2)
+    cluster.run(stop=lambda: is_asleep(cluster, 1) and is_asleep(cluster, 2))
+    crowd(cluster, 24, at_ms=cluster.now / MS)
+    return cluster
+
+
+def test_memory_that_binds_wakes_as_many_as_have_what_is_missing() -> None:
+    cluster = asleep_under_pressure()
+    cluster.run()
+    (first, *_) = of_kind(cluster, "wake_decided")
+    assert first.fields["way"] == "wake" and first.fields["group"] == 0
+    assert set(first.fields["workers"]) == {1, 2}, "24 requests of 13 blocks and room for 24 blocks"  # type: ignore[call-overload]
+    assert not cluster.core.sleepers.asleep and len(of_kind(cluster, "woken")) == 2
+    assert {s for r in of_kind(cluster, "rebalanced") for s in r.fields["to"]} or len(cluster.core.groups) == 3  # type: ignore[attr-defined]
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_a_queue_that_is_let_in_by_itself_wakes_nobody() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40, policy="recompute", awake=AwakeParams())
+    sleep(cluster, 2)
+    crowd(cluster, 4)
+    cluster.run()
+    assert is_asleep(cluster, 2) and not of_kind(cluster, "wake_decided")
+    cluster.expect_outputs()
+
+
+def test_one_that_is_about_to_sleep_is_called_back_at_once() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=24, policy="recompute", awake=AwakeParams())
+    crowd(cluster, 12)
+    cluster.run(until_ms=10)
+    cluster.core.state.workers[0].ledger.allocate("ballast", cluster.core.state.workers[0].ledger.num_free)
+    cluster.core.state.workers[0].ghosts["ballast"] = {-1}
+    sleep(cluster, 1)
+    cluster.run(stop=lambda: bool(of_kind(cluster, "stays_awake")))
+    assert of_kind(cluster, "wake_decided")[0].fields["parameter_bytes"] == 0
+    cluster.core.state.workers[0].ledger.release("ballast")
+    cluster.core.state.workers[0].ghosts.clear()
+    cluster.run()
+    assert not of_kind(cluster, "asleep")
+    cluster.expect_outputs()
+
+
+def test_never_more_than_may_be_awake_are_woken_and_they_are_no_more_at_the_start() -> None:
+    cluster = FakeCluster(
+        num_workers=4, full_blocks=24, policy="recompute", awake=AwakeParams(min_awake=1, max_awake=2)
+    )
+    run_to(cluster, 200)
+    assert cluster.core.sleepers.asleep == {2, 3}
+    crowd(cluster, 40, at_ms=cluster.now / MS)
+    cluster.run()
+    assert cluster.core.sleepers.asleep == {2, 3}
+    cluster.kill(0)
+    cluster.run(stop=lambda: bool(of_kind(cluster, "woken")))
+    assert len(cluster.core.sleepers.asleep) == 1, "one of the two that may be awake is dead"
+    cluster.expect_outputs()
+
+
+def test_lost_capacity_is_answered_at_once() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40, policy="recompute", awake=AwakeParams())
+    sleep(cluster, 2)
+    cluster.run(stop=lambda: is_asleep(cluster, 2))
+    cluster.kill(0)
+    cluster.run(stop=lambda: bool(of_kind(cluster, "worker_lost")))
+    assert [r.fields["workers"] for r in of_kind(cluster, "wake_decided")] == [[2]]
+    cluster.run(stop=lambda: bool(of_kind(cluster, "woken")))
+    crowd(cluster, 8, at_ms=cluster.now / MS)
+    cluster.run()
+    assert len(of_kind(cluster, "wake_decided")) == 1
+    cluster.expect_outputs()
+
+
+def test_a_dead_sleeper_is_no_loss() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40, policy="recompute", awake=AwakeParams())
+    sleep(cluster, 1, 2)
+    cluster.run(stop=lambda: is_asleep(cluster, 1) and is_asleep(cluster, 2))
+    cluster.kill(2)
+    cluster.run(stop=lambda: bool(of_kind(cluster, "worker_lost")))
+    run_to(cluster, cluster.now / MS + 300)
+    assert cluster.core.sleepers.asleep == {1, 2} and not of_kind(cluster, "wake_decided")
+
+
+def test_nobody_outside_is_asked_while_somebody_sleeps() -> None:
+    cluster = asleep_under_pressure("drop", shard_bytes=400, eager=True, auto_restore=False)
+    cluster.run()
+    scale_outs, woken = of_kind(cluster, "scale_out"), of_kind(cluster, "woken")
+    assert len(woken) == 2
+    assert all(s.time_ns >= max(w.time_ns for w in woken) for s in scale_outs)
+    cluster.expect_outputs()
+
+
+def test_prompts_ahead_that_break_the_objective_everywhere_wake_one() -> None:
+    cluster = FakeCluster(
+        num_workers=2, full_blocks=400, policy="recompute", awake=AwakeParams(min_awake=1), max_tokens=16,
+        offline=OfflineParams(checkpoints=False, prefetches=False, slo=SloParams(ttft_s=0.1)),
+    )
+    crowd(cluster, 6)
+    cluster.run()
+    sleep(cluster, 1)
+    cluster.run(stop=lambda: is_asleep(cluster, 1))
+    for i in range(16):
+        cluster.submit(f"long{i}", [1 + i] * 90, 4, cluster.now / MS)
+    cluster.run()
+    (decided,) = of_kind(cluster, "wake_decided")
+    assert decided.fields["compute_wait_s"] > decided.fields["slo_ttft_s"]  # type: ignore[operator]
+    assert len(of_kind(cluster, "woken")) == 1
+    cluster.expect_outputs()
+
+
+# --- falling asleep -------------------------------------------------------------------------------------------------
+
+
+def test_who_is_empty_for_long_enough_sleeps_and_enough_stay_awake() -> None:
+    cluster = FakeCluster(num_workers=4, full_blocks=40, policy="recompute", awake=AUTO)
+    run_to(cluster, 450)
+    assert not cluster.core.sleepers.leaving and not cluster.core.sleepers.asleep
+    run_to(cluster, 900)
+    assert cluster.core.sleepers.asleep == {2, 3}
+    run_to(cluster, 5_000)
+    assert cluster.core.sleepers.asleep == {2, 3}
+    assert {r.fields["reason"] for r in of_kind(cluster, "falling_asleep")} == {"no online request for 0.5 s"}
+
+
+def test_who_serves_now_and_then_stays() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=60, policy="recompute", awake=AwakeParams(1, None, True, 0.5))
+    for at_ms in range(0, 3_000, 300):  # short ones: at no tick does any of them run
+        for i in range(3):
+            cluster.submit(f"r{at_ms}-{i}", [1 + i] * 8, 4, at_ms + 20.0)
+    run_to(cluster, 3_000)
+    assert not of_kind(cluster, "falling_asleep")
+    run_to(cluster, 4_500)
+    assert len(cluster.core.sleepers.asleep) == 2
+    cluster.expect_outputs()
+
+
+def test_whom_a_packing_empties_falls_asleep_while_others_serve() -> None:
+    cluster = FakeCluster(
+        num_workers=3, full_blocks=400, policy="recompute", max_tokens=64, awake=AwakeParams(1, None, True, 0.2),
+        packing=PackParams(packer="mell", epoch_s=0.05, head_room=0.05),
+    )
+    for i in range(6):
+        cluster.submit(f"r{i}", [1 + i] * 20, 400, 20.0 * i)
+    cluster.run(until_ms=500)
+    assert len(cluster.core.state.requests) == 6
+    assert len(cluster.core.sleepers.asleep) == 2
+    cluster.run()
+    cluster.expect_outputs()
+
+
+def test_offline_work_keeps_nobody_awake() -> None:
+    cluster = FakeCluster(
+        num_workers=3, full_blocks=60, offline="harvest", policy="recompute", awake=AwakeParams(1, None, True, 0.3)
+    )
+    for i in range(9):
+        cluster.submit(f"o{i}", [1 + i] * 12, 200, 0.4 * i, service_class=ServiceClass.OFFLINE)
+    cluster.run(until_ms=700)
+    assert len(cluster.core.sleepers.asleep) == 2
+    assert any(not s.is_finished for s in cluster.core.state.requests.values())
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_a_deadline_of_offline_work_keeps_them_awake() -> None:
+    def asleep_at(due_ms: float) -> int:
+        cluster = FakeCluster(
+            num_workers=3, full_blocks=60, offline="harvest", policy="recompute", awake=AwakeParams(1, None, True, 0.3)
+        )
+        for i in range(9):
+            cluster.submit(
+                f"o{i}", [1 + i] * 12, 200, 0.4 * i, service_class=ServiceClass.OFFLINE, deadline_ns=int(due_ms * MS)
+            )
+        cluster.run(until_ms=700)
+        num_asleep = len(cluster.core.sleepers.asleep)
+        cluster.run()
+        cluster.expect_outputs()
+        return num_asleep
+
+    assert asleep_at(3_600_000.0) == 2
+    assert asleep_at(800.0) == 0
+
+
+def test_nobody_sleeps_by_itself_where_that_was_not_asked_for() -> None:
+    cluster = FakeCluster(num_workers=4, full_blocks=40, policy="recompute", awake=AwakeParams(after_s=0.1))
+    run_to(cluster, 3_000)
+    assert not cluster.core.sleepers.asleep and not cluster.core.awaits_tick
+
+
+# --- any history ----------------------------------------------------------------------------------------------------
+
+
+def watch(cluster: FakeCluster, min_awake: int) -> list[str]:
+    """Faults of what goes to sleep by itself, seen at each such decision."""
+    faults: list[str] = []
+    sleepers = cluster.core.sleepers
+    sleep_now = sleepers.sleep
+
+    def watched(worker_ids: list[int], level: int, now_ns: int, reason: str = "requested") -> object:
+        if reason != "requested":
+            state = cluster.core.state
+            serving = {w for w, groups in state.groups_of.items() if groups} - set(sleepers.leaving)
+            if len(serving - set(worker_ids)) < min_awake:
+                faults.append(f"{cluster.now}: {worker_ids} of {serving}")
+            if state.changes.queued_online or state.unplaced_online() or cluster.core.merges or cluster.core.restores:
+                faults.append(f"{cluster.now}: under pressure")
+            if any(g.queues.serves_online for w in worker_ids for g in state.groups_of[w]):
+                faults.append(f"{cluster.now}: {worker_ids} serve")
+        return sleep_now(worker_ids, level, now_ns, reason)
+
+    sleepers.sleep = watched  # type: ignore[method-assign, assignment]
+    return faults
+
+
+def run_history(seed: int, num_bursts: int, num_deaths: int, policy: str, min_awake: int) -> FakeCluster:
+    """Bursts with quiet between them, deaths at any time, refusals: the cluster sleeps and wakes by itself."""
+    rng = random.Random(seed)
+    cluster = FakeCluster(
+        num_workers=4, full_blocks=30, eager=True, seed=seed, policy=policy, offline=rng.choice([None, "harvest"]),
+        faults=Faults(apply=0.1, offer=0.05, load=0.1, move=0.1, budget=5),
+        awake=AwakeParams(min_awake, rng.choice([None, 3]), True, 0.15),
+    )
+    faults = watch(cluster, min_awake)
+    at_ms = 0.0
+    for burst in range(num_bursts):
+        at_ms += rng.uniform(200, 900)
+        crowd(cluster, rng.randrange(4, 20), first=100 * burst, at_ms=at_ms)
+        if rng.random() < 0.5:
+            service_class = ServiceClass.OFFLINE
+            cluster.submit(f"o{burst}", [3] * 12, 60, at_ms, service_class=service_class)
+    for _ in range(num_deaths):
+        worker = rng.randrange(4)
+        cluster.kill_at(worker, rng.uniform(100, at_ms + 300))
+    for worker in range(4):
+        cluster.restart_at(worker, at_ms + 200)
+        cluster.restart_at(worker, at_ms + 1_000)
+    run_to(cluster, at_ms + 1_200)
+    cluster.run()
+    assert not faults, faults
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    return cluster
+
+
+@settings(
+    max_examples=int(os.environ.get("JETTISON_WAKE_SEEDS", "8")), deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(
+    st.integers(0, 10**6), st.integers(1, 4), st.integers(0, 2),
+    st.sampled_from(["drop", "recompute", "migrate", "swap"]), st.integers(1, 3),
+)
+def test_any_history_of_bursts_and_deaths(
+    seed: int, num_bursts: int, num_deaths: int, policy: str, min_awake: int
+) -> None:
+    """One owner, every token once, and never too few awake by themselves."""
+    run_history(seed, num_bursts, num_deaths, policy, min_awake)
+
+
+@pytest.mark.parametrize("policy", ["drop", "recompute"])
+def test_such_histories_sleep_and_wake(policy: str) -> None:
+    kinds = {r.kind for seed in range(2) for r in run_history(seed, 3, 1, policy, 2).records}
+    assert {"asleep", "woken", "wake_decided", "worker_lost"} <= kinds

@@ -1,0 +1,36 @@
+"""Who falls asleep by itself."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jettison.policy.dozing import IdleGroup, OfflineWork, choose_sleepers, misses_deadline
+
+IDLE = st.lists(st.floats(0.0, 100.0), max_size=8).map(lambda each: [IdleGroup(i, s) for i, s in enumerate(each)])
+
+
+@given(IDLE, st.integers(0, 4), st.integers(1, 6), st.floats(0.0, 50.0), st.none() | st.sets(st.integers(0, 8)))
+def test_enough_stay_awake_and_only_who_is_idle_and_unwanted_goes(
+    idle: list[IdleGroup], num_busy: int, min_awake: int, after_s: float, unwanted: set[int] | None
+) -> None:
+    num_serving = len(idle) + num_busy
+    chosen = choose_sleepers(idle, num_serving, min_awake, after_s, unwanted)
+    assert len(set(chosen)) == len(chosen)
+    assert not chosen or num_serving - len(chosen) >= min_awake
+    empty_s = dict(idle)
+    assert all(empty_s[g] >= after_s and (unwanted is None or g in unwanted) for g in chosen)
+    left = [g for g in empty_s if g not in chosen and empty_s[g] >= after_s and (unwanted is None or g in unwanted)]
+    assert not left or num_serving - len(chosen) <= min_awake, "nobody who may go stays"
+    assert all(empty_s[a] >= empty_s[b] for a in chosen for b in left)
+
+
+def test_a_deadline_that_fewer_would_miss() -> None:
+    work = [OfflineWork(10.0, 8.0), OfflineWork(20.0, 25.0)]
+    assert misses_deadline(work, 1) and not misses_deadline(work, 2)
+    assert not misses_deadline([], 0) and misses_deadline(work, 0)
+
+
+@given(st.lists(st.builds(OfflineWork, st.floats(0.0, 100.0), st.floats(0.0, 100.0)), max_size=6), st.integers(1, 5))
+def test_more_instances_are_never_later(work: list[OfflineWork], num: int) -> None:
+    assert not misses_deadline(work, num + 1) or misses_deadline(work, num)
