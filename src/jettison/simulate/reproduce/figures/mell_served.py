@@ -43,8 +43,17 @@ def utilisation(run: RunResult) -> float | None:
     total = dict(run.series["kv_blocks_total"])
     held = dict(run.series["kv_blocks_used"])
     at = [(t, devices) for t, devices in zip(used.times_s, used.devices) if t <= until_s]
-    blocks = sum(devices * total[t] / num for t, devices in at)
+    blocks = float(sum(devices * total[t] / num for t, devices in at))
     return sum(held[t] for t, _ in at) / blocks if blocks else None
+
+
+def wanted_devices(run: RunResult) -> float:
+    """That the packing would do with, were every move made at once: the rest of those that hold KV is moves under way,
+    at both ends of which it is held, and owed ones."""
+    until_s = _until_s(run)
+    plans = [(e["t"], e["needed"]) for e in run.events["log"] if e["kind"] == "packed" and e["t"] < until_s]
+    ends = [t for t, _ in plans[1:]] + [until_s]
+    return float(sum(needed * (end - t) for (t, needed), end in zip(plans, ends, strict=True)) / until_s)
 
 
 def moves_per_s(run: RunResult) -> float:
@@ -72,6 +81,7 @@ def devices_part(workload: str, bands: dict[str, Stated]) -> Part:
         claims.append(change("P99 TTFT", ttft(99), MELL, baseline))
     for name in (MELL, *BASELINES):
         claims.append(own("devices, time-mean", mean_devices, name))
+        claims.append(own("devices wanted by the packing, time-mean", wanted_devices, name))
         claims.append(own("computed again, a request", computed_again, name))
         claims.append(own("P99 TTFT", ttft(99), name, "s"))
         claims.append(own("P99 TPOT", measures.tpot(99), name, "s"))
