@@ -50,8 +50,8 @@ def test_who_sleeps_is_not_paid_for_and_who_holds_nothing_is_told() -> None:
     }  # fmt: skip
     bill = billed(log=log, series=series)
     assert bill.awake is not None and bill.holding is not None
-    assert bill.device_s(bill.awake) == bill.duration_s * 4 - 10.0
-    assert bill.device_s(bill.holding) == 10.0 * 2 + (bill.duration_s - 10.0)
+    assert bill.awake.device_s(bill.duration_s) == bill.duration_s * 4 - 10.0
+    assert bill.holding.device_s(bill.duration_s) == 10.0 * 2 + (bill.duration_s - 10.0)
 
 
 def test_the_optimum_is_found_where_no_placement_meets_the_bound() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jettison.report.results import RequestRecord, build_run
 from jettison.simulate.reproduce import placements
-from jettison.simulate.reproduce.figures import mell
+from jettison.simulate.reproduce.figures import mell, mell_served
 from jettison.simulate.reproduce.placements import SYSTEMS, Load
 
 SLOW = Load("7B on RTX 4090", "Poisson 0.5/s")
@@ -69,3 +70,17 @@ def test_a_cluster_that_is_large_enough_keeps_everybody_and_a_small_one_keeps_so
     assert placements.num_kept(SLOW, 0, SYSTEMS["mell"], num) == num
     few = {name: placements.num_kept(SLOW, 0, SYSTEMS[name], 2) for name in ("mell", "worst-fit", "best-fit")}
     assert all(count is not None and 0 < count < num for count in few.values())
+
+
+def test_what_served_runs_are_measured_by() -> None:
+    records = [RequestRecord(i, 5.0 * i, 10, 4, "completed", output_tokens=4) for i in range(3)]
+    plans = [{"t": 2.0, "kind": "packed", "needed": 3}, {"t": 6.0, "kind": "packed", "needed": 1}]
+    events = {"packing_migrations": 5, "preemptions": 6, "log": plans}
+    run = build_run("mell", records, config={"cluster": {"instances": 2}}, events=events, series={
+        "kv_blocks_used": [(0.0, 10), (5.0, 5), (10.0, 0)], "kv_blocks_total": [(0.0, 40), (5.0, 40), (10.0, 40)],
+        "kv_blocks_used/0": [(0.0, 8), (5.0, 5), (10.0, 0)], "kv_blocks_used/1": [(0.0, 2), (5.0, 0), (10.0, 0)],
+    })  # fmt: skip
+    assert mell_served.mean_devices(run) == 1.5 and mell_served.peak_devices(run) == 2.0
+    assert mell_served.utilisation(run) == 15 / 60
+    assert mell_served.wanted_devices(run) == (3 * 4 + 1 * 4) / 10
+    assert mell_served.moves_per_s(run) == 0.5 and mell_served.computed_again(run) == 2.0

@@ -58,6 +58,11 @@ class Used:
     times_s: Floats
     devices: Counts
 
+    def device_s(self, until_s: float) -> float:
+        """From the first sample to a time."""
+        ends = np.minimum(np.append(self.times_s[1:], until_s), until_s)
+        return float(np.sum(np.clip(ends - self.times_s, 0.0, None) * self.devices))
+
 
 @dataclass(frozen=True, slots=True)
 class Bill:
@@ -83,11 +88,6 @@ class Bill:
         """That is billed: whole epochs."""
         return len(self.demand.batches) * self.demand.epoch_s
 
-    def device_s(self, used: Used) -> float:
-        """Over the time that is billed."""
-        ends = np.append(used.times_s[1:], self.duration_s)
-        return float(np.sum(np.clip(ends - used.times_s, 0.0, None) * used.devices))
-
 
 def bill_of(run: RunResult, options: BillOptions) -> Bill:
     """The bill. Raises UserError for a run without requests, lengths or a capacity, and for unknown policies."""
@@ -105,7 +105,7 @@ def bill_of(run: RunResult, options: BillOptions) -> Bill:
     placed = {name: place(demand, packer_for(demand, name)) for name in options.policies}
     least, is_exact = _least(demand, list(placed.values()))
     return Bill(
-        run.name, capacity, block_size, len(lives), demand, _awake(run), _holding(run), placed, least, is_exact
+        run.name, capacity, block_size, len(lives), demand, _awake(run), holding_kv(run), placed, least, is_exact
     )
 
 
@@ -162,8 +162,9 @@ def _awake(run: RunResult) -> Used | None:
     return Used(np.array(times_s), np.array(devices, dtype=np.int64))
 
 
-def _holding(run: RunResult) -> Used | None:
-    """A merged group that holds KV holds all its instances."""
+def holding_kv(run: RunResult) -> Used | None:
+    """Instances with KV of some request, by what was sampled of groups; a merged group holds all of its own. None where
+    it was not recorded by group."""
     at: dict[float, int] = {}
     for key, points in run.series.items():
         name, _, group = key.partition("/")
@@ -192,11 +193,11 @@ def _least(demand: Demand, placed: Sequence[Placed]) -> tuple[Counts, Flags]:
 
 def rows_of(bill: Bill) -> list[dict[str, Any]]:
     """What stands in the table, for programs: devices, device-hours, what would be saved against the awake ones."""
-    paid = None if bill.awake is None else bill.device_s(bill.awake)
+    paid = None if bill.awake is None else bill.awake.device_s(bill.duration_s)
     rows = []
     for what, used in (("run, awake", bill.awake), ("run, holding KV", bill.holding)):
         if used is not None:
-            spent = bill.device_s(used)
+            spent = used.device_s(bill.duration_s)
             rows.append(_row(what, spent / bill.duration_s, int(used.devices.max()), spent, paid))
     for name, placed in bill.placed.items():
         row = _row(name, placed.mean_devices, placed.peak_devices, placed.device_s, paid)

@@ -1,4 +1,5 @@
-"""MELL (2025): Figs. 6 and 11 to 15, on the fluid model of ``simulate.reproduce.placements``."""
+"""MELL (2025): Figs. 6 and 11 to 15, on the fluid model of ``simulate.reproduce.placements``; ``mell_served`` has those
+that the whole simulator serves, too."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure as Picture
 
 from jettison.report.placement import Placed, gap_closed, late_share
-from jettison.simulate.reproduce.figure import OWN_RANGE, Claim, Figure, Found, Part, Plot
+from jettison.simulate.reproduce.figure import OWN_RANGE, Claim, Figure, Found, Part, Plot, Stated
+from jettison.simulate.reproduce.figures import mell_served
 from jettison.simulate.reproduce.pictures import bars, lines
 from jettison.simulate.reproduce.placements import (
     BLOCK_SIZE,
@@ -31,7 +33,7 @@ from jettison.simulate.reproduce.placements import (
 ALL = tuple(Load(model, arrivals) for model in PRESETS for arrivals in LOADS)
 FAST = tuple(load for load in ALL if load.arrivals == "Poisson 1.1/s")
 MELL, MOST, FEW = "mell", "mell, most moves", "mell, few moves"
-BASELINES = {"load-balance": (None, -5.0), "best-fit": (None, -15.0), "worst-fit": (None, -15.0)}
+BASELINES: dict[str, Stated] = {"load-balance": (None, -5.0), "best-fit": (None, -15.0), "worst-fit": (None, -15.0)}
 """By how much fewer devices than theirs count as a reproduction, in percent; at 1.1 requests/s."""
 GOALS = {"load-balance": (80.0, None), "worst-fit": (80.0, None), "best-fit": (60.0, None)}
 """Of the gap to the bound, in percent (issue: ours)."""
@@ -251,12 +253,14 @@ FIGURES = (
         (Plot("devices", _over_time(FAST[0])),),
     ),
     Figure(
-        "mell-fig11", "devices needed", "MELL section VIII.C", tuple(map(_devices, ALL)),
+        "mell-fig11", "devices needed", "MELL section VIII.C",
+        (*map(_devices, ALL), *(mell_served.devices_part(w, BASELINES) for w in mell_served.PARTS)),
         (Plot("devices", _bars(_mean, "devices, mean", (MELL, FEW, *BASELINES))),
          *(Plot(f"curve-{_short(load)}", _curve(load)) for load in FAST)),
     ),
     Figure(
-        "mell-fig12", "migrations a second", "MELL section VIII.C", tuple(map(_moves, ALL)),
+        "mell-fig12", "migrations a second", "MELL section VIII.C",
+        (*map(_moves, ALL), *map(mell_served.moves_part, mell_served.PARTS)),
         (Plot("moves", _bars(lambda f: f.moves_per_s, "migrations a second", (MELL, FEW, "load-balance"))),),
     ),
     Figure(
@@ -264,7 +268,8 @@ FIGURES = (
         (Plot("moves", _bars(lambda f: f.moves_per_s, "migrations a second", ("mell, one by one", MELL))),),
     ),
     Figure(
-        "mell-fig14", "utilisation of KV memory", "MELL section VIII.C", tuple(map(_utilisation, ALL)),
+        "mell-fig14", "utilisation of KV memory", "MELL section VIII.C",
+        (*map(_utilisation, ALL), *map(mell_served.utilisation_part, mell_served.PARTS)),
         (Plot("utilisation", _bars(lambda f: f.utilisation, "KV memory in use", (MELL, FEW, *BASELINES))),),
     ),
     Figure(
