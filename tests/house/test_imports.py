@@ -36,7 +36,7 @@ CORE_LEVEL = {
     "ports": 2,
     "pending": 3,
     "serving": 4,
-    "advice": 5,
+    "advice": 5, "counters": 5,
     "state": 6,
     "load": 7,
     "moving": 8,

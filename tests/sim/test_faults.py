@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from scenarios import Watched, make_setup
+from schedules import run_to_its_end
 
 from jettison.config.offline import HARVEST_PARTS
 from jettison.core.ladder.lists import with_offline
@@ -50,8 +51,6 @@ SPAN_S = 0.3
 FEW_BLOCKS = 14
 """So that memory is short, and requests are swapped out or migrate."""
 MOST_WORKERS = 4
-MOST_EVENTS = 300_000
-"""Of one schedule, which has some thousands; beyond, something is tried again and again, and would be until the end."""
 
 
 def draw_surroundings(seed: int) -> dict[str, Any]:
@@ -130,10 +129,7 @@ def faulty(seed: int, faults: tuple[Fault, ...] | None = None, *, num_workers: i
     cluster.inject(faults)
     for at_s, *how in migrations:
         cluster.loop.at(round(at_s * 1e9), partial(migrate, watched, *how))
-    first = cluster.loop.num_run
-    cluster.run(until_ns=900 * 10**9, is_over=lambda: cluster.loop.num_run - first > MOST_EVENTS)
-    assert cluster.loop.num_run - first <= MOST_EVENTS, f"no end at {cluster.loop.now_ns / 1e9:.1f} s"
-    return watched
+    return run_to_its_end(watched)
 
 
 def met(watched: Watched) -> set[str]:

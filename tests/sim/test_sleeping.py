@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 from scenarios import PROFILE, Watched, make_setup
+from schedules import END_NS, batches, expect_met, expect_same_again, run_to_its_end
 
 from jettison.core.moving.sleeping import SleepState
 from jettison.sim.faults import Crash, draw_faults
@@ -18,7 +19,6 @@ from jettison.sim.faults import Crash, draw_faults
 NUM_SCHEDULES = int(os.environ.get("JETTISON_SLEEP_SCHEDULES", "100"))
 BATCH = 50
 SPAN_S = 0.3
-END_NS = 900 * 10**9
 TO_BE_MET = {"asleep", "woken", "stays_awake", "worker_lost", "migrated"}
 
 
@@ -104,27 +104,15 @@ def run_schedule(seed: int) -> Watched:
     for _ in range(rng.randint(0, 2)):
         cluster.loop.at(rng.randrange(int(SPAN_S * 1e9)), rng.choice([cluster.request_drop, cluster.request_restore]))
     cluster.inject(draw_faults(seed, range(num_workers), SPAN_S, seed % 4))
-    first = cluster.loop.num_run
-    cluster.run(until_ns=END_NS, is_over=lambda: cluster.loop.num_run - first > 300_000)
-    assert cluster.loop.num_run - first <= 300_000, "no end"
+    run_to_its_end(watched)
     watched.expect_one_end_each()
     return watched
 
 
-@pytest.mark.parametrize("seeds", [
-    pytest.param(range(first, first + BATCH), marks=[pytest.mark.slow] if first >= 100 else [], id=str(first))
-    for first in range(0, NUM_SCHEDULES, BATCH)
-])
+@pytest.mark.parametrize("seeds", batches(NUM_SCHEDULES, BATCH, 100))
 def test_any_schedule_leaves_every_request_with_one_end(seeds: Sequence[int]) -> None:
-    seen: set[str] = set()
-    for seed in seeds:
-        try:
-            seen |= set(run_schedule(seed).kinds())
-        except Exception as error:
-            raise AssertionError(f"schedule {seed}: {error!r}") from error
-    assert seen >= TO_BE_MET, f"none of {seeds} has met {TO_BE_MET - seen}"
+    expect_met(run_schedule, seeds, TO_BE_MET)
 
 
 def test_a_schedule_replays() -> None:
-    first, again = run_schedule(7), run_schedule(7)
-    assert first.cluster.log.hexdigest == again.cluster.log.hexdigest and first.times == again.times
+    expect_same_again(run_schedule, 7)

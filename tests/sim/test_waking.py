@@ -15,6 +15,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 from scenarios import PROFILE, Watched, make_setup
+from schedules import END_NS, batches, expect_met, run_to_its_end
 
 from jettison.core.ladder.lists import with_wake
 from jettison.core.params import AwakeParams
@@ -27,7 +28,6 @@ from jettison.sim.setup import ClusterSetup
 
 NUM_SCHEDULES = int(os.environ.get("JETTISON_WAKE_SCHEDULES", "50"))
 BATCH = 25
-END_NS = 900 * 10**9
 QUIET_S = 3.0
 FAST, SLOW = 4e9, 4e5
 """Bytes a second of each link; parameters have 0.8 MB."""
@@ -108,25 +108,14 @@ def run_schedule(seed: int) -> Watched:
         watched.submit(f"late{i}", 40, 30, 1.0 + 0.002 * i)
     watched.cluster.start_ticks()
     watched.cluster.inject(draw_faults(seed, range(num_workers), 1.2, seed % 4))
-    first = watched.cluster.loop.num_run
-    watched.cluster.run(until_ns=END_NS, is_over=lambda: watched.cluster.loop.num_run - first > 300_000)
-    assert watched.cluster.loop.num_run - first <= 300_000, "no end"
+    run_to_its_end(watched)
     watched.expect_one_end_each()
     return watched
 
 
-@pytest.mark.parametrize("seeds", [
-    pytest.param(range(first, first + BATCH), marks=[pytest.mark.slow] if first >= 50 else [], id=str(first))
-    for first in range(0, NUM_SCHEDULES, BATCH)
-])
+@pytest.mark.parametrize("seeds", batches(NUM_SCHEDULES, BATCH, 50))
 def test_any_schedule_leaves_every_request_with_one_end(seeds: Sequence[int]) -> None:
-    seen: set[str] = set()
-    for seed in seeds:
-        try:
-            seen |= set(run_schedule(seed).kinds())
-        except Exception as error:
-            raise AssertionError(f"schedule {seed}: {error!r}") from error
-    assert seen >= {"asleep", "woken", "wake_decided", "worker_lost"}
+    expect_met(run_schedule, seeds, {"asleep", "woken", "wake_decided", "worker_lost"})
 
 
 def test_compressed_steps_change_nothing() -> None:

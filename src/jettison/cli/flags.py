@@ -22,6 +22,7 @@ _PANELS = {
     "scheduler": "Scheduler",
     "overload": "Overload",
     "offline": "Offline requests beside online ones",
+    "packing": "Packing",
     "faults": "Faults",
     "sleep": "Sleep",
     "server": "Server",

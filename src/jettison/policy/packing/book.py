@@ -233,3 +233,23 @@ class Book:
             else:
                 count += 1
         return count + sum(num_multi_items(sizes, self.capacity) for sizes in small.values())
+
+
+class OnBook:
+    """What every ``Packer`` that keeps a book reads from it."""
+
+    book: Book
+
+    @property
+    def active(self) -> tuple[GroupId, ...]:
+        return tuple(self.book.bins)
+
+    def device_of(self, request_id: RequestId) -> GroupId:
+        bin_ = self.book.items[request_id].bin
+        assert bin_ is not None
+        return bin_.device
+
+    def requests_on(self, device: GroupId) -> dict[RequestId, int]:
+        bin_ = self.book.bins.get(device)
+        on_it = [] if bin_ is None else [*bin_.bigs, *bin_.fillers.values()]
+        return {item.request_id: item.num_blocks for item in on_it}

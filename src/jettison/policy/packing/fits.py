@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from jettison.policy.packing.bins import Bin, Entry, Item
-from jettison.policy.packing.book import Book
+from jettison.policy.packing.book import Book, OnBook
 from jettison.policy.packing.types import Grip, Operation, PackingParams, Plan
 from jettison.types import GroupId, RequestId
 
@@ -23,7 +23,7 @@ def _by_room(bin_: Bin) -> tuple[Entry, ...]:
     return ((ROOMS, (bin_.free, bin_.device)),)
 
 
-class WorstFit:
+class WorstFit(OnBook):
     """An arrival goes where most memory is free; a ``Packer``. Prefixes are not shared."""
 
     migrates = False
@@ -32,20 +32,6 @@ class WorstFit:
     def __init__(self, params: PackingParams, devices: Iterable[GroupId] | None = None) -> None:
         self.params = params
         self.book = Book(params.capacity, _by_room, devices)
-
-    @property
-    def active(self) -> tuple[GroupId, ...]:
-        return tuple(self.book.bins)
-
-    def device_of(self, request_id: RequestId) -> GroupId:
-        bin_ = self.book.items[request_id].bin
-        assert bin_ is not None
-        return bin_.device
-
-    def requests_on(self, device: GroupId) -> dict[RequestId, int]:
-        bin_ = self.book.bins.get(device)
-        on_it = [] if bin_ is None else [*bin_.bigs, *bin_.fillers.values()]
-        return {item.request_id: item.num_blocks for item in on_it}
 
     def pin(self, request_id: RequestId, grip: Grip) -> None:
         self.book.pin(self.book.items[request_id], grip)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import islice
 
 from jettison.policy.packing.bins import Bin, Entry, Item
-from jettison.policy.packing.book import Book
+from jettison.policy.packing.book import Book, OnBook
 from jettison.policy.packing.properties import num_owed
 from jettison.policy.packing.types import Arrive, Grip, Operation, PackingParams, Plan, SizeClass
 from jettison.types import GroupId, RequestId
@@ -51,7 +51,7 @@ def index_entries(bin_: Bin) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-class Packing:
+class Packing(OnBook):
     """The desired placement of one pool of like devices; a ``Packer``.
 
     ``devices``: those that may be used, in the order in which they are opened; None: as many as it takes, numbered
@@ -71,20 +71,6 @@ class Packing:
         """What has to go elsewhere, in units, and where it was: a heap, the largest first."""
         self._dirty: set[GroupId] = set()
         self._num_gripped = 0
-
-    @property
-    def active(self) -> tuple[GroupId, ...]:
-        return tuple(self.book.bins)
-
-    def device_of(self, request_id: RequestId) -> GroupId:
-        bin_ = self.book.items[request_id].bin
-        assert bin_ is not None
-        return bin_.device
-
-    def requests_on(self, device: GroupId) -> dict[RequestId, int]:
-        bin_ = self.book.bins.get(device)
-        on_it = [] if bin_ is None else [*bin_.bigs, *bin_.fillers.values()]
-        return {item.request_id: item.num_blocks for item in on_it}
 
     def pin(self, request_id: RequestId, grip: Grip) -> None:
         item = self.book.items[request_id]
