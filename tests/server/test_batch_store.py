@@ -208,7 +208,7 @@ def store(tmp_path):
 
 
 def test_a_folder_has_one_owner(store):
-    with pytest.raises(ConfigError, match="another server"):
+    with pytest.raises(ConfigError, match="a server or"):
         Store(store.folder).open()
 
 
