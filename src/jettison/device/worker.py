@@ -126,10 +126,10 @@ class DeviceWorker:
             torch.set_num_threads(self._num_threads)
         config = self._given_config or read_config(self._model_dir, self._max_model_len)
         dtype = resolve_dtype(self._dtype_name, config)
-        weights = WeightFolder(self._model_dir, config, dtype)
+        kernels = load_kernels(self._kernels_name, dtype)
+        weights = WeightFolder(self._model_dir, config, dtype, kernels)
         if not self._starts_empty:
             weights.open()
-        kernels = load_kernels(self._kernels_name, dtype)
         shape = model_shape(config, dtype)
         memory = DeviceMemory(
             budget_bytes=self._budget_bytes,

@@ -11,7 +11,7 @@ sums are kept in float64, float32 and float32 respectively. No method allocates 
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol, TypeAlias
+from typing import NamedTuple, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,20 @@ from torch import Tensor
 
 Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
 """Host int32 array, torch or numpy. Not to be resized in place between calls."""
+
+
+class PackedMatrix(NamedTuple):
+    """A weight matrix [N, K] in the form that a back end multiplies fastest (``csrc/packed.h``).
+
+    As many bytes as the plain matrix, so whatever moves slabs of parameters moves packed ones. Workers of one cluster have
+    the same kernels, and with them the same forms.
+    """
+
+    data: Tensor
+    """[N, K], contiguous. Its elements are not where they seem to be: ``gather_rows`` reads rows."""
+
+
+Weight: TypeAlias = Tensor | PackedMatrix
 
 
 class Kernels(Protocol):
@@ -105,12 +119,24 @@ class Kernels(Protocol):
         """``out = silu(gate) * up``. ``gate_up``: [T, 2 * I], gate first; ``out``: [T, I]."""
         ...
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
         """``out = x @ weight.T + bias``.
 
-        ``x``: [T, K]; ``weight``: plain row-major [N, K]; ``bias``: [N]; ``out``: [T, N], not overlapping ``x``.
-        No copy of ``weight`` outlives the call: a drop gives its pages away.
+        ``x``: [T, K]; ``weight``: plain row-major [N, K], or packed by ``pack_rows``; ``bias``: [N]; ``out``: [T, N], not
+        overlapping ``x``. No copy of ``weight`` outlives the call: a drop gives its pages away.
         """
+        ...
+
+    def packs(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """Whether parameters of this shape are matrices that lie packed in their slab."""
+        ...
+
+    def pack_rows(self, rows: Tensor, first: int, packed: PackedMatrix) -> None:
+        """Put plain ``rows`` [n, K] where rows ``first`` to ``first + n - 1`` of the packed matrix belong."""
+        ...
+
+    def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:
+        """``out[i] = row ids[i] of weight``: ``ids`` int64 [n], ``out`` [n, K]. Raises IndexError for an unknown row."""
         ...
 
 
@@ -212,6 +238,13 @@ def check_rotary(q: Tensor, k: Tensor, positions: Int32Array) -> None:
         fail(f"k: shape {tuple(k.shape)} does not go with q {tuple(q.shape)}")
     if positions.shape != (tokens,):
         fail(f"positions: expected {tokens}, got {tuple(positions.shape)}")
+
+
+def check_gather(weight: Tensor, ids: Tensor, out: Tensor) -> None:
+    """Checks of ``gather_rows``, the ids' values aside."""
+    if ids.dtype != torch.int64 or ids.dim() != 1 or not ids.is_contiguous():
+        fail(f"ids: expected a contiguous int64 vector, got {ids.dtype} {tuple(ids.shape)}")
+    check_matrix("out", out, ids.shape[0], weight.shape[1], weight.dtype)
 
 
 def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:

@@ -20,7 +20,10 @@ from torch import Tensor
 from jettison.device.kernels import build
 from jettison.device.kernels.base import (
     Int32Array,
+    PackedMatrix,
+    Weight,
     check_arena,
+    check_gather,
     check_heads,
     check_linear,
     check_lse,
@@ -36,6 +39,10 @@ LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
 
 _DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
 
+_PACKED_DTYPES = (torch.float32, torch.bfloat16)
+_PACKED_STEP = 32
+"""Elements of K that lie together in a packed matrix; others stay plain."""
+
 _NUMPY_INT32 = np.dtype(np.int32)
 
 _P, _L, _I, _D = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
@@ -45,6 +52,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "write_kv": (_I, _P, _L, _P, _L, *_ARENA, *_ROWS),
     "attention": (_I, _P, _L, _L, *_ARENA, *_ROWS, _P, _L, _P, _I, _D, _I),
     "linear": (_I, _P, _L, _P, _L, _P, _P, _L, _L, _L, _L, _I),
+    "linear_packed": (_I, _P, _L, _P, _P, _P, _L, _L, _L, _L, _I),
+    "pack_rows": (_I, _P, _L, _L, _L, _L, _L, _P),
+    "gather_rows": (_I, _P, _L, _L, _P, _L, _P, _L),
     "rms_norm": (_I, _P, _L, _P, _D, _P, _L, _L, _L),
     "add_rms_norm": (_I, _P, _L, _P, _L, _P, _D, _P, _L, _L, _L),
     "head_rms_norm": (_I, _P, _L, _P, _D, _L, _L, _L),
@@ -58,6 +68,7 @@ _ERRORS: dict[int, tuple[type[Exception], str]] = {
     4: (ValueError, "lengths must be >= 0 and query_lens must add up to the number of tokens"),
     8: (IndexError, "a position lies outside the rotary tables"),
     16: (MemoryError, "no memory for the kernels' working space"),
+    64: (IndexError, "a row lies outside the matrix"),
 }
 
 
@@ -179,6 +190,7 @@ class NativeKernels:
         self._write_kv = self._functions["write_kv"]
         self._attention = self._functions["attention"]
         self._linear = self._functions["linear"]
+        self._linear_packed = self._functions["linear_packed"]
         self._rms_norm = self._functions["rms_norm"]
         self._add_rms_norm = self._functions["add_rms_norm"]
         self._head_rms_norm = self._functions["head_rms_norm"]
@@ -301,14 +313,58 @@ class NativeKernels:
             _DTYPE_CODES[dtype], gate_up.data_ptr(), gate_up.stride()[0], out.data_ptr(), out.stride()[0], rows, cols
         )
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
         """See ``Kernels.linear``."""
+        if isinstance(weight, PackedMatrix):
+            self._multiply_packed(x, weight.data, bias, out)
+            return
         check_linear(x, weight, bias, out)
         rows, inner = x.shape
         code = self._linear(
             _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), weight.stride()[0],
             None if bias is None else bias.data_ptr(), out.data_ptr(), out.stride()[0],
             rows, weight.shape[0], inner, torch.get_num_threads(),
+        )  # fmt: skip
+        if code:
+            _raise(code)
+
+    def _multiply_packed(self, x: Tensor, data: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        check_linear(x, data, bias, out)
+        rows, inner = x.shape
+        code = self._linear_packed(
+            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], data.data_ptr(),
+            None if bias is None else bias.data_ptr(), out.data_ptr(), out.stride()[0],
+            rows, data.shape[0], inner, torch.get_num_threads(),
+        )  # fmt: skip
+        if code:
+            _raise(code)
+
+    def packs(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """See ``Kernels.packs``."""
+        return dtype in _PACKED_DTYPES and len(shape) == 2 and shape[1] % _PACKED_STEP == 0
+
+    def pack_rows(self, rows: Tensor, first: int, packed: PackedMatrix) -> None:
+        """See ``Kernels.pack_rows``."""
+        num_rows, inner = packed.data.shape
+        check_matrix("rows", rows, rows.shape[0], inner, packed.data.dtype)
+        if first < 0 or first + rows.shape[0] > num_rows:
+            fail(f"rows {first} to {first + rows.shape[0]} are not in a matrix of {num_rows}")
+        code = self._functions["pack_rows"](
+            _DTYPE_CODES[rows.dtype], rows.data_ptr(), rows.stride()[0], first, rows.shape[0], num_rows, inner,
+            packed.data.data_ptr(),
+        )  # fmt: skip
+        if code:
+            _raise(code)
+
+    def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:
+        """See ``Kernels.gather_rows``."""
+        if not isinstance(weight, PackedMatrix):
+            torch.index_select(weight, 0, ids, out=out)
+            return
+        check_gather(weight.data, ids, out)
+        code = self._functions["gather_rows"](
+            _DTYPE_CODES[out.dtype], weight.data.data_ptr(), *weight.data.shape, ids.data_ptr(), ids.shape[0],
+            out.data_ptr(), out.stride()[0],
         )  # fmt: skip
         if code:
             _raise(code)

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from jettison.device.kernels.base import (
     Int32Array,
+    PackedMatrix,
+    Weight,
     check_arena,
     check_heads,
     check_linear,
@@ -150,10 +152,27 @@ class TorchKernels:
         gate, up = gate_up.to(sum_dtype(out.dtype)).chunk(2, dim=-1)
         out.copy_(F.silu(gate) * up)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
         """See ``Kernels.linear``."""
-        check_linear(x, weight, bias, out)
-        torch_linear(x, weight, bias, out)
+        plain = _plain(weight)
+        check_linear(x, plain, bias, out)
+        torch_linear(x, plain, bias, out)
+
+    def packs(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """See ``Kernels.packs``. Never."""
+        return False
+
+    def pack_rows(self, rows: Tensor, first: int, packed: PackedMatrix) -> None:
+        """See ``Kernels.pack_rows``. Raises ValueError."""
+        _plain(packed)
+
+    def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:
+        """See ``Kernels.gather_rows``."""
+        torch.index_select(_plain(weight), 0, ids, out=out)
+
+
+def _plain(weight: Weight) -> Tensor:
+    return fail("these kernels have no packed form") if isinstance(weight, PackedMatrix) else weight
 
 
 def _scores(query: Tensor, keys: Tensor, mask: Tensor | None, scale: float) -> Tensor:

@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from jettison.device.kernels.base import check_linear
+from jettison.device.kernels.base import PackedMatrix, Weight, check_linear
 from jettison.device.kernels.native import NativeKernels
 from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
 from jettison.device.kernels.processor import TORCH_LINEAR
@@ -21,9 +21,13 @@ class TorchLinearKernels(NativeKernels):
         self.name = f"native-{variant}{TORCH_LINEAR.removeprefix('native')}"
         bound_onednn_caches()
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def packs(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """See ``Kernels.packs``. Torch reads plain matrices."""
+        return dtype != torch.bfloat16 and super().packs(shape, dtype)
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
         """See ``Kernels.linear``. Torch's for every number of rows: two kernels would round differently."""
-        if x.dtype != torch.bfloat16:
+        if x.dtype != torch.bfloat16 or isinstance(weight, PackedMatrix):
             super().linear(x, weight, bias, out)
             return
         check_linear(x, weight, bias, out)

@@ -10,7 +10,7 @@ Not here: which step it is, sampling, and whether a shard may be dropped.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from jettison.device.kernels import Kernels
+from jettison.device.kernels.base import PackedMatrix, Weight
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.shards import shard_layouts
 from jettison.device.model.workspace import StepBuffers, Workspace
@@ -68,7 +69,7 @@ class LayerWeights:
         "o_weight", "post_norm", "q_norm", "qkv_bias", "qkv_weight",
     )  # fmt: skip
 
-    def __init__(self, tensors: dict[str, Tensor], arena: Tensor) -> None:
+    def __init__(self, tensors: dict[str, Any], arena: Tensor) -> None:
         self.input_norm = tensors["input_norm"]
         self.qkv_weight = tensors["qkv_weight"]
         self.qkv_bias = tensors.get("qkv_bias")
@@ -101,12 +102,12 @@ class Decoder:
         self._workspace = workspace
         self._layouts = shard_layouts(config, dtype)
         self._layers: dict[int, LayerWeights] = {}
-        self._tables: dict[ShardId, Tensor] = {}
+        self._tables: dict[ShardId, Weight] = {}
         self._scale = config.head_dim**-0.5
 
     def embed(self, token_ids: Tensor, out: Tensor) -> None:
         """Rows of the embedding: ``token_ids`` [T], ``out`` [T, hidden]. Raises IndexError for an unknown token."""
-        torch.index_select(self._table(EMBED_SHARD), 0, token_ids, out=out)
+        self._kernels.gather_rows(self._table(EMBED_SHARD), token_ids, out)
 
     def run_layers(
         self, layers: LayerRange, batch: Batch, buffers: StepBuffers, is_last: bool,
@@ -175,15 +176,23 @@ class Decoder:
     def _layer(self, layer: int) -> LayerWeights:
         weights = self._layers.get(layer)
         if weights is None:
-            shard = layer_shard(layer)
-            tensors = self._layouts[shard].views(self._memory.shard_bytes(shard), self._dtype)
-            weights = self._layers[layer] = LayerWeights(tensors, self._memory.kv_arena(layer))
+            parameters = self._parameters(layer_shard(layer))
+            weights = self._layers[layer] = LayerWeights(parameters, self._memory.kv_arena(layer))
         return weights
 
-    def _table(self, shard: ShardId) -> Tensor:
-        """The only tensor of the embedding or head shard: [vocab, hidden]."""
+    def _table(self, shard: ShardId) -> Weight:
+        """The only matrix of the embedding or head shard: [vocab, hidden]."""
         table = self._tables.get(shard)
         if table is None:
-            (table,) = self._layouts[shard].views(self._memory.shard_bytes(shard), self._dtype).values()
+            (table,) = self._parameters(shard).values()
             self._tables[shard] = table
         return table
+
+    def _parameters(self, shard: ShardId) -> dict[str, Any]:
+        """A shard's parameters by name: tensors, and matrices in the form in which they lie in the slab."""
+        layout = self._layouts[shard]
+        views: dict[str, Any] = dict(layout.views(self._memory.shard_bytes(shard), self._dtype))
+        for slot in layout.slots:
+            if slot.lies_packed(self._kernels, self._dtype):
+                views[slot.name] = PackedMatrix(views[slot.name])
+        return views

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from jettison.device.kernels import Kernels
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.types import EMBED_SHARD, HEAD_SHARD, ModelShape, ShardId, layer_shard
 
@@ -40,6 +41,12 @@ class TensorSlot(NamedTuple):
     shape: tuple[int, ...]
     sources: tuple[TensorSource, ...]
     """Stacked along the first dimension they make the tensor."""
+    is_multiplied: bool = False
+    """A weight matrix of products."""
+
+    def lies_packed(self, kernels: Kernels | None, dtype: torch.dtype) -> bool:
+        """Whether it is in the form of these kernels (in as many bytes); None: of nobody's."""
+        return self.is_multiplied and kernels is not None and kernels.packs(self.shape, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,10 @@ class ShardLayout:
     """Length of the slab, a multiple of ``ALIGNMENT``."""
 
     def views(self, slab: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        """The tensors by name, as views of ``slab`` (flat uint8, at least ``num_bytes`` long)."""
+        """The tensors by name, as views of ``slab`` (flat uint8, at least ``num_bytes`` long).
+
+        Where a slot lies packed, its view has the matrix' shape and not its elements' order.
+        """
         views = {}
         for slot in self.slots:
             num_bytes = math.prod(slot.shape) * dtype.itemsize
@@ -63,7 +73,8 @@ class ShardLayout:
 def shard_layouts(config: DecoderConfig, dtype: torch.dtype) -> dict[ShardId, ShardLayout]:
     """The layout of every lending unit of one full copy; all layers' layouts are alike."""
     table = (config.vocab_size, config.hidden_size)
-    layouts = [_layout(EMBED_SHARD, [_plain("embed", "model.embed_tokens.weight", *table)], dtype)]
+    embed = _plain("embed", "model.embed_tokens.weight", *table)
+    layouts = [_layout(EMBED_SHARD, [embed], dtype, is_multiplied=config.tied_embeddings)]
     layouts += [_layout(layer_shard(i), _layer_tensors(config, f"model.layers.{i}."), dtype)
                 for i in range(config.num_layers)]  # fmt: skip
     if not config.tied_embeddings:
@@ -131,10 +142,12 @@ def _fused(name: str, parts: list[tuple[str, int]], num_columns: int | None = No
     return name, tuple(TensorSource(part + ".weight", (rows, num_columns)) for part, rows in parts)
 
 
-def _layout(shard: ShardId, tensors: list[_Tensor], dtype: torch.dtype) -> ShardLayout:
+def _layout(
+    shard: ShardId, tensors: list[_Tensor], dtype: torch.dtype, *, is_multiplied: bool = True
+) -> ShardLayout:
     slots, offset = [], 0
     for name, sources in tensors:
         shape = (sum(source.shape[0] for source in sources), *sources[0].shape[1:])
-        slots.append(TensorSlot(name, offset, shape, sources))
+        slots.append(TensorSlot(name, offset, shape, sources, is_multiplied and len(shape) == 2))
         offset += align(math.prod(shape) * dtype.itemsize)
     return ShardLayout(shard, tuple(slots), offset)

@@ -21,6 +21,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from jettison.device.kernels import Kernels
+from jettison.device.kernels.base import PackedMatrix
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.identity import Digest, Digester, FileMark
 from jettison.device.model.jsonfile import JsonObject, short_repr
@@ -43,8 +45,12 @@ class WeightFolder:
     All methods raise ModelError, one line that names the file, for whatever is wrong in the folder.
     """
 
-    def __init__(self, model_dir: Path, config: DecoderConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model_dir: Path, config: DecoderConfig, dtype: torch.dtype, kernels: Kernels | None = None
+    ) -> None:
+        """``kernels``: in whose form matrices are to lie in their slabs; None: plain."""
         self.model_dir = Path(model_dir)
+        self._kernels = kernels
         self.layouts: dict[ShardId, ShardLayout] = shard_layouts(config, dtype)
         self._dtype = dtype
         self._tied = config.tied_embeddings
@@ -121,12 +127,17 @@ class WeightFolder:
         with _Files(self._file_of) as files:
             for slot in layout.slots:
                 self._skip(slab[end : slot.offset], digester)
-                row = 0
+                end = slot.offset + math.prod(slot.shape) * self._dtype.itemsize
+                is_packed, row = slot.lies_packed(self._kernels, self._dtype), 0
                 for source in slot.sources:
                     rows = views[slot.name][row : row + source.shape[0]]
-                    yield from self._copying(files, source, rows, digester)
+                    if is_packed:
+                        yield from self._packing(files, source, row, PackedMatrix(views[slot.name]))
+                    else:
+                        yield from self._copying(files, source, rows, digester)
                     row += source.shape[0]
-                end = slot.offset + math.prod(slot.shape) * self._dtype.itemsize
+                if is_packed:
+                    yield from self._digesting(slab[slot.offset : end], digester)
         self._skip(slab[end : layout.num_bytes], digester)
         return digester.digest()
 
@@ -163,21 +174,43 @@ class WeightFolder:
 
     def _copying(self, files: _Files, source: TensorSource, dest: Tensor, digester: Digester) -> Iterator[None]:
         """Copy a tensor to where it belongs, a piece at a time."""
-        num_rows = dest.shape[0]
-        widest_row_bytes = 8 * (dest.numel() // num_rows)
-        step = max(1, PIECE_BYTES // widest_row_bytes)
-        for start in range(0, num_rows, step):
+        for start, end in _pieces(source):
             started_ns = time.perf_counter_ns()
-            piece = dest[start : start + step]
+            piece = dest[start:end]
             files.copy_rows(source, start, piece)
             copied_ns = time.perf_counter_ns()
             digester.update(piece)
             if not _is_finite(piece):
                 raise self._not_finite(source, piece)
-            ended_ns = time.perf_counter_ns()
-            self.check_ns += ended_ns - copied_ns
-            self.read_ns += ended_ns - started_ns
+            self._note_time(started_ns, copied_ns)
             yield
+
+    def _packing(self, files: _Files, source: TensorSource, row: int, matrix: PackedMatrix) -> Iterator[None]:
+        """Pack a tensor's rows into a matrix, from its row ``row`` on, a piece at a time."""
+        assert self._kernels is not None
+        for start, end in _pieces(source):
+            started_ns = time.perf_counter_ns()
+            piece = torch.empty((end - start, *source.shape[1:]), dtype=self._dtype)
+            files.copy_rows(source, start, piece)
+            self._kernels.pack_rows(piece, row + start, matrix)
+            copied_ns = time.perf_counter_ns()
+            if not _is_finite(piece):
+                raise self._not_finite(source, piece)
+            self._note_time(started_ns, copied_ns)
+            yield
+
+    def _digesting(self, part: Tensor, digester: Digester) -> Iterator[None]:
+        """A digest is of the slab as it lies there: what is packed is known when all of it is."""
+        for start in range(0, part.numel(), PIECE_BYTES):
+            started_ns = time.perf_counter_ns()
+            digester.update(part[start : start + PIECE_BYTES])
+            self._note_time(started_ns, started_ns)
+            yield
+
+    def _note_time(self, started_ns: int, copied_ns: int) -> None:
+        ended_ns = time.perf_counter_ns()
+        self.check_ns += ended_ns - copied_ns
+        self.read_ns += ended_ns - started_ns
 
     def _not_finite(self, source: TensorSource, piece: Tensor) -> ModelError:
         name = str(self._dtype).removeprefix("torch.")
@@ -218,6 +251,14 @@ class _Files:
             if start == 0:
                 _check_header(path, stored, source)  # the file may have changed since it was checked
             dest[:] = stored[start : start + dest.shape[0]]
+
+
+def _pieces(source: TensorSource) -> Iterator[tuple[int, int]]:
+    """Rows [start, end) of a tensor that are copied at a time."""
+    num_rows = source.shape[0]
+    step = max(1, PIECE_BYTES // (8 * math.prod(source.shape[1:])))
+    for start in range(0, num_rows, step):
+        yield start, min(start + step, num_rows)
 
 
 def _is_finite(piece: Tensor) -> bool:

@@ -1,6 +1,9 @@
 /* Every algorithm for the dtype whose macros kernels.c has defined; undefines them for the next one. */
 #include "elementwise.h"
 #include "gemm.h"
+#if IS_PACKED
+#include "packed.h"
+#endif
 #include "attention.h"
 
 #undef NAME
@@ -20,3 +23,4 @@
 #undef EXP
 #undef LOG
 #undef BF16_DOT
+#undef IS_PACKED

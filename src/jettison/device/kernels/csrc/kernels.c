@@ -27,6 +27,7 @@
 #define ERROR_POSITION 8 /* a position outside the rotary tables */
 #define ERROR_MEMORY 16
 #define ERROR_DTYPE 32
+#define ERROR_ROW 64 /* a row outside the matrix */
 
 #define GLUE_(a, b) a##b
 #define GLUE(a, b) GLUE_(a, b)
@@ -51,6 +52,7 @@
 #define VACC vf64
 #define CHUNK (2 * LANES_F64)
 #define STORAGE_IS_NARROW 0
+#define IS_PACKED 0
 #define LOAD_T load_f64
 #define LOAD_A load_f64
 #define STORE_T store_f64
@@ -70,6 +72,7 @@
 #define VACC vf32
 #define CHUNK (2 * LANES_F32)
 #define STORAGE_IS_NARROW 0
+#define IS_PACKED 1
 #define LOAD_T load_f32
 #define LOAD_A load_f32
 #define STORE_T store_f32
@@ -89,6 +92,7 @@
 #define VACC vf32
 #define CHUNK (2 * LANES_F32)
 #define STORAGE_IS_NARROW 1
+#define IS_PACKED 1
 #define LOAD_T load_bf16
 #define LOAD_A load_f32
 #define STORE_T store_bf16
@@ -171,6 +175,33 @@ API(linear)(int dtype, const void *x, long x_stride, const void *w, long w_strid
     return linear_##S((const T *)x, x_stride, (const T *)w, w_stride, (const T *)bias, (T *)out, out_stride,         \
                       num_rows, n, k, num_threads)
     BY_DTYPE(dtype, CALL(f64, double), CALL(f32, float), CALL(bf16, bf16))
+#undef CALL
+    return 0;
+}
+
+API(linear_packed)(int dtype, const void *x, long x_stride, const void *w, const void *bias, void *out,
+                   long out_stride, long num_rows, long n, long k, int num_threads) {
+#define CALL(S, T)                                                                                                   \
+    return linear_packed_##S((const T *)x, x_stride, (const T *)w, (const T *)bias, (T *)out, out_stride, num_rows,  \
+                             n, k, num_threads)
+    BY_DTYPE(dtype, return ERROR_DTYPE, CALL(f32, float), CALL(bf16, bf16))
+#undef CALL
+    return 0;
+}
+
+API(pack_rows)(int dtype, const void *rows, long stride, long first, long count, long n, long k, void *packed) {
+#define CALL(S, T) pack_rows_##S((const T *)rows, stride, first, count, n, k, (T *)packed)
+    BY_DTYPE(dtype, return ERROR_DTYPE, CALL(f32, float), CALL(bf16, bf16))
+#undef CALL
+    return 0;
+}
+
+API(gather_rows)(int dtype, const void *packed, long n, long k, const int64_t *ids, long count, void *out,
+                 long stride) {
+    for (long i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= n) return ERROR_ROW;
+#define CALL(S, T) gather_rows_##S((const T *)packed, n, k, ids, count, (T *)out, stride)
+    BY_DTYPE(dtype, return ERROR_DTYPE, CALL(f32, float), CALL(bf16, bf16))
 #undef CALL
     return 0;
 }

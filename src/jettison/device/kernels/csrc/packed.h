@@ -1,0 +1,243 @@
+/* Products with packed weights, for bfloat16 and float32: out = x @ w^T + bias.
+ *
+ * A packed matrix [n, k] (k a multiple of 32) is n / 32 groups of 32 outputs, one after the other, and after them the
+ * last n % 32 rows as they were. What a thread reads for a group is one contiguous stream, and no sum crosses lanes:
+ *   float32   k rows of 32 numbers: element (i, j) of a group at j * 32 + i
+ *   bfloat16  k / 32 steps of two tiles of 1 KiB; a tile is 16 pairs of k by 16 outputs by 2. A row of a tile is one
+ *             operand of VDPBF16PS, a tile one of TDPBF16PS (the B operand)
+ * The same number of bytes as the plain matrix.
+ *
+ * Every output is one chain of sums over ascending k, whatever the number of rows: accumulators that have to leave
+ * their registers between two blocks of k are stored in full. So a row's result has the same bits in every batch.
+ */
+#define GROUP 32
+#define PACKED_BLOCK_K 256 /* elements of k: 16 or 32 KiB of a group stay in the first-level cache for all rows */
+#define PACKED_CHUNKS 8    /* pieces of work a thread */
+
+#if defined(BF16_DOT)
+#define PACKED_ROWS 12
+#define PACKED_VECTORS 2
+typedef T NAME(PackedX);
+#elif STORAGE_IS_NARROW
+#define PACKED_ROWS (VEC_BYTES == 64 ? 10 : 4)
+#define PACKED_VECTORS 2
+typedef ACC NAME(PackedX);
+#else
+#define PACKED_ROWS (VEC_BYTES == 64 ? 12 : VEC_BYTES == 32 ? 6 : 4)
+#define PACKED_VECTORS 2
+typedef ACC NAME(PackedX);
+#endif
+#define PACKED_WIDTH (PACKED_VECTORS * LANES_F32) /* outputs of a register tile */
+
+/* Element (row, column) of a packed matrix with k columns, in elements from its beginning. */
+INLINE long NAME(packed_at)(long row, long column, long k) {
+    const long group = row / GROUP * GROUP * k;
+#if STORAGE_IS_NARROW
+    return group + column / 32 * 1024 + row % GROUP / 16 * 512 + column % 32 / 2 * 32 + row % 16 * 2 + column % 2;
+#else
+    return group + column * GROUP + row % GROUP;
+#endif
+}
+
+/* Plain rows [first, first + count) of a matrix [n, k], from `rows` into their places. */
+static void NAME(pack_rows)(const T *rows, long stride, long first, long count, long n, long k, T *packed) {
+    for (long i = 0; i < count; i++) {
+        const T *from = rows + i * stride;
+        const long row = first + i;
+        if (row >= n / GROUP * GROUP) {
+            memcpy(packed + row * k, from, (size_t)k * sizeof(T));
+            continue;
+        }
+#if STORAGE_IS_NARROW
+        T *to = packed + NAME(packed_at)(row, 0, k);
+        for (long step = 0; step < k; step += 32, to += 1024)
+            for (long pair = 0; pair < 16; pair++) memcpy(to + pair * 32, from + step + 2 * pair, 2 * sizeof(T));
+#else
+        for (long column = 0; column < k; column++) packed[NAME(packed_at)(row, column, k)] = from[column];
+#endif
+    }
+}
+
+/* Rows of a packed matrix [n, k], plain: out[i] = row ids[i], which the caller has checked. */
+static void NAME(gather_rows)(const T *packed, long n, long k, const int64_t *ids, long count, T *out, long stride) {
+    for (long i = 0; i < count; i++) {
+        const long row = ids[i];
+        T *to = out + i * stride;
+        if (row >= n / GROUP * GROUP) {
+            memcpy(to, packed + row * k, (size_t)k * sizeof(T));
+            continue;
+        }
+        const T *from = packed + NAME(packed_at)(row, 0, k);
+#if STORAGE_IS_NARROW
+        for (long step = 0; step < k; step += 32, from += 1024)
+            for (long pair = 0; pair < 16; pair++) memcpy(to + step + 2 * pair, from + pair * 32, 2 * sizeof(T));
+#else
+        for (long column = 0; column < k; column++) to[column] = from[column * GROUP];
+#endif
+    }
+}
+
+/* `rows` rows of x by PACKED_WIDTH outputs of a group, over `k` elements: adds to `sums` (from zero, where `begins`).
+ * `w` points at the first output's first element, `x` at the first row's. */
+INLINE void NAME(packed_tile)(const int rows, const NAME(PackedX) *x, long x_stride, const T *w, long k, ACC *sums,
+                              int begins) {
+    vf32 acc[PACKED_ROWS][PACKED_VECTORS];
+#pragma GCC unroll 16
+    for (int m = 0; m < rows; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < PACKED_VECTORS; v++) {
+            acc[m][v] = (vf32){0};
+            if (!begins) acc[m][v] = *(const vf32_mem *)(sums + m * GROUP + v * LANES_F32);
+        }
+#if defined(BF16_DOT)
+    for (long step = 0; step < k; step += 32, w += 1024)
+        for (int pair = 0; pair < 16; pair++) {
+            __m512bh column[PACKED_VECTORS];
+            column[0] = (__m512bh)_mm512_loadu_si512(w + pair * 32);
+            column[1] = (__m512bh)_mm512_loadu_si512(w + 512 + pair * 32);
+#pragma GCC unroll 16
+            for (int m = 0; m < rows; m++) {
+                int32_t two;
+                memcpy(&two, x + m * x_stride + step + 2 * pair, 4);
+                const __m512bh both = (__m512bh)_mm512_set1_epi32(two);
+#pragma GCC unroll 4
+                for (int v = 0; v < PACKED_VECTORS; v++)
+                    acc[m][v] = (vf32)_mm512_dpbf16_ps((__m512)acc[m][v], column[v], both);
+            }
+        }
+#elif STORAGE_IS_NARROW
+    for (long step = 0; step < k; step += 32, w += 1024)
+        for (int pair = 0; pair < 16; pair++) {
+            vf32 even[PACKED_VECTORS], odd[PACKED_VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < PACKED_VECTORS; v++) {
+                const long output = v * LANES_F32;
+                load_bf16(w + output / 16 * 512 + pair * 32 + output % 16 * 2, &even[v], &odd[v]);
+            }
+#pragma GCC unroll 16
+            for (int m = 0; m < rows; m++) {
+                const float first = x[m * x_stride + step + 2 * pair], second = x[m * x_stride + step + 2 * pair + 1];
+#pragma GCC unroll 4
+                for (int v = 0; v < PACKED_VECTORS; v++) acc[m][v] += even[v] * first;
+#pragma GCC unroll 4
+                for (int v = 0; v < PACKED_VECTORS; v++) acc[m][v] += odd[v] * second;
+            }
+        }
+#else
+    for (long i = 0; i < k; i++, w += GROUP) {
+        vf32 column[PACKED_VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < PACKED_VECTORS; v++) column[v] = *(const vf32_mem *)(w + v * LANES_F32);
+#pragma GCC unroll 16
+        for (int m = 0; m < rows; m++) {
+            const float one = x[m * x_stride + i];
+#pragma GCC unroll 4
+            for (int v = 0; v < PACKED_VECTORS; v++) acc[m][v] += column[v] * one;
+        }
+    }
+#endif
+#pragma GCC unroll 16
+    for (int m = 0; m < rows; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < PACKED_VECTORS; v++) *(vf32_mem *)(sums + m * GROUP + v * LANES_F32) = acc[m][v];
+}
+
+static void NAME(packed_tiles)(long rows, const NAME(PackedX) *x, long x_stride, const T *w, long k, ACC *sums,
+                               int begins) {
+#define CASE(n) case n: NAME(packed_tile)(n, x, x_stride, w, k, sums, begins); break;
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4)
+#if VEC_BYTES > 16
+        CASE(5) CASE(6)
+#endif
+#if VEC_BYTES == 64
+        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#endif
+    }
+#undef CASE
+}
+
+/* One group's outputs for `rows` rows. `sums`: [rows, GROUP]. */
+static void NAME(packed_group)(const NAME(PackedX) *x, long x_stride, const T *w, const T *bias, T *out,
+                               long out_stride, long rows, long k, ACC *sums) {
+    const long num_tiles = (rows + PACKED_ROWS - 1) / PACKED_ROWS;
+    const long block = num_tiles == 1 ? k : PACKED_BLOCK_K;
+    for (long begin = 0; begin < k; begin += block) {
+        const long length = k - begin < block ? k - begin : block;
+        for (long output = 0; output < GROUP; output += PACKED_WIDTH)
+            for (long tile = 0, row = 0; tile < num_tiles; tile++) {
+                const long height = rows / num_tiles + (tile < rows % num_tiles);
+                NAME(packed_tiles)(height, x + row * x_stride + begin, x_stride,
+                                   w + NAME(packed_at)(output, begin, k), length, sums + row * GROUP + output,
+                                   begin == 0);
+                row += height;
+            }
+    }
+    for (long row = 0; row < rows; row++)
+        for (long i = 0; i < GROUP; i++)
+            out[row * out_stride + i] = FROM_ACC(sums[row * GROUP + i] + (bias ? TO_ACC(bias[i]) : 0));
+}
+
+/* x as the tiles read it, in scratch: rows at no multiple of a page, which would share cache sets. */
+INLINE int NAME(x_as_it_lies)(long x_stride) {
+#if STORAGE_IS_NARROW && !defined(BF16_DOT)
+    (void)x_stride;
+    return 0;
+#else
+    return x_stride * (long)sizeof(T) % 1024 != 0;
+#endif
+}
+
+static int NAME(linear_packed)(const T *x, long x_stride, const T *w, const T *bias, T *out, long out_stride,
+                               long num_rows, long n, long k, int num_threads) {
+    const long num_groups = n / GROUP, staged_stride = k + 32;
+    const int in_place = num_rows <= 1 ? sizeof(NAME(PackedX)) == sizeof(T) : NAME(x_as_it_lies)(x_stride);
+    long block_rows = (256 << 10) / (k * (long)sizeof(T)) / PACKED_ROWS * PACKED_ROWS;
+    block_rows = block_rows < PACKED_ROWS ? PACKED_ROWS : block_rows > 240 ? 240 : block_rows;
+    if (block_rows > num_rows) block_rows = num_rows;
+    const long num_chunks = num_threads * PACKED_CHUNKS < num_groups ? num_threads * PACKED_CHUNKS : num_groups;
+    long next = 0;
+    int error = 0;
+    if (num_groups > 0)
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1) reduction(| : error)
+    {
+        const size_t sums_bytes = (size_t)(block_rows * GROUP) * sizeof(ACC);
+        const size_t staged_bytes = in_place ? 0 : (size_t)(block_rows * staged_stride) * sizeof(NAME(PackedX));
+        ACC *const sums = (ACC *)scratch(sums_bytes + staged_bytes);
+        error |= sums ? 0 : ERROR_MEMORY;
+        NAME(PackedX) *const staged = (NAME(PackedX) *)((char *)sums + sums_bytes);
+        long staged_from = -1;
+        for (long item = sums ? __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED) : num_rows * num_chunks;;
+             item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) {
+            const long first_row = item / num_chunks * block_rows, chunk = item % num_chunks;
+            if (first_row >= num_rows) break;
+            const long rows = num_rows - first_row < block_rows ? num_rows - first_row : block_rows;
+            const T *const block = x + first_row * x_stride;
+            if (!in_place && staged_from != first_row) {
+                for (long row = 0; row < rows; row++)
+#if STORAGE_IS_NARROW && !defined(BF16_DOT)
+                    for (long i = 0; i < k; i++) staged[row * staged_stride + i] = TO_ACC(block[row * x_stride + i]);
+#else
+                    memcpy(staged + row * staged_stride, block + row * x_stride, (size_t)k * sizeof(T));
+#endif
+                staged_from = first_row;
+            }
+            const NAME(PackedX) *const from = in_place ? (const NAME(PackedX) *)block : staged;
+            for (long group = chunk * num_groups / num_chunks; group < (chunk + 1) * num_groups / num_chunks; group++)
+                NAME(packed_group)(from, in_place ? x_stride : staged_stride, w + group * GROUP * k,
+                                   bias ? bias + group * GROUP : NULL, out + first_row * out_stride + group * GROUP,
+                                   out_stride, rows, k, sums);
+        }
+    }
+    const long done = num_groups * GROUP;
+    if (!error && done < n)
+        error = NAME(linear)(x, x_stride, w + done * k, k, bias ? bias + done : NULL, out + done, out_stride, num_rows,
+                             n - done, k, num_threads);
+    return error;
+}
+#undef GROUP
+#undef PACKED_BLOCK_K
+#undef PACKED_CHUNKS
+#undef PACKED_ROWS
+#undef PACKED_VECTORS
+#undef PACKED_WIDTH
