@@ -42,6 +42,10 @@ def test_auto_is_a_function_of_features_and_precision(
     assert choose_kind(dtype, features, has_native=has_native) == expected
 
 
+def test_torch_multiplies_only_where_native_kernels_have_no_tiles() -> None:
+    assert choose_kind(BF16, SAPPHIRE_RAPIDS, has_native=True, has_native_tiles=True) == "native"
+
+
 def test_flags_of_the_first_processor() -> None:
     text = "processor\t: 0\nflags\t\t: fpu amx_bf16 amx_tile\nbugs\t\t: x\n\nprocessor\t: 1\nflags\t\t: fpu\n"
     assert cpu_flags(text) == {"fpu", "amx_bf16", "amx_tile"}
@@ -55,7 +59,7 @@ def test_auto_resolves_to_one_name_that_loads_the_same(
     features: frozenset[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "processor_features", lambda: features)
-    has_amx = features >= AMX_BF16
+    has_amx = features >= AMX_BF16 and native.TILES not in native.supported_variants()
     best = native.supported_variants()[0]
     expected = {BF16: f"native-{best}" + "+torch-linear" * has_amx, F32: f"native-{best}", F64: f"native-{best}"}
     for dtype, name in expected.items():

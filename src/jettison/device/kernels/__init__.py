@@ -51,10 +51,13 @@ def load_kernels(name: str = "auto", dtype: torch.dtype = torch.float64) -> Kern
     base = name.removesuffix(_SUFFIX)
     if name != "auto" and base != NATIVE and not base.startswith("native-"):
         raise ConfigError(f"kernels must be auto, {NATIVE}, {TORCH_LINEAR} or {TORCH}, not {name!r}")
-    from jettison.device.kernels.native import NativeUnavailableError, load_native
+    from jettison.device.kernels.native import TILES, NativeUnavailableError, load_native, supported_variants
     from jettison.device.kernels.torch_linear import TorchLinearKernels
 
-    kind = choose_kind(dtype, processor_features(), has_native=True) if name == "auto" else name
+    kind: str = name
+    if name == "auto":
+        has_tiles = TILES in supported_variants()
+        kind = choose_kind(dtype, processor_features(), has_native=True, has_native_tiles=has_tiles)
     variant = base.removeprefix("native-") if base.startswith("native-") else None
     try:
         return load_native(variant, TorchLinearKernels if kind.endswith(_SUFFIX) else None)

@@ -39,6 +39,9 @@ LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
 
 _DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
 
+TILES = "amxbf16"
+"""The variant whose products of bfloat16 use tile registers."""
+
 _PACKED_DTYPES = (torch.float32, torch.bfloat16)
 _PACKED_STEP = 32
 """Elements of K that lie together in a packed matrix; others stay plain."""
@@ -398,4 +401,18 @@ def _passes_self_check(kernels: NativeKernels) -> bool:
         for actual, wanted in ((out, x.double() @ w.double().t()), (gated, expected)):
             if not torch.allclose(actual.double(), wanted, rtol=tolerance, atol=tolerance):
                 return False
+        if not _multiplies_packed(kernels, dtype, tolerance):
+            return False
     return True
+
+
+def _multiplies_packed(kernels: NativeKernels, dtype: torch.dtype, tolerance: float) -> bool:
+    """49 rows = 32 + 16 + 1 of tiles (or 5 x 10 of registers), 75 outputs = 2 groups + 11 plain rows."""
+    w = torch.arange(75 * 64, dtype=torch.float32).remainder(5).reshape(75, 64).to(dtype)
+    if not kernels.packs(tuple(w.shape), dtype):
+        return True
+    x = torch.arange(49 * 64, dtype=torch.float32).remainder(7).reshape(49, 64).to(dtype)
+    matrix, out = PackedMatrix(torch.empty_like(w)), torch.empty(49, 75, dtype=dtype)
+    kernels.pack_rows(w, 0, matrix)
+    kernels.linear(x, matrix, None, out)
+    return torch.allclose(out.double(), x.double() @ w.double().t(), rtol=tolerance, atol=tolerance)

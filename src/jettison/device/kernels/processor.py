@@ -1,6 +1,7 @@
 """What this processor has, and which kernels are best on it: ``auto`` made into a kind. The choice is a pure function.
 
-Reading only: the permission to use tiles is a process's own, and oneDNN asks for it in the worker that multiplies.
+Reading only: the permission to use tiles is a process's own, and who multiplies with them asks for it
+(``csrc/dispatch.c``; oneDNN).
 """
 
 from __future__ import annotations
@@ -31,15 +32,19 @@ _ARCH_GET_XCOMP_SUPP = 0x1021
 _XTILE_DATA = 1 << 18
 
 
-def choose_kind(dtype: torch.dtype, features: AbstractSet[str], *, has_native: bool) -> Kind:
+def choose_kind(
+    dtype: torch.dtype, features: AbstractSet[str], *, has_native: bool, has_native_tiles: bool = False
+) -> Kind:
     """The kind of kernels for a model that is computed in ``dtype`` on a processor with these features.
 
-    The native products have no AMX, which torch's have: all products in bfloat16 go there, whatever their number of
-    rows. In other precisions AMX has nothing to offer.
+    ``has_native_tiles``: the native library was built with AMX, and may use it here. Where the processor has AMX and the
+    library has not, torch has: all products in bfloat16 go there, whatever their number of rows. In other precisions
+    AMX has nothing to offer.
     """
     if not has_native:
         return TORCH
-    return TORCH_LINEAR if dtype == torch.bfloat16 and features >= AMX_BF16 else NATIVE
+    is_torch_better = dtype == torch.bfloat16 and features >= AMX_BF16 and not has_native_tiles
+    return TORCH_LINEAR if is_torch_better else NATIVE
 
 
 def processor_features() -> frozenset[str]:

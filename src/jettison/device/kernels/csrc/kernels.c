@@ -11,6 +11,10 @@
 
 #include "simd.h"
 #include "scratch.h"
+#if defined(USE_TILES) || defined(EMULATE_TILES)
+#include "tiles.h"
+#define TILES
+#endif
 
 #ifdef _OPENMP
 #include <omp.h>

@@ -14,7 +14,11 @@
 #define PACKED_BLOCK_K 256 /* elements of k: 16 or 32 KiB of a group stay in the first-level cache for all rows */
 #define PACKED_CHUNKS 8    /* pieces of work a thread */
 
-#if defined(BF16_DOT)
+#if STORAGE_IS_NARROW && defined(TILES)
+#define PACKED_ROWS TILE_ROWS_OF_X
+#define PACKED_VECTORS 2
+typedef T NAME(PackedX);
+#elif defined(BF16_DOT)
 #define PACKED_ROWS 12
 #define PACKED_VECTORS 2
 typedef T NAME(PackedX);
@@ -27,6 +31,13 @@ typedef ACC NAME(PackedX);
 #define PACKED_VECTORS 2
 typedef ACC NAME(PackedX);
 #endif
+#if STORAGE_IS_NARROW && defined(TILES)
+#define PACKED_BEGIN tiles_begin
+#define PACKED_END tiles_end
+#else
+#define PACKED_BEGIN()
+#define PACKED_END()
+#endif
 #define PACKED_WIDTH (PACKED_VECTORS * LANES_F32) /* outputs of a register tile */
 
 /* Element (row, column) of a packed matrix with k columns, in elements from its beginning. */
@@ -37,6 +48,13 @@ INLINE long NAME(packed_at)(long row, long column, long k) {
 #else
     return group + column * GROUP + row % GROUP;
 #endif
+}
+
+/* What the sums of a group's outputs come to, with the bias. */
+INLINE void NAME(packed_store)(const ACC *sums, const T *bias, T *out, long out_stride, long rows) {
+    for (long row = 0; row < rows; row++)
+        for (long i = 0; i < GROUP; i++)
+            out[row * out_stride + i] = FROM_ACC(sums[row * GROUP + i] + (bias ? TO_ACC(bias[i]) : 0));
 }
 
 /* Plain rows [first, first + count) of a matrix [n, k], from `rows` into their places. */
@@ -77,6 +95,52 @@ static void NAME(gather_rows)(const T *packed, long n, long k, const int64_t *id
     }
 }
 
+#if STORAGE_IS_NARROW && defined(TILES)
+/* One group's outputs for `rows` rows, of which x has a multiple of TILE_ROWS_OF_X (as many as are missing are zeros), in
+ * tiles of 16 or 32 rows by 32 outputs. `sums`: as many rows as x. */
+static void NAME(packed_group)(const T *x, long x_stride, const T *w, const T *bias, T *out, long out_stride, long rows,
+                               long k, ACC *sums) {
+    const long x_bytes = x_stride * (long)sizeof(T), padded = ROUND_UP(rows, TILE_ROWS_OF_X);
+    const long block = padded <= 2 * TILE_ROWS_OF_X ? k : PACKED_BLOCK_K;
+    for (long begin = 0; begin < k; begin += block) {
+        const long end = k - begin < block ? k : begin + block;
+        for (long row = 0; row < padded; row += 2 * TILE_ROWS_OF_X) {
+            const T *upper = x + row * x_stride, *lower = upper + TILE_ROWS_OF_X * x_stride;
+            ACC *const to = sums + row * GROUP, *const below = to + TILE_ROWS_OF_X * GROUP;
+            const int is_pair = padded - row > TILE_ROWS_OF_X;
+            if (begin == 0) {
+                TILE_ZERO(0); TILE_ZERO(1); TILE_ZERO(2); TILE_ZERO(3);
+            } else {
+                TILE_LOAD(0, to, GROUP * 4);
+                TILE_LOAD(1, to + 16, GROUP * 4);
+                if (is_pair) {
+                    TILE_LOAD(2, below, GROUP * 4);
+                    TILE_LOAD(3, below + 16, GROUP * 4);
+                }
+            }
+            for (long i = begin; i < end; i += 32) {
+                TILE_LOAD(6, w + i * GROUP, 64);
+                TILE_LOAD(7, w + i * GROUP + 512, 64);
+                TILE_LOAD(4, upper + i, x_bytes);
+                TILE_MULTIPLY(0, 4, 6);
+                TILE_MULTIPLY(1, 4, 7);
+                if (is_pair) {
+                    TILE_LOAD(5, lower + i, x_bytes);
+                    TILE_MULTIPLY(2, 5, 6);
+                    TILE_MULTIPLY(3, 5, 7);
+                }
+            }
+            TILE_STORE(0, to, GROUP * 4);
+            TILE_STORE(1, to + 16, GROUP * 4);
+            if (is_pair) {
+                TILE_STORE(2, below, GROUP * 4);
+                TILE_STORE(3, below + 16, GROUP * 4);
+            }
+        }
+    }
+    NAME(packed_store)(sums, bias, out, out_stride, rows);
+}
+#else
 /* `rows` rows of x by PACKED_WIDTH outputs of a group, over `k` elements: adds to `sums` (from zero, where `begins`).
  * `w` points at the first output's first element, `x` at the first row's. */
 INLINE void NAME(packed_tile)(const int rows, const NAME(PackedX) *x, long x_stride, const T *w, long k, ACC *sums,
@@ -173,28 +237,28 @@ static void NAME(packed_group)(const NAME(PackedX) *x, long x_stride, const T *w
                 row += height;
             }
     }
-    for (long row = 0; row < rows; row++)
-        for (long i = 0; i < GROUP; i++)
-            out[row * out_stride + i] = FROM_ACC(sums[row * GROUP + i] + (bias ? TO_ACC(bias[i]) : 0));
+    NAME(packed_store)(sums, bias, out, out_stride, rows);
 }
+#endif
 
-/* x as the tiles read it, in scratch: rows at no multiple of a page, which would share cache sets. */
-INLINE int NAME(x_as_it_lies)(long x_stride) {
-#if STORAGE_IS_NARROW && !defined(BF16_DOT)
-    (void)x_stride;
+/* Whether x is read where it is. Else it goes to scratch: widened, or filled up with zeros, or because rows at a multiple
+ * of a page would share cache sets. */
+INLINE int NAME(reads_x_in_place)(long x_stride, long num_rows) {
+#if STORAGE_IS_NARROW && defined(TILES)
+    (void)x_stride, (void)num_rows;
     return 0;
 #else
-    return x_stride * (long)sizeof(T) % 1024 != 0;
+    return sizeof(NAME(PackedX)) == sizeof(T) && (num_rows == 1 || x_stride * (long)sizeof(T) % 1024 != 0);
 #endif
 }
 
 static int NAME(linear_packed)(const T *x, long x_stride, const T *w, const T *bias, T *out, long out_stride,
                                long num_rows, long n, long k, int num_threads) {
     const long num_groups = n / GROUP, staged_stride = k + 32;
-    const int in_place = num_rows <= 1 ? sizeof(NAME(PackedX)) == sizeof(T) : NAME(x_as_it_lies)(x_stride);
+    const int in_place = NAME(reads_x_in_place)(x_stride, num_rows);
     long block_rows = (256 << 10) / (k * (long)sizeof(T)) / PACKED_ROWS * PACKED_ROWS;
     block_rows = block_rows < PACKED_ROWS ? PACKED_ROWS : block_rows > 240 ? 240 : block_rows;
-    if (block_rows > num_rows) block_rows = num_rows;
+    if (block_rows > num_rows) block_rows = ROUND_UP(num_rows, PACKED_ROWS);
     const long num_chunks = num_threads * PACKED_CHUNKS < num_groups ? num_threads * PACKED_CHUNKS : num_groups;
     long next = 0;
     int error = 0;
@@ -207,6 +271,7 @@ static int NAME(linear_packed)(const T *x, long x_stride, const T *w, const T *b
         error |= sums ? 0 : ERROR_MEMORY;
         NAME(PackedX) *const staged = (NAME(PackedX) *)((char *)sums + sums_bytes);
         long staged_from = -1;
+        PACKED_BEGIN();
         for (long item = sums ? __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED) : num_rows * num_chunks;;
              item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) {
             const long first_row = item / num_chunks * block_rows, chunk = item % num_chunks;
@@ -215,10 +280,14 @@ static int NAME(linear_packed)(const T *x, long x_stride, const T *w, const T *b
             const T *const block = x + first_row * x_stride;
             if (!in_place && staged_from != first_row) {
                 for (long row = 0; row < rows; row++)
-#if STORAGE_IS_NARROW && !defined(BF16_DOT)
+#if STORAGE_IS_NARROW && !defined(BF16_DOT) && !defined(TILES)
                     for (long i = 0; i < k; i++) staged[row * staged_stride + i] = TO_ACC(block[row * x_stride + i]);
 #else
                     memcpy(staged + row * staged_stride, block + row * x_stride, (size_t)k * sizeof(T));
+#endif
+#if STORAGE_IS_NARROW && defined(TILES)
+                for (long row = rows; row < ROUND_UP(rows, TILE_ROWS_OF_X); row++)
+                    memset(staged + row * staged_stride, 0, (size_t)k * sizeof(T));
 #endif
                 staged_from = first_row;
             }
@@ -228,6 +297,7 @@ static int NAME(linear_packed)(const T *x, long x_stride, const T *w, const T *b
                                    bias ? bias + group * GROUP : NULL, out + first_row * out_stride + group * GROUP,
                                    out_stride, rows, k, sums);
         }
+        PACKED_END();
     }
     const long done = num_groups * GROUP;
     if (!error && done < n)
@@ -241,3 +311,5 @@ static int NAME(linear_packed)(const T *x, long x_stride, const T *w, const T *b
 #undef PACKED_ROWS
 #undef PACKED_VECTORS
 #undef PACKED_WIDTH
+#undef PACKED_BEGIN
+#undef PACKED_END
