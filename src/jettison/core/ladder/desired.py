@@ -7,7 +7,7 @@ gone, or changed its group without being asked since it was looked at last. Offl
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -42,11 +42,18 @@ class _Pool:
     devices: set[GroupId] = field(default_factory=set)
     batch: list[Operation] = field(default_factory=list)
     """For the next plan."""
+    is_saturated: bool = False
+    """At the last look: what its requests hold takes all devices, so packing them could empty none."""
 
     @property
     def capacity(self) -> int:
         """Blocks that are packed of each."""
         return max(1, self.full - self.head_room)
+
+    @property
+    def gathers(self) -> bool:
+        """Its packer is after few devices, and not after even ones."""
+        return bool(getattr(self.packer, "gathers", True))
 
 
 @dataclass(slots=True, eq=False)
@@ -151,6 +158,10 @@ class Desired:
         packer = next(pool.packer for pool in self._pools.values() if group_id in pool.devices)
         return bool(getattr(packer, "migrates", True))
 
+    def is_saturated(self, group_id: GroupId) -> bool:
+        """Its pool is as full as it can be packed: moves save no device, and newcomers had better go to the freest."""
+        return next(pool.is_saturated for pool in self._pools.values() if group_id in pool.devices)
+
     def empties(self, group_id: GroupId) -> bool:
         """Nobody should live there."""
         return group_id not in self.active()
@@ -190,8 +201,12 @@ class Desired:
             for resize in plan_resizes(rows, pool.capacity, self._params.reserve):
                 self._seats[resize.request_id].num_blocks = resize.num_blocks
                 pool.batch.append(resize)
-        for pool in self._pools.values():
+        packed: Counter[int] = Counter()
+        for seat in self._seats.values():
+            packed[seat.pool.full] += seat.num_blocks
+        for full, pool in self._pools.items():
             _apply(pool)
+            pool.is_saturated = pool.gathers and -(-packed[full] // pool.capacity) >= len(pool.devices)
         for seat, state in fresh:
             self._set_grip(seat, state, moving, now_ns)
         self._stale.clear()
@@ -200,6 +215,14 @@ class Desired:
         """It lives there now because it was told to, be it only on its way."""
         if (seat := self._seats.get(request_id)) is not None:
             self._note_here(request_id, seat, group_id)
+
+    def send(self, request_id: RequestId, group_id: GroupId) -> None:
+        """It should live there now, whatever the packing says."""
+        seat = self._seats.get(request_id)
+        if seat is not None and group_id in seat.pool.devices:
+            seat.pool.batch += [Depart(request_id), Arrive(request_id, seat.num_blocks, group_id)]
+            _apply(seat.pool)
+            seat.grip = Grip.FREE
 
     def hold(self, request_ids: Iterable[RequestId], until_ns: int) -> None:
         """They stay where they are for so long, unless that overflows: their moves cost more than they save."""
@@ -212,8 +235,9 @@ class Desired:
             seat.grip, seat.held_until_ns = Grip.HELD, until_ns
             seat.pool.packer.pin(request_id, Grip.HELD)
 
-    def _is_packed(self, group: Group) -> bool:
-        """Merged groups, and those whose layouts change or that are about to sleep, are not."""
+    def is_packed(self, group: Group) -> bool:
+        """It may hold requests that are packed: merged groups, and those whose layouts change or that are about to
+        sleep, may not."""
         cluster = self._cluster
         if len(group.stages) > 1 and not cluster.params.static_pipeline:
             return False
@@ -230,7 +254,7 @@ class Desired:
                 self._forget_pool(full)
         found: defaultdict[int, set[GroupId]] = defaultdict(set)
         for group_id, group in self._cluster.groups.items():
-            if self._is_packed(group):
+            if self.is_packed(group):
                 found[group.blocks.capacity].add(group_id)
                 worker_id = group.worker_ids[0]
                 self._machine_of[group_id] = self._cluster.params.machine_of.get(worker_id, worker_id)
@@ -345,7 +369,7 @@ class Desired:
             self._leave_seat(state.request_id)
         for pool in self._pools.values():
             blocks = self._cluster.limits.blocks_for(state.num_tokens)
-            if blocks > pool.full:
+            if blocks > pool.full or pool.is_saturated:
                 continue
             rate = max((self._blocks_per_s.get(d, 0.0) for d in pool.packer.active), default=0.0)
             size = self._size(state, pool, blocks, rate)
@@ -376,7 +400,7 @@ class Desired:
         """It exists, has room now, and the prompts ahead there leave the newcomer its objective."""
         cluster = self._cluster
         group = cluster.groups.get(group_id)
-        if group is None or not self._is_packed(group):
+        if group is None or not self.is_packed(group):
             return False
         cluster.catch_up(group_id)
         blocks, queues = group.blocks, group.queues
