@@ -7,6 +7,7 @@ gone, or changed its group without being asked since it was looked at last. Offl
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -152,6 +153,10 @@ class Desired:
     def capacity_of(self, group_id: GroupId) -> int:
         """Blocks that are packed of it."""
         return next(pool.capacity for pool in self._pools.values() if group_id in pool.devices)
+
+    def growth_blocks(self, group_id: GroupId) -> int:
+        """By which one of its requests grows in the time that a reserve looks ahead."""
+        return math.ceil(self._blocks_per_s.get(group_id, 0.0) * self._params.reserve.ahead_s)
 
     def migrates(self, group_id: GroupId) -> bool:
         """Who should live elsewhere keeps its KV; else it is computed again there (baselines)."""

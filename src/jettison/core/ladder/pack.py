@@ -85,7 +85,7 @@ class PackRung(Rung):
         super().__init__(means)
         self._state, self._loads, self._migrations = means.state, means.loads, means.migrations
         self.desired = Desired(means.state, means.loads, means.moves, means.migrations)
-        self._reliefs = Reliefs(means.state, means.loads, means.migrations, self.desired.is_packed)
+        self._reliefs = Reliefs(means.state, means.loads, means.migrations, self.desired.is_packed, self.desired.growth_blocks)
         self._relieving: set[RequestId] = set()
         """Of its migrations those that make room for the head of a queue."""
         self._relieved_ns: int | None = None

@@ -29,10 +29,12 @@ class Reliefs:
     """See the module."""
 
     def __init__(
-        self, state: ClusterState, loads: Loads, migrations: Migrations, is_packed: Callable[[Group], bool]
+        self, state: ClusterState, loads: Loads, migrations: Migrations, is_packed: Callable[[Group], bool],
+        growth_blocks: Callable[[GroupId], int],
     ) -> None:
+        """``growth_blocks``: by which one request of a group grows in the time that packing looks ahead."""
         self._state, self._loads, self._migrations = state, loads, migrations
-        self._is_packed = is_packed
+        self._is_packed, self._growth_blocks = is_packed, growth_blocks
 
     def wanted(self, not_before_ns: Mapping[RequestId, int], now_ns: int) -> Iterator[Wanted]:
         """For each group whose queue memory keeps out and where nobody makes room yet. ``not_before_ns``: requests
@@ -63,9 +65,10 @@ class Reliefs:
         return leaving
 
     def _num_free(self, group: Group, head: RequestState) -> int:
-        """Above the watermark, and what waits there has its room, but for the head."""
+        """Above the watermark, and those who run there may grow, and who waits there has its room, but for the head."""
         self._state.catch_up(group.group_id)
         blocks, queued = group.blocks, group.queues.queued_blocks()
+        queued += (1 + len(group.queues.running)) * self._growth_blocks(group.group_id)
         if head.group_id == group.group_id:
             queued -= group.limits.blocks_for(head.num_tokens)
         return blocks.num_free - blocks.watermark - queued
