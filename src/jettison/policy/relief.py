@@ -9,7 +9,7 @@ do, since what moves is held at both ends until it has moved.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from jettison.types import GroupId, RequestId
@@ -34,6 +34,8 @@ class Holder(NamedTuple):
     movable: Sequence[Movable] = ()
     takes_head: bool = True
     """Nobody else waits there."""
+    machine: Hashable = None
+    """Inside one, links are fast."""
 
 
 class Leave(NamedTuple):
@@ -64,8 +66,7 @@ def plan_relief(head_blocks: int, holders: Sequence[Holder]) -> Relief | None:
 def _relief_at(holder: Holder, missing: int, holders: Iterable[Holder]) -> Relief | None:
     if missing <= 0:
         return Relief(holder.group_id, (), 0)
-    others = [h for h in holders if h is not holder]
-    options = (_leaves(rows, others) for rows in _leaving(holder.movable, missing))
+    options = (_leaves(rows, holder, holders) for rows in _leaving(holder.movable, missing))
     for option in options:
         if option is not None:
             leaves, num_blocks = option
@@ -95,15 +96,20 @@ def _leaving(movable: Sequence[Movable], missing: int) -> list[list[Movable]]:
     return sorted(sets, key=lambda chosen: sum(m.num_blocks for m in chosen))
 
 
-def _leaves(rows: Iterable[Movable], others: Iterable[Holder]) -> tuple[tuple[Leave, ...], int] | None:
-    """Each to where least is left beside it, the largest first; None where one finds no room."""
-    free = {h.group_id: h.num_free for h in others}
+def _leaves(
+    rows: Iterable[Movable], source: Holder, holders: Iterable[Holder]
+) -> tuple[tuple[Leave, ...], int] | None:
+    """Each to where least is left beside it, in the source's machine where there is room, the largest first; None where
+    one finds no room."""
+    free = {h.group_id: h.num_free for h in holders if h is not source}
+    is_far = {h.group_id: h.machine != source.machine for h in holders}
     leaves: list[Leave] = []
     total = 0
     for row in sorted(rows, key=lambda m: (-m.num_blocks, m.request_id)):
-        to = min((g for g, num in free.items() if num >= row.num_blocks), key=lambda g: (free[g], g), default=None)
-        if to is None:
+        roomy = [g for g, num in free.items() if num >= row.num_blocks]
+        if not roomy:
             return None
+        to = min(roomy, key=lambda g: (is_far[g], free[g], g))
         free[to] -= row.num_blocks
         leaves.append(Leave(row.request_id, to))
         total += row.num_blocks

@@ -84,4 +84,7 @@ class Reliefs:
         num_others = len(group.queues.waiting) - (head.group_id == group.group_id)
         has_place = len(running) < group.max_running
         num_free = self._num_free(group, head) if has_place else 0
-        return Holder(group.group_id, num_free, movable, takes_head=has_place and not num_others and not num_leaving)
+        takes_head = has_place and not num_others and not num_leaving
+        worker_id = group.worker_ids[0]
+        machine = self._state.params.machine_of.get(worker_id, worker_id)
+        return Holder(group.group_id, num_free, movable, takes_head, machine)
