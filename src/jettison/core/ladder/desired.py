@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jettison.core.ladder.movekinds import decodes_of
+from jettison.core.ladder.prefixes import Prefixes
 from jettison.core.load.views import Loads
 from jettison.core.moving.migrations import Migrations, may_go
 from jettison.core.moving.moves import Moves
@@ -22,6 +23,7 @@ from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.cost.stepwork import step_of
 from jettison.policy.links import MachineId
+from jettison.policy.packing.lost import devices_lost
 from jettison.policy.packing.mell import Packing
 from jettison.policy.packing.named import PACKERS
 from jettison.policy.packing.params import PackParams, breaks_ttft, devices_needed, head_room_blocks
@@ -43,6 +45,7 @@ class _Pool:
     devices: set[GroupId] = field(default_factory=set)
     batch: list[Operation] = field(default_factory=list)
     """For the next plan."""
+    prefixes: Prefixes = field(default_factory=Prefixes)
     is_saturated: bool = False
     """At the last look: what its requests hold takes all devices, so packing them could empty none."""
 
@@ -128,6 +131,15 @@ class Desired:
         num_blocks = sum(cluster.limits.blocks_for(s.num_tokens) for s in waiting)
         largest = max((pool.capacity for pool in self._pools.values()), default=0)
         return devices_needed(num_active, num_blocks, largest) if largest else num_active
+
+    def num_lost(self) -> int:
+        """Groups that the packings take beyond those that they would without refused moves, packed anew (MELL's
+        classes); 0 where none is refused."""
+        held: dict[int, _Pool] = {s.pool.full: s.pool for s in self._seats.values() if s.grip is Grip.HELD}
+        return sum(
+            devices_lost([pool.packer.requests_on(d) for d in pool.packer.active], pool.capacity)
+            for pool in held.values()
+        )
 
     def share_used(self) -> float:
         """Of the KV memory of groups where online requests live, what requests hold; 0 where there are none."""
@@ -225,7 +237,7 @@ class Desired:
         """It should live there now, whatever the packing says."""
         seat = self._seats.get(request_id)
         if seat is not None and group_id in seat.pool.devices:
-            seat.pool.batch += [Depart(request_id), Arrive(request_id, seat.num_blocks, group_id)]
+            seat.pool.batch += [Depart(request_id), _arrive(request_id, seat.num_blocks, seat.pool, group_id)]
             _apply(seat.pool)
             seat.grip = Grip.FREE
 
@@ -233,7 +245,9 @@ class Desired:
         """They stay where they are for so long, unless that overflows: their moves cost more than they save."""
         seats = [(request_id, self._seats[request_id]) for request_id in request_ids]
         for request_id, seat in seats:
-            seat.pool.batch += [Depart(request_id), Arrive(request_id, seat.num_blocks, seat.group_id)]
+            seat.pool.batch += [
+                Depart(request_id), _arrive(request_id, seat.num_blocks, seat.pool, seat.group_id)
+            ]
         for pool in self._pools.values():
             _apply(pool)
         for request_id, seat in seats:
@@ -322,8 +336,21 @@ class Desired:
 
     def _take_seat(self, state: RequestState, pool: _Pool, group: Group, rate: float) -> _Seat:
         num_blocks = self._size(state, pool, _held(group, state), rate)
-        pool.batch.append(Arrive(state.request_id, num_blocks, group.group_id))
+        self._join(state, pool, group)
+        pool.batch.append(_arrive(state.request_id, num_blocks, pool, group.group_id))
         return self._seated(state, pool, group.group_id, num_blocks)
+
+    def _join(self, state: RequestState, pool: _Pool, group: Group) -> None:
+        """Tell what it has in common with others. ``group``: any of the pool's: all have one cache's names."""
+        joined = pool.prefixes.join(state.request_id, group.blocks.prompt_names(state))
+        seat = None if joined.also is None else self._seats.get(joined.also)
+        if joined.also is not None and seat is not None and seat.pool is pool:
+            # The planner knows a prefix from the arrival on.
+            _apply(pool)
+            device = pool.packer.device_of(joined.also)
+            pool.batch += [Depart(joined.also), _arrive(joined.also, seat.num_blocks, pool, device)]
+            _apply(pool)
+            pool.packer.pin(joined.also, seat.grip)
 
     def _seated(self, state: RequestState, pool: _Pool, group_id: GroupId, num_blocks: int) -> _Seat:
         seat = self._seats[state.request_id] = _Seat(pool, group_id, num_blocks)
@@ -340,6 +367,7 @@ class Desired:
         seat = self._seats.pop(request_id)
         self._here[seat.group_id].discard(request_id)
         seat.pool.batch.append(Depart(request_id))
+        seat.pool.prefixes.leave(request_id)
 
     def _set_grip(self, seat: _Seat, state: RequestState, moving: set[RequestId], now_ns: int) -> None:
         """What is half prefilled, stored or on its way cannot be moved; what waits is only dispatched again."""
@@ -378,8 +406,13 @@ class Desired:
                 continue
             rate = max((self._blocks_per_s.get(d, 0.0) for d in pool.packer.active), default=0.0)
             size = self._size(state, pool, blocks, rate)
-            pool.batch.append(Arrive(state.request_id, size))
+            group = next((g for d in pool.devices if (g := self._cluster.groups.get(d)) is not None), None)
+            if group is None:
+                continue
+            self._join(state, pool, group)
+            pool.batch.append(_arrive(state.request_id, size, pool))
             if state.request_id in _apply(pool):
+                pool.prefixes.leave(state.request_id)
                 continue
             device = pool.packer.device_of(state.request_id)
             if not self._takes(device, state):
@@ -387,9 +420,10 @@ class Desired:
                 _apply(pool)
                 others = [d for d in pool.packer.active if self._takes(d, state)]
                 if not others:
+                    pool.prefixes.leave(state.request_id)
                     return None
                 device = min(others, key=lambda d: (self._cluster.groups[d].blocks.num_free, d))
-                pool.batch.append(Arrive(state.request_id, size, device))
+                pool.batch.append(_arrive(state.request_id, size, pool, device))
                 _apply(pool)
             self._seated(state, pool, device, size)
             return device
@@ -409,7 +443,7 @@ class Desired:
             return False
         cluster.catch_up(group_id)
         blocks, queues = group.blocks, group.queues
-        needed = cluster.limits.blocks_for(state.num_tokens)
+        _, needed = blocks.cached_prefix(state)
         if blocks.num_free - blocks.watermark - queues.queued_blocks() < needed:
             return False
         if queues.num_served + len(queues.waiting) >= group.max_running:
@@ -433,6 +467,13 @@ class Desired:
 
 def _held(group: Group, state: RequestState) -> int:
     return max(1, group.limits.blocks_for(state.num_tokens))
+
+
+def _arrive(request_id: RequestId, num_blocks: int, pool: _Pool, device: GroupId | None = None) -> Arrive:
+    shared = pool.prefixes.shared(request_id)
+    if shared is None:
+        return Arrive(request_id, num_blocks, device)
+    return Arrive(request_id, num_blocks, device, shared.key, min(shared.num_blocks, num_blocks))
 
 
 def _apply(pool: _Pool) -> tuple[RequestId, ...]:

@@ -106,6 +106,8 @@ class PackRung(Rung):
         self._refused: dict[RequestId, tuple[float, float]] = {}
         """In the last epoch: what the move costs and saves, device-seconds."""
         self._num_owed = 0
+        self._num_lost = 0
+        """Groups that refused moves cost in the last epoch."""
         self._last_told: Mapping[str, object] = {}
 
     @property
@@ -152,6 +154,7 @@ class PackRung(Rung):
         return {
             "devices_needed": self.desired.num_needed(), "devices_used": self.desired.num_used(),
             "packing_owed": self._num_owed, "packing_utilisation": self.desired.share_used(),
+            "packing_lost": self._num_lost,
         }
 
     def note_touched(self, group_ids: Collection[GroupId]) -> None:
@@ -234,6 +237,7 @@ class PackRung(Rung):
                 yield offer
         self._num_owed = sum(1 for o in self.desired.owed() if not self._migrations.is_moving(o.state))
         if is_new:
+            self._num_lost = self.desired.num_lost()
             yield from self._tell(pressure, begun, is_early, now_ns)
 
     def _offers(self, owed: Sequence[Owed], now_ns: int) -> Iterator[PackOffer]:
@@ -432,7 +436,7 @@ class PackRung(Rung):
         told: dict[str, object] = {
             "needed": gauges["devices_needed"], "used": gauges["devices_used"], "closed": sorted(self.closed),
             "queued": begun[How.QUEUED], "migrated": begun[How.MIGRATED], "owed": self._num_owed,
-            "utilisation": round(gauges["packing_utilisation"], 4), "pressure": pressure, "early": is_early,
+            "lost": self._num_lost, "utilisation": round(gauges["packing_utilisation"], 4), "pressure": pressure, "early": is_early,
         }
         if self._refused:
             told["refused"] = [
