@@ -237,22 +237,18 @@ class Desired:
         """It should live there now, whatever the packing says."""
         seat = self._seats.get(request_id)
         if seat is not None and group_id in seat.pool.devices:
-            seat.pool.batch += [Depart(request_id), _arrive(request_id, seat.num_blocks, seat.pool, group_id)]
+            seat.grip = Grip.PINNED
+            seat.pool.batch += [Depart(request_id), self._arrive(request_id, seat, group_id)]
             _apply(seat.pool)
-            seat.grip = Grip.FREE
 
     def hold(self, request_ids: Iterable[RequestId], until_ns: int) -> None:
         """They stay where they are for so long, unless that overflows: their moves cost more than they save."""
         seats = [(request_id, self._seats[request_id]) for request_id in request_ids]
         for request_id, seat in seats:
-            seat.pool.batch += [
-                Depart(request_id), _arrive(request_id, seat.num_blocks, seat.pool, seat.group_id)
-            ]
+            seat.grip, seat.held_until_ns = Grip.HELD, until_ns
+            seat.pool.batch += [Depart(request_id), self._arrive(request_id, seat, seat.group_id)]
         for pool in self._pools.values():
             _apply(pool)
-        for request_id, seat in seats:
-            seat.grip, seat.held_until_ns = Grip.HELD, until_ns
-            seat.pool.packer.pin(request_id, Grip.HELD)
 
     def is_packed(self, group: Group) -> bool:
         """It may hold requests that are packed: merged groups, and those whose layouts change or that are about to
@@ -348,9 +344,11 @@ class Desired:
             # The planner knows a prefix from the arrival on.
             _apply(pool)
             device = pool.packer.device_of(joined.also)
-            pool.batch += [Depart(joined.also), _arrive(joined.also, seat.num_blocks, pool, device)]
-            _apply(pool)
-            pool.packer.pin(joined.also, seat.grip)
+            pool.batch += [Depart(joined.also), self._arrive(joined.also, seat, device)]
+
+    def _arrive(self, request_id: RequestId, seat: _Seat, device: GroupId) -> Arrive:
+        """Again, with the grip that it has."""
+        return _arrive(request_id, seat.num_blocks, seat.pool, device)._replace(grip=seat.grip)
 
     def _seated(self, state: RequestState, pool: _Pool, group_id: GroupId, num_blocks: int) -> _Seat:
         seat = self._seats[state.request_id] = _Seat(pool, group_id, num_blocks)
