@@ -288,7 +288,7 @@ def test_by_priority_alone_memory_that_a_batch_holds_is_gone() -> None:
 
 
 def test_online_requests_that_memory_keeps_out_go_to_where_a_batch_makes_way() -> None:
-    """The second instance is full of offline requests, which give their blocks up as soon as an online one needs them."""
+    """The second instance is full of offline requests, which give their blocks up when an online one needs them."""
     cluster = FakeCluster(full_blocks=134, max_seqs=64, max_tokens=2048, offline="harvest", policy="recompute")
     crowd(cluster, {1: [400] * 9}, ServiceClass.OFFLINE)
     cluster.run(until_ms=40)

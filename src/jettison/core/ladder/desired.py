@@ -179,6 +179,13 @@ class Desired:
         """Its pool is as full as it can be packed: moves save no device, and newcomers had better go to the freest."""
         return next(pool.is_saturated for pool in self._pools.values() if group_id in pool.devices)
 
+    def may_relieve(self, group: Group) -> bool:
+        """It is packed by a packer that moves running requests."""
+        pool = self._pools.get(group.blocks.capacity)
+        if pool is None or group.group_id not in pool.devices or not self.is_packed(group):
+            return False
+        return self.migrates(group.group_id)
+
     def empties(self, group_id: GroupId) -> bool:
         """Nobody should live there."""
         return group_id not in self.active()

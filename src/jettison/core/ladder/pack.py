@@ -85,7 +85,9 @@ class PackRung(Rung):
         super().__init__(means)
         self._state, self._loads, self._migrations = means.state, means.loads, means.migrations
         self.desired = Desired(means.state, means.loads, means.moves, means.migrations)
-        self._reliefs = Reliefs(means.state, means.loads, means.migrations, self.desired.is_packed, self.desired.growth_blocks)
+        self._reliefs = Reliefs(
+            means.state, means.loads, means.migrations, self.desired.may_relieve, self.desired.growth_blocks
+        )
         self._relieving: set[RequestId] = set()
         """Of its migrations those that make room for the head of a queue."""
         self._relieved_ns: int | None = None
@@ -436,7 +438,8 @@ class PackRung(Rung):
         told: dict[str, object] = {
             "needed": gauges["devices_needed"], "used": gauges["devices_used"], "closed": sorted(self.closed),
             "queued": begun[How.QUEUED], "migrated": begun[How.MIGRATED], "owed": self._num_owed,
-            "lost": self._num_lost, "utilisation": round(gauges["packing_utilisation"], 4), "pressure": pressure, "early": is_early,
+            "lost": self._num_lost, "utilisation": round(gauges["packing_utilisation"], 4), "pressure": pressure,
+            "early": is_early,
         }
         if self._refused:
             told["refused"] = [

@@ -1,7 +1,7 @@
 """Which requests that are packed begin with the same blocks: what the planner is told of prefixes.
 
-Requests are compared at 1, 2, 4, ... blocks of their prompts, by the names that the prefix cache uses. So what counts as
-shared is a part of what is, at least half of it, and a request costs as many look-ups as its prompt has bits.
+Requests are compared at 1, 2, 4, ... blocks of their prompts, by the names that the prefix cache uses. So no more
+counts as shared than is, and a request costs as many look-ups as its number of blocks has bits.
 """
 
 from __future__ import annotations

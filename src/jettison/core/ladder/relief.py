@@ -29,12 +29,13 @@ class Reliefs:
     """See the module."""
 
     def __init__(
-        self, state: ClusterState, loads: Loads, migrations: Migrations, is_packed: Callable[[Group], bool],
+        self, state: ClusterState, loads: Loads, migrations: Migrations, may_take_part: Callable[[Group], bool],
         growth_blocks: Callable[[GroupId], int],
     ) -> None:
-        """``growth_blocks``: by which one request of a group grows in the time that packing looks ahead."""
+        """``may_take_part``: running requests may leave the group, and come. ``growth_blocks``: by which one request of
+        a group grows in the time that packing looks ahead."""
         self._state, self._loads, self._migrations = state, loads, migrations
-        self._is_packed, self._growth_blocks = is_packed, growth_blocks
+        self._may_take_part, self._growth_blocks = may_take_part, growth_blocks
 
     def wanted(self, not_before_ns: Mapping[RequestId, int], now_ns: int) -> Iterator[Wanted]:
         """For each group whose queue memory keeps out and where nobody makes room yet. ``not_before_ns``: requests
@@ -42,15 +43,15 @@ class Reliefs:
         for group_id in sorted(self._loads.kept_out):
             group = self._state.groups.get(group_id)
             head = None if group is None else group.queues.waiting.head
-            if group is None or head is None or not self._is_packed(group):
+            if group is None or head is None or not self._may_take_part(group):
                 continue
             head_blocks = group.limits.blocks_for(head.num_tokens)
             leaving = self._leaving_blocks()
-            if self._num_free(group, head) + leaving[group_id] >= head_blocks:
+            if group.blocks.num_free - group.blocks.watermark + leaving[group_id] >= head_blocks:
                 continue  # who makes room is on its way
             holders = [
                 self._holder(g, head, leaving[i], not_before_ns, now_ns)
-                for i, g in self._state.groups.items() if self._is_packed(g)
+                for i, g in self._state.groups.items() if self._may_take_part(g)
             ]
             relief = plan_relief(head_blocks, holders)
             if relief is not None:
@@ -77,10 +78,11 @@ class Reliefs:
         self, group: Group, head: RequestState, num_leaving: int, not_before_ns: Mapping[RequestId, int], now_ns: int
     ) -> Holder:
         ledger, running = group.blocks.ledgers[0], group.queues.running
+        moving = {passage.state.request_id for passage in self._migrations.under_way}
         movable = [
             Movable(r, ledger.num_blocks_of(r)) for r, s in running.items()
-            if may_go(s) and not s.is_offline and not_before_ns.get(r, 0) <= now_ns and not self._migrations.is_moving(s)
-        ]  # fmt: skip
+            if may_go(s) and not s.is_offline and not_before_ns.get(r, 0) <= now_ns and r not in moving
+        ]
         num_others = len(group.queues.waiting) - (head.group_id == group.group_id)
         has_place = len(running) < group.max_running
         num_free = self._num_free(group, head) if has_place else 0
