@@ -90,6 +90,8 @@ class ClusterParams:
     """What steps and moves cost here, where it was profiled."""
     has_profiled_links: bool = True
     """The workers are joined by links of the kind that was profiled."""
+    near_bytes_per_s: float | None = None
+    """Of links inside one machine, where they are known to be others than the profiled ones; by these requests move."""
     faults: FaultParams = field(default_factory=FaultParams)
     awake: AwakeParams = field(default_factory=AwakeParams)
 

@@ -123,6 +123,7 @@ _GAUGES = {
     "devices_needed": "Instances and pipelines that the packing takes for the online requests that there are.",
     "devices_used": "Instances and pipelines where online requests live.",
     "packing_owed": "Requests that live elsewhere than the packing wants, and are not on their way.",
+    "packing_lost": "Instances and pipelines that requests take because moves were refused.",
     "packing_utilisation": "Part of the KV memory of instances in use that requests hold.",
 }
 """Of rungs, shown while there are such rungs."""

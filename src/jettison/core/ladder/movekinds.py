@@ -88,7 +88,7 @@ def prefill_boundary_of(cluster: ClusterState, group: Group) -> PrefillBoundary 
 
 
 def _link(cluster: ClusterState, rates: PullRates, link: LinkId) -> Bin:
-    params, rate = cluster.params, rates.of(link)
+    params, rate = cluster.params, rates.of_kv(link)
     queued = cluster.book.bytes_between(*link)
     if rate is None:
         return Bin(None, queued)

@@ -114,7 +114,7 @@ class WaysOut:
         if fitting is None:
             return None
         params, (num_blocks, num_tokens) = state.params.migration, fitting
-        rate = PullRates(state).of((group.worker_ids[0], to.worker_ids[0]))
+        rate = PullRates(state).of_kv((group.worker_ids[0], to.worker_ids[0]))
         is_kv = params.kind is MigrationKind.KV
         prefill = None if is_kv else state.predictor.prefill_tokens_per_s(state.limits.max_num_batched_tokens)
         return Migration(

@@ -92,6 +92,7 @@ class Packing(OnBook):
         for resize in resizes:
             bin_ = self.book.resize(self.book.items[resize.request_id], resize.num_blocks)
             self._dirty.add(bin_.device)
+        self._num_gripped += sum(arrival.grip is not Grip.FREE for arrival in arrivals)
         settled = [self._arrive_at(a, a.device) for a in arrivals if a.device is not None]
         self._dirty.update(self.book.over, settled)
         for device in sorted(self._dirty):
