@@ -30,6 +30,19 @@ Times = Mapping[Way, float | None]
 """Seconds until the head is let in, of the ways that there are; None: not known."""
 
 
+class Source(StrEnum):
+    """Where a sleeper's parameters come from."""
+
+    PEERS = "peers"
+    HOST = "host copy"
+    DISK = "model folder"
+
+
+BUSY_SHARE = 0.2
+"""Of its rate, what the link of a peer carries that serves meanwhile: parameters go between the layers of its steps, for a
+quarter of the time that these take (``live.worker.peers``)."""
+
+
 class Wake(NamedTuple):
     """What is known of waking one sleeper."""
 
@@ -39,6 +52,9 @@ class Wake(NamedTuple):
     """From where they come."""
     map_s: float
     first_step_s: float
+    source: Source = Source.PEERS
+    is_busy: bool = False
+    """Others serve meanwhile."""
 
 
 class Migration(NamedTuple):
@@ -54,12 +70,45 @@ class Migration(NamedTuple):
 
 
 def wake_s(wake: Wake) -> float | None:
-    """Seconds; None where the rate is not known."""
+    """Seconds, before any such wake has been measured; None where the rate is not known."""
     if not wake.num_bytes:
         return wake.first_step_s
     if not wake.bytes_per_s:
         return None
     return wake.num_bytes / wake.bytes_per_s + wake.map_s + wake.first_step_s
+
+
+class WakesTaken:
+    """How long wakes have taken, by source and by whether others served meanwhile: what the next is predicted by."""
+
+    def __init__(self) -> None:
+        self._seconds_per_byte: dict[tuple[Source, bool], float] = {}
+
+    def note(self, wake: Wake, took_s: float) -> None:
+        """One is over, ``took_s`` after the order; half of what is believed is the newest."""
+        if not wake.num_bytes:
+            return
+        key, newest = (wake.source, wake.is_busy), took_s / wake.num_bytes
+        self._seconds_per_byte[key] = (self._seconds_per_byte.get(key, newest) + newest) / 2
+
+    def seconds(self, wake: Wake) -> float | None:
+        """Until a sleeper serves: as such wakes have taken, else as ``wake_s`` has it, but no less beside others' work
+        than without; None where nothing is known."""
+        raw_s = wake_s(wake)
+        if not wake.num_bytes:
+            return raw_s
+        taken = self._seconds_per_byte.get((wake.source, wake.is_busy))
+        if taken is None:
+            idle = self._seconds_per_byte.get((wake.source, False))
+            if not wake.is_busy or idle is None:
+                return raw_s
+            return max(raw_s or 0.0, wake.num_bytes * idle + wake.first_step_s)
+        return wake.num_bytes * taken + wake.first_step_s
+
+    def soonest(self, wakes: Collection[Wake]) -> Wake:
+        """Of the sources that one sleeper has, the one that is predicted to be over first; else the first."""
+        known = [(s, i) for i, wake in enumerate(wakes) if (s := self.seconds(wake)) is not None]
+        return list(wakes)[min(known)[1] if known else 0]
 
 
 def migrate_s(migration: Migration) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jettison.core.ladder.dropplans import block_bytes
 from jettison.core.ladder.rung import Means
 from jettison.core.load.pullrates import PullRates
@@ -11,16 +13,17 @@ from jettison.core.serving.group import Group
 from jettison.cost.stepwork import NOTHING, step_of
 from jettison.memory.kvtransfers import MigrationKind
 from jettison.policy.overload import Assessment
-from jettison.policy.soonest import Migration, Wake, Way, drop_s, migrate_s, wake_s
+from jettison.policy.soonest import BUSY_SHARE, Migration, Source, Wake, WakesTaken, Way, drop_s, migrate_s
 from jettison.types import NANOSECONDS, WorkerId
 
 
 class WaysOut:
-    """Predictions; nothing is kept."""
+    """Predictions; nothing is kept but how long wakes have taken."""
 
     def __init__(self, means: Means) -> None:
         self._means = means
         self._state = means.state
+        self.taken = WakesTaken()
 
     def times(
         self, group: Group, assessment: Assessment, wake: Wake | None, now_ns: int
@@ -32,7 +35,7 @@ class WaysOut:
         if Way.MIGRATE in ways and (migration := self.migration(group)) is not None:
             times[Way.MIGRATE] = migrate_s(migration)
         if wake is not None:
-            times[Way.WAKE] = wake_s(wake)
+            times[Way.WAKE] = self.taken.seconds(wake)
         if Way.DROP in ways and not assessment.refuses and self._may_merge(group):
             times[Way.DROP] = self.drop_s(group, now_ns)
         return times
@@ -40,30 +43,51 @@ class WaysOut:
     # --- wake -------------------------------------------------------------------------------------------------
 
     def wake(self, worker_id: WorkerId, head: RequestState | None) -> Wake:
-        """What is known of waking a worker. ``head``: who is to be let in; None: nobody in particular."""
+        """What is known of waking a worker, from where it is over first. ``head``: who is to be let in; None: nobody in
+        particular."""
         state, profile = self._state, self._state.params.profile
         first_step_s = self._first_step_s(head, 1)
         if worker_id in self._means.sleepers.leaving:
             return Wake(0, None, 0.0, first_step_s)
-        num_bytes = state.shape.parameter_bytes
         budget_bytes = state.member_budget_bytes(state.workers[worker_id])
         map_s = 0.0 if profile is None else profile.remap_cost_s(budget_bytes)
-        return Wake(num_bytes, self._fill_rate(worker_id), map_s, first_step_s)
+        num_bytes, is_busy = state.shape.parameter_bytes, any(g.in_flight for g in state.groups.values())
+        return self.taken.soonest([
+            Wake(num_bytes, rate, map_s, first_step_s, source, is_busy)
+            for source, rate in self._fill_rates(worker_id).items()
+        ])  # fmt: skip
 
-    def _fill_rate(self, worker_id: WorkerId) -> float | None:
-        """Bytes a second at which a worker gets all shards: over its best link to one who has them; without such a one
-        from the machine's copy, or the disk."""
+    def _fill_rates(self, worker_id: WorkerId) -> dict[Source, float | None]:
+        """Bytes a second at which a worker gets all shards from each source that there is: peers first, then the
+        machine's copy, then the model folder. None: not known."""
         state, profile = self._state, self._state.params.profile
         everything = state.shape.all_shards
         awake = [w for w in state.workers.values() if w.can_serve and w.worker_id not in self._means.sleepers.leaving]
-        holders = [w.worker_id for w in awake if w.layout.shards - w.unfilled]
+        rates: dict[Source, float | None] = {}
         if everything <= {shard for w in awake for shard in w.layout.shards - w.unfilled}:
-            rates = PullRates(state)
-            return max((rate for w in holders if (rate := rates.of((w, worker_id))) is not None), default=None)
-        if profile is None:
-            return None
-        in_memory = self._means.sleepers.host_copy(worker_id) >= everything
-        return profile.host_copy_bytes_per_s if in_memory else profile.disk_bytes_per_s
+            holders = [w.worker_id for w in awake if w.layout.shards - w.unfilled]
+            rates[Source.PEERS] = self._peers_rate(worker_id, holders)
+        if self._means.sleepers.host_copy(worker_id) >= everything:
+            rates[Source.HOST] = None if profile is None else profile.host_copy_bytes_per_s
+        if not rates or profile is not None:
+            rates[Source.DISK] = None if profile is None else profile.disk_bytes_per_s
+        return rates
+
+    def _peers_rate(self, worker_id: WorkerId, holders: Sequence[WorkerId]) -> float | None:
+        """As the best link of those who have them carries; what was measured was measured beside steps, what was
+        profiled was not, and of those who serve each then gives a part."""
+        state, known = self._state, PullRates(self._state)
+        rates: list[float] = []
+        for holder in holders:
+            link = holder, worker_id
+            if (rate := known.of(link)) is None:
+                continue
+            measured = state.link_rates.get(link)
+            is_busy = any(g.in_flight for g in state.groups_of[holder])
+            if is_busy and (measured is None or measured.bytes_per_s is None):
+                rate *= min(1.0, BUSY_SHARE * len(holders))
+            rates.append(rate)
+        return max(rates, default=None)
 
     # --- drop -------------------------------------------------------------------------------------------------
 
