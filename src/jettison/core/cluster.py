@@ -99,7 +99,9 @@ class ClusterCore:
         self.loads = Loads(self.state)
         self.state.advice = Adviser(self.state, self.loads)
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
-        self.sleepers = Sleepers(self.state, self.moves, self.recoveries, self.migrations, self._why_needed)
+        self.sleepers = Sleepers(
+            self.state, self.moves, self.recoveries, self.migrations, self.checkpoints, self._why_needed
+        )
         self._awake = Awake(self.state, self.moves, self.recoveries, self.sleepers, self._why_too_large)
         self.ladder = Ladder(
             params.rungs, self.state, self.loads, self.moves, self.hosted, self.checkpoints, self.migrations,

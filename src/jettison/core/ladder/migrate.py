@@ -10,7 +10,8 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from jettison.core.ladder.movekinds import Going, Wanted, choose_kinds
+from jettison.core.advice import Going, Wanted
+from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.migrations import may_go
 from jettison.core.moving.passage import Passage

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.leaving import Leaving, LeavingPhase
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
@@ -72,13 +73,14 @@ class Sleepers:
 
     def __init__(
         self, cluster: ClusterState, moves: Moves, recoveries: Recoveries, migrations: Migrations,
-        why_needed: Callable[[Collection[WorkerId]], str | None],
+        checkpoints: Checkpoints, why_needed: Callable[[Collection[WorkerId]], str | None],
     ) -> None:
         """``why_needed``: why some request could not be held without these workers; None: there is no such request."""
         self._cluster = cluster
         self._moves = moves
         self._recoveries = recoveries
         self._migrations = migrations
+        self._checkpoints = checkpoints
         self._why_needed = why_needed
         self.asleep: set[WorkerId] = set()
         """Those that sleep, dead ones and those whose layout is going included."""
@@ -220,7 +222,8 @@ class Sleepers:
             actions.append(Record("falling_asleep", now_ns, fields))
             self._since_ns[worker_id] = now_ns
             actions += self._moves.leave(Leaving(
-                self._cluster, self._migrations, self._cluster.workers[worker_id], group, level, now_ns,
+                self._cluster, self._migrations, self._checkpoints, self._cluster.workers[worker_id], group, level,
+                now_ns,
                 open_groups=self._open_groups, kept=self._kept(worker_id), why_stay=self._why_stay,
                 may_go=self._may_go, on_over=self._left,
             ))
