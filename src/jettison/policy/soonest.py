@@ -4,7 +4,8 @@ woken, or a drop (beyond the papers: MELL activates devices, KunServe drops laye
     wait      what runs gives back what the queue needs
     migrate   bytes over a link, or tokens that the destination computes, whole epochs of what either may take of it
     wake      parameters over a link (or from host memory, or the disk), mapped, and a first step
-    drop      the step in flight ends, layers are unmapped and their pages mapped as KV, and a first step
+    drop      missing shards are pulled, the step in flight ends, layers are unmapped and their pages mapped as KV, KV lands
+              that has to before there is room, and a first step
 
 A time that is not known is None: such a way is taken where no other is there.
 """
@@ -39,8 +40,8 @@ class Source(StrEnum):
 
 
 BUSY_SHARE = 0.2
-"""Of its rate, what the link of a peer carries that serves meanwhile: parameters go between the layers of its steps, for a
-quarter of the time that these take (``live.worker.peers``)."""
+"""Of its rate, what the link of a peer carries that serves meanwhile: parameters go between the layers of its steps, for
+a quarter of the time that these take (``live.worker.peers``)."""
 
 
 class Wake(NamedTuple):
@@ -55,6 +56,8 @@ class Wake(NamedTuple):
     source: Source = Source.PEERS
     is_busy: bool = False
     """Others serve meanwhile."""
+    wait_s: float = 0.0
+    """Until those who have the parameters are through with the steps that they are at: before, they hear of nothing."""
 
 
 class Migration(NamedTuple):
@@ -75,7 +78,7 @@ def wake_s(wake: Wake) -> float | None:
         return wake.first_step_s
     if not wake.bytes_per_s:
         return None
-    return wake.num_bytes / wake.bytes_per_s + wake.map_s + wake.first_step_s
+    return max(wake.wait_s, wake.map_s) + wake.num_bytes / wake.bytes_per_s + wake.first_step_s
 
 
 class WakesTaken:
@@ -124,9 +127,18 @@ def migrate_s(migration: Migration) -> float | None:
     return migration.epoch_s * (least if least <= 1.0 else math.ceil(least))
 
 
-def drop_s(step_left_s: float, unmap_s: float, map_s: float, first_step_s: float) -> float:
-    """Seconds."""
-    return step_left_s + unmap_s + map_s + first_step_s
+def drop_s(
+    step_left_s: float, unmap_s: float, map_s: float, first_step_s: float, pull_s: float = 0.0, land_s: float = 0.0
+) -> float:
+    """Seconds. ``pull_s``: until shards are there that a member lacks; ``land_s``: until so much of the exchange has
+    landed that what it still needs leaves room for the head."""
+    return pull_s + step_left_s + unmap_s + map_s + land_s + first_step_s
+
+
+def blocks_to_land(num_head: int, num_freed: int, num_landing: int) -> int:
+    """Blocks of an exchange that have to land before the head of the queue finds room: what is freed is for those first
+    (admission leaves free what the exchange still needs)."""
+    return min(num_landing, max(0, num_landing + num_head - num_freed))
 
 
 def soonest(times: Times) -> Way:

@@ -195,7 +195,7 @@ def test_a_busy_worker_gives_parameters_between_layers_and_writes_nothing_there(
     here, there = InProcessLink.pair(0, 1, activation_bytes=1 << 10, bulk_bytes=400)
 
     def between():
-        frames = [frame for frame in there.poll_frames()]
+        frames = list(there.poll_frames())
         num_drained[-1] += sum(frame.kind is FrameKind.SHARD_PIECE for frame in frames)
         for frame in frames:
             frame.release()
