@@ -40,6 +40,7 @@ from jettison.core.ports import (
     CancelRequested,
     Event,
     FinishRequested,
+    OfflineStored,
     Record,
     StepAbandoned,
     StepCompleted,
@@ -262,6 +263,9 @@ class ClusterCore:
                 return self._on_worker_joined(event, now_ns)
             case WorkerGone():
                 return self._on_worker_gone(event, now_ns)
+            case OfflineStored():
+                self.state.stored_offline = event.works
+                return []
             case Tick():
                 # Whatever was done between two events (an administrator's order) is seen by this tick.
                 for group in self.state.changed_groups():

@@ -4,8 +4,8 @@ woken, or a drop (beyond the papers: MELL activates devices, KunServe drops laye
     wait      what runs gives back what the queue needs
     migrate   bytes over a link, or tokens that the destination computes, whole epochs of what either may take of it
     wake      parameters over a link (or from host memory, or the disk), mapped, and a first step
-    drop      missing shards are pulled, the step in flight ends, layers are unmapped and their pages mapped as KV, KV lands
-              that has to before there is room, and a first step
+    drop      missing shards are pulled, the step in flight ends, layers are unmapped and their pages mapped as KV, KV
+              lands that has to before there is room, and a first step
 
 A time that is not known is None: such a way is taken where no other is there.
 """
@@ -40,8 +40,8 @@ class Source(StrEnum):
 
 
 BUSY_SHARE = 0.2
-"""Of its rate, what the link of a peer carries that serves meanwhile: parameters go between the layers of its steps, for
-a quarter of the time that these take (``live.worker.peers``)."""
+"""Of its rate, what the link of a peer carries that serves meanwhile: parameters go between the layers of its steps,
+for a quarter of the time that these take (``live.worker.peers``)."""
 
 
 class Wake(NamedTuple):

@@ -106,6 +106,7 @@ class WakeRung(Rung):
             fields["wake_s"] = seconds
         actions: list[Action] = [Record("wake_decided", now_ns, fields)]
         for worker_id in offer.worker_ids:
+            self._dozing.note_woken(worker_id, now_ns)
             actions += self._sleepers.wake(worker_id, now_ns, self._expect(worker_id, offer.wake))
         return actions
 

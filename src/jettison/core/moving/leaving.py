@@ -33,8 +33,8 @@ from jettison.memory.kvtransfers import MigrationKind
 from jettison.types import NANOSECONDS, RequestId, ShardId
 
 KEEP_S = 1.0
-"""For how long offline work may hold up a worker's sleep, to be copied to the host: it would be computed again, on devices
-that serve; the device that is to sleep has nothing else to do."""
+"""For how long offline work may hold up a worker's sleep, to be copied to the host: it would be computed again, on
+devices that serve; the device that is to sleep has nothing else to do."""
 
 COPY_BLOCKS = 64
 """On their way to the host at a time, beside a step."""

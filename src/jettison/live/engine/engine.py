@@ -298,6 +298,11 @@ class Engine:
         """See ``EngineClient.objectives``."""
         return UNKNOWN_OBJECTIVES if self._driver is None else self._driver.core.objectives
 
+    def note_stored(self, works: Sequence[ports.StoredWork]) -> None:
+        """See ``EngineClient.note_stored``."""
+        if self._state == "ready" and self._driver is not None:
+            self._handle(ports.OfflineStored(tuple(works)))
+
     def snapshot(self) -> EngineSnapshot:
         """See ``EngineClient.snapshot``."""
         if self._driver is None or self._launcher is None:

@@ -96,8 +96,9 @@ class PeerAttention:
         failpoint: Failpoint = nowhere,
         send_shards: Callable[[], None] | None = None,
     ) -> None:
-        """``send_shards`` is what is done between layers where ``is_live`` does not hold. ``post`` queues a frame; ``serve`` does what the links ask for now (sending bulk only if told so) and says
-        whether that was anything; ``wait`` returns when there may be more."""
+        """``post`` queues a frame; ``serve`` does what the links ask for now (sending bulk only if told so) and says
+        whether that was anything; ``wait`` returns when there may be more. ``send_shards`` is what is done between
+        layers where ``is_live`` does not hold."""
         self._device = device
         self._link_of = link_of
         self._post = post
