@@ -292,6 +292,7 @@ def test_a_deadline_of_stored_work_keeps_them_awake(num_stored: int, due_ms: flo
     cluster.at(cluster.now + 1, OfflineStored(()))
     run_to(cluster, cluster.now / MS + 600)
     assert len(cluster.core.sleepers.asleep) == 2, "what has been answered keeps nobody awake"
+    cluster.run()
     cluster.expect_outputs()
 
 
