@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/sleep_wake.py sources wake drop --repeats 10 --json sleep_wake.json
 
 *sources*: two real workers with a random Qwen3 of 107M parameters in bfloat16. Each round puts worker 0 to sleep and
-wakes it: from its *peer*, which stays awake; from the *host* copy, both asleep at level 1; from the *disk* (most
+wakes it, where the sources are told and not chosen: from its *peer*, which stays awake; from the *host* copy, both asleep at level 1; from the *disk* (most
 likely the page cache), both asleep at level 1, and the copy emptied before one wakes, so that nothing else is left.
 Before the first round of each source requests fill the KV, so that all of the budget is resident. Columns:
 milliseconds from the order to the end, as the core records them (sleep: the layout is gone and pages are given back;
@@ -38,7 +38,7 @@ from evidence import SERVING, write_result
 from rich.console import Console
 
 from jettison.config import EngineConfig
-from jettison.core.moving.sleeping import SleepState
+from jettison.core.moving.sleeping import Expected, SleepState
 from jettison.live.engine.engine import Engine
 from jettison.policy.soonest import Way
 from jettison.report.decisions import Decision, decisions_of
@@ -108,7 +108,10 @@ class Bench:
         asleep = self.memory()
         if source == "disk":
             self.forget_copy()
+        predict = self.engine.core.sleepers.predict
+        self.engine.core.sleepers.predict = lambda worker_id: Expected(None, source, source != "peer")
         woken_ms = await self.wake(0)
+        self.engine.core.sleepers.predict = predict
         if source != "peer":
             await self.wake(1)
         self.rows.append({

@@ -90,7 +90,8 @@ class WaysOut:
             rates[Source.PEERS] = self._peers_rate(worker_id, holders)
         if self._means.sleepers.host_copy(worker_id) >= everything:
             rates[Source.HOST] = params.loading_bytes_per_s if profile is None else profile.host_copy_bytes_per_s
-        rates[Source.DISK] = params.loading_bytes_per_s or (None if profile is None else profile.disk_bytes_per_s)
+        else:  # a load takes the copy where there is one
+            rates[Source.DISK] = params.loading_bytes_per_s or (None if profile is None else profile.disk_bytes_per_s)
         return rates
 
     def _peers_rate(self, worker_id: WorkerId, holders: Sequence[WorkerId]) -> float | None:
