@@ -3,12 +3,12 @@
     PYTHONPATH=src python benchmarks/sleep_wake.py sources wake drop --repeats 10 --json sleep_wake.json
 
 *sources*: two real workers with a random Qwen3 of 107M parameters in bfloat16. Each round puts worker 0 to sleep and
-wakes it, where the sources are told and not chosen: from its *peer*, which stays awake; from the *host* copy, both asleep at level 1; from the *disk* (most
-likely the page cache), both asleep at level 1, and the copy emptied before one wakes, so that nothing else is left.
-Before the first round of each source requests fill the KV, so that all of the budget is resident. Columns:
-milliseconds from the order to the end, as the core records them (sleep: the layout is gone and pages are given back;
-wake: all shards are there and compared), median and 99th percentile, and of worker 0 the budget's bytes in use and
-the resident set, awake and asleep, and what both gave back.
+wakes it, where the sources are told and not chosen: from its *peer*, which stays awake; from the *host* copy, both
+asleep at level 1; from the *disk* (most likely the page cache), both asleep at level 1, and the copy emptied before
+one wakes, so that nothing else is left. Before the first round of each source requests fill the KV, so that all of
+the budget is resident. Columns: milliseconds from the order to the end, as the core records them (sleep: the layout
+is gone and pages are given back; wake: all shards are there and compared), median and 99th percentile, and of worker
+0 the budget's bytes in use and the resident set, awake and asleep, and what both gave back.
 
 *wake*, *drop*: a burst of half as much again as two instances hold, on three of which one sleeps. In the first
 prompts are computed in steps so long that waking is predicted to be over before a drop, which has to wait for the
