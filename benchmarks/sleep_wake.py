@@ -157,14 +157,14 @@ async def measure(model: Path, memory: str, repeats: int) -> list[dict[str, Any]
 class Case:
     """A burst while one of three sleeps."""
 
-    step_tokens: int
+    prompt_tokens: int
+    output_tokens: int
     expected: Way
     """Predicted to be sooner."""
     max_awake: int | None = None
 
 
-CASES = {"wake": Case(512, Way.WAKE), "drop": Case(64, Way.DROP), "kept": Case(64, Way.DROP, 2)}
-PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
+CASES = {"wake": Case(128, 64, Way.WAKE), "drop": Case(16, 176, Way.DROP), "kept": Case(16, 176, Way.DROP, 2)}
 
 
 async def measure_burst(model: Path, memory: str, name: str) -> dict[str, Any]:
@@ -172,7 +172,7 @@ async def measure_burst(model: Path, memory: str, name: str) -> dict[str, Any]:
     case = CASES[name]
     config = EngineConfig.resolve(
         model=str(model), instances=3, memory=memory, num_threads=1, overload="drop", max_awake=case.max_awake,
-        max_num_batched_tokens=case.step_tokens, max_num_seqs=64, slo_ttft_ms=1e6,  # memory is to decide, not compute
+        max_num_seqs=64, slo_ttft_ms=1e6,  # memory is to decide, not compute
     )
     engine = Engine(config)
     try:
@@ -186,14 +186,14 @@ async def measure_burst(model: Path, memory: str, name: str) -> dict[str, Any]:
         started = asyncio.get_running_loop().time()
 
         async def one(i: int) -> float:
-            params = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
-            prompt, ttft = tuple((17 * i + j) % 1000 + 10 for j in range(PROMPT_TOKENS)), 0.0
+            params = SamplingParams(max_tokens=case.output_tokens, temperature=0.0, ignore_eos=True)
+            prompt, ttft = tuple((17 * i + j) % 1000 + 10 for j in range(case.prompt_tokens)), 0.0
             async for event in engine.submit(Request(f"burst-{i}", prompt, params, 0)):
                 if event.tokens and not ttft:
                     ttft = asyncio.get_running_loop().time() - started
             return ttft
 
-        num = 3 * room // 2 // (PROMPT_TOKENS + OUTPUT_TOKENS)
+        num = 3 * room // 2 // (case.prompt_tokens + case.output_tokens)
         ttfts = sorted(await asyncio.gather(*map(one, range(num))))
         return {"case": name, "requests": num, **burst_figures(engine, ttfts, case)}
     finally:
