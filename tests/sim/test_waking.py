@@ -33,9 +33,13 @@ FAST, SLOW = 4e9, 4e5
 """Bytes a second of each link; parameters have 0.8 MB."""
 
 
-def sleepy(setup: ClusterSetup, awake: AwakeParams, link_bytes_per_s: float = FAST) -> ClusterSetup:
-    """The same, with the rung that wakes and links that carry so much, as profiled."""
-    profile = replace(PROFILE, link_bytes_per_s=link_bytes_per_s)
+def sleepy(
+    setup: ClusterSetup, awake: AwakeParams, link_bytes_per_s: float = FAST, disk_bytes_per_s: float | None = None
+) -> ClusterSetup:
+    """The same, with the rung that wakes, and links and disks that carry so much, as profiled. Without a disk it is as
+    slow as the links: parameters come from peers."""
+    disk_bytes_per_s = disk_bytes_per_s or link_bytes_per_s
+    profile = replace(PROFILE, link_bytes_per_s=link_bytes_per_s, disk_bytes_per_s=disk_bytes_per_s)
     params = replace(
         setup.params, rungs=with_wake(setup.params.rungs, setup.params.static_pipeline), awake=awake, profile=profile
     )
@@ -43,10 +47,11 @@ def sleepy(setup: ClusterSetup, awake: AwakeParams, link_bytes_per_s: float = FA
     return replace(setup, params=params, profile=profile, topology=topology)
 
 
-def burst_after_quiet(link_bytes_per_s: float) -> Watched:
+def burst_after_quiet(link_bytes_per_s: float, disk_bytes_per_s: float | None = None) -> Watched:
     """Three devices, of which one falls asleep in the quiet before the burst."""
     awake = AwakeParams(min_awake=2, falls_asleep=True, after_s=1.0)
-    watched = Watched(sleepy(make_setup(num_workers=3, num_blocks=40), awake, link_bytes_per_s))
+    setup = make_setup(num_workers=3, num_blocks=40)
+    watched = Watched(sleepy(setup, awake, link_bytes_per_s, disk_bytes_per_s))
     for i in range(6):
         watched.submit(f"early{i}", 30, 120, 0.1 * i)
     for i in range(60):
@@ -93,6 +98,16 @@ def test_over_a_slow_link_the_burst_is_carried_by_dropping() -> None:
     kinds = watched.kinds()
     assert "drop" in kinds and ("woken" not in kinds or kinds.index("drop") < kinds.index("woken"))
     assert first.outcome["serves_after_s"] < first.predicted["wake_s"]
+
+
+def test_over_a_slow_link_who_has_a_fast_disk_is_woken_from_it() -> None:
+    decisions, text = explained(burst_after_quiet(SLOW, FAST))
+    first = next(d for d in decisions if d.kind == "way out")
+    assert first.predicted["way"] == "wake" and first.inputs["source"] == "model folder"
+    woken = next(d for d in decisions if d.kind == "wake")
+    assert woken.outcome["pulled_bytes"] == 0
+    assert woken.outcome["serves_after_s"] == pytest.approx(woken.predicted["predicted_s"], rel=1.0, abs=0.02)
+    assert "source model folder" in text
 
 
 def run_schedule(seed: int) -> Watched:

@@ -40,6 +40,7 @@ from jettison.core.ports import (
     CancelRequested,
     Event,
     FinishRequested,
+    OfflineStored,
     Record,
     StepAbandoned,
     StepCompleted,
@@ -99,7 +100,9 @@ class ClusterCore:
         self.loads = Loads(self.state)
         self.state.advice = Adviser(self.state, self.loads)
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
-        self.sleepers = Sleepers(self.state, self.moves, self.recoveries, self.migrations, self._why_needed)
+        self.sleepers = Sleepers(
+            self.state, self.moves, self.recoveries, self.migrations, self.checkpoints, self._why_needed
+        )
         self._awake = Awake(self.state, self.moves, self.recoveries, self.sleepers, self._why_too_large)
         self.ladder = Ladder(
             params.rungs, self.state, self.loads, self.moves, self.hosted, self.checkpoints, self.migrations,
@@ -260,6 +263,9 @@ class ClusterCore:
                 return self._on_worker_joined(event, now_ns)
             case WorkerGone():
                 return self._on_worker_gone(event, now_ns)
+            case OfflineStored():
+                self.state.stored_offline = event.works
+                return []
             case Tick():
                 # Whatever was done between two events (an administrator's order) is seen by this tick.
                 for group in self.state.changed_groups():

@@ -88,6 +88,8 @@ class ClusterParams:
     """False leaves restoring to ``request_restore`` (experiments with restore off; verification)."""
     profile: HardwareProfile | None = None
     """What steps and moves cost here, where it was profiled."""
+    loading_bytes_per_s: float | None = None
+    """At which a worker read the model folder when it started, hashes and checks included; None: as profiled."""
     has_profiled_links: bool = True
     """The workers are joined by links of the kind that was profiled."""
     near_bytes_per_s: float | None = None

@@ -7,9 +7,9 @@ links as they are known, and what moves under way have not sent or computed yet.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
+from jettison.core.advice import Going, Wanted
 from jettison.core.load.pullrates import PullRates
 from jettison.core.requests import RequestState
 from jettison.core.residence import in_arenas
@@ -19,29 +19,8 @@ from jettison.cost.boundaries import PrefillBoundary, link_boundary, prefill_bou
 from jettison.cost.stepwork import NOTHING, StepWork, step_of
 from jettison.memory.kvtransfers import MigrationKind, plan_kv_transfers
 from jettison.policy.exchange import LinkId
-from jettison.policy.movekinds import MAX_FINAL_BLOCKS, Bin, Move, divide_moves
+from jettison.policy.movekinds import Bin, Move, divide_moves
 from jettison.types import GroupId, RequestId
-
-
-class Wanted(NamedTuple):
-    """A running request that may move (``core.moving.migrations``), and where to."""
-
-    state: RequestState
-    destination: Group
-    num_waited: int = 0
-    """Epochs in which it was told to wait."""
-    kinds: Collection[MigrationKind] = tuple(MigrationKind)
-    """In which it may go."""
-
-
-class Going(NamedTuple):
-    """How it goes: what ``Migrations.start`` is told."""
-
-    kind: MigrationKind
-    max_step_tokens: int | None
-    """As tokens; None: as many as steps have room for."""
-    max_final_blocks: int = MAX_FINAL_BLOCKS
-    """As KV: sent while it stands still."""
 
 
 def choose_kinds(cluster: ClusterState, wanted: Iterable[Wanted]) -> dict[RequestId, Going]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from jettison.core.advice import Wanted
 from jettison.core.ladder.climb import Ladder
 from jettison.core.ladder.dropplans import DropPlanner
-from jettison.core.ladder.movekinds import Wanted, choose_kinds
+from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.splits import choose_split
 from jettison.core.load.views import Loads
 from jettison.core.moving.migrations import Migrations, may_go

@@ -22,8 +22,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from jettison.core.advice import Going, Wanted
 from jettison.core.ladder.desired import Desired, Owed
-from jettison.core.ladder.movekinds import Going, Wanted, choose_kinds
+from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.packprices import worth_of
 from jettison.core.ladder.relief import Reliefs
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register

@@ -19,10 +19,11 @@ from jettison.core.ladder.dozing import Dozing
 from jettison.core.ladder.dropplans import block_bytes, required_bytes
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.waysout import WaysOut
+from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.policy.slo import objectives
-from jettison.policy.soonest import Times, Wake, Way, may_wake, num_to_wake, soonest, wake_s, ways_as_fields
+from jettison.policy.soonest import Source, Times, Wake, Way, may_wake, num_to_wake, soonest, ways_as_fields
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 NEWS_S = 5.0
@@ -60,6 +61,9 @@ class WakeRung(Rung):
         super().__init__(means)
         self._state, self._sleepers = means.state, means.sleepers
         self._ways = WaysOut(means)
+        self._wakes: dict[WorkerId, Wake] = {}
+        """What was predicted of those that are being woken."""
+        means.sleepers.predict = self._predict
         self._dozing = Dozing(means)
         self._num_losses = means.state.counters.num_worker_losses
         self._others: dict[GroupId, _Other] = {}
@@ -73,6 +77,7 @@ class WakeRung(Rung):
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
         """Deaths are answered at once, pressure on ticks and after steps."""
+        self._learn()
         if moment is Moment.BEFORE_STEPS:
             if self._state.params.awake.falls_asleep:
                 self._dozing.note_changed(now_ns)
@@ -88,13 +93,12 @@ class WakeRung(Rung):
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
         """Wake them."""
         assert isinstance(offer, WakeOffer), offer
-        seconds = wake_s(offer.wake)
-        expected_ns = None if seconds is None else now_ns + round(seconds * NANOSECONDS)
+        seconds = self._ways.taken.seconds(offer.wake)
         fields: dict[str, object] = {"reason": offer.why, "workers": list(offer.worker_ids), "way": str(Way.WAKE)}
         if offer.groups:
             fields["group"] = offer.groups[0]
         rate = offer.wake.bytes_per_s
-        fields["parameter_bytes"] = offer.wake.num_bytes
+        fields |= {"parameter_bytes": offer.wake.num_bytes, "source": str(offer.wake.source)}
         if rate is not None:
             fields["mib_per_second"] = rate / 2**20
         fields |= offer.told
@@ -102,8 +106,24 @@ class WakeRung(Rung):
             fields["wake_s"] = seconds
         actions: list[Action] = [Record("wake_decided", now_ns, fields)]
         for worker_id in offer.worker_ids:
-            actions += self._sleepers.wake(worker_id, now_ns, expected_ns)
+            self._dozing.note_woken(worker_id, now_ns)
+            actions += self._sleepers.wake(worker_id, now_ns, self._expect(worker_id, offer.wake))
         return actions
+
+    def _predict(self, worker_id: WorkerId) -> Expected:
+        """Of a wake that somebody else orders."""
+        return self._expect(worker_id, self._ways.wake(worker_id, None))
+
+    def _expect(self, worker_id: WorkerId, wake: Wake) -> Expected:
+        self._wakes[worker_id] = wake
+        return Expected(self._ways.taken.seconds(wake), str(wake.source), wake.source is not Source.PEERS)
+
+    def _learn(self) -> None:
+        """From wakes that are over; a first step is none of what they took."""
+        while self._sleepers.woken:
+            woken = self._sleepers.woken.popleft()
+            if (wake := self._wakes.pop(woken.worker_id, None)) is not None:
+                self._ways.taken.note(wake, woken.took_ns / NANOSECONDS)
 
     def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
         """A drop could not get enough: what sleeps has it."""
@@ -122,7 +142,7 @@ class WakeRung(Rung):
         """Sleepers that live, the soonest first."""
         head = None if group is None else group.queues.waiting.head
         found = [(w, self._ways.wake(w, head)) for w in self._sleepers.can_wake if self._state.workers[w].alive]
-        times = {w: wake_s(wake) for w, wake in found}
+        times = {w: self._ways.taken.seconds(wake) for w, wake in found}
         return sorted(found, key=lambda each: (math.inf if (s := times[each[0]]) is None else s, each[0]))
 
     def _num_up(self) -> int:
@@ -231,7 +251,7 @@ class WakeRung(Rung):
         waits = [self._compute_wait_s(g) for g in groups] if ttft_s is not None else []
         if ttft_s is None or not waits or min(waits) <= ttft_s or not (candidates := self._candidates(None)):
             return
-        seconds = wake_s(candidates[0][1])
+        seconds = self._ways.taken.seconds(candidates[0][1])
         if seconds is not None and seconds >= min(waits):
             return
         wanted = math.ceil(sum(waits) / ttft_s) - len(waits)

@@ -67,6 +67,14 @@ class Checkpoints:
         is_fixed = not _is_in_pools_of(entry, group.stages) and num_sealed <= 2 * num_copied
         return num_sealed if is_fixed else min(num_copied, num_sealed)
 
+    def num_written_blocks(self, state: RequestState) -> int:
+        """Leading blocks that would stay at the host, were it freed now."""
+        entry = self._hosted.entry(state)
+        if entry is None or entry.phase is not HostedPhase.CHECKPOINT:
+            return 0
+        self.refresh(entry)
+        return (entry.pools.num_tokens or 0) // self._cluster.limits.block_size
+
     def _num_sealed(self, state: RequestState) -> int:
         return state.num_computed // self._cluster.limits.block_size
 

@@ -124,8 +124,10 @@ class Engine:
         self._weights_digest = self._weights.summary
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
         profile, machine_of = assembly.load_profile(), machines_of(capacity, self._placements)
+        slowest = max(ready, key=lambda r: r.read_ns)
         core = assembly.build_core(
-            capacity, os.urandom(16), profile, machine_of, has_profiled_links=not self._placements
+            capacity, os.urandom(16), profile, machine_of, has_profiled_links=not self._placements,
+            loading_bytes_per_s=1e9 * assembly.shape.parameter_bytes / slowest.read_ns if slowest.read_ns else None,
         )
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
@@ -142,7 +144,6 @@ class Engine:
         self._ticker = asyncio.create_task(self._tick(), name="jettison-ticker")
         if self._state == "loading":
             self._state = "ready"
-        slowest = max(ready, key=lambda r: r.read_ns)
         logger.info(
             "weights %s read in %.2f s, of which hashing and checking took %.2f s",
             self._weights_digest, slowest.read_ns / 1e9, slowest.check_ns / 1e9,
@@ -296,6 +297,11 @@ class Engine:
     def objectives(self) -> Objectives:
         """See ``EngineClient.objectives``."""
         return UNKNOWN_OBJECTIVES if self._driver is None else self._driver.core.objectives
+
+    def note_stored(self, works: Sequence[ports.StoredWork]) -> None:
+        """See ``EngineClient.note_stored``."""
+        if self._state == "ready" and self._driver is not None:
+            self._handle(ports.OfflineStored(tuple(works)))
 
     def snapshot(self) -> EngineSnapshot:
         """See ``EngineClient.snapshot``."""
