@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from jettison.device.model.create import create_model
-from jettison.live.verify import fault_schedules
-from jettison.live.verify.fault_schedules import FaultRounds, Schedule, Wake, kills
-from jettison.live.verify.run import death_plan
+from jettison.live.verify import fault_rounds
+from jettison.live.verify.deaths import death_plan, kills
+from jettison.live.verify.fault_rounds import FaultRounds
+from jettison.live.verify.fault_schedules import Schedule, Wake
 from jettison.live.verify.scenarios import Outcome, Setting
 from jettison.live.worker.failpoints import ALONE, LIVE_ONLY, NAMES, OFFLINE_NAMES
 from jettison.memory.kvtransfers import ExchangeMode
@@ -102,7 +103,7 @@ async def test_a_round_that_does_not_end_says_what_it_waited_for(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with FaultRounds.running(model_dir) as rounds:
-        monkeypatch.setattr(fault_schedules, "ROUND_TIMEOUT_S", 0.0)
+        monkeypatch.setattr(fault_rounds, "ROUND_TIMEOUT_S", 0.0)
         report = await rounds.run(Schedule(0, 0, "before_flush", 1, signal.SIGKILL))
         assert not report.reached
         assert report.problems[0].startswith("waited for the armed life of the victim: not there after 0 s: ready {0:")
