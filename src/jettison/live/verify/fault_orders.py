@@ -26,8 +26,9 @@ from jettison.types import GroupId, LayerRange, WorkerId
 
 FILL_S = 3.0
 """Before a drop with pulls."""
-STEP_TOKENS = 8
-"""Computed in a step for those that go as tokens: so few that they are on their way for a while."""
+STEP_TOKENS = (3, 8)
+"""Computed in a step for those that go as tokens, by lot: so few that they are on their way for a while, and with the
+fewest for more than a round."""
 
 Until = Callable[[Callable[[], bool], str], Awaitable[None]]
 """Wait for a condition; the text says what is waited for."""
@@ -88,10 +89,11 @@ class Orders:
             states = [s for g in core.groups.values() for s in g.queues.running.values() if may_go(s)]
             if states and len(core.groups) > 1:
                 state, group_id = rng.choice(states), rng.choice(list(core.groups))
-                self._migrate(state, group_id, rng.choice(kinds), rng.choice((1, MAX_FINAL_BLOCKS)))
+                self._migrate(state, group_id, rng.choice(kinds), rng)
 
-    def _migrate(self, state: RequestState, group_id: GroupId, kind: MigrationKind, max_final_blocks: int) -> None:
+    def _migrate(self, state: RequestState, group_id: GroupId, kind: MigrationKind, rng: random.Random) -> None:
         """Have a request go, if it can now; for a death on its way back it is called off at once."""
+        step_tokens, final_blocks = rng.choice(STEP_TOKENS), rng.choice((1, MAX_FINAL_BLOCKS))
 
         def order(core: ClusterCore, now_ns: int) -> list[Action]:
             ends = source, destination = core.groups[state.group_id], core.groups[group_id]
@@ -99,8 +101,8 @@ class Orders:
             if is_busy or set(source.worker_ids) & set(destination.worker_ids):
                 return []
             actions = core.migrations.start(
-                state, source, destination, now_ns, kind=kind, max_step_tokens=STEP_TOKENS,
-                max_final_blocks=max_final_blocks,
+                state, source, destination, now_ns, kind=kind, max_step_tokens=step_tokens,
+                max_final_blocks=final_blocks,
             )
             return actions + core.stepping.plan(now_ns) + core.migrations.after_steps()
 

@@ -131,7 +131,7 @@ def _draw_count(rng: random.Random, name: str) -> int:
             return rng.randrange(1, 60)
         return rng.randrange(1, 8) if point in (*PULL_NAMES, *OFFLINE_NAMES) else 1
     if point in MOVE_PHASES:
-        return rng.randrange(1, 8)
+        return rng.randrange(1, 3 if point.endswith("_round") else 8)
     return rng.randrange(1, 6) if point in (*PULL_NAMES, *FILL_NAMES) else rng.randrange(1, 3)
 
 
