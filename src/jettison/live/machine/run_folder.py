@@ -1,6 +1,6 @@
-"""The folder of a launcher's sockets: gone with the launcher, also where that is killed: a process beside it, the *guard*,
-does nothing but wait for its end (``python -m jettison.live.machine.run_folder FOLDER``, standard library only). Where the
-guard is killed, too, the next launcher's start removes the folder.
+"""The folder of a launcher's sockets: gone with the launcher, also where that is killed. A process beside it, the
+*guard*, does nothing but wait for its end (``python -m jettison.live.machine.run_folder FOLDER``). Where the guard is
+killed, too, the next launcher's start removes the folder.
 
 The owner holds a lock (flock) on the folder, which the kernel frees when the process ends, however it ends. So an
 unlocked folder of this name has no owner: process ids that come again and clocks have no say in that.
