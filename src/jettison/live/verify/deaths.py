@@ -7,7 +7,14 @@ import signal
 from collections.abc import Callable, Sequence
 
 from jettison.live.engine.assembly import assemble
-from jettison.live.verify.fault_rounds import MAX_PROMPT, TABLE_LOAD, FaultRounds, RoundReport, make_config
+from jettison.live.verify.fault_rounds import (
+    DEFAULT_LOAD,
+    MAX_PROMPT,
+    TABLE_LOAD,
+    FaultRounds,
+    RoundReport,
+    make_config,
+)
 from jettison.live.verify.fault_schedules import MOVES, Schedule, source_for
 from jettison.live.verify.scenarios import Outcome, Setting
 from jettison.live.worker.failpoints import ALONE, LIVE_ONLY, NAMES, OFFLINE_NAMES
@@ -27,8 +34,10 @@ def kills(
     base: dict[str, object] = {
         "dtype": setting.dtype, "max_model_len": setting.max_model_len, "kernels": setting.kernels,
     }  # fmt: skip
-    context = assemble(make_config(setting.model_dir, TABLE_LOAD, base | flags)).limits.max_model_len
-    load = TABLE_LOAD._replace(num_tokens=min(TABLE_LOAD.num_tokens, context - MAX_PROMPT))
+    # What has been freed comes back between two moves.
+    load = DEFAULT_LOAD if set(failpoints) <= set(OFFLINE_NAMES) else TABLE_LOAD
+    context = assemble(make_config(setting.model_dir, load, base | flags)).limits.max_model_len
+    load = load._replace(num_tokens=min(load.num_tokens, context - MAX_PROMPT))
 
     async def run(names: list[str]) -> None:
         """Until a round has a problem: what comes after it on this engine would prove nothing."""
@@ -82,5 +91,5 @@ def death_plan(index: int, num_models: int) -> list[tuple[ExchangeMode, int, lis
         plan.append((mode, 2, places[(index + shift) % num_models :: num_models]))
     for instances in (3, 4):
         plan.append((ExchangeMode.LIVE, instances, list(NAMES[(index + instances) % num_models :: num_models])))
-    plan.append((ExchangeMode.LIVE, 2, list((*MOVES, *OFFLINE_NAMES)[index % num_models :: num_models])))
+    plan += [(ExchangeMode.LIVE, 2, list(names[index % num_models :: num_models])) for names in (MOVES, OFFLINE_NAMES)]
     return [entry for entry in plan if entry[2]]
