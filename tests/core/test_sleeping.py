@@ -401,6 +401,27 @@ def test_a_full_host_pool_holds_no_sleep_up() -> None:
     cluster.expect_nothing_left()
 
 
+@pytest.mark.parametrize("policy", ["recompute", "swap"])
+def test_what_host_pools_have_comes_back_before_the_last_one_sleeps(policy: str) -> None:
+    """No other group can take it: freed offline requests, and swapped out ones, end here."""
+    cluster = FakeCluster(
+        policy=policy, num_workers=1, full_blocks=80, host_slots=500, offline="harvest", checkpoint_free=0.9
+    )
+    for i in range(12):
+        service_class = ServiceClass.ONLINE if policy == "swap" else ServiceClass.OFFLINE
+        cluster.submit(f"o{i}", [1 + i] * 24, 80, 0.3 * i, service_class=service_class)
+    for i in range(8):
+        cluster.submit(f"r{i}", [2 + i] * 30, 30, 40 + 0.5 * i)
+    stored = cluster.core.groups[0].queues.stored
+    cluster.run(stop=lambda: len(stored) > 1 and cluster.now > 44e6)  # all have come: the next would call it back
+    assert stored
+    sleep(cluster, 0, level=1)
+    cluster.run(stop=lambda: is_asleep(cluster, 0))
+    assert is_asleep(cluster, 0)
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
 @pytest.mark.parametrize("seed", range(int(os.environ.get("JETTISON_SLEEP_SEEDS", "12"))))
 def test_random_histories_lose_nothing(seed: int) -> None:
     """Sleep and wake orders, refusals, lost transfers and deaths in any order: one owner, every token once."""

@@ -15,7 +15,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 from scenarios import PROFILE, Watched, make_setup
-from schedules import END_NS, batches, expect_met, run_to_its_end
+from schedules import END_NS, batches, beside_offline, expect_met, run_to_its_end
 
 from jettison.core.ladder.lists import with_wake
 from jettison.core.params import AwakeParams
@@ -117,8 +117,9 @@ def run_schedule(seed: int) -> Watched:
     awake = AwakeParams(rng.randint(1, 2), rng.choice([None, num_workers - 1]), True, 0.05)
     setup = sleepy(make_setup(rng.choice(["drop", "migrate", "recompute"]), num_workers=num_workers), awake,
                    rng.choice([FAST, 1e8, 1e7]))
+    setup, offline_share = beside_offline(setup, seed)
     watched = Watched(setup, check_every=5)
-    watched.load(seed, num_requests=6 * num_workers, span_s=0.2, mean_output=25)
+    watched.load(seed, num_requests=6 * num_workers, span_s=0.2, mean_output=25, offline_share=offline_share)
     for i in range(12):
         watched.submit(f"late{i}", 40, 30, 1.0 + 0.002 * i)
     watched.cluster.start_ticks()

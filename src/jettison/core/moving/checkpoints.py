@@ -213,7 +213,9 @@ class Checkpoints:
         state, size = entry.state, self._cluster.limits.block_size
         known = (entry.pools.num_tokens or 0) // size
         pools = (self._hosted.pools[w] for w in entry.pools.worker_ids)
-        self._set_reach(entry, min(pool.num_written(state.request_id, known) for pool in pools))
+        written = min(pool.num_written(state.request_id, known) for pool in pools)
+        # One that has gone to another group as tokens may have less there than its last piece has copied.
+        self._set_reach(entry, min(written, state.num_computed // size))
 
     def _set_reach(self, entry: HostedKV, num_blocks: int) -> None:
         num_tokens, before = num_blocks * self._cluster.limits.block_size, entry.pools

@@ -348,6 +348,18 @@ class Engine:
         """Merge these groups in this way (experiments): idle ones, ``pulls`` all that the stages lack."""
         self.order(lambda core, now_ns: core.moves.merge([core.groups[g] for g in sources], stages, now_ns, pulls))
 
+    def watch(self, look: Callable[[], None] | None) -> None:
+        """Have this called after each event and order (faults that meet phases of moves); None: nothing any more."""
+        if self._driver is not None:
+            self._driver.after_event = look
+
+    def lose_host_copies(self) -> None:
+        """Empty the machine's copies of the parameters, which workers that sleep may count on (tests)."""
+        if self._launcher is not None:
+            self._launcher.empty_shared_copies()
+            for kept in self.core.sleepers.host_copies.values():
+                kept.clear()
+
     def keep_hung_workers(self, keep: bool) -> None:
         """Whether processes of workers that are given up live on (tests wake them up); else they are killed."""
         if self._launcher is not None:

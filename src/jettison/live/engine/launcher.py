@@ -258,6 +258,11 @@ class LocalLauncher:
         if self._folder is not None:
             self._folder.remove()
 
+    def empty_shared_copies(self) -> None:
+        """As after a restart of the machine: nothing is left in its copies of the parameters (tests)."""
+        for fd in self._shared_copies.values():
+            os.ftruncate(fd, 0)
+
     # --- starting
 
     def _spawn_all(self, loop: asyncio.AbstractEventLoop) -> None:

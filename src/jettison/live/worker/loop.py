@@ -251,10 +251,15 @@ class WorkerLoop:
             return False
         self._stream.note_piece()
         command, pieces = self._loading
+        what = "load" if isinstance(command, m.LoadShard) else "keep"
+        self._reach(f"before_{what}")
         try:
             next(pieces)
+            self._reach(f"after_{what}")
             return True
         except StopIteration:
+            if what == "load":
+                self._reach("after_check")
             self._emit(m.CallDone(self.worker_id, command.call_id))
         except Exception as error:  # noqa: BLE001  # logged by _failure_of
             self._emit(self._failure_of(command, error))

@@ -303,15 +303,15 @@ class Peers:
         return progressed
 
     def _write_bulk(self, peer: _Peer) -> None:
-        is_shard = peer.bulk_frames[0].kind is FrameKind.SHARD_PIECE
-        self._reach_piece("before", "written", is_shard)
+        kind, is_check = peer.bulk_frames[0].kind, peer.incoming.is_end_of_shard(peer.bulk_frames[0])
+        self._reach_bulk("before", kind, is_check)
         with peer.bulk_frames.popleft() as frame:
             try:
                 ended = peer.incoming.accept(frame, self._device, self._clock_ns())
             except LinkDownError as error:
                 self._distrust(peer, error)
                 return
-        self._reach_piece("after", "written", is_shard)
+        self._reach_bulk("after", kind, is_check)
         if ended is not None:
             self._emit(ended)
 
@@ -333,6 +333,11 @@ class Peers:
         if over:
             peer.transfers.remove(transfer)
         return sent
+
+    def _reach_bulk(self, when: str, kind: FrameKind, is_check: bool) -> None:
+        self._reach_piece(when, "written", kind is FrameKind.SHARD_PIECE)
+        if is_check:
+            self._reach(f"{when}_check")
 
     def _reach_piece(self, when: str, what: str, is_shard: bool) -> None:
         self._reach(f"{when}_piece_{what}")
