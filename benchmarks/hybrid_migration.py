@@ -102,6 +102,7 @@ class Bench:
         self.engine = engine
         self.args = args
         self._num = 0
+        self._num_told = 0
 
     def client(self, num_prompt: int, num_output: int) -> tuple[str, Client]:
         self._num += 1
@@ -153,8 +154,19 @@ class Bench:
             mbit, num_moves, way, (ended - started) / 1e9 if arrived else None,
             self.engine.core.state.counters.num_token_migrations - before, quantile(gaps, 0.99), quantile(steady, 0.99),
         )
+        if self.args.trace:
+            self._trace(started)
         await self.leave({*travellers} | {n for n, _ in others})
         return found
+
+    def _trace(self, started_ns: int) -> None:
+        """Tell how each move of a cell went."""
+        log = self.engine.event_log
+        state = self.engine.core.state
+        print({k: v.bytes_per_s for k, v in state.link_rates.items()}, prefill_boundary_of(state, self.engine.core.groups[1]), file=sys.stderr)
+        for r in log:
+            if r.kind == "migrated" and r.time_ns > started_ns:
+                print(f"   at {(r.time_ns - started_ns) / 1e9:.3f}", r.fields, file=sys.stderr)
 
     async def _move(self, names: list[str], way: str) -> bool:
         """Have them go to the second instance until all are there; False where that takes too long."""
@@ -287,6 +299,7 @@ def main() -> int:
     parser.add_argument("--longest", type=int, default=4096, help="the model's")
     parser.add_argument("--times", type=int, default=24, help="that a request goes to and fro")
     parser.add_argument("--stop-output", type=int, default=1000)
+    parser.add_argument("--trace", action="store_true", help="tell of each move")
     parser.add_argument("--no-stops", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

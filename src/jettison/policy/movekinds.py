@@ -136,7 +136,8 @@ def divide_moves(
     waiting: list[RequestId] = []
     for move in sorted(moves, key=lambda m: -m.num_waited):
         ways = list(_ways(move, rooms, final_blocks(move, links, params)))
-        way = next((way for way in _preferred(ways, rooms, params.fit) if rooms.take(way.needs)), None)
+        preferred = _preferred(ways, rooms, params.fit)
+        way = next((way for way in preferred if rooms.take(way.needs, params.fit is Fit.SOONEST)), None)
         if way is not None:
             rooms.add(way.needs)
             chosen.append(Choice(move.request_id, way.kind, way.num_final_blocks))
@@ -195,15 +196,17 @@ class _Rooms:
                 result[name] = need / (1.0 - growth * need / bound)
         return result
 
-    def take(self, needs: Mapping[BinId, float]) -> bool:
-        """Whether there is room in all of them."""
-        return self._kept.isdisjoint(needs) and all(self._takes(name, need) for name, need in needs.items())
+    def take(self, needs: Mapping[BinId, float], may_overrun: bool) -> bool:
+        """Whether there is room in all of them. ``may_overrun``: for any where less than an epoch's has been given."""
+        return self._kept.isdisjoint(needs) and all(
+            self._takes(name, need, may_overrun) for name, need in needs.items()
+        )
 
-    def _takes(self, name: BinId, need: float) -> bool:
+    def _takes(self, name: BinId, need: float, may_overrun: bool) -> bool:
         bound, given = self._bins[name].bound, self._given[name]
         if bound is None:
             return given <= 0.0
-        return given + need <= bound or (need > bound and given < bound)
+        return given + need <= bound or ((may_overrun or need > bound) and given < bound)
 
     def fill(self, needs: Mapping[BinId, float]) -> float:
         """Epochs until the fullest of them has taken this and all before it; an unknown one counts as done at once: the
