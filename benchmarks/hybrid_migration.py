@@ -313,7 +313,7 @@ async def over_link(
         bench = Bench(engine, args)
         await bench.know_both_ways()
         if stops:
-            for context in (512, args.longest - args.stop_output):
+            for context in args.stop_contexts or (512, args.longest - args.stop_output):
                 tell += await bench.stops(context, args.times)
             return
         for num_moves in args.moves:
@@ -340,7 +340,9 @@ def main() -> int:
     parser.add_argument("--short", type=float, default=3.0, help="seconds")
     parser.add_argument("--limiter", action="store_true", help="have links limit themselves, also where `tc` works")
     parser.add_argument("--trace", action="store_true", help="tell of each move")
+    parser.add_argument("--stop-contexts", type=int, nargs="+", help="512 and the longest, unless told")
     parser.add_argument("--no-stops", action="store_true")
+    parser.add_argument("--no-cells", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     reason = "as told" if args.limiter else why_not()
@@ -349,15 +351,15 @@ def main() -> int:
     told: list[Cell | Stop] = []
     with tempfile.TemporaryDirectory() as folder:
         model = make_folder(Path(folder), QWEN3_110M)
-        for mbit, stops in [*((m, False) for m in args.mbit), *(() if args.no_stops else ((1000.0, True),))]:
+        cells = () if args.no_cells else ((mbit, False) for mbit in args.mbit)
+        for mbit, stops in [*cells, *(() if args.no_stops else ((1000.0, True),))]:
             with network(mbit) if reason is None else nullcontext(limited(mbit)) as placements:
                 asyncio.run(over_link(model, mbit, placements, args, stops=stops, tell=told))
             if args.json is not None:  # after each link: a run that is cut short keeps what it has
                 plain = {k: v for k, v in vars(args).items() if k != "json"}
                 plain["links"] = "tc tbf" if reason is None else f"limit themselves: {reason}"
                 write_result(args.json, {"settings": plain, "rows": list(map(asdict, told))}, *SERVING)
-    cells, found = [t for t in told if isinstance(t, Cell)], [t for t in told if isinstance(t, Stop)]
-    print(table(cells, found))
+    print(table([t for t in told if isinstance(t, Cell)], [t for t in told if isinstance(t, Stop)]))
     return 0
 
 

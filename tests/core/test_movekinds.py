@@ -62,7 +62,8 @@ def test_a_fast_link_takes_kv_and_a_slow_one_leaves_tokens() -> None:
     fast = choose_kinds((cluster := serving(1e9)).core.state, wanted(cluster, 1))
     assert [going.kind for going in fast.values()] == [KV]
     slow = choose_kinds((cluster := serving(1.0)).core.state, wanted(cluster, 1))
-    assert list(slow.values()) == [Going(TOKENS, 5, may_change=(KV, TOKENS))], "five a step, as measured, and a block is too much for the link"
+    five = Going(TOKENS, 5, may_change=(KV, TOKENS))
+    assert list(slow.values()) == [five], "as measured, and a block is too much for the link"
 
 
 def test_destinations_are_known_by_the_predictor_where_nothing_was_measured() -> None:

@@ -43,7 +43,7 @@ class TokenRelocation(Passage):
         num_cached_blocks: int = 0, is_paced: bool = False,
         on_kv: Callable[[TokenRelocation, int, int], list[Action]] | None = None,
     ) -> None:
-        """The request must decode. ``max_step_tokens``: of guests in a step that has tokens of this one. 
+        """The request must decode. ``max_step_tokens``: of guests in a step that has tokens of this one.
         ``is_paced``: that may be changed. ``on_kv``: has it go on as KV: told of it, of the blocks that are there, and
         of the time; None: it may not."""
         super().__init__(
