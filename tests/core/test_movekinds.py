@@ -147,6 +147,31 @@ def test_who_stands_still_waits_for_no_round_of_others() -> None:
     expect_all_well(cluster)
 
 
+def test_later_rounds_wait_for_no_first_round_of_others() -> None:
+    """Else a request would grow meanwhile by more than its round had left."""
+    cluster = serving(1e9, prompt=100)
+    core = cluster.core
+    seen: set[bool] = set()
+
+    def look() -> bool:
+        for migration in core.migrations.under_way:
+            mine = core.state.book.transfers_of(migration)
+            before = [p for p in core.state.book.transfers.values() if p not in mine]
+            if mine and any(p.transfer.transfer_id < mine[0].transfer.transfer_id for p in before):
+                is_first = migration.num_rounds == 1
+                seen.add(is_first)
+                assert all(isinstance(p.transfer, SendKV) and p.transfer.urgent is not is_first for p in mine)
+        return False
+
+    for found in wanted(cluster, 6):
+        source = core.groups[found.state.group_id]
+        actions = core.migrations.start(found.state, source, found.destination, cluster.now, max_final_blocks=1)
+        cluster.carry_out(actions)
+    cluster.run(stop=look)
+    assert seen == {True, False} and core.state.counters.num_migrations > 0
+    expect_all_well(cluster)
+
+
 def start_as_tokens(
     cluster: FakeCluster, found: Wanted, may_change: tuple[MigrationKind, ...] = (KV, TOKENS)
 ) -> TokenRelocation | None:
