@@ -11,9 +11,9 @@ short request goes to and fro as KV, and once as tokens, before anything is meas
 *Cells*: one request, or eight at once, with contexts of `--context` tokens go from one instance to the other, while
 `--others` short requests decode at each. All three ways are divided by the same rules into the same bins
 (`policy.movekinds`), those of one kind alone with only that to choose from; so they keep the same boundaries. A way
-that took less than `--short` seconds is taken again, to and fro, `--repeats` times in all. Columns: the time until the
-last of them has arrived (median; `-`: some never did, as they grow faster than the link carries), how many moves went
-as tokens of how many, their longest stop, and the P99 gap between tokens of the others meanwhile.
+that took less than `--short` seconds is taken again by others of the same length, `--repeats` times in all. Columns:
+the time until the last of them has arrived (median; `-`: some never did, as they grow faster than the link carries),
+how many moves went as tokens of how many, their longest stop, and the P99 gap between tokens of the others meanwhile.
 
 *Stops*: a request with a context of 512 and of the model's longest goes to and fro over 1 Gbit/s: how long it stands
 still, P50 and P99, as it is done (rounds, at most 16 blocks at last), with all its KV in one go, and computed again
@@ -29,8 +29,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.weights import QWEN3_110M, make_folder
@@ -59,6 +60,11 @@ ALL_AT_ONCE = 1 << 20
 """Blocks: more than any request has."""
 
 
+def quantile(values: list[float], share: float) -> float:
+    """Of the sorted values, the one at ``share``; 0 where there are none."""
+    return sorted(values)[min(len(values) - 1, math.ceil(share * len(values)) - 1)] if values else 0.0
+
+
 @dataclass
 class Cell:
     """One way over one link."""
@@ -66,20 +72,26 @@ class Cell:
     mbit: float
     moves: int
     way: str
-    all_s: list[float]
+    all_s: list[float] = field(default_factory=list)
     """Until all had arrived, each time; empty: not all arrived in time."""
-    as_tokens: int
-    num_moved: int
-    stop_ms: float
+    as_tokens: int = 0
+    num_moved: int = 0
+    stop_ms: float = 0.0
     """The longest that one of them stood still."""
-    others_p99_ms: float
-    steady_p99_ms: float
+    gaps_ms: list[float] = field(default_factory=list)
+    """Between tokens of the others, meanwhile."""
+    steady_gaps_ms: list[float] = field(default_factory=list)
     """Of the same requests before."""
 
     @property
     def complete_s(self) -> float:
         """Median; infinite where not all arrived."""
         return statistics.median(self.all_s) if self.all_s else math.inf
+
+    def summary(self) -> dict[str, object]:
+        """As a row of results."""
+        gaps = {"others_p99_ms": quantile(self.gaps_ms, 0.99), "steady_p99_ms": quantile(self.steady_gaps_ms, 0.99)}
+        return {k: v for k, v in vars(self).items() if not k.endswith("gaps_ms")} | gaps
 
 
 @dataclass
@@ -92,10 +104,9 @@ class Stop:
     p99_ms: float
     times: int
 
-
-def quantile(values: list[float], share: float) -> float:
-    """Of the sorted values, the one at ``share``; 0 where there are none."""
-    return sorted(values)[min(len(values) - 1, math.ceil(share * len(values)) - 1)] if values else 0.0
+    def summary(self) -> dict[str, object]:
+        """As a row of results."""
+        return vars(self)
 
 
 def settings(model: Path, num_tokens: int, longest: int) -> EngineConfig:
@@ -149,32 +160,35 @@ class Bench:
         await self.leave({name})
 
     async def cell(self, mbit: float, num_moves: int, way: str) -> Cell:
+        cell = Cell(mbit, num_moves, way)
+        while len(cell.all_s) < self.args.repeats:
+            took_s = await self._once(cell)
+            if took_s is not None:
+                cell.all_s.append(took_s)
+            if took_s is None or took_s > self.args.short:
+                break
+        return cell
+
+    async def _once(self, cell: Cell) -> float | None:
+        """All arrive, as soon as that; None: not in time."""
         others = [self.short() for _ in range(2 * self.args.others)]
         await self.until_decoding([c for _, c in others])
-        travellers = await self._travellers(num_moves)
+        travellers = await self._travellers(cell.moves)
         await asyncio.sleep(STEADY_S)
-        begun_ns = time.monotonic_ns()
-        steady = [g for _, c in others for g in c.gaps_ms(begun_ns - int(STEADY_S * 1e9), begun_ns)]
-        took: list[float] = []
-        gaps: list[float] = []
-        while len(took) < self.args.repeats:
-            started = time.monotonic_ns()
-            arrived = await self._move(travellers, 1 - len(took) % 2, way)
-            ended = time.monotonic_ns()
-            gaps += [g for _, c in others for g in c.gaps_ms(started, ended)]
-            if arrived:
-                took.append((ended - started) / 1e9)
-            if not arrived or took[0] > self.args.short:
-                break
-        moved = [r.fields for r in self.engine.event_log if r.kind == "migrated" and r.time_ns > begun_ns]
+        started = time.monotonic_ns()
+        arrived = await self._move(travellers, WAYS[cell.way])
+        ended = time.monotonic_ns()
+        for _, client in others:
+            cell.steady_gaps_ms += client.gaps_ms(started - int(STEADY_S * 1e9), started)
+            cell.gaps_ms += client.gaps_ms(started, ended)
+        moved = [r.fields for r in self.engine.event_log if r.kind == "migrated" and r.time_ns > started]
+        cell.as_tokens += sum("went_as" in fields for fields in moved)
+        cell.num_moved += len(moved)
+        cell.stop_ms = max([cell.stop_ms, *(float(str(fields["stop_ms"])) for fields in moved)])
         if self.args.trace:
-            self._trace(begun_ns)
+            self._trace(started)
         await self.leave({*travellers} | {n for n, _ in others})
-        return Cell(
-            mbit, num_moves, way, took, sum("went_as" in fields for fields in moved), len(moved),
-            max((float(str(fields["stop_ms"])) for fields in moved), default=0.0), quantile(gaps, 0.99),
-            quantile(steady, 0.99),
-        )
+        return (ended - started) / 1e9 if arrived else None
 
     async def _travellers(self, num: int) -> list[str]:
         """So many requests that decode at the first instance."""
@@ -186,17 +200,17 @@ class Bench:
         await self.until_decoding([c for n, c in crowd if n in travellers])
         return travellers
 
-    async def _move(self, names: list[str], target: int, way: str) -> bool:
-        """Have them go there until all are; False where that takes too long. Who waits is asked for again when one has
-        arrived, or a moment has passed."""
+    async def _move(self, names: list[str], kinds: Collection[MigrationKind]) -> bool:
+        """Have them go to the second instance until all are there; False where that takes too long. Who waits is asked
+        for again when one has arrived, or a moment has passed."""
         deadline = time.monotonic() + self.args.patience
-        while not {*names} <= (there := self.at(target)):
+        while not {*names} <= (there := self.at(1)):
             if time.monotonic() > deadline:
                 return False
             left = [name for name in names if name not in there]
-            self.engine.request_migrations(dict.fromkeys(left, target), WAYS[way])
+            self.engine.request_migrations(dict.fromkeys(left, 1), kinds)
             next_s = time.monotonic() + ASK_S
-            while self.at(target) == there and time.monotonic() < next_s:
+            while self.at(1) == there and time.monotonic() < next_s:
                 await asyncio.sleep(0.002)
         return True
 
@@ -292,7 +306,7 @@ def table(cells: list[Cell], stops: list[Stop]) -> str:
     ]
     for c in cells:
         done = f"{c.complete_s:.2f} ({len(c.all_s)})" if c.all_s else "-"
-        gaps = f"{c.others_p99_ms:.0f} ({c.steady_p99_ms:.0f})"
+        gaps = f"{quantile(c.gaps_ms, 0.99):.0f} ({quantile(c.steady_gaps_ms, 0.99):.0f})"
         how = f"{c.as_tokens} of {c.num_moved}"
         lines.append(f"| {c.mbit:g} | {c.moves} | {c.way} | {done} | {how} | {c.stop_ms:.0f} | {gaps} |")
     if stops:
@@ -319,7 +333,7 @@ async def over_link(
         for num_moves in args.moves:
             for way in args.ways:
                 tell.append(await bench.cell(mbit, num_moves, way))
-                print(tell[-1], file=sys.stderr)
+                print(tell[-1].summary(), file=sys.stderr)
     finally:
         await engine.close()
 
@@ -358,7 +372,7 @@ def main() -> int:
             if args.json is not None:  # after each link: a run that is cut short keeps what it has
                 plain = {k: v for k, v in vars(args).items() if k != "json"}
                 plain["links"] = "tc tbf" if reason is None else f"limit themselves: {reason}"
-                write_result(args.json, {"settings": plain, "rows": list(map(asdict, told))}, *SERVING)
+                write_result(args.json, {"settings": plain, "rows": [t.summary() for t in told]}, *SERVING)
     print(table([t for t in told if isinstance(t, Cell)], [t for t in told if isinstance(t, Stop)]))
     return 0
 
