@@ -52,6 +52,8 @@ class Going(NamedTuple):
     """As tokens; None: as many as steps have room for."""
     max_final_blocks: int = MAX_FINAL_BLOCKS
     """As KV: sent while it stands still."""
+    may_change: Collection[MigrationKind] = ()
+    """Kinds in which ``movekinds.reconsider`` may have it go on, at its pace; none: it goes on as it began."""
 
 
 class Advice(Protocol):

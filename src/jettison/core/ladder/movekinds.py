@@ -2,7 +2,8 @@
 ask here, each for all its moves of an epoch at once.
 
 Decisions are ``policy.movekinds``'; here is what it goes by: boundaries from the profile and the predictor, rates of
-links as they are known, and what moves under way have not sent or computed yet.
+links as they are known, and what moves under way have not sent or computed yet. Every tick asks how those that go as
+tokens should go on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Iterable, Mapping
 
 from jettison.core.advice import Going, Wanted
 from jettison.core.load.pullrates import PullRates
+from jettison.core.moving.astokens import TokenRelocation
+from jettison.core.moving.migrations import Migrations
+from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.residence import in_arenas
 from jettison.core.serving.group import Group
@@ -19,7 +23,7 @@ from jettison.cost.boundaries import PrefillBoundary, link_boundary, prefill_bou
 from jettison.cost.stepwork import NOTHING, StepWork, step_of
 from jettison.memory.kvtransfers import MigrationKind, plan_kv_transfers
 from jettison.policy.exchange import LinkId
-from jettison.policy.movekinds import Bin, Move, divide_moves
+from jettison.policy.movekinds import Bin, Move, divide_moves, rest_as_kv
 from jettison.types import GroupId, RequestId
 
 
@@ -30,7 +34,7 @@ def choose_kinds(cluster: ClusterState, wanted: Iterable[Wanted]) -> dict[Reques
         return {}
     rates, params = PullRates(cluster), cluster.params.moves
     boundaries = {w.destination.group_id: prefill_boundary_of(cluster, w.destination) for w in moves.values()}
-    made = [_move(cluster, w) for w in moves.values()]
+    made = [_move(cluster, w, _num_cached(w)) for w in moves.values()]
     links = {link: _link(cluster, rates, link) for move in made for link in move.link_bytes}
     destinations: dict[GroupId, Bin] = {}
     for w in moves.values():
@@ -42,8 +46,32 @@ def choose_kinds(cluster: ClusterState, wanted: Iterable[Wanted]) -> dict[Reques
     for choice in division.chosen:
         found = boundaries[moves[choice.request_id].destination.group_id]
         step_tokens = None if found is None else found.step_tokens
-        going[choice.request_id] = Going(choice.kind, step_tokens, choice.num_final_blocks)
+        kinds = moves[choice.request_id].kinds
+        going[choice.request_id] = Going(choice.kind, step_tokens, choice.num_final_blocks, kinds)
     return going
+
+
+def reconsider(cluster: ClusterState, migrations: Migrations, now_ns: int) -> list[Action]:
+    """Of what is under way as tokens: each goes as fast as its destination takes it by now, or, where a link has become
+    free that brings the rest much sooner, on as KV (``policy.movekinds.rest_as_kv``)."""
+    actions: list[Action] = []
+    for passage in [m for m in migrations.under_way if isinstance(m, TokenRelocation) and m.may_change]:
+        destination = passage.destination
+        found = prefill_boundary_of(cluster, destination)
+        if found is None:
+            continue
+        passage.pace(max(1, found.step_tokens))
+        if not passage.may_go_as_kv:
+            continue
+        params, rates = cluster.params.moves, PullRates(cluster)
+        move = _move(cluster, Wanted(passage.state, destination), passage.num_computed)
+        links = {link: _link(cluster, rates, link) for link in move.link_bytes}
+        ahead = destination.guests.num_missing_before(passage.state)
+        bins = {destination.group_id: Bin(found.tokens_per_s * params.epoch_s, ahead)}
+        num_final_blocks = rest_as_kv(move, links, bins, params)
+        if num_final_blocks:
+            actions += passage.go_on_as_kv(num_final_blocks, now_ns)
+    return actions
 
 
 def decodes_of(group: Group) -> StepWork:
@@ -75,14 +103,18 @@ def _link(cluster: ClusterState, rates: PullRates, link: LinkId) -> Bin:
     return Bin(bound, queued, rate)
 
 
-def _move(cluster: ClusterState, wanted: Wanted) -> Move:
-    """What the destination has in its prefix cache neither travels nor is computed."""
+def _num_cached(wanted: Wanted) -> int:
+    """Leading tokens that the destination has in its prefix cache: they neither travel nor are computed."""
+    return wanted.destination.blocks.cached_prefix(wanted.state, wanted.state.num_computed)[0]
+
+
+def _move(cluster: ClusterState, wanted: Wanted, num_there: int) -> Move:
+    """``num_there``: leading tokens that the destination has."""
     state, destination = wanted.state, wanted.destination
     source = cluster.groups[state.group_id]
     limits = source.limits
-    num_cached, _ = destination.blocks.cached_prefix(state, state.num_computed)
-    num_tokens = max(1, state.num_tokens - num_cached)
-    num_blocks = max(1, limits.blocks_for(state.num_tokens) - num_cached // limits.block_size)
+    num_tokens = max(1, state.num_tokens - num_there)
+    num_blocks = max(1, limits.blocks_for(state.num_tokens) - num_there // limits.block_size)
     step_s = cluster.predictor.predict_s(decodes_of(source), step_of(len(source.stages)))
     made_tokens = cluster.params.moves.epoch_s / step_s if step_s else 0.0
     return Move(

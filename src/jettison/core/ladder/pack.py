@@ -176,7 +176,9 @@ class PackRung(Rung):
         """Begin an epoch where it is time, or go on with moves that had no room."""
         if moment is not Moment.BEFORE_STEPS or not self._state.requests:
             return
-        self._mine = {r: passage for r, passage in self._mine.items() if not passage.is_over}
+        if self._mine:  # some have given way, some go on otherwise
+            under_way = {passage.state.request_id: passage for passage in self._migrations.under_way}
+            self._mine = {r: under_way[r] for r in self._mine if r in under_way}
         retry_ns = now_ns + round(self._params.retry_s * NANOSECONDS)
         self._retry_ns |= dict.fromkeys(self._failed, retry_ns)
         self._failed.clear()

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from jettison.config import EngineConfig
@@ -374,11 +374,13 @@ class Engine:
                 request_id, destination, time.monotonic_ns(), kind=kind, max_step_tokens=max_step_tokens
             ))
 
-    def request_migrations(self, destinations: Mapping[RequestId, GroupId]) -> None:
-        """Have requests go to other groups, each in the way that is best; who waits is to be asked for again
+    def request_migrations(
+        self, destinations: Mapping[RequestId, GroupId], kinds: Collection[MigrationKind] = tuple(MigrationKind)
+    ) -> None:
+        """Have requests go to other groups, each in the best of these ways; who waits is to be asked for again
         (administration and experiments)."""
         if self._driver is not None:
-            self._driver.carry_out(self._driver.core.request_migrations(destinations, time.monotonic_ns()))
+            self._driver.carry_out(self._driver.core.request_migrations(destinations, time.monotonic_ns(), kinds))
 
     def request_restore(self) -> None:
         """Restore merged groups now, whatever the load (administration and experiments)."""
