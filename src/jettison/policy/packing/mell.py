@@ -70,12 +70,9 @@ class Packing(OnBook):
         self._displaced: list[tuple[int, int, list[Item], Bin]] = []
         """What has to go elsewhere, in units, and where it was: a heap, the largest first."""
         self._dirty: set[GroupId] = set()
-        self._num_gripped = 0
 
     def pin(self, request_id: RequestId, grip: Grip) -> None:
-        item = self.book.items[request_id]
-        self._num_gripped += (grip is not Grip.FREE) - (item.grip is not Grip.FREE)
-        self._dirty.add(self.book.pin(item, grip).device)
+        self._dirty.add(self.book.pin(self.book.items[request_id], grip).device)
 
     def set_taking(self, device: GroupId, is_taking: bool) -> None:
         self.book.set_taking(device, is_taking)
@@ -85,13 +82,8 @@ class Packing(OnBook):
         """See ``Packer``. In the paper's order (section VI.C, operation batching): departures, growth, arrivals; an
         arrival takes the place of who has gone before anybody is moved there."""
         departs, resizes, arrivals = self.book.check(batch)
-        for depart in departs:
-            item = self.book.items[depart.request_id]
-            self._num_gripped -= item.grip is not Grip.FREE
-            self.book.forget(item)
-        for resize in resizes:
-            bin_ = self.book.resize(self.book.items[resize.request_id], resize.num_blocks)
-            self._dirty.add(bin_.device)
+        self.book.forget(departs)
+        self._dirty |= self.book.resize(resizes)
         settled = [self._arrive_at(a, a.device) for a in arrivals if a.device is not None]
         self._dirty.update(self.book.over, settled)
         for device in sorted(self._dirty):
@@ -99,12 +91,11 @@ class Packing(OnBook):
         self._dirty.clear()
         self._place_displaced()
         new = [self.book.make(arrival) for arrival in arrivals if arrival.device is None]
-        unplaced = [item.request_id for item in sorted(new, key=_largest_first) if not self._place([item])]
-        for request_id in unplaced:
-            self.book.forget(self.book.items[request_id])
+        unplaced = [item for item in sorted(new, key=_largest_first) if not self._place([item])]
+        self.book.forget(unplaced)
         self._settle()
-        plan = self.book.plan(unplaced)
-        return replace(plan, num_owed=num_owed(self)) if self._num_gripped else plan
+        plan = self.book.plan([item.request_id for item in unplaced])
+        return replace(plan, num_owed=num_owed(self)) if self.book.num_gripped else plan
 
     def _arrive_at(self, arrival: Arrive, device: GroupId) -> GroupId:
         self.book.put(self.book.make(arrival), self.book.bin_of(device))
@@ -209,6 +200,8 @@ class Packing(OnBook):
     def _best(self, index: str, num_blocks: int, source: Bin | None) -> Bin | None:
         """Of the devices with room in an index the one of highest priority, of a few (``candidates``)."""
         keys = self.book.indices[index]
+        if not keys or keys[-1][0] < num_blocks:
+            return None
         first, most = keys.bisect_left((num_blocks,)), self.params.candidates
         chosen = keys[first:] if len(keys) - first <= 2 * most else keys[first : first + most] + keys[-most:]
         bins = [self.book.bins[device] for _, device in chosen]
@@ -286,13 +279,14 @@ class Packing(OnBook):
 
     def _fill_tiny(self) -> bool:
         """Property 3: of T-devices that are not filled, the one that has least gives to the one that has most."""
-        tiny = self.book.indices[TINY]
+        tiny, most = self.book.indices[TINY], self.params.candidates
         first = tiny.bisect_right((self.params.slack_blocks, ENDLESS))
         if len(tiny) - first < 2:
             return False
-        bins = [self.book.bins[device] for _, device in tiny[first:]]
-        for giver in reversed(bins[-self.params.candidates :]):
-            for taker in bins[: self.params.candidates]:
+        takers = [self.book.bins[device] for _, device in tiny[first : first + most]]
+        for _, device in reversed(tiny[max(first, len(tiny) - most) :]):
+            giver = self.book.bins[device]
+            for taker in takers:
                 if taker is giver:
                     break
                 if unit := giver.unit(min(self.params.capacity // 4, taker.free)):

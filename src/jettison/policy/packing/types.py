@@ -187,13 +187,13 @@ class Packer(Protocol):
 
 def size_class(num_blocks: int, capacity: int) -> SizeClass:
     """The class of a size; the upper ends are inclusive."""
-    if 2 * num_blocks > capacity:
-        return SizeClass.L
-    if 3 * num_blocks > capacity:
-        return SizeClass.M
-    if 4 * num_blocks > capacity:
+    if 8 * num_blocks <= capacity:
+        return SizeClass.SMALL
+    if 4 * num_blocks <= capacity:
+        return SizeClass.T
+    if 3 * num_blocks <= capacity:
         return SizeClass.S
-    return SizeClass.T if 8 * num_blocks > capacity else SizeClass.SMALL
+    return SizeClass.M if 2 * num_blocks <= capacity else SizeClass.L
 
 
 def num_multi_items(sizes: Sequence[int], capacity: int) -> int:
