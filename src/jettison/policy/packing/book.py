@@ -57,8 +57,6 @@ class Book:
         self.by_key: defaultdict[Prefix, dict[GroupId, None]] = defaultdict(dict)
         self.by_order: dict[int, Item] = {}
         self._entries = entries
-        self.num_gripped = 0
-        """Requests that may not be moved for the packing's sake."""
         self._is_unbounded = devices is None
         # The last one that was closed is the first to be opened: it may still be warm.
         self._idle = dict.fromkeys(reversed(list(devices or ())))
@@ -122,7 +120,6 @@ class Book:
         for item in items:
             del self.items[item.request_id], self.by_order[item.order]
             self._origins.pop(item.request_id, None)
-            self.num_gripped -= not item.is_free
             if (bin_ := item.bin) is not None:
                 self._take(item, bin_)
                 left.add(bin_.device)
@@ -174,7 +171,6 @@ class Book:
         assert item.bin is not None
         bin_ = item.bin
         bin_.take(item)
-        self.num_gripped += (grip is not Grip.FREE) - (not item.is_free)
         item.grip = grip
         bin_.put(item)
         self.reindex(bin_)

@@ -105,9 +105,6 @@ class Plan:
     """Devices that hold more than their capacity, because nobody may leave or nothing has room."""
     num_item_moves: int = 0
     """Of items in the paper's sense: a multi-item that goes between two devices is one."""
-    num_owed: int = 0
-    """Properties of Theorem 1 that stay broken, beyond the constant, because requests are held or pinned. Each takes
-    one move of an item or more."""
     num_lost: int | None = None
     """Devices in use beyond those of the same packing without grips; None where that is not kept beside it."""
 
