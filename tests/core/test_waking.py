@@ -20,6 +20,7 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import COEFFICIENTS, CostModel
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.packing.params import PackParams
+from jettison.policy.slo import AHEAD_SHARE
 from jettison.types import ServiceClass
 
 AUTO = AwakeParams(min_awake=2, falls_asleep=True, after_s=0.5)
@@ -145,7 +146,7 @@ def test_prompts_ahead_that_break_the_objective_everywhere_wake_one() -> None:
         cluster.submit(f"long{i}", [1 + i] * 90, 4, cluster.now / MS)
     cluster.run()
     (decided,) = of_kind(cluster, "wake_decided")
-    assert decided.fields["compute_wait_s"] > decided.fields["slo_ttft_s"]  # type: ignore[operator]
+    assert decided.fields["compute_wait_s"] > AHEAD_SHARE * decided.fields["slo_ttft_s"]  # type: ignore[operator]
     assert len(of_kind(cluster, "woken")) == 1
     cluster.expect_outputs()
 
@@ -173,6 +174,24 @@ def test_who_serves_now_and_then_stays() -> None:
     assert not of_kind(cluster, "falling_asleep")
     run_to(cluster, 4_500)
     assert len(cluster.core.sleepers.asleep) == 2
+    cluster.expect_outputs()
+
+
+def test_that_somebody_waits_for_a_step_elsewhere_keeps_nobody_awake() -> None:
+    """At every tick: in a large cluster it is always so."""
+    cluster = FakeCluster(
+        num_workers=3, full_blocks=400, policy="recompute", max_tokens=16, awake=AwakeParams(1, None, True, 0.3),
+        packing=PackParams(packer="mell", epoch_s=0.05, head_room=0.05),
+    )
+    waiting: list[int] = []
+    for tick_ms in range(100, 1_500, 100):
+        for i in range(12):
+            cluster.submit(f"r{tick_ms}-{i}", [1 + i] * 60, 2, tick_ms - 1.0)
+        cluster.at(tick_ms * MS, lambda: waiting.append(cluster.core.num_waiting))
+    run_to(cluster, 1_500)
+    assert waiting and min(waiting) > 0, waiting
+    assert cluster.core.sleepers.asleep
+    cluster.run()
     cluster.expect_outputs()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jettison.core.ladder.movekinds import decodes_of
+from jettison.core.ladder.movekinds import decodes_of, prompt_rate_of
 from jettison.core.ladder.prefixes import Prefixes
 from jettison.core.load.views import Loads
 from jettison.core.moving.migrations import Migrations, may_go
@@ -420,10 +420,10 @@ class Desired:
                 pool.prefixes.leave(state.request_id)
                 continue
             device = pool.packer.device_of(state.request_id)
-            if not self._takes(device, state):
+            if not self.takes(device, state):
                 pool.batch.append(Depart(state.request_id))
                 _apply(pool)
-                others = [d for d in pool.packer.active if self._takes(d, state)]
+                others = [d for d in pool.packer.active if self.takes(d, state)]
                 if not others:
                     pool.prefixes.leave(state.request_id)
                     return None
@@ -440,7 +440,7 @@ class Desired:
                 self._leave_seat(request_id)
         self._stale.clear()
 
-    def _takes(self, group_id: GroupId, state: RequestState) -> bool:
+    def takes(self, group_id: GroupId, state: RequestState) -> bool:
         """It exists, has room now, and the prompts ahead there leave the newcomer its objective."""
         cluster = self._cluster
         group = cluster.groups.get(group_id)
@@ -456,9 +456,7 @@ class Desired:
         ahead = queues.queued_tokens() + queues.unfinished_tokens()
         if not ahead:
             return True
-        rate = cluster.predictor.prefill_tokens_per_s(
-            group.limits.max_num_batched_tokens, decodes_of(group), len(group.stages)
-        )
+        rate = prompt_rate_of(cluster, group)
         ttft_s = objectives(cluster.params.offline.slo, cluster.predictor).ttft_s
         return not breaks_ttft(ahead, state.num_tokens, rate, ttft_s)
 

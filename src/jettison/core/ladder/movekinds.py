@@ -24,6 +24,7 @@ from jettison.cost.stepwork import NOTHING, StepWork, step_of
 from jettison.memory.kvtransfers import MigrationKind, plan_kv_transfers
 from jettison.policy.exchange import LinkId
 from jettison.policy.movekinds import Bin, Move, divide_moves, rest_as_kv
+from jettison.policy.slo import Pace, prompt_tokens_per_s
 from jettison.types import GroupId, RequestId
 
 
@@ -81,6 +82,14 @@ def decodes_of(group: Group) -> StepWork:
         return NOTHING
     num_kv_tokens = group.blocks.num_used * group.limits.block_size
     return StepWork.decodes(max(1, num_running // num_stages), num_kv_tokens // num_stages)
+
+
+def prompt_rate_of(cluster: ClusterState, group: Group) -> float | None:
+    """Tokens of prompts a second that its steps compute beside its requests, were all of them to decode."""
+    most, decodes, num_stages = group.limits.max_num_batched_tokens, decodes_of(group), len(group.stages)
+    if group.limits.prefill_first:  # its steps keep to no objective
+        return cluster.predictor.prefill_tokens_per_s(most, decodes, num_stages)
+    return prompt_tokens_per_s(Pace(cluster.params.offline, cluster.predictor), most, decodes, num_stages)
 
 
 def prefill_boundary_of(cluster: ClusterState, group: Group) -> PrefillBoundary | None:

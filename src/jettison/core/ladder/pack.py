@@ -248,7 +248,7 @@ class PackRung(Rung):
     def _offers(self, owed: Sequence[Owed], now_ns: int) -> Iterator[PackOffer]:
         """What can begin now."""
         for o in [o for o in owed if o.state.phase is Phase.WAITING]:
-            if o.destination.blocks.num_free - o.destination.queues.queued_blocks() >= self._blocks(o.state):
+            if self.desired.takes(o.destination.group_id, o.state):
                 yield self._offer(o, How.QUEUED, "it waits, and should live there")
         going = [
             o for o in owed

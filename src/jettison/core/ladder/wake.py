@@ -17,12 +17,13 @@ from typing import NamedTuple
 
 from jettison.core.ladder.dozing import Dozing
 from jettison.core.ladder.dropplans import block_bytes, required_bytes
+from jettison.core.ladder.movekinds import prompt_rate_of
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.waysout import WaysOut
 from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
-from jettison.policy.slo import objectives
+from jettison.policy.slo import AHEAD_SHARE, objectives
 from jettison.policy.soonest import Source, Times, Wake, Way, may_wake, num_to_wake, soonest, ways_as_fields
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
@@ -248,36 +249,39 @@ class WakeRung(Rung):
         state = self._state
         ttft_s = objectives(state.params.offline.slo, state.predictor).ttft_s
         groups = [g for g in state.groups.values() if not self.means.moves.is_emptying(g)]
-        waits = [self._compute_wait_s(g) for g in groups] if ttft_s is not None else []
-        if ttft_s is None or not waits or min(waits) <= ttft_s or not (candidates := self._candidates(None)):
+        waits = [self._compute_wait_s(g, 2.0 * ttft_s) for g in groups] if ttft_s is not None else []
+        if ttft_s is None or not waits or min(waits) <= AHEAD_SHARE * ttft_s or not (
+            candidates := self._candidates(None)
+        ):
             return
         seconds = self._ways.taken.seconds(candidates[0][1])
         if seconds is not None and seconds >= min(waits):
             return
-        wanted = math.ceil(sum(waits) / ttft_s) - len(waits)
+        wanted = max(1, math.ceil(sum(waits) / (AHEAD_SHARE * ttft_s)) - len(waits))
         wanted_bytes = wanted * state.workers[candidates[0][0]].full_blocks * block_bytes(state)
         told: dict[str, object] = {"compute_wait_s": min(waits), "slo_ttft_s": ttft_s}
         offer = self._offer(None, "prompts ahead break the objective for first tokens", wanted_bytes, told)
         if offer is not None:
             yield offer
 
-    def _compute_wait_s(self, group: Group) -> float:
-        """0 while nothing is known of steps."""
+    def _compute_wait_s(self, group: Group, without_rate_s: float) -> float:
+        """0 while nothing is known of steps; ``without_rate_s`` where decodes leave no time for prompts."""
         num_tokens = group.queues.queued_tokens() + group.queues.unfinished_tokens()
         if not num_tokens:
             return 0.0
-        rate = self._state.predictor.prefill_tokens_per_s(
-            self._state.limits.max_num_batched_tokens, num_stages=len(group.stages)
-        )
-        return num_tokens / rate if rate else 0.0
+        rate = prompt_rate_of(self._state, group)
+        if rate is None:
+            return 0.0
+        return num_tokens / rate if rate else without_rate_s
 
     # --- falling asleep ---------------------------------------------------------------------------------------
 
     def _why_pressed(self, now_ns: int) -> str | None:
-        """Why nobody may fall asleep now."""
+        """Why nobody may fall asleep now. Who waits for a step alone is no reason: in a large cluster somebody always
+        does, and an instance that nobody used meanwhile would not have helped."""
         state, moves = self._state, self.means.moves
-        if state.changes.queued_online or state.unplaced_online():
-            return "online requests wait"
+        if self.means.loads.kept_out or state.unplaced_online():
+            return "memory keeps online requests waiting"
         if moves.merges or moves.restores or (state.pipelines and not state.params.static_pipeline):
             return "instances are merged"
         if any(not w.alive and not w.is_asleep and not w.is_gone for w in state.workers.values()):
