@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import jettison
-from jettison.demo import DemoModel, run_demo
+from jettison.demo.burst import DemoModel, run_burst
 from jettison.report.results import read_results
 from jettison.workload.synthetic import Burst, Lengths, SyntheticSpec
 
@@ -24,7 +24,7 @@ BURST = SyntheticSpec(
 def test_a_demo_leaves_a_report_of_four_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     sources = str(Path(jettison.__file__).parent.parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [sources, os.environ.get("PYTHONPATH")])))
-    assert run_demo(tmp_path, seed=1, model=MODEL, burst=BURST) == 0
+    assert run_burst(tmp_path, seed=1, model=MODEL, burst=BURST) == 0
     runs = read_results(tmp_path / "report.json")
     assert [run.name for run in runs] == ["burst: recompute", "burst: drop", "beyond: recompute", "beyond: drop"]
     for run in runs:
