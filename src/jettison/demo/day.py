@@ -74,6 +74,8 @@ def _tell_plan(console: Console, setup: ExperimentSetup, day: Day, fitted: Fitte
         f" at its peak the day asks for {fitted.peak_over_capacity:.2f} of the KV that there is undropped, and for"
         f" {fitted.burst_core_share:.0%} of what the cores can compute ({fitted.core_share:.0%} over the whole day)"
     )
+    if fitted.caution is not None:
+        console.print(fitted.caution, style="bold red", highlight=False)
 
 
 def _report(console: Console, out_dir: Path, day: Day, runs: list[RunResult]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -14,7 +15,7 @@ from matplotlib.patches import Patch
 
 from jettison.report.day import PhaseSpan
 from jettison.report.memory import MemoryByUse, instance_memory, worker_names
-from jettison.report.plots import EVENT_COLORS, EVENT_LINES, NARROW_IN, STYLE, WIDTH_IN, mark_events
+from jettison.report.plots import EVENT_COLORS, EVENT_LINES, NARROW_IN, STYLE, WIDTH_IN
 from jettison.report.results import RunResult
 
 USES = {
@@ -50,7 +51,7 @@ def draw_day(runs: Sequence[RunResult], phases: Sequence[PhaseSpan], *, width_in
                 axis = axes[row + index, 0] if is_narrow else axes[index, column]
                 memory = instance_memory(run, name)
                 seen |= {use for use, values in memory.layers.items() if values.any()}
-                _plot_instance(axis, memory, run, phases)
+                _plot_instance(axis, memory, run, name, phases)
                 axis.set_xlim(0.0, end_s)
                 if is_narrow or not column:
                     axis.set_ylabel(f"instance {name}\n{memory.unit}")
@@ -64,7 +65,17 @@ def draw_day(runs: Sequence[RunResult], phases: Sequence[PhaseSpan], *, width_in
     return figure
 
 
-def _plot_instance(axis: Axes, memory: MemoryByUse, run: RunResult, phases: Sequence[PhaseSpan]) -> None:
+def _events_of(run: RunResult, name: str) -> list[dict[str, Any]]:
+    """Drops and restores that this instance took part in."""
+    return [
+        event for event in run.events.get("log") or ()
+        if event["kind"] in EVENT_LINES and name in map(str, event.get("workers") or ())
+    ]
+
+
+def _plot_instance(
+    axis: Axes, memory: MemoryByUse, run: RunResult, name: str, phases: Sequence[PhaseSpan]
+) -> None:
     """Uses stacked from below; values hold until the next sample."""
     bottom = np.zeros_like(memory.times_s)
     for use, values in memory.layers.items():
@@ -73,7 +84,9 @@ def _plot_instance(axis: Axes, memory: MemoryByUse, run: RunResult, phases: Sequ
         bottom = bottom + values
     for phase in phases[1:]:
         axis.axvline(phase.start_s, color="#1d2329", linewidth=0.6, alpha=0.45)
-    mark_events(axis, run)
+    for event in _events_of(run, name):
+        kind = event["kind"]
+        axis.axvline(event["t"], color=EVENT_COLORS[kind], linewidth=0.9, linestyle=EVENT_LINES[kind][0])
     axis.set_ylim(0.0, float(bottom.max(initial=0.0)) or 1.0)
     axis.grid(visible=False)
 

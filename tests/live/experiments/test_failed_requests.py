@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jettison import demo
 from jettison.cost.model import CostModel
 from jettison.cost.speed import MachineSpeed
+from jettison.demo import burst as demo
 from jettison.demo.burst import DemoModel, make_setup, run_burst
 from jettison.errors import JettisonError
 from jettison.live.experiments import overload as experiment
