@@ -14,7 +14,6 @@ from jettison.cost.deployment import Deployment
 from jettison.cost.speed import MachineSpeed
 from jettison.demo.burst import DemoModel, make_setup
 from jettison.demo.load import DAY, MOST_CORE_SHARE, core_share, fit_day
-from jettison.errors import ConfigError
 from jettison.simulate.calibrate import ACCEPTED
 from jettison.workload.traces import TraceRow, Workload
 
@@ -61,12 +60,6 @@ def test_where_the_cores_would_bind_it_is_said(deployment: Deployment) -> None:
     fitted = fit_day(DAY, MachineSpeed(3500.0, 0.00001, 0.004), deployment, 0)
     assert fitted.burst_core_share > MOST_CORE_SHARE
     assert fitted.caution is not None and "the cores may bind" in fitted.caution
-
-
-def test_a_peak_beyond_all_users_is_refused(deployment: Deployment) -> None:
-    none_stays = dataclasses.replace(DAY, peak_share=1e9)
-    with pytest.raises(ConfigError, match="peak demand"):
-        fit_day(none_stays, MachineSpeed(3500.0, 0.0014, 0.0004), deployment, 0)
 
 
 @given(ROWS, st.floats(1.5, 20.0), st.integers(1, 8))
