@@ -25,7 +25,7 @@ ROWS = st.lists(
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     folder: Path = tmp_path_factory.mktemp("day")
-    model = DemoModel(layers=2, hidden=64, heads=2, kv_heads=1, kv_tokens_per_instance=1400, context=1000)
+    model = DemoModel(layers=2, hidden=64, heads=2, kv_heads=1, kv_tokens_per_instance=1200, context=1000)
     return dataclasses.replace(make_setup(folder, 0, model), instances=4).deployment()
 
 

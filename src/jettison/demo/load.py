@@ -75,7 +75,7 @@ DAY = Day(
         Phase("afternoon", 56.0, 70.0, (4.0, 2.5)),
         Phase("evening", 70.0, 100.0, (1.0,)),
     ),
-    prompt=Lengths(median=64, sigma=0.5, cap=160), output=Lengths(median=360, sigma=0.5, cap=800),
+    prompt=Lengths(median=64, sigma=0.5, cap=160), output=Lengths(median=400, sigma=0.4, cap=800),
     batch=OfflinePool(
         LogNormalPair(Lengths(median=96, sigma=0.3, cap=200), Lengths(median=160, sigma=0.3, cap=300)),
         num_requests=220, start_s=2.0,
