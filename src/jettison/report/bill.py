@@ -105,7 +105,7 @@ def bill_of(run: RunResult, options: BillOptions) -> Bill:
     placed = {name: place(demand, packer_for(demand, name)) for name in options.policies}
     least, is_exact = _least(demand, list(placed.values()))
     return Bill(
-        run.name, capacity, block_size, len(lives), demand, awake(run), holding_kv(run), placed, least, is_exact
+        run.name, capacity, block_size, len(lives), demand, awake_of(run), holding_kv(run), placed, least, is_exact
     )
 
 
@@ -149,7 +149,7 @@ def _capacity_tokens(run: RunResult) -> int | None:
     return None if not total or num is None else int(total / num)
 
 
-def awake(run: RunResult) -> Used | None:
+def awake_of(run: RunResult) -> Used | None:
     """Of all instances, those that the log does not tell to be asleep; one that is being woken has its memory already.
     None where the run does not say how many there were."""
     num = _num_instances(run)
