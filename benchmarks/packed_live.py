@@ -5,15 +5,16 @@
     python benchmarks/packed_live.py --pieces 1.json 2.json... --json OUT   # runs nothing: several files together
 
 `jettison serve` with four workers of one thread each and a random Qwen3 of 20M parameters in float64. Arrivals: Azure
-2023 code from ``--from-s`` on, times divided by ``--compress``; lengths: Azure 2023 conv, in its order (CC-BY 4.0, Patel
-et al., ISCA 2024), outputs times ``--output-scale``, prompts times ``--prompt-scale``, so that requests decode for
-seconds and grow. An instance that decodes takes one of the machine's cores, however few requests it has: so memory can
-bind below 60 % of the cores only where arrivals come in waves, as code's do (conv's, thinned this far, are Poisson).
-``--plan`` keeps as many arrivals as keep the cores at most 60 % busy under ``none``, in a replay that it makes.
+2023 code from ``--from-s`` on, times divided by ``--compress``; lengths: Azure 2023 conv, in its order (CC-BY 4.0,
+Patel et al., ISCA 2024), outputs times ``--output-scale``, prompts times ``--prompt-scale``, so that requests decode
+for seconds and grow. An instance that decodes takes one of the machine's cores, however few requests it has: so memory
+can bind below 60 % of the cores only where arrivals come in waves, as code's do (conv's, thinned this far, are
+Poisson). ``--plan`` keeps so few arrivals that ``none`` keeps the cores at most 60 % busy, in a replay that it makes.
 
 Arms, a fresh server each: ``none`` (all four awake), ``mell``, ``best-fit``, ``worst-fit``, ``load-balance`` with
-``--sleep auto --sleep-after-s 2 --min-awake 1``; ``mell-kv`` and ``mell-tokens`` as ``mell`` with moves of one kind; and
-``still``: ``mell`` with an epoch that never comes, so newcomers are placed as it wants and nobody who decodes is moved.
+``--sleep auto --sleep-after-s 2 --min-awake 1``; ``mell-kv`` and ``mell-tokens`` as ``mell`` with moves of one kind;
+and ``still``: ``mell`` with an epoch that never comes, so newcomers are placed as it wants and nobody who decodes is
+moved.
 
 Measured: processor time of the server, its workers and the client (psutil) over that of all cores; instances awake and
 instances with KV of some request, every quarter of a second; times at the client. Judged, for each arm: no failed
@@ -104,7 +105,7 @@ def bodies(load: Workload, model: str) -> list[dict[str, Any]]:
 
 
 def right_answers(setup: ExperimentSetup, load: Workload) -> list[list[int]]:
-    """Of every request, computed without a server, none beside another instance."""
+    """Of every request, computed without a server, by one instance."""
     lines = [
         {"custom_id": str(index), "method": "POST", "url": "/v1/completions", "body": body}
         for index, body in enumerate(bodies(load, setup.model_dir.name))
@@ -113,7 +114,8 @@ def right_answers(setup: ExperimentSetup, load: Workload) -> list[list[int]]:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     out.unlink(missing_ok=True)
     command = [*JETTISON, "batch", "run", str(path), str(setup.model_dir), "-o", str(out)]
-    subprocess.run([*command, *flag_arguments(setup.flags())], check=True, stdout=subprocess.DEVNULL)
+    alone = replace(setup, instances=1)
+    subprocess.run([*command, *flag_arguments(alone.flags())], check=True, stdout=subprocess.DEVNULL)
     found = {}
     for line in out.read_text(encoding="utf-8").splitlines():
         document = json.loads(line)
@@ -327,28 +329,39 @@ def serve(arm: str, setup: ExperimentSetup, load: Workload, right: Sequence[list
     if failed:
         return row | {"first_error": failed[0]}
     line = TimeLine.read(path)
-    moves = line.moves()
     awake, used = (sampled(observer, name) for name in ("awake", "used"))
-    gaps = np.array([end_s - begin_s for answer in answers for begin_s, end_s in answer.gaps])
-    steps = np.array([end - begin for group in line.steps.values() for begin, end in group])
-    return row | {
+    return row | latencies(answers, line) | moved(answers, line) | {
         "mismatches": sum(a.token_ids != tokens for a, tokens in zip(answers, right, strict=True)),
         "tokens": sum(len(a.token_ids) for a in answers), "busy": busy, "others_busy": others,
         "seconds": max(a.at_s[-1] for a in answers) - answers[0].due_s,
         "awake_mean": float(np.mean(awake)), "awake_peak": max(awake), "awake": awake,
         "used_mean": float(np.mean(used)), "used_peak": max(used), "used": used,
-        "moves_kv": sum("went_as" not in told for _, _, told in moves),
-        "moves_tokens": sum("went_as" in told for _, _, told in moves),
         "queued": counts.get("packing_queued", 0), "recomputed": counts.get("packing_recomputed", 0),
         "evictions": counts.get("preemptions", 0), "sleeps": counts.get("sleeps", 0), "wakes": counts.get("wakes", 0),
-        **{f"ttft_p{q}_ms": 1e3 * float(np.percentile([a.ttft_s for a in answers], q)) for q in (50, 99)},
-        **{f"tpot_p{q}_ms": 1e3 * float(np.percentile([a.tpot_s for a in answers], q)) for q in (50, 99)},
-        **{f"itl_p{q}_ms": 1e3 * float(np.percentile(gaps, q)) for q in (50, 99)}, "itl_max_ms": 1e3 * float(gaps.max()),
-        **{f"step_p{q}_ms": 1e3 * float(np.percentile(steps, q)) for q in (50, 99)},
-        "stops_ms": [told["stop_ms"] for _, _, told in moves], "during_moves": during(answers, moves),
-        "tpot_ms": [1e3 * a.tpot_s for a in answers], "ttft_ms": [1e3 * a.ttft_s for a in answers],
-        "long_gaps": long_gaps(answers, line),
     }  # fmt: skip
+
+
+def latencies(answers: Sequence[Answer], line: TimeLine) -> dict[str, Any]:
+    """At the client, and steps by the server's time line; milliseconds."""
+    gaps = [end_s - begin_s for answer in answers for begin_s, end_s in answer.gaps]
+    times = {
+        "ttft": [a.ttft_s for a in answers], "tpot": [a.tpot_s for a in answers], "itl": gaps,
+        "step": [end - begin for group in line.steps.values() for begin, end in group],
+    }  # fmt: skip
+    figures = {f"{name}_p{q}_ms": 1e3 * float(np.percentile(times[name], q)) for name in times for q in (50, 99)}
+    each = {f"{name}_ms": [1e3 * seconds for seconds in times[name]] for name in ("ttft", "tpot")}
+    return figures | each | {"itl_max_ms": 1e3 * max(gaps), "step_max_ms": 1e3 * max(times["step"])}
+
+
+def moved(answers: Sequence[Answer], line: TimeLine) -> dict[str, Any]:
+    """Migrations, who was there meanwhile, and gaps that are too long."""
+    moves = line.moves()
+    num_tokens = sum("went_as" in told for _, _, told in moves)
+    return {
+        "moves_kv": len(moves) - num_tokens, "moves_tokens": num_tokens,
+        "stops_ms": [told["stop_ms"] for _, _, told in moves], "moves_ms": [told["ms"] for _, _, told in moves],
+        "during_moves": during(answers, moves), "long_gaps": long_gaps(answers, line),
+    }
 
 
 def sampled(observer: ServerObserver, what: str) -> list[float]:
@@ -379,8 +392,9 @@ def tpot_ratio(row: dict[str, Any], base: dict[str, Any]) -> float | None:
 def with_ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows, each with its ratios over ``none`` and ``still`` of its round."""
     by_name = {(row["round"], row["arm"]): row for row in rows}
+    bases = ("none", "still")
     return [
-        row | {f"tpot_over_{base}": tpot_ratio(row, by_name.get((row["round"], base), {})) for base in ("none", "still")}
+        row | {f"tpot_over_{base}": tpot_ratio(row, by_name.get((row["round"], base), {})) for base in bases}
         for row in rows
     ]
 
@@ -410,8 +424,8 @@ def judge(rows: Sequence[dict[str, Any]]) -> list[tuple[bool, str]]:
 COLUMNS = {
     "arm": "arm", "round": "round", "busy": "cores", "awake_mean": "awake", "awake_peak": "most", "used_mean": "used",
     "used_peak": "most", "moves_kv": "kv", "moves_tokens": "tokens", "queued": "queued", "recomputed": "recomp.",
-    "evictions": "evict.", "sleeps": "sleeps", "ttft_p50_ms": "TTFT P50", "ttft_p99_ms": "P99", "tpot_p50_ms": "TPOT P50",
-    "tpot_p99_ms": "P99", "itl_p50_ms": "ITL P50", "itl_p99_ms": "P99", "itl_max_ms": "max",
+    "evictions": "evict.", "sleeps": "sleeps", "ttft_p50_ms": "TTFT P50", "ttft_p99_ms": "P99",
+    "tpot_p50_ms": "TPOT P50", "tpot_p99_ms": "P99", "itl_p50_ms": "ITL P50", "itl_p99_ms": "P99", "itl_max_ms": "max",
     "tpot_over_none": "in moves/none", "tpot_over_still": "/still", "failed": "failed", "mismatches": "wrong",
 }  # fmt: skip
 
@@ -431,9 +445,9 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
             console.print(f"{row['arm']:>12} {what}, most of every 2 s: {seen}", markup=False, highlight=False)
     for row in rows:
         for gap in row.get("long_gaps", ()):
-            text = (f"{row['arm']}: request {gap['request']} at {gap['at_s']:.1f} s waited {gap['gap_ms']:.0f} ms, longest "
-                    f"step {gap['step_ms']:.0f}, stop {gap['stop_ms']:.0f}: {'; '.join(gap['told']) or 'nothing told'}")  # fmt: skip
-            console.print(text, markup=False, highlight=False)
+            text = f"{row['arm']}: request {gap['request']} at {gap['at_s']:.1f} s waited {gap['gap_ms']:.0f} ms"
+            text += f", longest step {gap['step_ms']:.0f}, stop {gap['stop_ms']:.0f}: "
+            console.print(text + ("; ".join(gap["told"]) or "nothing told"), markup=False, highlight=False)
     for is_met, text in judge(rows):
         console.print(f"{'met' if is_met else 'MISSED'}: {text}", markup=False, highlight=False)
 
@@ -451,7 +465,7 @@ def read_pieces(files: Sequence[Path]) -> tuple[dict[str, Any], dict[str, Any]]:
             raise ValueError(f"the pieces differ in their {name}")
     rows = [row for document in documents for row in document["rows"]]
     if len({(row["round"], row["arm"]) for row in rows}) != len(rows):
-        raise ValueError("an arm of a round is in two pieces")
+        raise ValueError("an arm of a round is there twice")
     rows.sort(key=lambda row: (row["round"], list(ARMS).index(row["arm"])))
     return {"plan": documents[0]["plan"], "rows": rows}, documents[-1]["evidence"]
 
@@ -459,23 +473,24 @@ def read_pieces(files: Sequence[Path]) -> tuple[dict[str, Any], dict[str, Any]]:
 # --- running
 
 
-def setup_in(work: Path, *, is_new: bool) -> ExperimentSetup:
-    """The deployment; its model folder and profile are made where they are new."""
-    flags: dict[str, object] = {"num_threads": 1, "offline": "none", "overload": "recompute"}
-    if is_new:
-        made = make_setup(work, 0, MODEL)
-    else:
-        made = ExperimentSetup(work / "model", work, MODEL.kv_tokens_per_instance, max_num_seqs=128)
-    setup = replace(made, instances=INSTANCES, dtype="float64", extra_flags=flags)
-    if is_new:
-        command = [*JETTISON, "profile", str(setup.model_dir), "--quick"]
+def setup_in(work: Path) -> ExperimentSetup:
+    """The deployment; model folder and profile are made where they are missing."""
+    model_dir = work / "model"
+    if not model_dir.is_dir():
+        make_setup(work, 0, MODEL)
+    setup = ExperimentSetup(
+        model_dir, work, MODEL.kv_tokens_per_instance, instances=INSTANCES, dtype="float64", max_num_seqs=128,
+        extra_flags={"num_threads": 1, "overload": "recompute"},
+    )
+    if not [*model_dir.glob("jettison-profile-*")]:
+        command = [*JETTISON, "profile", str(model_dir), "--quick"]
         subprocess.run([*command, *flag_arguments(setup.flags())], check=True, stdout=subprocess.DEVNULL)
     return setup
 
 
 def make_plan(args: argparse.Namespace, console: Console) -> None:
     """Thin the arrivals until ``none`` keeps the cores within bounds; keep the load's figures and the right answers."""
-    setup = setup_in(args.work, is_new=True)
+    setup = setup_in(args.work)
     keep, notes = args.keep, []
     for turn in range(PILOTS):
         load = slice_of_trace(args, keep)
@@ -504,7 +519,7 @@ def run_arms(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     kept = json.loads((args.work / "plan.json").read_text(encoding="utf-8"))
     plan = kept["plan"]
     load = slice_of_trace(argparse.Namespace(**(vars(args) | plan)), plan["keep"])
-    setup = setup_in(args.work, is_new=False)
+    setup = setup_in(args.work)
     rows: list[dict[str, Any]] = []
     for arm in args.arms:
         rows.append(serve(arm, setup, load, kept["right"], args.round))
@@ -518,7 +533,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, help="folder of the model, the plan, logs and time lines")
-    parser.add_argument("--plan", action="store_true", help="make them anew, and end")
+    parser.add_argument("--plan", action="store_true", help="make these, and end; a profile that is there stays")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--round", type=int, default=0, help="its number: arms are compared within a round")
     parser.add_argument("--pieces", type=Path, nargs="+", metavar="FILE", help="show these files together")
