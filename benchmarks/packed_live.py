@@ -4,7 +4,7 @@
     python benchmarks/packed_live.py --work DIR --arms none mell --json 1.json        # some arms, in this order
     python benchmarks/packed_live.py --pieces 1.json 2.json... --json OUT   # runs nothing: several files together
 
-`jettison serve` with four workers of one thread each and a random Qwen3 of 20M parameters in float64. Arrivals: Azure
+`jettison serve` with four workers of one thread each and a random Qwen3 of 6M parameters in float64. Arrivals: Azure
 2023 code from ``--from-s`` on, times divided by ``--compress``; lengths: Azure 2023 conv, in its order (CC-BY 4.0,
 Patel et al., ISCA 2024), outputs times ``--output-scale``, prompts times ``--prompt-scale``, so that requests decode
 for seconds and grow. An instance that decodes takes one of the machine's cores, however few requests it has: so memory
@@ -56,7 +56,7 @@ from jettison.workload.prompts import PromptMaker
 from jettison.workload.traces import Workload, read_trace
 
 INSTANCES = 4
-MODEL = DemoModel(layers=12, hidden=384, heads=6, kv_heads=2, context=1024, kv_tokens_per_instance=1024)
+MODEL = DemoModel(layers=8, hidden=256, heads=4, kv_heads=1, context=1024, kv_tokens_per_instance=1536)
 SLEEPS: dict[str, object] = {"sleep": "auto", "sleep_after_s": 2, "min_awake": 1}
 PACKED: dict[str, object] = {"packing": "mell"} | SLEEPS
 ARMS: dict[str, dict[str, object]] = {
@@ -90,7 +90,7 @@ def slice_of_trace(args: argparse.Namespace, keep: float) -> Workload:
     load = shaping.window(code, args.from_s, args.from_s + args.seconds * args.compress)
     load = shaping.scale_time(shaping.swap_lengths(load, conv), args.compress)
     load = shaping.scale_lengths(load, args.output_scale, floor_tokens=8, input_factor=args.prompt_scale)
-    load = shaping.cap_lengths(load, MODEL.kv_tokens_per_instance * 3 // 4)
+    load = shaping.cap_lengths(load, MODEL.context)
     return shaping.thin_by_probability(load, keep, seed=0)
 
 
@@ -117,7 +117,7 @@ def right_answers(setup: ExperimentSetup, load: Workload) -> list[list[int]]:
     alone = replace(setup, instances=1)
     subprocess.run([*command, *flag_arguments(alone.flags())], check=True, stdout=subprocess.DEVNULL)
     found = {}
-    for line in out.read_text(encoding="utf-8").splitlines():
+    for line in out.read_bytes().splitlines():
         document = json.loads(line)
         found[int(document["custom_id"])] = document["response"]["body"]["choices"][0]["token_ids"]
     return [found[index] for index in range(len(lines))]
@@ -540,11 +540,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--from-s", type=float, default=170.0, help="of the trace")
-    parser.add_argument("--seconds", type=float, default=70.0, help="of the replay")
-    parser.add_argument("--compress", type=float, default=12.0)
-    parser.add_argument("--keep", type=float, default=0.012, help="of the arrivals, at most")
-    parser.add_argument("--output-scale", type=float, default=1.5)
-    parser.add_argument("--prompt-scale", type=float, default=0.08)
+    parser.add_argument("--seconds", type=float, default=64.0, help="of the replay")
+    parser.add_argument("--compress", type=float, default=15.0)
+    parser.add_argument("--keep", type=float, default=0.016, help="of the arrivals, at most")
+    parser.add_argument("--output-scale", type=float, default=2.0)
+    parser.add_argument("--prompt-scale", type=float, default=0.1)
     args = parser.parse_args()
     console = Console(width=230)
     if args.pieces:
