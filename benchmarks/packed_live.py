@@ -1,0 +1,567 @@
+"""Four instances on the CPU under each packing: who is awake, who moves, and what moves cost those who decode.
+
+    python benchmarks/packed_live.py --work DIR --plan                      # once: model, profile, load, right answers
+    python benchmarks/packed_live.py --work DIR --arms none mell --json 1.json        # some arms, in this order
+    python benchmarks/packed_live.py --pieces 1.json 2.json... --json OUT   # runs nothing: several files together
+
+`jettison serve` with four workers of one thread each and a random Qwen3 of 6M parameters in float64. Arrivals: Azure
+2023 code from ``--from-s`` on, times divided by ``--compress``; lengths: Azure 2023 conv, in its order (CC-BY 4.0,
+Patel et al., ISCA 2024), outputs times ``--output-scale``, prompts times ``--prompt-scale``, so that requests decode
+for seconds and grow. An instance that decodes takes one of the machine's cores, however few requests it has: so memory
+can bind below 60 % of the cores only where arrivals come in waves, as code's do (conv's, thinned this far, are
+Poisson). ``--plan`` keeps so few arrivals that ``none`` keeps the cores at most 60 % busy, in a replay that it makes.
+
+Arms, a fresh server each: ``none`` (all four awake), ``mell``, ``best-fit``, ``worst-fit``, ``load-balance`` with
+``--sleep auto --sleep-after-s 2 --min-awake 1``; ``mell-kv`` and ``mell-tokens`` as ``mell`` with moves of one kind;
+and ``still``: ``mell`` with an epoch that never comes, so newcomers are placed as it wants and nobody who decodes is
+moved.
+
+Measured: processor time of the server, its workers and the client (psutil) over that of all cores; instances awake and
+instances with KV of some request, every quarter of a second; times at the client. Judged, for each arm: no failed
+stream; each answer equal, token for token, to that of ``jettison batch run``; P99 TPOT of those who were there during
+moves over that of the same requests under ``none``; and no gap between two tokens longer than twice the longest step
+that an instance of the request ran in it, and the measured stop of its own move (steps and stops of the server's time
+line). Gaps that are longer are listed with what the server tells of that moment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import psutil
+from evidence import LIVE, write_result
+from real_traces import data_dir
+from rich.console import Console
+from rich.table import Table
+
+from jettison.demo import DemoModel, make_setup
+from jettison.live.experiments.overload import ExperimentSetup
+from jettison.live.experiments.server_process import ServerProcess, flag_arguments
+from jettison.workload import shaping
+from jettison.workload.observe import ServerObserver
+from jettison.workload.prompts import PromptMaker
+from jettison.workload.traces import Workload, read_trace
+
+INSTANCES = 4
+MODEL = DemoModel(layers=8, hidden=256, heads=4, kv_heads=1, context=1024, kv_tokens_per_instance=1536)
+SLEEPS: dict[str, object] = {"sleep": "auto", "sleep_after_s": 2, "min_awake": 1}
+PACKED: dict[str, object] = {"packing": "mell"} | SLEEPS
+ARMS: dict[str, dict[str, object]] = {
+    "none": {}, "mell": PACKED, "best-fit": PACKED | {"packing": "best-fit"},
+    "worst-fit": PACKED | {"packing": "worst-fit"}, "load-balance": PACKED | {"packing": "load-balance"},
+    "mell-kv": PACKED | {"packing_moves": "kv"}, "mell-tokens": PACKED | {"packing_moves": "tokens"},
+    "still": PACKED | {"packing_epoch_s": 86400},
+}
+MOST_BUSY = 0.6
+MOST_TPOT_RATIO = 1.5
+PILOTS = 3
+POLL_S = 0.25
+AROUND_S = 0.05
+"""What the server tells so long before and after a gap is listed with it."""
+SLACK_S = 0.005
+"""Of a gap at the client, beside steps: a token's way through the server, and the client's own."""
+TOLD = ("migrated", "pack", "preempted", "woken", "asleep", "falling_asleep", "wake_decided", "rebalanced", "drop")
+"""Kinds of records that are listed."""
+
+JETTISON = (sys.executable, "-m", "jettison")
+
+
+# --- the load
+
+
+def slice_of_trace(args: argparse.Namespace, keep: float) -> Workload:
+    """Arrivals and lengths, from time 0 on."""
+    folder = data_dir(args.data)
+    code = read_trace(folder / "AzureLLMInferenceTrace_code.csv.gz")
+    conv = read_trace(folder / "AzureLLMInferenceTrace_conv.csv.gz")
+    load = shaping.window(code, args.from_s, args.from_s + args.seconds * args.compress)
+    load = shaping.scale_time(shaping.swap_lengths(load, conv), args.compress)
+    load = shaping.scale_lengths(load, args.output_scale, floor_tokens=8, input_factor=args.prompt_scale)
+    load = shaping.cap_lengths(load, MODEL.context)
+    return shaping.thin_by_probability(load, keep, seed=0)
+
+
+def bodies(load: Workload, model: str) -> list[dict[str, Any]]:
+    """Of the requests, as the API takes them."""
+    prompts = PromptMaker(seed=25)
+    return [
+        {"model": model, "prompt": prompts.token_ids(index, row.input_tokens), "max_tokens": row.output_tokens,
+         "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        for index, row in enumerate(load.rows)
+    ]  # fmt: skip
+
+
+def right_answers(setup: ExperimentSetup, load: Workload) -> list[list[int]]:
+    """Of every request, computed without a server, by one instance."""
+    lines = [
+        {"custom_id": str(index), "method": "POST", "url": "/v1/completions", "body": body}
+        for index, body in enumerate(bodies(load, setup.model_dir.name))
+    ]
+    path, out = setup.work_dir / "lines.jsonl", setup.work_dir / "answers.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    out.unlink(missing_ok=True)
+    command = [*JETTISON, "batch", "run", str(path), str(setup.model_dir), "-o", str(out)]
+    alone = replace(setup, instances=1)
+    subprocess.run([*command, *flag_arguments(alone.flags())], check=True, stdout=subprocess.DEVNULL)
+    found = {}
+    for line in out.read_bytes().splitlines():
+        document = json.loads(line)
+        found[int(document["custom_id"])] = document["response"]["body"]["choices"][0]["token_ids"]
+    return [found[index] for index in range(len(lines))]
+
+
+# --- the client
+
+
+@dataclass
+class Answer:
+    """One stream. Times are of the machine's monotonic clock, which the server's time line has, too."""
+
+    due_s: float
+    request_id: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    at_s: list[float] = field(default_factory=list)
+    """Of each chunk with tokens."""
+    error: str | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        """From when it was due."""
+        return self.at_s[0] - self.due_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean gap; 0 of one token."""
+        return (self.at_s[-1] - self.at_s[0]) / max(1, len(self.token_ids) - 1)
+
+    @property
+    def gaps(self) -> Iterator[tuple[float, float]]:
+        """(Begin, end) between two chunks."""
+        return itertools.pairwise(self.at_s)
+
+
+async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any], answer: Answer) -> None:
+    """One request to its end; what goes wrong is noted, not raised."""
+    await asyncio.sleep(max(0.0, answer.due_s - time.monotonic()))
+    finish = None
+    try:
+        async with session.post(f"{url}/v1/completions", json=body | {"stream": True}) as response:
+            if response.status != 200:
+                answer.error = f"HTTP {response.status}: {await response.text()}"
+                return
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                chunk, now_s = json.loads(line[6:]), time.monotonic()
+                if "error" in chunk:
+                    answer.error = str(chunk["error"])
+                    return
+                choice = chunk["choices"][0]
+                finish = choice["finish_reason"] or finish
+                answer.request_id = chunk["id"]
+                if choice.get("token_ids"):
+                    answer.token_ids += choice["token_ids"]
+                    answer.at_s.append(now_s)
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        answer.error = f"{type(error).__name__}: {error}"
+        return
+    if finish is None:
+        answer.error = "the stream ended early"
+
+
+async def replay(
+    url: str, load: Workload, requests: Sequence[dict[str, Any]], timeout_s: float
+) -> tuple[list[Answer], ServerObserver, dict[str, int]]:
+    """All answers; the gauges of the server while they were given; and its counters."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        start_s = time.monotonic() + 0.5
+        observer = ServerObserver(session, url, lambda: time.monotonic() - start_s, interval_s=POLL_S)
+        await observer.start()
+        answers = [Answer(start_s + row.arrival_s) for row in load.rows]
+        await asyncio.gather(*(
+            stream(session, url, body, answer) for body, answer in zip(requests, answers, strict=True)
+        ))
+        await observer.close()
+        events = await observer.events()
+        return answers, observer, {name: value for name, value in events.items() if name != "log"}
+
+
+# --- the machine
+
+
+@dataclass(frozen=True)
+class Processors:
+    """Processor seconds of a server with its workers, and of this process, up to a moment."""
+
+    ours_s: float
+    all_s: float
+    """Of all that ran on the machine."""
+    at_s: float
+
+    @classmethod
+    def now(cls, pid: int) -> Processors:
+        """At this moment. Raises psutil.NoSuchProcess."""
+        server = psutil.Process(pid)
+        times = [p.cpu_times() for p in (server, *server.children(recursive=True), psutil.Process())]
+        whole = psutil.cpu_times()
+        busy_s = sum(whole) - whole.idle - getattr(whole, "iowait", 0.0) - getattr(whole, "guest", 0.0)
+        return cls(sum(t.user + t.system for t in times), busy_s, time.monotonic())
+
+    def until(self, later: Processors) -> tuple[float, float]:
+        """Shares of all cores: (ours, of others)."""
+        whole_s = (later.at_s - self.at_s) * (os.cpu_count() or 1)
+        ours = (later.ours_s - self.ours_s) / whole_s
+        return ours, max(0.0, (later.all_s - self.all_s) / whole_s - ours)
+
+
+@dataclass(frozen=True)
+class TimeLine:
+    """What the server wrote, on the machine's monotonic clock: steps by group, and what the engine told."""
+
+    steps: dict[int, list[tuple[float, float]]]
+    """(Began, ended), in order."""
+    records: list[tuple[float, str, dict[str, Any]]]
+
+    @classmethod
+    def read(cls, path: Path) -> TimeLine:
+        """Raises ValueError where something of the run has been forgotten."""
+        document = json.loads(path.read_text(encoding="utf-8"))
+        other = document["otherData"]
+        if other["forgotten_events"]:
+            raise ValueError(f"{path}: {other['forgotten_events']} events were forgotten")
+        steps: dict[int, list[tuple[float, float]]] = {}
+        records = []
+        for event in document["traceEvents"]:
+            at_s = other["first_ns"] / 1e9 + event.get("ts", 0.0) / 1e6
+            if event.get("cat") == "step":
+                steps.setdefault(event["args"]["group"], []).append((at_s, at_s + event["dur"] / 1e6))
+            elif event.get("cat") == "decision":
+                records.append((at_s, event["name"], event["args"]))
+        return cls(steps, records)
+
+    def moves(self) -> list[tuple[float, float, dict[str, Any]]]:
+        """(Began, ended, what is told) of migrations that arrived."""
+        return [(at_s - r["ms"] / 1e3, at_s, r) for at_s, kind, r in self.records if kind == "migrated"]
+
+    def groups_of(self, request_id: str) -> set[int]:
+        """Where it has been, as far as that was told."""
+        names = ("source", "destination", "group")
+        return {r[n] for _, _, r in self.records if r.get("request") == request_id for n in names if n in r}
+
+    def longest_step_s(self, groups: set[int], begin_s: float, end_s: float) -> float:
+        """Of steps of these groups (of all, where none is known) that ran then."""
+        known = groups & self.steps.keys() or self.steps.keys()
+        return max(
+            (until - since for g in known for since, until in self.steps[g] if until > begin_s and since < end_s),
+            default=0.0,
+        )
+
+    def around(self, begin_s: float, end_s: float) -> list[str]:
+        """What was told then, in short."""
+        return [
+            f"{(at_s - begin_s) * 1e3:+.0f} ms {kind} "
+            + " ".join(f"{k}={v}" for k, v in fields.items() if isinstance(v, str | int | float))[:160]
+            for at_s, kind, fields in self.records
+            if kind in TOLD and begin_s - AROUND_S <= at_s <= end_s + AROUND_S
+        ]
+
+
+# --- one arm
+
+
+def long_gaps(answers: Sequence[Answer], line: TimeLine) -> list[dict[str, Any]]:
+    """Gaps above two steps and the stop of the request's own move."""
+    stops: dict[str, list[tuple[float, float]]] = {}
+    for _, at_s, told in line.moves():
+        stops.setdefault(told["request"], []).append((at_s, told["stop_ms"] / 1e3))
+    found = []
+    for index, answer in enumerate(answers):
+        name = answer.request_id
+        groups = line.groups_of(name)
+        for begin_s, end_s in answer.gaps:
+            if end_s - begin_s <= SLACK_S:
+                continue
+            step_s = line.longest_step_s(groups, begin_s - AROUND_S, end_s)
+            stop_s = sum(s for at_s, s in stops.get(name, ()) if begin_s <= at_s + s and at_s - s <= end_s)
+            if end_s - begin_s > 2.0 * step_s + stop_s + SLACK_S:
+                found.append({
+                    "request": index, "at_s": begin_s - answers[0].due_s, "gap_ms": 1e3 * (end_s - begin_s),
+                    "step_ms": 1e3 * step_s, "stop_ms": 1e3 * stop_s, "told": line.around(begin_s, end_s),
+                })  # fmt: skip
+    return found
+
+
+def during(answers: Sequence[Answer], moves: Sequence[tuple[float, float, dict[str, Any]]]) -> list[int]:
+    """Who got tokens while somebody was on the way."""
+    return [
+        index for index, answer in enumerate(answers)
+        if any(began < answer.at_s[-1] and ended > answer.at_s[0] for began, ended, _ in moves)
+    ]  # fmt: skip
+
+
+def serve(arm: str, setup: ExperimentSetup, load: Workload, right: Sequence[list[int]], number: int) -> dict[str, Any]:
+    """A fresh server of one arm meets the load; its row."""
+    path = setup.work_dir / f"timeline-{arm}-{number}.json"
+    path.unlink(missing_ok=True)
+    flags = setup.flags() | ARMS[arm] | {"timeline": path}
+    requests = bodies(load, setup.model_dir.name)
+    with ServerProcess(setup.model_dir, flags, setup.work_dir / f"server-{arm}.log") as server:
+        before = Processors.now(server.pid)
+        answers, observer, counts = asyncio.run(replay(server.url, load, requests, 60.0 + 2 * load.duration_s))
+        busy, others = before.until(Processors.now(server.pid))
+    failed = [answer.error for answer in answers if answer.error or not answer.at_s]
+    row: dict[str, Any] = {"arm": arm, "round": number, "requests": len(answers), "failed": len(failed)}
+    if failed:
+        return row | {"first_error": failed[0]}
+    line = TimeLine.read(path)
+    awake, used = (sampled(observer, name) for name in ("awake", "used"))
+    return row | latencies(answers, line) | moved(answers, line) | {
+        "mismatches": sum(a.token_ids != tokens for a, tokens in zip(answers, right, strict=True)),
+        "tokens": sum(len(a.token_ids) for a in answers), "busy": busy, "others_busy": others,
+        "seconds": max(a.at_s[-1] for a in answers) - answers[0].due_s,
+        "awake_mean": float(np.mean(awake)), "awake_peak": max(awake), "awake": awake,
+        "used_mean": float(np.mean(used)), "used_peak": max(used), "used": used,
+        "queued": counts.get("packing_queued", 0), "recomputed": counts.get("packing_recomputed", 0),
+        "evictions": counts.get("preemptions", 0), "sleeps": counts.get("sleeps", 0), "wakes": counts.get("wakes", 0),
+    }  # fmt: skip
+
+
+def latencies(answers: Sequence[Answer], line: TimeLine) -> dict[str, Any]:
+    """At the client, and steps by the server's time line; milliseconds."""
+    gaps = [end_s - begin_s for answer in answers for begin_s, end_s in answer.gaps]
+    times = {
+        "ttft": [a.ttft_s for a in answers], "tpot": [a.tpot_s for a in answers], "itl": gaps,
+        "step": [end - begin for group in line.steps.values() for begin, end in group],
+    }  # fmt: skip
+    figures = {f"{name}_p{q}_ms": 1e3 * float(np.percentile(times[name], q)) for name in times for q in (50, 99)}
+    each = {f"{name}_ms": [1e3 * seconds for seconds in times[name]] for name in ("ttft", "tpot")}
+    return figures | each | {"itl_max_ms": 1e3 * max(gaps), "step_max_ms": 1e3 * max(times["step"])}
+
+
+def moved(answers: Sequence[Answer], line: TimeLine) -> dict[str, Any]:
+    """Migrations, who was there meanwhile, and gaps that are too long."""
+    moves = line.moves()
+    num_tokens = sum("went_as" in told for _, _, told in moves)
+    return {
+        "moves_kv": len(moves) - num_tokens, "moves_tokens": num_tokens,
+        "stops_ms": [told["stop_ms"] for _, _, told in moves], "moves_ms": [told["ms"] for _, _, told in moves],
+        "during_moves": during(answers, moves), "long_gaps": long_gaps(answers, line),
+    }
+
+
+def sampled(observer: ServerObserver, what: str) -> list[float]:
+    """Instances awake, or with KV of some request, at every poll."""
+    if what == "awake":
+        return [value for _, value in observer.series["devices_awake"]]
+    groups = [points for name, points in observer.series.items() if name.startswith("kv_blocks_used/")]
+    at_s = [t for t, _ in observer.series["devices_awake"]]
+    used = dict.fromkeys(at_s, 0.0)
+    for points in groups:
+        for t, value in points:
+            used[t] += value > 0
+    return list(used.values())
+
+
+# --- figures
+
+
+def tpot_ratio(row: dict[str, Any], base: dict[str, Any]) -> float | None:
+    """P99 TPOT of those who were there during moves, over that of the same requests in another arm of the round."""
+    who = row.get("during_moves")
+    if not who or "tpot_ms" not in base:
+        return None
+    here, there = (float(np.percentile([each["tpot_ms"][i] for i in who], 99)) for each in (row, base))
+    return here / there
+
+
+def with_ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows, each with its ratios over ``none`` and ``still`` of its round."""
+    by_name = {(row["round"], row["arm"]): row for row in rows}
+    bases = ("none", "still")
+    return [
+        row | {f"tpot_over_{base}": tpot_ratio(row, by_name.get((row["round"], base), {})) for base in bases}
+        for row in rows
+    ]
+
+
+def judge(rows: Sequence[dict[str, Any]]) -> list[tuple[bool, str]]:
+    """What has to hold, and whether it does."""
+    failed = sum(row["failed"] for row in rows)
+    wrong, tokens = (sum(row.get(name, 0) for row in rows) for name in ("mismatches", "tokens"))
+    verdicts = [
+        (failed == 0, f"{failed} of {sum(row['requests'] for row in rows)} streams failed"),
+        (wrong == 0 and tokens > 0, f"{wrong} answers differ from those of a batch run, {tokens:,} tokens"),
+    ]
+    busy = [row["busy"] for row in rows if row["arm"] == "none" and "busy" in row]
+    if busy:
+        verdicts.append((max(busy) <= MOST_BUSY, f"none: {max(busy):.0%} of the cores, at most {MOST_BUSY:.0%}"))
+    for row in with_ratios(rows):
+        if (ratio := row["tpot_over_none"]) is not None and row["arm"] != "none":
+            text = f"{row['arm']}, round {row['round']}: P99 TPOT during moves {ratio:.2f} of none's, at most "
+            verdicts.append((ratio <= MOST_TPOT_RATIO, text + str(MOST_TPOT_RATIO)))
+    for row in rows:
+        if "long_gaps" in row:
+            text = f"{row['arm']}, round {row['round']}: {len(row['long_gaps'])} gaps above two steps and the stop"
+            verdicts.append((not row["long_gaps"], text))
+    return verdicts
+
+
+COLUMNS = {
+    "arm": "arm", "round": "round", "busy": "cores", "awake_mean": "awake", "awake_peak": "most", "used_mean": "used",
+    "used_peak": "most", "moves_kv": "kv", "moves_tokens": "tokens", "queued": "queued", "recomputed": "recomp.",
+    "evictions": "evict.", "sleeps": "sleeps", "ttft_p50_ms": "TTFT P50", "ttft_p99_ms": "P99",
+    "tpot_p50_ms": "TPOT P50", "tpot_p99_ms": "P99", "itl_p50_ms": "ITL P50", "itl_p99_ms": "P99", "itl_max_ms": "max",
+    "tpot_over_none": "in moves/none", "tpot_over_still": "/still", "failed": "failed", "mismatches": "wrong",
+}  # fmt: skip
+
+
+def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
+    """A line an arm, who was awake and used over time, long gaps, verdicts."""
+    table = Table(title="Four instances (times in ms)")
+    for title in COLUMNS.values():
+        table.add_column(title, justify="right")
+    for row in with_ratios(rows):
+        table.add_row(*(_text(row.get(name)) for name in COLUMNS))
+    console.print(table)
+    every = round(2.0 / POLL_S)
+    for row in rows:
+        for what in ("awake", "used"):
+            seen = "".join(f"{max(row[what][i : i + every]):.0f}" for i in range(0, len(row.get(what, ())), every))
+            console.print(f"{row['arm']:>12} {what}, most of every 2 s: {seen}", markup=False, highlight=False)
+    for row in rows:
+        for gap in row.get("long_gaps", ()):
+            text = f"{row['arm']}: request {gap['request']} at {gap['at_s']:.1f} s waited {gap['gap_ms']:.0f} ms"
+            text += f", longest step {gap['step_ms']:.0f}, stop {gap['stop_ms']:.0f}: "
+            console.print(text + ("; ".join(gap["told"]) or "nothing told"), markup=False, highlight=False)
+    for is_met, text in judge(rows):
+        console.print(f"{'met' if is_met else 'MISSED'}: {text}", markup=False, highlight=False)
+
+
+def _text(value: object) -> str:
+    return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def read_pieces(files: Sequence[Path]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The figures of several files of this script, and their evidence. Raises ValueError where load or sources differ,
+    or an arm is there twice."""
+    documents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    for name, of in (("plan", lambda d: d["plan"]), ("sources", lambda d: d["evidence"]["rooms"])):
+        if any(of(each) != of(documents[0]) for each in documents):
+            raise ValueError(f"the pieces differ in their {name}")
+    rows = [row for document in documents for row in document["rows"]]
+    if len({(row["round"], row["arm"]) for row in rows}) != len(rows):
+        raise ValueError("an arm of a round is there twice")
+    rows.sort(key=lambda row: (row["round"], list(ARMS).index(row["arm"])))
+    return {"plan": documents[0]["plan"], "rows": rows}, documents[-1]["evidence"]
+
+
+# --- running
+
+
+def setup_in(work: Path) -> ExperimentSetup:
+    """The deployment; model folder and profile are made where they are missing."""
+    model_dir = work / "model"
+    if not model_dir.is_dir():
+        make_setup(work, 0, MODEL)
+    setup = ExperimentSetup(
+        model_dir, work, MODEL.kv_tokens_per_instance, instances=INSTANCES, dtype="float64", max_num_seqs=128,
+        extra_flags={"num_threads": 1, "overload": "recompute"},
+    )
+    if not [*model_dir.glob("jettison-profile-*")]:
+        command = [*JETTISON, "profile", str(model_dir), "--quick"]
+        subprocess.run([*command, *flag_arguments(setup.flags())], check=True, stdout=subprocess.DEVNULL)
+    return setup
+
+
+def make_plan(args: argparse.Namespace, console: Console) -> None:
+    """Thin the arrivals until ``none`` keeps the cores within bounds; keep the load's figures and the right answers."""
+    setup = setup_in(args.work)
+    keep, notes = args.keep, []
+    for turn in range(PILOTS):
+        load = slice_of_trace(args, keep)
+        right = right_answers(setup, load)
+        row = serve("none", setup, load, right, turn)
+        if row["failed"]:
+            raise SystemExit(f"the pilot failed: {row['first_error']}")
+        notes.append(f"{len(load.rows)} requests, kept {keep:.3f}: {row['busy']:.2f} of the cores")
+        console.print(notes[-1])
+        if row["busy"] <= MOST_BUSY:
+            break
+        keep *= 0.92 * MOST_BUSY / row["busy"]
+    else:
+        raise SystemExit(f"the cores are busier than {MOST_BUSY:.0%} still")
+    wanted = ("from_s", "seconds", "compress", "output_scale", "prompt_scale")
+    plan = {name: getattr(args, name) for name in wanted} | {
+        "keep": keep, "pilots": notes, "requests": len(load.rows), "notes": list(load.notes),
+        "kv_tokens_per_instance": setup.capacity_tokens() / INSTANCES, "parameter_share": setup.parameter_share(),
+        "output_tokens": sum(row.output_tokens for row in load.rows),
+    }  # fmt: skip
+    (args.work / "plan.json").write_text(json.dumps({"plan": plan, "right": right}), encoding="utf-8")
+
+
+def run_arms(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """The arms that were asked for, in that order."""
+    kept = json.loads((args.work / "plan.json").read_text(encoding="utf-8"))
+    plan = kept["plan"]
+    load = slice_of_trace(argparse.Namespace(**(vars(args) | plan)), plan["keep"])
+    setup = setup_in(args.work)
+    rows: list[dict[str, Any]] = []
+    for arm in args.arms:
+        rows.append(serve(arm, setup, load, kept["right"], args.round))
+        console.print({name: _text(value) for name, value in rows[-1].items() if not isinstance(value, list)})
+        if args.json:
+            write_result(args.json, {"plan": plan, "rows": rows}, *LIVE)
+    return {"plan": plan, "rows": rows}
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, help="folder of the model, the plan, logs and time lines")
+    parser.add_argument("--plan", action="store_true", help="make these, and end; a profile that is there stays")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--round", type=int, default=0, help="its number: arms are compared within a round")
+    parser.add_argument("--pieces", type=Path, nargs="+", metavar="FILE", help="show these files together")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--from-s", type=float, default=170.0, help="of the trace")
+    parser.add_argument("--seconds", type=float, default=64.0, help="of the replay")
+    parser.add_argument("--compress", type=float, default=15.0)
+    parser.add_argument("--keep", type=float, default=0.016, help="of the arrivals, at most")
+    parser.add_argument("--output-scale", type=float, default=2.0)
+    parser.add_argument("--prompt-scale", type=float, default=0.1)
+    args = parser.parse_args()
+    console = Console(width=230)
+    if args.pieces:
+        document, evidence = read_pieces(args.pieces)
+        if args.json:
+            args.json.write_text(json.dumps(document | {"evidence": evidence}, indent=1) + "\n", encoding="utf-8")
+        show(document["rows"], console)
+        return 0
+    if args.work is None:
+        parser.error("--work DIR is needed to run")
+    args.work.mkdir(parents=True, exist_ok=True)
+    if args.plan:
+        make_plan(args, console)
+        return 0
+    show(run_arms(args, console)["rows"], console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
