@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure as Picture
 
 from jettison.cost.model import ChunkShape
-from jettison.report.bill import awake
+from jettison.report.bill import awake_of
 from jettison.report.classes import grown
 from jettison.report.results import RunResult
 from jettison.simulate.reproduce.claims import by_seed, change, own, share
@@ -62,7 +62,7 @@ def devices(span: Span) -> Measure:
     """Instances that were not asleep, mean over a time."""
 
     def mean(run: RunResult) -> float | None:
-        used = awake(run)
+        used = awake_of(run)
         return None if used is None else (used.device_s(span[1]) - used.device_s(span[0])) / (span[1] - span[0])
 
     return mean
@@ -244,7 +244,7 @@ def _draw_awake(workload: str, parts: Parts) -> Draw:
         end_s = whole_of(parts)[1]
         series = {}
         for name in (ALL_AWAKE, LADDER, PACK_AND_SLEEP):
-            used = awake(found[workload][0].one(name))
+            used = awake_of(found[workload][0].one(name))
             if used is not None:
                 num = int((used.times_s < end_s).sum())
                 held = used.devices[:num].tolist()
