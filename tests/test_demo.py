@@ -44,7 +44,7 @@ def own_sources(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_day_leaves_a_report_of_both_ways_to_serve_it(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(day, "profile_quickly", lambda _: None)  # `jettison profile` has tests of its own
-    monkeypatch.setattr(day, "measure_speed", lambda _: MachineSpeed(2000.0, 0.002, 0.0002))
+    monkeypatch.setattr(day, "measure_speed", lambda _: MachineSpeed(1000.0, 0.004, 0.0004))
     assert run_day(tmp_path, seed=1, model=MODEL, day=DAY) == 0
     baseline, own = read_results(tmp_path / "report.json")
     assert (baseline.config["policy"], own.config["policy"]) == ("recompute", "drop")
