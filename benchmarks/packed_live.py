@@ -542,7 +542,7 @@ def main() -> int:
     parser.add_argument("--from-s", type=float, default=170.0, help="of the trace")
     parser.add_argument("--seconds", type=float, default=64.0, help="of the replay")
     parser.add_argument("--compress", type=float, default=15.0)
-    parser.add_argument("--keep", type=float, default=0.016, help="of the arrivals, at most")
+    parser.add_argument("--keep", type=float, default=0.014, help="of the arrivals, at most")
     parser.add_argument("--output-scale", type=float, default=2.0)
     parser.add_argument("--prompt-scale", type=float, default=0.1)
     args = parser.parse_args()
