@@ -33,6 +33,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -110,16 +111,14 @@ def right_answers(setup: ExperimentSetup, load: Workload) -> list[list[int]]:
         {"custom_id": str(index), "method": "POST", "url": "/v1/completions", "body": body}
         for index, body in enumerate(bodies(load, setup.model_dir.name))
     ]
-    path, out = setup.work_dir / "lines.jsonl", setup.work_dir / "answers.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    out.unlink(missing_ok=True)
-    command = [*JETTISON, "batch", "run", str(path), str(setup.model_dir), "-o", str(out)]
     alone = replace(setup, instances=1)
-    subprocess.run([*command, *flag_arguments(alone.flags())], check=True, stdout=subprocess.DEVNULL)
-    found = {}
-    for line in out.read_bytes().splitlines():
-        document = json.loads(line)
-        found[int(document["custom_id"])] = document["response"]["body"]["choices"][0]["token_ids"]
+    with tempfile.TemporaryDirectory(dir=setup.work_dir) as folder:
+        path, out = Path(folder) / "lines.jsonl", Path(folder) / "answers.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        command = [*JETTISON, "batch", "run", str(path), str(setup.model_dir), "-o", str(out)]
+        subprocess.run([*command, *flag_arguments(alone.flags())], check=True, stdout=subprocess.DEVNULL)
+        answers = [json.loads(line) for line in out.read_bytes().splitlines()]
+    found = {int(each["custom_id"]): each["response"]["body"]["choices"][0]["token_ids"] for each in answers}
     return [found[index] for index in range(len(lines))]
 
 
@@ -542,7 +541,7 @@ def main() -> int:
     parser.add_argument("--from-s", type=float, default=170.0, help="of the trace")
     parser.add_argument("--seconds", type=float, default=64.0, help="of the replay")
     parser.add_argument("--compress", type=float, default=15.0)
-    parser.add_argument("--keep", type=float, default=0.016, help="of the arrivals, at most")
+    parser.add_argument("--keep", type=float, default=0.014, help="of the arrivals, at most")
     parser.add_argument("--output-scale", type=float, default=2.0)
     parser.add_argument("--prompt-scale", type=float, default=0.1)
     args = parser.parse_args()
