@@ -229,11 +229,9 @@ class Bench:
         await self.until_decoding([c for _, c in others])
         found: list[Stop] = []
         for how, blocks in (("rounds", None), ("all KV at once", ALL_AT_ONCE)):
-            name, client = self.client(context, self.args.stop_output)
-            await self.until_decoding([client])
-            stops = [await self._stop_ms(name, blocks) for _ in range(times)]
+            stops = await self._to_and_fro(context, times, blocks)
             found.append(Stop(context, how, quantile(stops, 0.5), quantile(stops, 0.99), times))
-            await self.leave({name})
+            print(found[-1], file=sys.stderr)
         again: list[float] = []
         for _ in range(max(1, times // 4)):
             started = time.monotonic_ns()
@@ -245,18 +243,29 @@ class Bench:
         await self.leave({n for n, _ in others})
         return found
 
+    async def _to_and_fro(self, context: int, times: int, max_final_blocks: int | None) -> list[float]:
+        """How long it stands still each time; another request goes when one has become much longer than it was."""
+        stops: list[float] = []
+        while len(stops) < times:
+            name, client = self.client(context, self.args.stop_output)
+            await self.until_decoding([client])
+            while len(stops) < times and len(client.times) < self.args.stop_output // 2:
+                stops.append(await self._stop_ms(name, max_final_blocks))
+            await self.leave({name})
+        return stops
+
     async def _stop_ms(self, name: str, max_final_blocks: int | None) -> float:
         core, driver = self.engine.core, self.engine._driver
         assert driver is not None
         await until(lambda: any(name in self.at(g) for g in (0, 1)))
         source = 0 if name in self.at(0) else 1
-        num_before = sum(r.kind == "migrated" for r in self.engine.event_log)
+        num_before = core.state.counters.num_migrations
         state, groups = core.groups[source].queues.running[name], core.groups
         more = {} if max_final_blocks is None else {"max_final_blocks": max_final_blocks}
         now_ns = time.monotonic_ns()
         actions = core.migrations.start(state, groups[source], groups[1 - source], now_ns, **more)
         driver.carry_out(actions + core.stepping.plan(now_ns))
-        await until(lambda: sum(r.kind == "migrated" for r in self.engine.event_log) > num_before)
+        await until(lambda: core.state.counters.num_migrations > num_before)
         record = [r for r in self.engine.event_log if r.kind == "migrated"][-1]
         await asyncio.sleep(ASK_S)
         return float(record.fields["stop_ms"])
@@ -348,7 +357,7 @@ def main() -> int:
     parser.add_argument("--others", type=int, default=4, help="at each instance")
     parser.add_argument("--patience", type=float, default=90.0, help="seconds that a cell may take")
     parser.add_argument("--longest", type=int, default=4096, help="the model's")
-    parser.add_argument("--times", type=int, default=24, help="that a request goes to and fro")
+    parser.add_argument("--times", type=int, default=20, help="that a request goes to and fro")
     parser.add_argument("--stop-output", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5, help="of a way that takes a short time")
     parser.add_argument("--short", type=float, default=3.0, help="seconds")
