@@ -83,6 +83,8 @@ class BatchService:
             if not self._state.settings.serves_offline:
                 batches = self._without_lines_to_compute(batches)
             for batch in batches:
+                logger.info("going on with %s: %s, %d of %d lines done",
+                            batch.id, batch.status, batch.num_done, batch.num_lines)
                 self.take_up(batch)
 
     def _without_lines_to_compute(self, batches: Sequence[Batch]) -> list[Batch]:
