@@ -184,11 +184,11 @@ def test_that_somebody_waits_for_a_step_elsewhere_keeps_nobody_awake() -> None:
         packing=PackParams(packer="mell", epoch_s=0.05, head_room=0.05),
     )
     waiting: list[int] = []
-    for tick_ms in range(100, 1_500, 100):
+    for tick_ms in range(100, 2_500, 100):
         for i in range(12):
             cluster.submit(f"r{tick_ms}-{i}", [1 + i] * 60, 2, tick_ms - 1.0)
         cluster.at(tick_ms * MS, lambda: waiting.append(cluster.core.num_waiting))
-    run_to(cluster, 1_500)
+    run_to(cluster, 2_500)
     assert waiting and min(waiting) > 0, waiting
     assert cluster.core.sleepers.asleep
     cluster.run()

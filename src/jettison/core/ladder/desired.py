@@ -286,6 +286,7 @@ class Desired:
             pool = self._pool_with_room(full)
             for device in sorted(found[full] - pool.devices):
                 pool.packer.set_taking(device, True)
+            _apply(pool)  # who has left is on no device
             for device in sorted(pool.devices - found[full]):
                 for request_id in pool.packer.requests_on(device):
                     self._leave_seat(request_id)
@@ -348,10 +349,11 @@ class Desired:
         joined = pool.prefixes.join(state.request_id, group.blocks.prompt_names(state))
         seat = None if joined.also is None else self._seats.get(joined.also)
         if joined.also is not None and seat is not None and seat.pool is pool:
-            # The planner knows a prefix from the arrival on.
+            # The planner knows a prefix from the arrival on. In a batch of its own: in the next it may leave.
             _apply(pool)
             device = pool.packer.device_of(joined.also)
             pool.batch += [Depart(joined.also), self._arrive(joined.also, seat, device)]
+            _apply(pool)
 
     def _arrive(self, request_id: RequestId, seat: _Seat, device: GroupId) -> Arrive:
         """Again, with the grip that it has."""
