@@ -425,8 +425,8 @@ def judge(rows: Sequence[dict[str, Any]]) -> list[tuple[bool, str]]:
             verdicts.append((ratio <= MOST_TPOT_RATIO, text + str(MOST_TPOT_RATIO)))
     for row in rows:
         if "long_gaps" in row and row["arm"] != "none":
-            text = f"{row['arm']}, round {row['round']}: {len(row['long_gaps'])} gaps above two steps and the stop during "
-            verdicts.append((not row["long_gaps"], text + f"moves ({row['other_long_gaps']} at other times)"))
+            text = f"{row['arm']}, round {row['round']}: {len(row['long_gaps'])} gaps above two steps and the stop"
+            verdicts.append((not row["long_gaps"], f"{text} during moves ({row['other_long_gaps']} at other times)"))
     return verdicts
 
 
@@ -434,7 +434,8 @@ COLUMNS = {
     "arm": "arm", "round": "round", "busy": "cores", "awake_mean": "awake", "awake_peak": "most", "used_mean": "used",
     "used_peak": "most", "moves_kv": "kv", "moves_tokens": "tokens", "queued": "queued", "recomputed": "recomp.",
     "evictions": "evict.", "sleeps": "sleeps", "ttft_p50_ms": "TTFT P50", "ttft_p99_ms": "P99",
-    "tpot_p50_ms": "TPOT P50", "tpot_p99_ms": "P99", "itl_p50_ms": "ITL P50", "itl_p99_ms": "P99", "itl_max_ms": "max", "other_long_gaps": "long gaps",
+    "tpot_p50_ms": "TPOT P50", "tpot_p99_ms": "P99", "itl_p50_ms": "ITL P50", "itl_p99_ms": "P99", "itl_max_ms": "max",
+    "other_long_gaps": "long gaps",
     "tpot_over_none": "in moves/none", "tpot_over_still": "/still", "failed": "failed", "mismatches": "wrong",
 }  # fmt: skip
 
