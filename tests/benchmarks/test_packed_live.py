@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from packed_live import Answer, TimeLine, during, judge, long_gaps, read_pieces,
 
 STEP_S, STOP_S = 0.1, 0.05
 MOVED = (10.30, "migrated", {"request": "a", "source": 0, "destination": 1, "ms": 200.0, "stop_ms": 1e3 * STOP_S})
-LINE = TimeLine({0: [(10.0, 10.0 + STEP_S)], 1: [(10.3, 10.3 + STEP_S)], 2: [(10.0, 12.0)]}, [MOVED])
+LINE = TimeLine({0: [(10.0, 10.0 + STEP_S)], 1: [(10.3, 10.3 + STEP_S)], 2: [(10.0, 12.0)]}, [MOVED], {})
 """Group 0 steps until a request leaves it, group 1 from then on; group 2 has one long step."""
 
 
@@ -28,27 +29,41 @@ CALM = answer("calm", *(20.0 + 0.001 * i for i in range(200)))
 @given(begin_s=st.floats(9.9, 10.29), over_s=st.floats(-0.2, 0.2))
 def test_a_gap_may_have_two_steps_of_its_own_instances_and_its_own_stop(begin_s: float, over_s: float) -> None:
     end_s = begin_s + 2.0 * STEP_S + STOP_S + over_s
-    found, num_others = long_gaps([answer("a", begin_s, end_s), CALM], LINE)
+    result = long_gaps([answer("a", begin_s, end_s), CALM], LINE)
+    found = result["long_gaps"]
     is_in_the_stop, has_step = end_s > 10.25, begin_s < 10.0 + STEP_S or end_s > 10.30
     assume(abs(over_s) > 1e-6 and is_in_the_stop and has_step)
-    assert (len(found), num_others) == (over_s > 0, 0)
+    assert (len(found), result["other_long_gaps"]) == (over_s > 0, 0)
     assert not found or any("migrated" in told for told in found[0]["told"])
 
 
+def seen(line: TimeLine, *answers: Answer) -> tuple[int, int, int]:
+    """Numbers of long gaps: during moves, at other times, of who was evicted."""
+    result = long_gaps([*answers, CALM], line)
+    return len(result["long_gaps"]), result["other_long_gaps"], result["evicted_gaps"]
+
+
 def test_the_stop_of_another_request_excuses_no_gap_and_a_gap_without_moves_is_only_counted() -> None:
-    known = TimeLine(LINE.steps, [MOVED, (10.0, "pack", {"request": "b", "source": 0, "destination": 1})])
+    known = replace(LINE, records=[MOVED, (10.0, "pack", {"request": "b", "source": 0, "destination": 1})])
     gap = answer("b", 10.08, 10.08 + 2.0 * STEP_S + 0.9 * STOP_S)
-    found, _ = long_gaps([gap, CALM], known)
-    assert [(each["stop_ms"], each["step_ms"]) for each in found] == [(0.0, pytest.approx(1e3 * STEP_S))]
-    assert long_gaps([answer("a", *gap.at_s), CALM], LINE) == ([], 0)
-    assert long_gaps([answer("b", 15.0, 15.5), CALM], known) == ([], 1)
+    assert seen(known, gap) == (1, 0, 0)
+    assert seen(LINE, answer("a", *gap.at_s)) == (0, 0, 0)
+    assert seen(known, answer("b", 15.0, 15.5)) == (0, 1, 0)
+
+
+def test_an_eviction_accounts_for_one_gap_the_longest_and_not_for_a_move_of_its_own() -> None:
+    gaps = 10.0, 10.5, 10.9, 11.2
+    without = replace(LINE, steps={})
+    assert seen(without, answer("c", *gaps)) == (1, 2, 0)
+    assert seen(replace(without, evictions={"c": 1}), answer("c", *gaps)) == (0, 2, 1)
+    assert seen(replace(LINE, evictions={"a": 1}), answer("a", 10.0, 11.0)) == (1, 0, 0)
 
 
 def test_a_token_that_takes_longer_than_its_step_everywhere_is_no_moves_fault() -> None:
     slow = answer("slow", *(20.0 + 0.15 * i for i in range(200)))
     gap = answer("a", 10.02, 10.31)
-    assert len(long_gaps([gap, CALM], LINE)[0]) == 1
-    assert long_gaps([gap, slow], LINE)[0] == []
+    assert len(long_gaps([gap, CALM], LINE)["long_gaps"]) == 1
+    assert long_gaps([gap, slow], LINE)["long_gaps"] == []
 
 
 def test_who_got_tokens_while_somebody_was_on_the_way() -> None:
@@ -65,8 +80,7 @@ def test_the_same_requests_are_compared() -> None:
 
 
 def row(arm: str, number: int = 0, **more: Any) -> dict[str, Any]:
-    return {"arm": arm, "round": number, "requests": 3, "failed": 0, "mismatches": 0, "tokens": 30, "busy": 0.5,
-            "other_long_gaps": 0} | more  # fmt: skip
+    return {"arm": arm, "round": number, "requests": 3, "failed": 0, "mismatches": 0, "tokens": 30, "busy": 0.5} | more
 
 
 def test_each_miss_is_said() -> None:
@@ -96,11 +110,12 @@ def test_a_time_line_with_gaps_of_its_own_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "line.json"
     step = {"cat": "step", "ts": 5e5, "dur": 2e4, "args": {"group": 3}}
     told = {"cat": "decision", "name": "pack", "ts": 1e6, "args": {"request": "a", "source": 3, "destination": 4}}
-    document = {"traceEvents": [step, told], "otherData": {"first_ns": 7_000_000_000, "forgotten_events": 0}}
+    ended = {"cat": "request", "name": "a", "ts": 0.0, "ph": "b", "args": {"preemptions": 2}}
+    document = {"traceEvents": [step, told, ended], "otherData": {"first_ns": 7_000_000_000, "forgotten_events": 0}}
     path.write_text(json.dumps(document), encoding="utf-8")
     read = TimeLine.read(path)
     assert read.steps == {3: [(7.5, pytest.approx(7.52))]}
-    assert read.groups_of("a") == {3, 4}
+    assert (read.groups_of("a"), read.evictions) == ({3, 4}, {"a": 2})
     path.write_text(json.dumps(document | {"otherData": {"first_ns": 0, "forgotten_events": 2}}), encoding="utf-8")
     with pytest.raises(ValueError, match="forgotten"):
         TimeLine.read(path)
