@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from packed_live import Answer, TimeLine, during, judge, long_gaps, read_pieces, tpot_ratio
+from packed_live import judge, read_pieces, tpot_ratio
+from token_times import Answer, TimeLine, during, long_gaps
 
 STEP_S, STOP_S = 0.1, 0.05
 MOVED = (10.30, "migrated", {"request": "a", "source": 0, "destination": 1, "ms": 200.0, "stop_ms": 1e3 * STOP_S})
