@@ -163,6 +163,7 @@ def serve(arm: str, setup: ExperimentSetup, load: Workload, right: Sequence[list
     if failed:
         return row | {"first_error": failed[0]}
     line = TimeLine.read(path)
+    line.name(answers)
     awake, used = (sampled(observer, name) for name in ("awake", "used"))
     return row | latencies(answers, line) | moved(answers, line) | {
         "mismatches": sum(a.token_ids != tokens for a, tokens in zip(answers, right, strict=True)),

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import numpy as np
@@ -36,7 +36,9 @@ class Answer:
     """One stream. Times are of the machine's monotonic clock, which the server's time line has, too."""
 
     due_s: float
+    num_prompt: int
     request_id: str = ""
+    """The engine's, which its client never learns: `TimeLine.name`."""
     token_ids: list[int] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
     """Of each chunk with tokens."""
@@ -76,7 +78,6 @@ async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any],
                     return
                 choice = chunk["choices"][0]
                 finish = choice["finish_reason"] or finish
-                answer.request_id = chunk["id"].removeprefix("cmpl-") + "-0"
                 if choice.get("token_ids"):
                     answer.token_ids += choice["token_ids"]
                     answer.at_s.append(now_s)
@@ -97,7 +98,7 @@ async def replay(
         start_s = time.monotonic() + 0.5
         observer = ServerObserver(session, url, lambda: time.monotonic() - start_s, interval_s=POLL_S)
         await observer.start()
-        answers = [Answer(start_s + row.arrival_s) for row in load.rows]
+        answers = [Answer(start_s + row.arrival_s, row.input_tokens) for row in load.rows]
         await asyncio.gather(*(
             stream(session, url, body, answer) for body, answer in zip(requests, answers, strict=True)
         ))
@@ -109,6 +110,16 @@ async def replay(
 # --- the server
 
 
+class Request(NamedTuple):
+    """As the engine knows one that has ended."""
+
+    name: str
+    came_s: float
+    lengths: tuple[int, int]
+    """Tokens of prompt and answer."""
+    num_evictions: int
+
+
 @dataclass(frozen=True)
 class TimeLine:
     """What the server wrote, on the machine's monotonic clock: steps by group, and what the engine told."""
@@ -116,8 +127,7 @@ class TimeLine:
     steps: dict[int, list[tuple[float, float]]]
     """(Began, ended), in order."""
     records: list[tuple[float, str, dict[str, Any]]]
-    evictions: dict[str, int]
-    """By request."""
+    requests: list[Request]
 
     @classmethod
     def read(cls, path: Path) -> TimeLine:
@@ -127,7 +137,7 @@ class TimeLine:
         if other["forgotten_events"]:
             raise ValueError(f"{path}: {other['forgotten_events']} events were forgotten")
         steps: dict[int, list[tuple[float, float]]] = {}
-        records, evictions = [], {}
+        records, requests = [], []
         for event in document["traceEvents"]:
             at_s = other["first_ns"] / 1e9 + event.get("ts", 0.0) / 1e6
             if event.get("cat") == "step":
@@ -135,8 +145,27 @@ class TimeLine:
             elif event.get("cat") == "decision":
                 records.append((at_s, event["name"], event["args"]))
             elif event.get("cat") == "request" and "preemptions" in event.get("args", ()):
-                evictions[event["name"]] = event["args"]["preemptions"]
-        return cls(steps, records, evictions)
+                told = event["args"]
+                lengths = told["prompt_tokens"], told["output_tokens"]
+                requests.append(Request(event["name"], at_s, lengths, told["preemptions"]))
+        return cls(steps, records, requests)
+
+    def name(self, answers: Sequence[Answer]) -> None:
+        """Tell each answer whose it is: the request of its lengths that came soonest after it was due. Raises ValueError
+        where there is none."""
+        left: dict[tuple[int, int], list[Request]] = {}
+        for request in sorted(self.requests, key=lambda each: each.came_s):
+            left.setdefault(request.lengths, []).append(request)
+        for answer in sorted(answers, key=lambda each: each.due_s):
+            mine = left.get((answer.num_prompt, len(answer.token_ids)))
+            if not mine:
+                raise ValueError(f"no request of {answer.num_prompt} and {len(answer.token_ids)} tokens was told of")
+            answer.request_id = mine.pop(0).name
+
+    @property
+    def evictions(self) -> dict[str, int]:
+        """By request."""
+        return {request.name: request.num_evictions for request in self.requests}
 
     def moves(self) -> list[tuple[float, float, dict[str, Any]]]:
         """(Began, ended, what is told) of migrations that arrived."""
