@@ -151,7 +151,7 @@ class TimeLine:
         return cls(steps, records, requests)
 
     def name(self, answers: Sequence[Answer]) -> None:
-        """Tell each answer whose it is: the request of its lengths that came soonest after it was due. Raises ValueError
+        """Tell each answer whose it is: the request of its lengths that came first after it was due. Raises ValueError
         where there is none."""
         left: dict[tuple[int, int], list[Request]] = {}
         for request in sorted(self.requests, key=lambda each: each.came_s):
