@@ -26,9 +26,10 @@ from jettison.types import GroupId, LayerRange, WorkerId
 
 FILL_S = 3.0
 """Before a drop with pulls."""
-STEP_TOKENS = (3, 8)
-"""Computed in a step for those that go as tokens, by lot: so few that they are on their way for a while, and with the
-fewest for more than a round."""
+STEP_TOKENS = 8
+"""Computed in a step for those that go as tokens: so few that they are on their way for a while."""
+FEW_STEP_TOKENS, FEW_FINAL_BLOCKS = 3, 1
+"""By lot, where the victim is an end of a migration: so few that it takes more than a round."""
 
 Until = Callable[[Callable[[], bool], str], Awaitable[None]]
 """Wait for a condition; the text says what is waited for."""
@@ -93,7 +94,10 @@ class Orders:
 
     def _migrate(self, state: RequestState, group_id: GroupId, kind: MigrationKind, rng: random.Random) -> None:
         """Have a request go, if it can now; for a death on its way back it is called off at once."""
-        step_tokens, final_blocks = rng.choice(STEP_TOKENS), rng.choice((1, MAX_FINAL_BLOCKS))
+        step_tokens, final_blocks = STEP_TOKENS, MAX_FINAL_BLOCKS
+        if self._schedule.is_of_requests:
+            step_tokens = rng.choice((FEW_STEP_TOKENS, STEP_TOKENS))
+            final_blocks = rng.choice((FEW_FINAL_BLOCKS, MAX_FINAL_BLOCKS))
 
         def order(core: ClusterCore, now_ns: int) -> list[Action]:
             ends = source, destination = core.groups[state.group_id], core.groups[group_id]
