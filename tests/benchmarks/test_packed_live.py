@@ -15,7 +15,10 @@ from token_times import Answer, Request, TimeLine, during, long_gaps
 
 STEP_S, STOP_S = 0.1, 0.05
 MOVED = (10.30, "migrated", {"request": "a", "source": 0, "destination": 1, "ms": 200.0, "stop_ms": 1e3 * STOP_S})
-LINE = TimeLine({0: [(10.0, 10.0 + STEP_S)], 1: [(10.3, 10.3 + STEP_S)], 2: [(10.0, 12.0)]}, [MOVED], [Request("a", 10.0, (7, 2), 0, 1), Request("b", 10.0, (7, 2), 0, 1)])
+LINE = TimeLine(
+    {0: [(10.0, 10.0 + STEP_S)], 1: [(10.3, 10.3 + STEP_S)], 2: [(10.0, 12.0)]}, [MOVED],
+    [Request("a", 10.0, (7, 2), 0, 1), Request("b", 10.0, (7, 2), 0, 1)],
+)
 """Group 0 steps until a request leaves it, group 1 from then on; group 2 has one long step."""
 
 
