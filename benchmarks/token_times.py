@@ -118,6 +118,8 @@ class Request(NamedTuple):
     lengths: tuple[int, int]
     """Tokens of prompt and answer."""
     num_evictions: int
+    group: int
+    """At its end."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class TimeLine:
             elif event.get("cat") == "request" and "preemptions" in event.get("args", ()):
                 told = event["args"]
                 lengths = told["prompt_tokens"], told["output_tokens"]
-                requests.append(Request(event["name"], at_s, lengths, told["preemptions"]))
+                requests.append(Request(event["name"], at_s, lengths, told["preemptions"], told["group"]))
         return cls(steps, records, requests)
 
     def name(self, answers: Sequence[Answer]) -> None:
@@ -172,17 +174,17 @@ class TimeLine:
         return [(at_s - r["ms"] / 1e3, at_s, r) for at_s, kind, r in self.records if kind == "migrated"]
 
     def groups_of(self, request_id: str) -> set[int]:
-        """Where it has been, as far as that was told."""
-        names = ("source", "destination", "group")
-        return {r[n] for _, _, r in self.records if r.get("request") == request_id for n in names if n in r}
+        """Where it has been; all, of one that was evicted: nobody tells where it was queued then."""
+        mine = next((request for request in self.requests if request.name == request_id), None)
+        if mine is None or mine.num_evictions:
+            return set(self.steps)
+        ends = {r[n] for _, _, r in self.records if r.get("request") == request_id for n in ("source", "destination")}
+        return ends | {mine.group}
 
     def longest_step_s(self, groups: set[int], begin_s: float, end_s: float) -> float:
-        """Of steps of these groups (of all, where none is known) that ran then."""
-        known = groups & self.steps.keys() or self.steps.keys()
-        return max(
-            (until - since for g in known for since, until in self.steps[g] if until > begin_s and since < end_s),
-            default=0.0,
-        )
+        """Of steps of these groups that ran then."""
+        mine = itertools.chain.from_iterable(self.steps.get(group, ()) for group in groups)
+        return max((until - since for since, until in mine if until > begin_s and since < end_s), default=0.0)
 
     def around(self, begin_s: float, end_s: float) -> list[str]:
         """What was told then, in short."""

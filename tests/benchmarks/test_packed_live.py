@@ -15,7 +15,10 @@ from token_times import Answer, Request, TimeLine, during, long_gaps
 
 STEP_S, STOP_S = 0.1, 0.05
 MOVED = (10.30, "migrated", {"request": "a", "source": 0, "destination": 1, "ms": 200.0, "stop_ms": 1e3 * STOP_S})
-LINE = TimeLine({0: [(10.0, 10.0 + STEP_S)], 1: [(10.3, 10.3 + STEP_S)], 2: [(10.0, 12.0)]}, [MOVED], [])
+LINE = TimeLine(
+    {0: [(10.0, 10.0 + STEP_S)], 1: [(10.3, 10.3 + STEP_S)], 2: [(10.0, 12.0)]}, [MOVED],
+    [Request("a", 10.0, (7, 2), 0, 1), Request("b", 10.0, (7, 2), 0, 1)],
+)
 """Group 0 steps until a request leaves it, group 1 from then on; group 2 has one long step."""
 
 
@@ -53,11 +56,19 @@ def test_the_stop_of_another_request_excuses_no_gap_and_a_gap_without_moves_is_o
 
 
 def test_an_eviction_accounts_for_one_gap_the_longest_and_not_for_a_move_of_its_own() -> None:
+    def evicted(name: str, num: int) -> TimeLine:
+        return replace(LINE, steps={}, requests=[Request(name, 10.0, (7, 4), num, 1)])
+
     gaps = 10.0, 10.5, 10.9, 11.2
-    without = replace(LINE, steps={})
-    assert seen(without, answer("c", *gaps)) == (1, 2, 0)
-    assert seen(replace(without, requests=[Request("c", 10.0, (7, 4), 1)]), answer("c", *gaps)) == (0, 2, 1)
-    assert seen(replace(LINE, requests=[Request("a", 10.0, (7, 2), 1)]), answer("a", 10.0, 11.0)) == (1, 0, 0)
+    assert seen(evicted("c", 0), answer("c", *gaps)) == (1, 2, 0)
+    assert seen(evicted("c", 1), answer("c", *gaps)) == (0, 2, 1)
+    assert seen(evicted("a", 1), answer("a", 10.0, 11.0)) == (1, 0, 0)
+
+
+def test_nobody_tells_where_one_that_was_evicted_was_queued() -> None:
+    told = replace(LINE, requests=[Request("c", 10.0, (7, 2), 0, 1), Request("d", 10.0, (7, 2), 1, 1)])
+    assert told.groups_of("c") == {1}
+    assert told.groups_of("d") == {0, 1, 2}
 
 
 def test_a_token_that_takes_longer_than_its_step_everywhere_is_no_moves_fault() -> None:
@@ -69,7 +80,8 @@ def test_a_token_that_takes_longer_than_its_step_everywhere_is_no_moves_fault() 
 
 def test_answers_are_named_by_their_lengths_in_the_order_in_which_they_came() -> None:
     later, sooner, other = answer("", 12.0, 12.1), answer("", 10.0, 10.1), answer("", 9.0, 9.1, 9.2)
-    told = [Request("later", 12.1, (7, 2), 0), Request("other", 9.1, (7, 3), 0), Request("sooner", 10.4, (7, 2), 0)]
+    came = {"later": (12.1, 2), "other": (9.1, 3), "sooner": (10.4, 2)}
+    told = [Request(name, came_s, (7, num), 0, 1) for name, (came_s, num) in came.items()]
     replace(LINE, requests=told).name([later, sooner, other])
     assert [each.request_id for each in (later, sooner, other)] == ["later", "sooner", "other"]
     with pytest.raises(ValueError, match="no request of 7 and 2"):
@@ -121,12 +133,13 @@ def test_a_time_line_with_gaps_of_its_own_is_not_read(tmp_path: Path) -> None:
     step = {"cat": "step", "ts": 5e5, "dur": 2e4, "args": {"group": 3}}
     told = {"cat": "decision", "name": "pack", "ts": 1e6, "args": {"request": "a", "source": 3, "destination": 4}}
     lengths = {"prompt_tokens": 7, "output_tokens": 3}
-    ended = {"cat": "request", "name": "a", "ts": 0.0, "ph": "b", "args": lengths | {"preemptions": 2}}
+    ended = {"cat": "request", "name": "a", "ts": 0.0, "ph": "b", "args": lengths | {"preemptions": 2, "group": 5}}
     document = {"traceEvents": [step, told, ended], "otherData": {"first_ns": 7_000_000_000, "forgotten_events": 0}}
     path.write_text(json.dumps(document), encoding="utf-8")
     read = TimeLine.read(path)
     assert read.steps == {3: [(7.5, pytest.approx(7.52))]}
-    assert (read.groups_of("a"), read.requests) == ({3, 4}, [Request("a", 7.0, (7, 3), 2)])
+    assert read.requests == [Request("a", 7.0, (7, 3), 2, 5)]
+    assert read.records == [(8.0, "pack", told["args"])]
     path.write_text(json.dumps(document | {"otherData": {"first_ns": 0, "forgotten_events": 2}}), encoding="utf-8")
     with pytest.raises(ValueError, match="forgotten"):
         TimeLine.read(path)
