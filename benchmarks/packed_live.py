@@ -54,7 +54,6 @@ from jettison.demo.burst import DemoModel, make_setup
 from jettison.live.experiments.overload import ExperimentSetup
 from jettison.live.experiments.server_process import ServerProcess, flag_arguments
 from jettison.workload import shaping
-from jettison.workload.observe import ServerObserver
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.traces import Workload, read_trace
 
@@ -156,7 +155,7 @@ def serve(arm: str, setup: ExperimentSetup, load: Workload, right: Sequence[list
     requests = bodies(load, setup.model_dir.name)
     with ServerProcess(setup.model_dir, flags, setup.work_dir / f"server-{arm}.log") as server:
         before = Processors.now(server.pid)
-        answers, observer, counts = asyncio.run(replay(server.url, load, requests, 60.0 + 2 * load.duration_s))
+        answers, scrapes = asyncio.run(replay(server.url, load, requests, 60.0 + 2 * load.duration_s))
         busy, others = before.until(Processors.now(server.pid))
     failed = [answer.error for answer in answers if answer.error or not answer.at_s]
     row: dict[str, Any] = {"arm": arm, "round": number, "requests": len(answers), "failed": len(failed)}
@@ -164,7 +163,9 @@ def serve(arm: str, setup: ExperimentSetup, load: Workload, right: Sequence[list
         return row | {"first_error": failed[0]}
     line = TimeLine.read(path)
     line.name(answers)
-    awake, used = (sampled(observer, name) for name in ("awake", "used"))
+    gauges, counts = scrapes.read()
+    awake = [each["devices_awake"] for each in gauges]
+    used = [sum(v > 0 for name, v in each.items() if name.startswith("kv_blocks_used/")) for each in gauges]
     return row | latencies(answers, line) | moved(answers, line) | {
         "mismatches": sum(a.token_ids != tokens for a, tokens in zip(answers, right, strict=True)),
         "tokens": sum(len(a.token_ids) for a in answers), "busy": busy, "others_busy": others,
@@ -174,19 +175,6 @@ def serve(arm: str, setup: ExperimentSetup, load: Workload, right: Sequence[list
         "queued": counts.get("packing_queued", 0), "recomputed": counts.get("packing_recomputed", 0),
         "evictions": counts.get("preemptions", 0), "sleeps": counts.get("sleeps", 0), "wakes": counts.get("wakes", 0),
     }  # fmt: skip
-
-
-def sampled(observer: ServerObserver, what: str) -> list[float]:
-    """Instances awake, or with KV of some request, at every poll."""
-    if what == "awake":
-        return [value for _, value in observer.series["devices_awake"]]
-    groups = [points for name, points in observer.series.items() if name.startswith("kv_blocks_used/")]
-    at_s = [t for t, _ in observer.series["devices_awake"]]
-    used = dict.fromkeys(at_s, 0.0)
-    for points in groups:
-        for t, value in points:
-            used[t] += value > 0
-    return list(used.values())
 
 
 # --- figures
@@ -359,7 +347,7 @@ def main() -> int:
     parser.add_argument("--output-scale", type=float, default=2.0)
     parser.add_argument("--prompt-scale", type=float, default=0.1)
     args = parser.parse_args()
-    console = Console(width=230)
+    console = Console(width=260)
     if args.pieces:
         document, evidence = read_pieces(args.pieces)
         if args.json:

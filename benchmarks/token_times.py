@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import numpy as np
 
-from jettison.workload.observe import ServerObserver
+from jettison.workload.observe import parse_metrics
 from jettison.workload.traces import Workload
 
 POLL_S = 0.25
@@ -88,23 +88,45 @@ async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any],
         answer.error = "the stream ended early"
 
 
+class Scrapes:
+    """What the server says at /metrics, every ``POLL_S``. Read when all is over: reading one takes tens of milliseconds,
+    and all streams of this client would wait for it."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    async def collect(self, session: aiohttp.ClientSession, url: str) -> None:
+        """Until cancelled."""
+        while True:
+            async with session.get(f"{url}/metrics") as response:
+                self._texts.append(await response.text())
+            await asyncio.sleep(POLL_S)
+
+    def read(self) -> tuple[list[dict[str, float]], dict[str, float]]:
+        """(Gauges of each scrape, what the totals have grown by)."""
+        read = [parse_metrics(text) for text in self._texts]
+        first, last = read[0][1], read[-1][1]
+        return [gauges for gauges, _ in read], {name: total - first.get(name, 0.0) for name, total in last.items()}
+
+
 async def replay(
     url: str, load: Workload, requests: Sequence[dict[str, Any]], timeout_s: float
-) -> tuple[list[Answer], ServerObserver, dict[str, int]]:
-    """All answers; the gauges of the server while they were given; and its counters."""
+) -> tuple[list[Answer], Scrapes]:
+    """All answers, and what the server said of itself while they were given."""
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        scrapes = Scrapes()
+        watching = asyncio.create_task(scrapes.collect(session, url))
         start_s = time.monotonic() + 0.5
-        observer = ServerObserver(session, url, lambda: time.monotonic() - start_s, interval_s=POLL_S)
-        await observer.start()
         answers = [Answer(start_s + row.arrival_s, row.input_tokens) for row in load.rows]
         await asyncio.gather(*(
             stream(session, url, body, answer) for body, answer in zip(requests, answers, strict=True)
         ))
-        await observer.close()
-        events = await observer.events()
-        return answers, observer, {name: value for name, value in events.items() if name != "log"}
+        await asyncio.sleep(2 * POLL_S)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        return answers, scrapes
 
 
 # --- the server
