@@ -105,8 +105,8 @@ class Book:
 
     def make(self, operation: Arrive) -> Item:
         """An arrival's item, on no device yet."""
-        request_id, num_blocks, _, key, shared = operation
-        item = Item(request_id, num_blocks, self._next_order, size_class(num_blocks, self.capacity))
+        request_id, num_blocks, _, key, shared, grip = operation
+        item = Item(request_id, num_blocks, self._next_order, size_class(num_blocks, self.capacity), grip=grip)
         if key is not None and shared:
             item.share_key, item.shared_blocks = (key, shared), shared
         self._next_order += 1

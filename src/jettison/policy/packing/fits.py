@@ -28,6 +28,8 @@ class WorstFit(OnBook):
 
     migrates = False
     """Whether running requests keep their KV when they change devices."""
+    gathers = True
+    """Whether it is after few devices."""
 
     def __init__(self, params: PackingParams, devices: Iterable[GroupId] | None = None) -> None:
         self.params = params
@@ -95,6 +97,7 @@ class LoadBalance(WorstFit):
     the emptiest, the next with the next, and moves one request a pair, the largest that does not turn them round."""
 
     migrates = True
+    gathers = False
 
     def _balance(self) -> None:
         rooms = list(self.book.indices[ROOMS])

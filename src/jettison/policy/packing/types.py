@@ -54,6 +54,8 @@ class Arrive(NamedTuple):
     share_key: ShareKey | None = None
     """Requests of one key share their first ``shared_blocks``, which count once a device."""
     shared_blocks: int = 0
+    grip: Grip = Grip.FREE
+    """Who may move it, from the beginning."""
 
 
 class Depart(NamedTuple):
