@@ -179,6 +179,7 @@ class PackRung(Rung):
         if self._mine:  # some have given way, some go on otherwise
             under_way = {passage.state.request_id: passage for passage in self._migrations.under_way}
             self._mine = {r: under_way[r] for r in self._mine if r in under_way}
+        self._relieving &= self._mine.keys()  # who has given way, or found no room, makes room for nobody
         retry_ns = now_ns + round(self._params.retry_s * NANOSECONDS)
         self._retry_ns |= dict.fromkeys(self._failed, retry_ns)
         self._failed.clear()
