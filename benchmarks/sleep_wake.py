@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import statistics
 import sys
@@ -210,7 +211,7 @@ def burst_figures(engine: Engine, ttfts: list[float], case: Case) -> dict[str, A
     return {
         "ttft_p50_ms": 1e3 * statistics.median(ttfts), "ttft_p99_ms": 1e3 * percentile(ttfts, 99),
         "way": None if first is None else first.predicted["way"],
-        **{f"predicted_{way}_ms": 1e3 * first.predicted[f"{way}_s"] for way in Way
+        **{f"predicted_{way}_ms": _milliseconds(first.predicted[f"{way}_s"]) for way in Way
            if first is not None and f"{way}_s" in first.predicted},
         "served_after_ms": None if first is None else 1e3 * first.outcome.get("serves_after_s", float("nan")),
         "wakes": [[r.get("predicted_ms"), r["since_order_ms"]] for r in log if r["kind"] == "woken"],
@@ -253,6 +254,11 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             line |= {f"{what}_awake_mib": awake, f"{what}_asleep_mib": asleep, f"{what}_given_back_mib": awake - asleep}
         result.append(line)
     return result
+
+
+def _milliseconds(seconds: float) -> float | None:
+    """None for what never ends."""
+    return 1e3 * seconds if math.isfinite(seconds) else None
 
 
 def main() -> int:

@@ -22,6 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import jettison
+from jettison.config import API_KEY_VARIABLE
 from jettison.errors import UserError
 
 PREFIX = "jettison-run-"
@@ -108,12 +110,17 @@ def _is_safe(parent: Path) -> bool:
 
 def _guard(path: Path) -> subprocess.Popen[bytes] | None:
     """A process that removes the folder when this one has ended: its standard input ends then. It has a session of its
-    own, so that no signal to this one's reaches it. None where the machine has no room for another process."""
+    own, so that no signal to this one's reaches it, and no secret in its environment. None where the machine has no
+    room for another process."""
     command = (sys.executable, "-P", "-m", "jettison.live.machine.run_folder", str(path))
+    env = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    package_root = str(Path(jettison.__file__).resolve().parent.parent)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
     try:
         return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True, env=env,
+        )  # fmt: skip
     except OSError:
         return None
 
