@@ -160,7 +160,7 @@ CLAIMS = (
     Claim("Greedy output is the same tokens whatever memory did meanwhile (float64)", ("verify_full.json",),
           seen_exact, "`jettison verify --full`"),
     Claim("In a burst that exhausts KV memory, P99 TTFT falls with dropping", ("demo_seeds.json",), seen_burst,
-          "`python benchmarks/demo_seeds.py`, `make demo`"),
+          "`python benchmarks/demo_seeds.py`, `jettison demo --scene burst`"),
     Claim("On real arrivals it wins where memory binds hard, and is level where compute binds or nothing does",
           ("real_traces.slices.json",), seen_real,
           "`python benchmarks/real_traces.py`"),

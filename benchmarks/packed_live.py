@@ -50,7 +50,7 @@ from rich.console import Console
 from rich.table import Table
 from token_times import POLL_S, TimeLine, latencies, moved, replay
 
-from jettison.demo import DemoModel, make_setup
+from jettison.demo.burst import DemoModel, make_setup
 from jettison.live.experiments.overload import ExperimentSetup
 from jettison.live.experiments.server_process import ServerProcess, flag_arguments
 from jettison.workload import shaping

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 from collections import Counter
 
 import openai
@@ -115,6 +116,23 @@ async def test_a_bounded_window_is_in_the_engine(serve, batch_settings):
         assert len(engine.accepted) == 20
 
 
+async def test_the_engine_is_told_of_lines_that_wait_for_a_place(serve, batch_settings):
+    engine = FakeEngine(delay_s=None)
+    async with serve(engine, batches=batch_settings(window=3)) as served, served.openai() as client:
+        batch = await begin(client, jsonl(*(line(f"r{n}") for n in range(20)), b"{"))
+        await until(client, batch, {"in_progress"})
+        while not engine.stored or len(engine.running) < 3:
+            await asyncio.sleep(0.01)
+        (work,) = engine.stored
+        assert work.num_requests == 20, "those in the engine and those that are not there yet"
+        assert work.num_prompt_tokens > 0 and work.max_output_tokens > 0
+        assert {r.deadline_ns for r in engine.accepted} == {work.deadline_ns}
+        engine.release()
+        await until(client, batch)
+        while engine.stored:
+            await asyncio.sleep(0.01)
+
+
 async def test_cancelling_keeps_what_is_done(serve, batch_settings):
     engine = FakeEngine(delay_s=0.02)
     async with serve(engine, batches=batch_settings(window=2)) as served, served.openai() as client:
@@ -153,7 +171,8 @@ async def test_what_is_not_done_in_time_expires(serve, batch_settings):
         assert not engine.running
 
 
-async def test_what_cannot_be_done_in_time_is_refused_with_the_time_that_is_enough(serve, batch_settings):
+async def test_what_cannot_be_done_in_time_is_refused_with_the_time_that_is_enough(serve, batch_settings, caplog):
+    caplog.set_level(logging.INFO)
     async with serve(FakeEngine(), batches=batch_settings()) as served, served.openai() as client:
         forecast = batch_service(served.app)._forecast
         content = jsonl(*(line(f"r{n}") for n in range(100)))
@@ -163,6 +182,7 @@ async def test_what_cannot_be_done_in_time_is_refused_with_the_time_that_is_enou
         assert batch.status == "failed"
         (error,) = batch.errors.data
         assert (error.code, error.param) == ("completion_window_infeasible", "completion_window")
+        assert f"{batch.id} is failed: {error.message}" in caplog.text  # its owner may never look
         assert "earliest feasible time is 20" in error.message
         assert batch.output_file_id is None
 
@@ -223,7 +243,8 @@ async def test_an_outage_fails_no_line(serve, batch_settings, monkeypatch):
         assert (batch.status, batch.request_counts.completed) == ("completed", 1)
 
 
-async def test_a_drained_server_leaves_the_rest_and_the_next_one_ends_it(serve, batch_settings):
+async def test_a_drained_server_leaves_the_rest_and_the_next_one_ends_it(serve, batch_settings, caplog):
+    caplog.set_level(logging.INFO)
     engine = FakeEngine(delay_s=0.02)
     async with serve(engine, batches=batch_settings(window=2)) as served, served.openai() as client:
         batch = await begin(client, jsonl(*(line(f"r{n}") for n in range(30))))
@@ -232,6 +253,7 @@ async def test_a_drained_server_leaves_the_rest_and_the_next_one_ends_it(serve, 
     assert not engine.running
     async with serve(FakeEngine(), batches=batch_settings(window=2)) as served, served.openai() as client:
         batch = await until(client, batch)
+        assert f"going on with {batch.id}: in_progress, " in caplog.text
         assert (batch.status, batch.request_counts.completed) == ("completed", 30)
         output = documents(await text_of(client, batch.output_file_id))
         assert [d["custom_id"] for d in output] == [f"r{n}" for n in range(30)]

@@ -161,6 +161,8 @@ class BatchRun:
         shown = [failure, *errors]
         failed = self.batch.to(Status.FAILED, int(now_s), **sizes, errors=shown)
         self.batch = await self._tools.call(self._end_unless_cancelled, failed)
+        if self.batch.status is Status.FAILED:
+            logger.info("%s is %s: %s", failed.id, failed.status, failure.message)
 
     def _end_unless_cancelled(self, failed: Batch) -> Batch:
         """In the store's thread, where no cancellation comes in between."""
