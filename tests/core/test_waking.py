@@ -293,10 +293,14 @@ def test_a_folder_that_gives_nothing_is_no_dead_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_stored", "due_ms", "num_asleep"), [(400, 4_000.0, 0), (400, 3_600_000.0, 2), (9, 4_000.0, 2)]
+    ("nums_stored", "due_ms", "num_asleep"),
+    [((400,), 4_000.0, 0), ((400,), 3_600_000.0, 2), ((9,), 4_000.0, 2), ((8,) * 50, 4_000.0, 0)],
 )
-def test_a_deadline_of_stored_work_keeps_them_awake(num_stored: int, due_ms: float, num_asleep: int) -> None:
-    """Lines of a batch that wait for a place in its window; those that have one are not counted twice."""
+def test_a_deadline_of_stored_work_keeps_them_awake(
+    nums_stored: tuple[int, ...], due_ms: float, num_asleep: int
+) -> None:
+    """Lines of batches that wait for a place in the window; those that have one are not counted twice, nor taken from
+    each batch that is due at the same second."""
     cluster = FakeCluster(
         num_workers=3, full_blocks=60, offline="harvest", policy="recompute", awake=AwakeParams(1, None, True, 0.3)
     )
@@ -305,7 +309,7 @@ def test_a_deadline_of_stored_work_keeps_them_awake(num_stored: int, due_ms: flo
         cluster.submit(
             f"o{i}", [1 + i] * 12, 200, 0.4 * i, service_class=ServiceClass.OFFLINE, deadline_ns=deadline_ns
         )
-    cluster.at(int(5 * MS), OfflineStored((StoredWork(deadline_ns, num_stored, 12 * num_stored, 200 * num_stored),)))
+    cluster.at(int(5 * MS), OfflineStored(tuple(StoredWork(deadline_ns, n, 12 * n, 200 * n) for n in nums_stored)))
     run_to(cluster, 700)
     assert len(cluster.core.sleepers.asleep) == num_asleep
     cluster.at(cluster.now + 1, OfflineStored(()))
@@ -336,7 +340,7 @@ def watch(cluster: FakeCluster, min_awake: int) -> list[str]:
             serving = {w for w, groups in state.groups_of.items() if groups} - set(sleepers.leaving)
             if len(serving - set(worker_ids)) < min_awake:
                 faults.append(f"{cluster.now}: {worker_ids} of {serving}")
-            if state.changes.queued_online or state.unplaced_online() or cluster.core.merges or cluster.core.restores:
+            if cluster.core.loads.kept_out or state.unplaced_online() or cluster.core.merges or cluster.core.restores:
                 faults.append(f"{cluster.now}: under pressure")
             if any(g.queues.serves_online for w in worker_ids for g in state.groups_of[w]):
                 faults.append(f"{cluster.now}: {worker_ids} serve")

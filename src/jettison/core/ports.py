@@ -149,7 +149,8 @@ class WorkerFenced(NamedTuple):
 
 
 class StoredWork(NamedTuple):
-    """Offline requests with one deadline that a front end has promised to have answered: accepted here or not yet."""
+    """Offline requests with one deadline that a front end has promised to have answered: accepted here or not yet.
+    Others may have the same deadline."""
 
     deadline_ns: int
     num_requests: int

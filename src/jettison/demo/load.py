@@ -112,7 +112,8 @@ class FittedDay:
 def fit_day(day: Day, speed: MachineSpeed, deployment: Deployment, seed: int) -> FittedDay:
     """So many users that demand is at its peak ``day.peak_share`` of the undropped capacity, in virtual time.
 
-    Raises ConfigError where no number of users gets there, or so many that the cores and not memory would bind.
+    Raises ConfigError where no number of users gets there; where the cores would bind, and not memory, ``caution`` says
+    so.
     """
     capacity, _ = capacities(deployment)
     target = day.peak_share * capacity

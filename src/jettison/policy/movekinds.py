@@ -131,8 +131,8 @@ def divide_moves(
 ) -> Division:
     """Which moves begin in this epoch, and how. ``links`` and ``destinations``: at least those that moves name.
 
-    No bin is given more than its bound, but by one move that is larger than that. All that could arrive at all begins
-    at last, as long as what has begun is done at the rate of the bounds.
+    No bin is given more than its bound, but by one move that is larger than that, or, with ``soonest``, by the last.
+    All that could arrive at all begins at last, as long as what has begun is done at the rate of the bounds.
     """
     bins: list[tuple[BinId, Bin]] = [*links.items(), *destinations.items()]
     rooms = _Rooms(dict(bins))

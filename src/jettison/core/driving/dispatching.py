@@ -191,8 +191,7 @@ class Dispatcher:
 
     def _num_free_places(self, group: Group, limits: _BatchLimits) -> int:
         """For online requests: where they are harvested beside, offline ones make way."""
-        _, num_served = _taken(group, counts_offline=not self._state.params.offline.slo_aware)
-        return limits[len(group.stages)] - num_served
+        return limits[len(group.stages)] - _served(group, counts_offline=not self._state.params.offline.slo_aware)
 
     def _batch_limit(self, num_stages: int) -> int:
         params, most = self._state.params, self._state.limits.max_num_seqs
@@ -231,12 +230,19 @@ class Dispatcher:
 
 def _taken(group: Group, *, counts_offline: bool) -> tuple[int, int]:
     """Blocks and places that requests have, of both classes or of the online ones."""
-    blocks, queues = group.blocks, group.queues
+    blocks, num_served = group.blocks, _served(group, counts_offline=counts_offline)
+    if num_served == group.queues.num_served:
+        return blocks.num_used, num_served
+    return blocks.num_used_without(s.request_id for s in group.queues.holding_offline()), num_served
+
+
+def _served(group: Group, *, counts_offline: bool) -> int:
+    """The places alone: blocks take long to count, and are asked of few groups."""
+    queues = group.queues
     if counts_offline or not (queues.num_running_offline or queues.moving or queues.stored):
-        return blocks.num_used, queues.num_served
-    holding = queues.holding_offline()
-    num_offline = len(holding) + sum(s.is_offline for s in queues.stored.values())
-    return blocks.num_used_without(s.request_id for s in holding), queues.num_served - num_offline
+        return queues.num_served
+    others = (*queues.moving.values(), *queues.stored.values())
+    return queues.num_served - queues.num_running_offline - sum(s.is_offline for s in others)
 
 
 def _rows(group: Group, waiting: WaitingQueue) -> list[QueuedRequest]:

@@ -132,6 +132,10 @@ class Desired:
         largest = max((pool.capacity for pool in self._pools.values()), default=0)
         return devices_needed(num_active, num_blocks, largest) if largest else num_active
 
+    def refuses(self) -> bool:
+        """Somebody is held where it is, because its move costs more than it saves."""
+        return any(seat.grip is Grip.HELD for seat in self._seats.values())
+
     def num_lost(self) -> int:
         """Groups that the packings take beyond those that they would without refused moves, packed anew (MELL's
         classes); 0 where none is refused."""

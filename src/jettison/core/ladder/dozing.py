@@ -132,6 +132,7 @@ class Dozing:
                 found.append(OfflineWork((due_ns - now_ns) / NANOSECONDS, work_s))
         for work in self._state.stored_offline:
             num_left = work.num_requests - num_accepted[work.deadline_ns]
+            num_accepted[work.deadline_ns] = max(0, -num_left)  # of other work that is due at the same time
             if num_left > 0:
                 prompt, longest = work.num_prompt_tokens / work.num_requests, work.max_output_tokens / work.num_requests
                 work_s = num_left * self._work_s(prompt, prompt, 0, longest)

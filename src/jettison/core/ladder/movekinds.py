@@ -55,8 +55,11 @@ def choose_kinds(cluster: ClusterState, wanted: Iterable[Wanted]) -> dict[Reques
 def reconsider(cluster: ClusterState, migrations: Migrations, now_ns: int) -> list[Action]:
     """Of what is under way as tokens: each goes as fast as its destination takes it by now, or, where a link has become
     free that brings the rest much sooner, on as KV (``policy.movekinds.rest_as_kv``)."""
-    actions: list[Action] = []
-    for passage in [m for m in migrations.under_way if isinstance(m, TokenRelocation) and m.may_change]:
+    open_ones = [m for m in migrations.under_way if isinstance(m, TokenRelocation) and m.may_change]
+    if not open_ones:
+        return []
+    params, rates, actions = cluster.params.moves, PullRates(cluster), list[Action]()
+    for passage in open_ones:
         destination = passage.destination
         found = prefill_boundary_of(cluster, destination)
         if found is None:
@@ -64,7 +67,6 @@ def reconsider(cluster: ClusterState, migrations: Migrations, now_ns: int) -> li
         passage.pace(max(1, found.step_tokens))
         if not passage.may_go_as_kv:
             continue
-        params, rates = cluster.params.moves, PullRates(cluster)
         move = _move(cluster, Wanted(passage.state, destination), passage.num_computed)
         links = {link: _link(cluster, rates, link) for link in move.link_bytes}
         ahead = destination.guests.num_missing_before(passage.state)

@@ -44,6 +44,8 @@ EARLY_STEPS = 16
 LEAST_EPOCHS = 0.1
 """Of an epoch, the least time to the next one, however short of memory groups are: moves have to take effect first."""
 
+LOST_S = 10.0
+"""Between two counts of the devices that refused moves cost: each packs everybody anew."""
 
 KEPT_OUT = "memory keeps the head of a queue out"
 """The pressure that moves can do something about."""
@@ -110,6 +112,8 @@ class PackRung(Rung):
         """In the last epoch: what the move costs and saves, device-seconds."""
         self._num_owed = 0
         self._num_lost = 0
+        self._lost_due_ns = 0
+        """From when on they are counted again."""
         """Groups that refused moves cost in the last epoch."""
         self._last_told: Mapping[str, object] = {}
 
@@ -179,6 +183,7 @@ class PackRung(Rung):
         if self._mine:  # some have given way, some go on otherwise
             under_way = {passage.state.request_id: passage for passage in self._migrations.under_way}
             self._mine = {r: under_way[r] for r in self._mine if r in under_way}
+        self._relieving &= self._mine.keys()  # who has given way, or found no room, makes room for nobody
         retry_ns = now_ns + round(self._params.retry_s * NANOSECONDS)
         self._retry_ns |= dict.fromkeys(self._failed, retry_ns)
         self._failed.clear()
@@ -242,8 +247,15 @@ class PackRung(Rung):
                 yield offer
         self._num_owed = sum(1 for o in self.desired.owed() if not self._migrations.is_moving(o.state))
         if is_new:
-            self._num_lost = self.desired.num_lost()
+            self._count_lost(now_ns)
             yield from self._tell(pressure, begun, is_early, now_ns)
+
+    def _count_lost(self, now_ns: int) -> None:
+        if not self.desired.refuses():
+            self._num_lost = 0
+        elif now_ns >= self._lost_due_ns:
+            self._num_lost = self.desired.num_lost()
+            self._lost_due_ns = now_ns + round(LOST_S * NANOSECONDS)
 
     def _offers(self, owed: Sequence[Owed], now_ns: int) -> Iterator[PackOffer]:
         """What can begin now."""

@@ -192,10 +192,10 @@ class Leaving:
             return []
         running, kind = self.group.queues.running.values(), self._cluster.params.migration.kind
         kinds = tuple(MigrationKind) if kind is None else (kind,)
+        ready = [s for s in running if may_go(s) and not s.is_offline and not self._migrations.is_moving(s)]
         wanted = [
             Wanted(state, home, self._num_waited[state.request_id], kinds)
-            for state, home in self._placed([s for s in running if may_go(s) and not s.is_offline], homes)
-            if not self._migrations.is_moving(state)
+            for state, home in self._placed(ready, homes)
         ]
         chosen = self._cluster.advice.choose_kinds(wanted)
         actions: list[Action] = []
@@ -211,9 +211,11 @@ class Leaving:
         return actions
 
     def _placed(self, states: list[RequestState], homes: list[Group]) -> Iterator[tuple[RequestState, Group]]:
-        """Where each goes: the largest first, to who has most room when those before it are there."""
-        room = {h: h.blocks.num_free - h.blocks.watermark for h in homes if len(h.queues.running) < h.max_running}
-        seats = {h: h.max_running - len(h.queues.running) for h in room}
+        """Where each goes: the largest first, to who has most room when those before it are there. Who is on the way
+        has its blocks there already, and will run there."""
+        coming = Counter(migration.destination.group_id for migration in self._migrations.under_way)
+        seats = {h: h.max_running - len(h.queues.running) - coming[h.group_id] for h in homes}
+        room = {h: h.blocks.num_free - h.blocks.watermark for h in homes if seats[h] > 0}
         for state in sorted(states, key=lambda s: (-s.num_tokens, s.order)):
             needed = self._cluster.limits.blocks_for(state.num_tokens)
             fitting = [h for h in room if needed <= room[h] and seats[h]]

@@ -222,7 +222,8 @@ class BatchService:
                 self._seldom.warning("batches cannot be looked at: %s", error)
 
     def _tell_stored(self) -> None:
-        """What batches have yet to get done, and by when: lines that wait for a place in the window count, too."""
+        """What batches have yet to get done, and by when: lines that wait for a place in the window count, too. Batches
+        of the last start are open while the engine loads, and hears nothing."""
         serves = self._state.settings.serves_offline
         works = tuple(
             StoredWork(
@@ -232,7 +233,7 @@ class BatchService:
             )
             for b in self._open_batches if serves and b.status is Status.IN_PROGRESS and b.num_left
         )
-        if works != self._told:
+        if works != self._told and self._state.status == "ready":
             self._told = works
             self._state.engine.note_stored(works)
 
