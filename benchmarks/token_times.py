@@ -89,8 +89,8 @@ async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any],
 
 
 class Scrapes:
-    """What the server says at /metrics, every ``POLL_S``. Read when all is over: reading one takes tens of
-    milliseconds, and all streams of this client would wait for it."""
+    """What the server says at /metrics, every ``POLL_S``. Read when all is over: reading one takes tens of ms,
+    and all streams of this client would wait for it."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
