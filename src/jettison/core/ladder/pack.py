@@ -190,7 +190,7 @@ class PackRung(Rung):
         pressure = self.pressure()
         if pressure is not None:
             yield from self._stop(pressure)
-            if pressure is KEPT_OUT:
+            if pressure == KEPT_OUT:
                 yield from self._relieve(now_ns)
         is_early = pressure is None and now_ns >= self._epoch_end_ns(LEAST_EPOCHS) and self._runs_short()
         is_epoch = is_early or now_ns >= self._epoch_end_ns(1.0)
