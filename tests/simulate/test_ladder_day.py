@@ -90,7 +90,10 @@ def test_the_day_has_six_parts(name: str) -> None:
     assert spans[0][0] == 0.0 and all(a[1] == b[0] for a, b in pairwise(spans))
 
 
-def test_the_peak_is_85_percent_of_what_memory_lets_the_instances_serve(data_dir: Path) -> None:
+def test_the_peak_is_85_percent_of_what_memory_lets_the_instances_serve(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JETTISON_DATA", str(data_dir))
     spec = read_spec("ladder-day")
     load = requests_of(spec.parsed, 1.0)
     rows = [
@@ -117,7 +120,8 @@ def test_without_the_data_rows_are_empty_and_say_why(monkeypatch: pytest.MonkeyP
     assert label == "not run" and "deepseek-r1_24h_trace.csv.gz" in why
 
 
-def test_a_short_day_from_the_spec_to_the_rows(data_dir: Path) -> None:
+def test_a_short_day_from_the_spec_to_the_rows(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JETTISON_DATA", str(data_dir))
     figure = a_day("short", "a short day", "a day", smaller(4, 2.0))
     (part,) = figure.parts
     systems = tuple(v for v in part.variants if v.name in (ALL_AWAKE, BY_PRIORITY, LADDER, "only pack and sleep"))

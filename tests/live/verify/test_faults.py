@@ -51,7 +51,8 @@ async def test_seeded_deaths_lose_nothing(model_dir: Path) -> None:
             assert not report.problems, report
             assert report.num_tokens > 0
             num_token_migrations += report.num_token_migrations
-    assert num_token_migrations > 0, "deaths are to meet requests that go as tokens"
+    if N_SCHEDULES >= len(NAMES):  # in a few rounds it is chance; one that dies in such a move is below
+        assert num_token_migrations > 0, "deaths are to meet requests that go as tokens"
 
 
 @pytest.mark.parametrize("name", [
