@@ -20,7 +20,7 @@ help:
 	@echo "make install install into .venv"
 	@echo "make test    run the whole suite on all cores"
 	@echo "make unit    run what needs no processes, on all cores: about a minute"
-	@echo "make demo    make a small model, serve it with little memory, replay a burst with dropping off and on"
+	@echo "make demo    make a small model, serve it with little memory, play a day on it, plainly and elastically"
 	@echo "make reproduce-NAME  run the test of one bug (docs/reliability.md)"
 	@echo "make claims  which measured figures are of this code, and which of older; ARGS=--write: README's table anew"
 	@echo "make check   ruff and mypy"

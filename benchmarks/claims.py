@@ -111,6 +111,30 @@ def seen_engines(document: Document) -> str:
     return f"{'; '.join(parts)} (bfloat16, {'AMX' if 'amx_bf16' in flags else 'no AMX'})"
 
 
+def seen_day(document: Document) -> str:
+    """Of the demo's days."""
+    rows = document["rows"]
+    shares = spread([row["device_seconds_over_baseline"] for row in rows], 2)
+    names = ("day", "baseline")
+    day, baseline = (spread([row[name]["p99_ttft_s"] for row in rows], 2) for name in names)
+    are_done = all(row[name]["num_done"] == row[name]["num_lines"] for row in rows for name in names)
+    return (f"device-seconds {shares} of four that are awake; P99 TTFT {day} s, awake {baseline} s; "
+            f"{'all' if are_done else 'not all'} lines of the batch done in both")  # fmt: skip
+
+
+def seen_sleep(document: Document) -> str:
+    """Of the sources, and of the bursts that meet a sleeper."""
+    wakes = ", ".join(
+        f"from {row['source']} {row['wake_ms_p50']:.0f} ms (P99 {row['wake_ms_p99']:.0f})"
+        for row in document["sources"]
+    )
+    given = min(row["rss_given_back_mib"] for row in document["sources"])
+    bursts = document["bursts"]
+    right = sum(row["is_as_predicted"] for row in bursts)
+    return (f"{given:.0f} MiB of RSS given back (memory {document['memory']}); awake again {wakes}; in {right} of "
+            f"{len(bursts)} bursts the way that was predicted to be soonest was taken")  # fmt: skip
+
+
 def seen_coserving(document: Document) -> str:
     """Of the deployments with a batch beside real arrivals."""
     told = []
@@ -160,7 +184,7 @@ CLAIMS = (
     Claim("Greedy output is the same tokens whatever memory did meanwhile (float64)", ("verify_full.json",),
           seen_exact, "`jettison verify --full`"),
     Claim("In a burst that exhausts KV memory, P99 TTFT falls with dropping", ("demo_seeds.json",), seen_burst,
-          "`python benchmarks/demo_seeds.py`, `make demo`"),
+          "`python benchmarks/demo_seeds.py`, `jettison demo --scene burst`"),
     Claim("On real arrivals it wins where memory binds hard, and is level where compute binds or nothing does",
           ("real_traces.slices.json",), seen_real,
           "`python benchmarks/real_traces.py`"),
@@ -175,6 +199,10 @@ CLAIMS = (
     Claim("A batch adds less than one TPOT objective to an interactive chat's P99 TTFT; on vLLM far more",
           ("interactive_beside_batch.json",), seen_interactive,
           "`python benchmarks/interactive_beside_batch.py --vllm-python VLLM_ENV/bin/python`"),
+    Claim("A day with quiet hours takes fewer device-seconds, and first tokens come sooner", ("demo_day.json",),
+          seen_day, "`make demo`, `python benchmarks/demo_day.py`"),
+    Claim("An instance that sleeps gives its memory back, and serves again in a fraction of a second",
+          ("sleep_wake.json",), seen_sleep, "`python benchmarks/sleep_wake.py sources wake drop`"),
     Claim("Against two real vLLM replicas with the same KV bytes, P99 TTFT in a burst is lower",
           ("overload_vllm.json",), seen_vllm, "`python benchmarks/overload_vllm.py --vllm-python VLLM_ENV/bin/python` "
           "([its environment](docs/performance.md#environments-of-the-peers))"),

@@ -23,7 +23,7 @@ from engines.weights import QWEN3_110M, make_folder
 from evidence import write_result
 
 from jettison.config import EngineConfig
-from jettison.demo import DemoModel
+from jettison.demo.burst import DemoModel
 from jettison.device.model.create import create_model
 from jettison.live.profile.command import document, error_rows, speed_rows, term_rows
 from jettison.live.profile.measure import FULL_MODEL, ProfileResult, run_profile

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jettison.cost.speed import MachineSpeed
-from jettison.demo import demo_workload, make_setup, plan_beyond, plan_load
+from jettison.demo.burst import demo_workload, make_setup, plan_beyond, plan_load
 from jettison.live.experiments.overload import ExperimentSetup, measure_speed, run_policy
 from jettison.report.failures import exit_if_unanswered
 from jettison.report.results import RunResult, write_results

@@ -1,10 +1,11 @@
 """Seeded deaths over live processes, as many as one likes: ``python benchmarks/faults.py --schedules 200 --json OUT``.
 
 Each schedule kills (or stops) one worker at one named failpoint, with drops and restores under way; see
-``live.verify.fault_schedules`` for what is checked. ``--rows FILE`` keeps one line a schedule and adds to those
+``live.verify.fault_rounds`` for what is checked. ``--rows FILE`` keeps one line a schedule and adds to those
 that are there, so that many schedules can be run in several parts; the summary is always of the whole file. ``--names``
-has only these failpoints in turn, ``--offline`` those of offline work (checkpoints, what comes back, steps given up),
-which the others do not have. Exit code 1 if anything was lost, repeated, wrong or leaked.
+has only these places in turn, ``--moves`` those of migrations, of going to sleep and of waking, at both ends, and
+``--offline`` those of offline work (checkpoints, what comes back, steps given up), which the others do not have. Exit
+code 1 if anything was lost, repeated, wrong or leaked.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from pathlib import Path
 from evidence import SERVING, write_result
 
 from jettison.device.model.create import create_model
-from jettison.live.verify.fault_schedules import FaultRounds, RoundReport, Schedule
-from jettison.live.worker.failpoints import NAMES, OFFLINE_NAMES, PULL_NAMES
+from jettison.live.verify.fault_rounds import FaultRounds, RoundReport
+from jettison.live.verify.fault_schedules import MOVES, PLACES, Schedule
+from jettison.live.worker.failpoints import OFFLINE_NAMES
 
 Row = dict[str, object]
 
@@ -52,7 +54,8 @@ def as_row(report: RoundReport, instances: int) -> Row:
     s = report.schedule
     return {
         "seed": s.seed, "instances": instances, "victim": s.victim, "name": s.name, "count": s.count,
-        "signal": s.signal.name, "wake": str(s.wake), "mode": str(s.mode), "pulls": s.pulls, "reached": report.reached,
+        "signal": s.signal.name, "wake": str(s.wake), "mode": str(s.mode), "pulls": s.pulls,
+        "source": str(s.source), "reached": report.reached,
         "phases": list(report.phases), "tokens": report.num_tokens, "requests": len(report.requests),
         "offline_work": report.offline_work,
         "pause_ms": round(report.longest_pause_ms, 1), "problems": report.problems,
@@ -98,7 +101,8 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--instances", type=int, default=2)
-    parser.add_argument("--names", nargs="+", default=(), choices=(*NAMES, *PULL_NAMES, *OFFLINE_NAMES), metavar="NAME")
+    parser.add_argument("--names", nargs="+", default=(), choices=PLACES, metavar="NAME")
+    parser.add_argument("--moves", action="store_const", dest="names", const=MOVES)
     parser.add_argument("--offline", action="store_const", dest="names", const=OFFLINE_NAMES)
     parser.add_argument("--max-seconds", type=float, default=float("inf"))
     parser.add_argument("--rows", type=Path)

@@ -3,14 +3,17 @@
     PYTHONPATH=src python benchmarks/hybrid_migration.py --json hybrid_migration.json
 
 Two workers in two network namespaces, joined by a veth pair that `tc tbf` limits in both directions (as
-`benchmarks/exchange.py` has it; needs root, `ip` and `tc`, and says so where they are refused). Qwen3 of 107M
-parameters, prefix caching off, no profile: boundaries are the predictor's, the link's rate is what one short move has
-shown.
+`benchmarks/exchange.py` has it; needs root, `ip` and `tc`). Where these are refused, or with `--limiter`, the workers'
+links limit themselves (`transport.pacing`), and the output says so. Qwen3 of 107M parameters, prefix caching off, no
+profile: boundaries are the predictor's, and the link's rate is what transfers have shown. So that both are known, one
+short request goes to and fro as KV, and once as tokens, before anything is measured.
 
 *Cells*: one request, or eight at once, with contexts of `--context` tokens go from one instance to the other, while
-`--others` short requests decode at each. All three ways keep the same boundary: a step of the destination takes as many
-tokens as make it half as long again. Columns: the time until the last of them has arrived (`-`: some never did, as they
-grow faster than the link carries), how many went as tokens, and the P99 gap between tokens of the others meanwhile.
+`--others` short requests decode at each. All three ways are divided by the same rules into the same bins
+(`policy.movekinds`), those of one kind alone with only that to choose from; so they keep the same boundaries. A way
+that took less than `--short` seconds is taken again by others of the same length, `--repeats` times in all. Columns:
+the time until the last of them has arrived (median; `-`: some never did, as they grow faster than the link carries),
+how many moves went as tokens of how many, their longest stop, and the P99 gap between tokens of the others meanwhile.
 
 *Stops*: a request with a context of 512 and of the model's longest goes to and fro over 1 Gbit/s: how long it stands
 still, P50 and P99, as it is done (rounds, at most 16 blocks at last), with all its KV in one go, and computed again
@@ -22,10 +25,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.weights import QWEN3_110M, make_folder
@@ -39,7 +45,9 @@ from jettison.live.engine.engine import Engine
 from jettison.live.machine.netns import Placement
 from jettison.memory.kvtransfers import MigrationKind
 
-WAYS = ("kv", "tokens", "adaptive")
+WAYS = {
+    "kv": (MigrationKind.KV,), "tokens": (MigrationKind.TOKENS,), "adaptive": (MigrationKind.KV, MigrationKind.TOKENS),
+}  # fmt: skip
 ASK_S = 0.05
 """Between two times that moves which wait are asked for again."""
 STEADY_S = 2.0
@@ -52,6 +60,11 @@ ALL_AT_ONCE = 1 << 20
 """Blocks: more than any request has."""
 
 
+def quantile(values: list[float], share: float) -> float:
+    """Of the sorted values, the one at ``share``; 0 where there are none."""
+    return sorted(values)[min(len(values) - 1, math.ceil(share * len(values)) - 1)] if values else 0.0
+
+
 @dataclass
 class Cell:
     """One way over one link."""
@@ -59,12 +72,26 @@ class Cell:
     mbit: float
     moves: int
     way: str
-    complete_s: float | None
-    """None: not all arrived in time."""
-    as_tokens: int
-    others_p99_ms: float
-    steady_p99_ms: float
+    all_s: list[float] = field(default_factory=list)
+    """Until all had arrived, each time; empty: not all arrived in time."""
+    as_tokens: int = 0
+    num_moved: int = 0
+    stop_ms: float = 0.0
+    """The longest that one of them stood still."""
+    gaps_ms: list[float] = field(default_factory=list)
+    """Between tokens of the others, meanwhile."""
+    steady_gaps_ms: list[float] = field(default_factory=list)
     """Of the same requests before."""
+
+    @property
+    def complete_s(self) -> float:
+        """Median; infinite where not all arrived."""
+        return statistics.median(self.all_s) if self.all_s else math.inf
+
+    def summary(self) -> dict[str, object]:
+        """As a row of results."""
+        gaps = {"others_p99_ms": quantile(self.gaps_ms, 0.99), "steady_p99_ms": quantile(self.steady_gaps_ms, 0.99)}
+        return {k: v for k, v in vars(self).items() if not k.endswith("gaps_ms")} | gaps
 
 
 @dataclass
@@ -77,10 +104,9 @@ class Stop:
     p99_ms: float
     times: int
 
-
-def quantile(values: list[float], share: float) -> float:
-    """Of the sorted values, the one at ``share``; 0 where there are none."""
-    return sorted(values)[min(len(values) - 1, math.ceil(share * len(values)) - 1)] if values else 0.0
+    def summary(self) -> dict[str, object]:
+        """As a row of results."""
+        return vars(self)
 
 
 def settings(model: Path, num_tokens: int, longest: int) -> EngineConfig:
@@ -122,67 +148,90 @@ class Bench:
             self.engine.cancel(name)
         await until(lambda: not names & (self.at(0) | self.at(1)))
 
-    async def know_the_link(self) -> None:
-        """One short move each way, as KV."""
+    async def know_both_ways(self) -> None:
+        """One short move to and fro as KV, so that the link's rates are known, and one as tokens, so that the predictor
+        has seen decodes beside chunks."""
         name, client = self.short()
         await self.until_decoding([client])
-        for _ in range(2):
+        for kind in (MigrationKind.KV, MigrationKind.KV, MigrationKind.TOKENS):
             before = self.engine.core.state.counters.num_migrations
-            target = 1 if name in self.at(0) else 0
-            self.engine.request_migration(name, target, MigrationKind.KV)
+            self.engine.request_migration(name, 1 if name in self.at(0) else 0, kind)
             await until(lambda before=before: self.engine.core.state.counters.num_migrations > before)
         await self.leave({name})
 
     async def cell(self, mbit: float, num_moves: int, way: str) -> Cell:
+        cell = Cell(mbit, num_moves, way)
+        while len(cell.all_s) < self.args.repeats:
+            took_s = await self._once(cell)
+            if took_s is not None:
+                cell.all_s.append(took_s)
+            if took_s is None or took_s > self.args.short:
+                break
+        return cell
+
+    async def _once(self, cell: Cell) -> float | None:
+        """All arrive, as soon as that; None: not in time."""
         others = [self.short() for _ in range(2 * self.args.others)]
         await self.until_decoding([c for _, c in others])
-        crowd = [self.client(self.args.context, self.args.output) for _ in range(2 * num_moves)]
-        await until(lambda: {n for n, _ in crowd} <= self.at(0) | self.at(1), 300.0)
-        travellers = sorted({n for n, _ in crowd} & self.at(0))[:num_moves]
-        await self.leave({n for n, _ in crowd} - {*travellers})
-        assert len(travellers) == num_moves, f"{len(travellers)} of {num_moves} are at the first instance"
-        await self.until_decoding([c for n, c in crowd if n in travellers])
+        travellers = await self._travellers(cell.moves)
         await asyncio.sleep(STEADY_S)
         started = time.monotonic_ns()
-        steady = [g for _, c in others for g in c.gaps_ms(started - int(STEADY_S * 1e9), started)]
-        before = self.engine.core.state.counters.num_token_migrations
-        arrived = await self._move(travellers, way)
+        arrived = await self._move(travellers, WAYS[cell.way])
         ended = time.monotonic_ns()
-        gaps = [g for _, c in others for g in c.gaps_ms(started, ended)]
-        found = Cell(
-            mbit, num_moves, way, (ended - started) / 1e9 if arrived else None,
-            self.engine.core.state.counters.num_token_migrations - before, quantile(gaps, 0.99), quantile(steady, 0.99),
-        )
+        for _, client in others:
+            cell.steady_gaps_ms += client.gaps_ms(started - int(STEADY_S * 1e9), started)
+            cell.gaps_ms += client.gaps_ms(started, ended)
+        moved = [r.fields for r in self.engine.event_log if r.kind == "migrated" and r.time_ns > started]
+        cell.as_tokens += sum("went_as" in fields for fields in moved)
+        cell.num_moved += len(moved)
+        cell.stop_ms = max([cell.stop_ms, *(float(str(fields["stop_ms"])) for fields in moved)])
+        if self.args.trace:
+            self._trace(started)
         await self.leave({*travellers} | {n for n, _ in others})
-        return found
+        return (ended - started) / 1e9 if arrived else None
 
-    async def _move(self, names: list[str], way: str) -> bool:
-        """Have them go to the second instance until all are there; False where that takes too long."""
-        core, deadline = self.engine.core, time.monotonic() + self.args.patience
-        while not {*names} <= self.at(1):
+    async def _travellers(self, num: int) -> list[str]:
+        """So many requests that decode at the first instance."""
+        crowd = [self.client(self.args.context, self.args.output) for _ in range(2 * num)]
+        await until(lambda: {n for n, _ in crowd} <= self.at(0) | self.at(1), 300.0)
+        travellers = sorted({n for n, _ in crowd} & self.at(0))[:num]
+        await self.leave({n for n, _ in crowd} - {*travellers})
+        assert len(travellers) == num, f"{len(travellers)} of {num} are at the first instance"
+        await self.until_decoding([c for n, c in crowd if n in travellers])
+        return travellers
+
+    async def _move(self, names: list[str], kinds: Collection[MigrationKind]) -> bool:
+        """Have them go to the second instance until all are there; False where that takes too long. Who waits is asked
+        for again when one has arrived, or a moment has passed."""
+        deadline = time.monotonic() + self.args.patience
+        while not {*names} <= (there := self.at(1)):
             if time.monotonic() > deadline:
                 return False
-            left = [name for name in names if name in self.at(0)]
-            if way == "adaptive":
-                self.engine.request_migrations(dict.fromkeys(left, 1))
-            else:
-                boundary = prefill_boundary_of(core.state, core.groups[1])
-                tokens = None if boundary is None else max(1, boundary.step_tokens)
-                for name in left:
-                    self.engine.request_migration(name, 1, MigrationKind(way), tokens)
-            await asyncio.sleep(ASK_S)
+            left = [name for name in names if name not in there]
+            self.engine.request_migrations(dict.fromkeys(left, 1), kinds)
+            next_s = time.monotonic() + ASK_S
+            while self.at(1) == there and time.monotonic() < next_s:
+                await asyncio.sleep(0.002)
         return True
+
+    def _trace(self, since_ns: int) -> None:
+        """Tell how each move of a cell went."""
+        state = self.engine.core.state
+        rates = {link: rate.bytes_per_s for link, rate in state.link_rates.items()}
+        boundaries = [prefill_boundary_of(state, group) for group in self.engine.core.groups.values()]
+        print(f"  links carry {rates} bytes/s, instances take {boundaries}", file=sys.stderr)
+        for record in self.engine.event_log:
+            if record.kind == "migrated" and record.time_ns > since_ns:
+                print(f"  {(record.time_ns - since_ns) / 1e9:.3f} s {record.fields}", file=sys.stderr)
 
     async def stops(self, context: int, times: int) -> list[Stop]:
         others = [self.short() for _ in range(2 * self.args.others)]
         await self.until_decoding([c for _, c in others])
         found: list[Stop] = []
         for how, blocks in (("rounds", None), ("all KV at once", ALL_AT_ONCE)):
-            name, client = self.client(context, self.args.stop_output)
-            await self.until_decoding([client])
-            stops = [await self._stop_ms(name, blocks) for _ in range(times)]
+            stops = await self._to_and_fro(context, times, blocks)
             found.append(Stop(context, how, quantile(stops, 0.5), quantile(stops, 0.99), times))
-            await self.leave({name})
+            print(found[-1], file=sys.stderr)
         again: list[float] = []
         for _ in range(max(1, times // 4)):
             started = time.monotonic_ns()
@@ -194,21 +243,37 @@ class Bench:
         await self.leave({n for n, _ in others})
         return found
 
+    async def _to_and_fro(self, context: int, times: int, max_final_blocks: int | None) -> list[float]:
+        """How long it stands still each time; another request goes when one has become much longer than it was."""
+        stops: list[float] = []
+        while len(stops) < times:
+            name, client = self.client(context, self.args.stop_output)
+            await self.until_decoding([client])
+            while len(stops) < times and len(client.times) < self.args.stop_output // 2:
+                stops.append(await self._stop_ms(name, max_final_blocks))
+            await self.leave({name})
+        return stops
+
     async def _stop_ms(self, name: str, max_final_blocks: int | None) -> float:
         core, driver = self.engine.core, self.engine._driver
         assert driver is not None
         await until(lambda: any(name in self.at(g) for g in (0, 1)))
         source = 0 if name in self.at(0) else 1
-        num_before = sum(r.kind == "migrated" for r in self.engine.event_log)
+        num_before = core.state.counters.num_migrations
         state, groups = core.groups[source].queues.running[name], core.groups
         more = {} if max_final_blocks is None else {"max_final_blocks": max_final_blocks}
         now_ns = time.monotonic_ns()
         actions = core.migrations.start(state, groups[source], groups[1 - source], now_ns, **more)
         driver.carry_out(actions + core.stepping.plan(now_ns))
-        await until(lambda: sum(r.kind == "migrated" for r in self.engine.event_log) > num_before)
+        await until(lambda: core.state.counters.num_migrations > num_before)
         record = [r for r in self.engine.event_log if r.kind == "migrated"][-1]
         await asyncio.sleep(ASK_S)
         return float(record.fields["stop_ms"])
+
+
+def limited(mbit: float) -> dict[int, Placement]:
+    """Two addresses of this machine, each of which sends so much at most."""
+    return {i: Placement(f"127.0.0.{i + 1}", bytes_per_s=mbit * 1e6 / 8) for i in range(2)}
 
 
 def verdict(ratio: float, most: float) -> str:
@@ -220,8 +285,11 @@ def bounds(cells: list[Cell]) -> list[str]:
     """What is asked of the adaptive way in each cell, and whether it holds."""
     lines = []
     for mbit, moves in dict.fromkeys((c.mbit, c.moves) for c in cells):
-        took = {c.way: c.complete_s or math.inf for c in cells if (c.mbit, c.moves) == (mbit, moves)}
-        if not {*WAYS} <= took.keys() or min(took["kv"], took["tokens"]) == math.inf:
+        took = {c.way: c.complete_s for c in cells if (c.mbit, c.moves) == (mbit, moves)}
+        if not WAYS.keys() <= took.keys():
+            continue
+        if min(took["kv"], took["tokens"]) == math.inf:
+            lines.append(f"{mbit:g} Mbit/s, {moves}: neither single way arrives, adaptive {took['adaptive']:.1f} s")
             continue
         better, worse = sorted((took["kv"], took["tokens"]))
         most = 0.8 if moves >= 8 and worse <= 2 * better else 1.1
@@ -241,11 +309,15 @@ def stop_bounds(stops: list[Stop]) -> list[str]:
 
 
 def table(cells: list[Cell], stops: list[Stop]) -> str:
-    lines = ["| Mbit/s | moves | way | done after s | as tokens | others' P99 gap ms (before) |", "|---" * 6 + "|"]
+    lines = [
+        "| Mbit/s | moves | way | done after s (times) | as tokens | longest stop ms | others' P99 gap ms (before) |",
+        "|---" * 7 + "|",
+    ]
     for c in cells:
-        done = "-" if c.complete_s is None else f"{c.complete_s:.2f}"
-        gaps = f"{c.others_p99_ms:.0f} ({c.steady_p99_ms:.0f})"
-        lines.append(f"| {c.mbit:g} | {c.moves} | {c.way} | {done} | {c.as_tokens} | {gaps} |")
+        done = f"{c.complete_s:.2f} ({len(c.all_s)})" if c.all_s else "-"
+        gaps = f"{quantile(c.gaps_ms, 0.99):.0f} ({quantile(c.steady_gaps_ms, 0.99):.0f})"
+        how = f"{c.as_tokens} of {c.num_moved}"
+        lines.append(f"| {c.mbit:g} | {c.moves} | {c.way} | {done} | {how} | {c.stop_ms:.0f} | {gaps} |")
     if stops:
         lines += ["", "| context | how | stop P50 ms | P99 ms | times |", "|---|---|---|---|---|"]
         lines += [f"| {s.context} | {s.how} | {s.p50_ms:.1f} | {s.p99_ms:.1f} | {s.times} |" for s in stops]
@@ -262,15 +334,15 @@ async def over_link(
     await engine.start()
     try:
         bench = Bench(engine, args)
-        await bench.know_the_link()
+        await bench.know_both_ways()
         if stops:
-            for context in (512, args.longest - args.stop_output):
+            for context in args.stop_contexts or (512, args.longest - args.stop_output):
                 tell += await bench.stops(context, args.times)
             return
         for num_moves in args.moves:
             for way in args.ways:
                 tell.append(await bench.cell(mbit, num_moves, way))
-                print(tell[-1], file=sys.stderr)
+                print(tell[-1].summary(), file=sys.stderr)
     finally:
         await engine.close()
 
@@ -285,26 +357,32 @@ def main() -> int:
     parser.add_argument("--others", type=int, default=4, help="at each instance")
     parser.add_argument("--patience", type=float, default=90.0, help="seconds that a cell may take")
     parser.add_argument("--longest", type=int, default=4096, help="the model's")
-    parser.add_argument("--times", type=int, default=24, help="that a request goes to and fro")
+    parser.add_argument("--times", type=int, default=20, help="that a request goes to and fro")
     parser.add_argument("--stop-output", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=5, help="of a way that takes a short time")
+    parser.add_argument("--short", type=float, default=3.0, help="seconds")
+    parser.add_argument("--limiter", action="store_true", help="have links limit themselves, also where `tc` works")
+    parser.add_argument("--trace", action="store_true", help="tell of each move")
+    parser.add_argument("--stop-contexts", type=int, nargs="+", help="512 and the longest, unless told")
     parser.add_argument("--no-stops", action="store_true")
+    parser.add_argument("--no-cells", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    reason = why_not()
+    reason = "as told" if args.limiter else why_not()
     if reason is not None:
-        print(f"skipped: {reason}")
-        return 0
+        print(f"links limit themselves: {reason}")
     told: list[Cell | Stop] = []
     with tempfile.TemporaryDirectory() as folder:
         model = make_folder(Path(folder), QWEN3_110M)
-        for mbit, stops in [*((m, False) for m in args.mbit), *(() if args.no_stops else ((1000.0, True),))]:
-            with network(mbit) as placements:
+        cells = () if args.no_cells else ((mbit, False) for mbit in args.mbit)
+        for mbit, stops in [*cells, *(() if args.no_stops else ((1000.0, True),))]:
+            with network(mbit) if reason is None else nullcontext(limited(mbit)) as placements:
                 asyncio.run(over_link(model, mbit, placements, args, stops=stops, tell=told))
             if args.json is not None:  # after each link: a run that is cut short keeps what it has
                 plain = {k: v for k, v in vars(args).items() if k != "json"}
-                write_result(args.json, {"settings": plain, "rows": list(map(asdict, told))}, *SERVING)
-    cells, found = [t for t in told if isinstance(t, Cell)], [t for t in told if isinstance(t, Stop)]
-    print(table(cells, found))
+                plain["links"] = "tc tbf" if reason is None else f"limit themselves: {reason}"
+                write_result(args.json, {"settings": plain, "rows": [t.summary() for t in told]}, *SERVING)
+    print(table([t for t in told if isinstance(t, Cell)], [t for t in told if isinstance(t, Stop)]))
     return 0
 
 

@@ -36,7 +36,7 @@ from rich.table import Table
 
 from jettison.config import KEYS
 from jettison.cost.speed import MachineSpeed
-from jettison.demo import demo_workload, make_setup, plan_load
+from jettison.demo.burst import demo_workload, make_setup, plan_load
 from jettison.live.experiments.overload import ExperimentSetup, measure_speed, run_policy
 from jettison.report.failures import exit_if_unanswered
 from jettison.report.html import write_html

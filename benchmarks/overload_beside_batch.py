@@ -40,7 +40,7 @@ from jettison.cost.deployment import Deployment, deployment_to_document
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import ChunkShape, StepShape
 from jettison.cost.speed import MachineSpeed
-from jettison.demo import demo_workload, make_setup, plan_load
+from jettison.demo.burst import demo_workload, make_setup, plan_load
 from jettison.live.engine.deployed import describe
 from jettison.live.experiments.overload import ExperimentSetup, measure_speed, run_policy
 from jettison.live.experiments.server_process import flag_arguments

@@ -22,7 +22,7 @@ from jettison.simulate.batch import run_cases
 from jettison.simulate.cases import cases_of
 
 
-def spec(rate: float, duration_s: float, num_instances: int) -> dict[str, Any]:
+def spec(rate: float, duration_s: float, num_instances: int, seed: int) -> dict[str, Any]:
     """One variant a packing; ``recompute`` without one is the first."""
     lengths = {
         "input": {"median": 2400, "sigma": 0.9, "cap": 12000}, "output": {"median": 1200, "sigma": 0.8, "cap": 4000},
@@ -34,7 +34,7 @@ def spec(rate: float, duration_s: float, num_instances: int) -> dict[str, Any]:
             "arrivals": {"process": "poisson", "rate_per_s": rate, "duration_s": duration_s}, "lengths": lengths,
         },
         "settings": {"enable_prefix_caching": False, "max_num_batched_tokens": 2048},
-        "variants": [{"name": "none", "policy": "recompute"}, *variants],
+        "variants": [{"name": "none", "policy": "recompute"}, *variants], "seeds": [seed],
     }  # fmt: skip
 
 
@@ -71,11 +71,12 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.5, help="arrivals a second")
     parser.add_argument("--duration-s", type=float, default=300.0)
     parser.add_argument("--instances", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows = []
     print(f"{'packing':13} {'used':>6} {'peak':>5} {'full':>6} {'moves':>6} {'P99 TTFT':>9}  over time")
-    for case in cases_of(spec(args.rate, args.duration_s, args.instances), "packed cluster"):
+    for case in cases_of(spec(args.rate, args.duration_s, args.instances, args.seed), "packed cluster"):
         (run,) = run_cases([case], num_processes=1)
         row = row_of(run, args.duration_s)
         rows.append(row)

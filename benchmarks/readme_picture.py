@@ -1,6 +1,6 @@
 """README's picture from a demo run: memory by use over time, first tokens below it over the same seconds.
 
-    jettison demo
+    jettison demo --scene burst
     python benchmarks/readme_picture.py demo/report.json docs/demo.png
 
 The first run of the file and the runs that are compared with it are drawn, under the names of their policies. Prints

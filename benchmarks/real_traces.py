@@ -39,7 +39,7 @@ from evidence import LIVE, write_result
 from rich.console import Console
 
 from jettison.cost.speed import MachineSpeed
-from jettison.demo import DemoModel, make_setup
+from jettison.demo.burst import DemoModel, make_setup
 from jettison.live.experiments.overload import ExperimentSetup, measure_speed, run_policy
 from jettison.report.failures import check_answered, exit_if_unanswered
 from jettison.report.results import RunResult, write_results

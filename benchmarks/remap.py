@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from evidence import SERVING, write_result
 
-from jettison.demo import make_setup
+from jettison.demo.burst import make_setup
 from jettison.device.memory import DeviceMemory
 from jettison.live.experiments.overload import run_policy
 from jettison.memory.layout import LayoutSpec

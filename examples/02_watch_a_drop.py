@@ -18,7 +18,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from jettison.demo import make_setup, plan_load
+from jettison.demo.burst import make_setup, plan_load
 from jettison.live.experiments.overload import ExperimentSetup, measure_speed
 
 PORT = 8012

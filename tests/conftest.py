@@ -18,6 +18,11 @@ pytest_plugins = ["leftovers"]
 
 IN_ORDER = ("tests/live/", "tests/e2e/", "tests/server/", "tests/transport/")
 """Folders whose tests start processes or answer over sockets in bounded waits: beside each other they starve."""
+IN_ONE_PROCESS = tuple(
+    f"tests/live/{name}.py"
+    for name in ("engine/test_safepoints", "engine/test_seventh_rung", "verify/test_scenarios", "verify/test_verify")
+)
+"""Of these folders what does neither: whole clusters in one process, whose clock is a counter."""
 
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,7 +33,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """On several cores (``--dist loadgroup``) the live part runs in one worker, in order, beside all else."""
     for item in items:
-        if item.get_closest_marker("live") or item.nodeid.startswith(IN_ORDER):
+        in_order = item.nodeid.startswith(IN_ORDER) and not item.nodeid.startswith(IN_ONE_PROCESS)
+        if item.get_closest_marker("live") or in_order:
             item.add_marker(pytest.mark.xdist_group("live"))
 
 

@@ -1,4 +1,4 @@
-"""``jettison demo``, whole, on a model and a burst that take no time."""
+"""``jettison demo``, whole, on a model, a burst and a day that take no time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 import jettison
-from jettison.demo import DemoModel, run_demo
+from jettison.cost.speed import MachineSpeed
+from jettison.demo import day
+from jettison.demo.burst import DemoModel, run_burst
+from jettison.demo.day import run_day
+from jettison.demo.load import Day, Phase
+from jettison.report.day import day_figures
 from jettison.report.results import read_results
+from jettison.workload.lengths import LogNormalPair
+from jettison.workload.pool import OfflinePool
 from jettison.workload.synthetic import Burst, Lengths, SyntheticSpec
 
 MODEL = DemoModel(layers=2, hidden=64, heads=2, kv_heads=1, kv_tokens_per_instance=512, context=512)
@@ -19,12 +26,47 @@ BURST = SyntheticSpec(
 )  # fmt: skip
 
 
-@pytest.mark.live
-@pytest.mark.slow
-def test_a_demo_leaves_a_report_of_four_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+DAY = Day(
+    (Phase("night", 0.0, 1.0, (1.0,)), Phase("burst", 1.0, 2.0, (6.0,)), Phase("evening", 2.0, 3.0, (1.0,))),
+    prompt=Lengths(median=16, sigma=0.2, cap=32), output=Lengths(median=60, sigma=0.2, cap=100),
+    batch=OfflinePool(LogNormalPair(Lengths(16, 0.1, 20), Lengths(8, 0.1, 12)), num_requests=6), peak_share=1.3,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers run what is tested."""
     sources = str(Path(jettison.__file__).parent.parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [sources, os.environ.get("PYTHONPATH")])))
-    assert run_demo(tmp_path, seed=1, model=MODEL, burst=BURST) == 0
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_a_day_leaves_a_report_of_both_ways_to_serve_it(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(day, "profile_quickly", lambda _: None)  # `jettison profile` has tests of its own
+    monkeypatch.setattr(day, "measure_speed", lambda _: MachineSpeed(1000.0, 0.004, 0.0004))
+    assert run_day(tmp_path, seed=1, model=MODEL, day=DAY) == 0
+    baseline, own = read_results(tmp_path / "report.json")
+    assert (baseline.config["policy"], own.config["policy"]) == ("recompute", "drop")
+    for run in (baseline, own):
+        assert run.requests.completed == run.requests.submitted
+        assert run.classes is not None and run.classes["offline"]["requests"]["completed"] == 6
+        assert {f"worker_group/{worker}" for worker in range(4)} <= run.series.keys()
+        figures = day_figures(run, 3.0)
+        assert figures.num_done == figures.num_lines == 6 and figures.device_s > 0
+    assert baseline.config["flags"]["offline"] == "priority" and not baseline.events["drops"]
+    assert own.config["flags"]["sleep"] == "auto" and own.config["flags"]["packing"] == "mell"
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.index("The day in figures") < page.index("Memory by use over time, on each instance")
+    assert page.index("Memory by use over time, on each instance") < page.index("First tokens: how long")
+    shown = capsys.readouterr().out
+    assert "device-seconds" in shown and "6 of 6" in shown
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_a_burst_leaves_a_report_of_four_runs(tmp_path: Path, capsys) -> None:
+    assert run_burst(tmp_path, seed=1, model=MODEL, burst=BURST) == 0
     runs = read_results(tmp_path / "report.json")
     assert [run.name for run in runs] == ["burst: recompute", "burst: drop", "beyond: recompute", "beyond: drop"]
     for run in runs:

@@ -285,3 +285,20 @@ def test_online_requests_go_where_they_would_without_what_is_harvested(first: in
 
 def test_by_priority_alone_memory_that_a_batch_holds_is_gone() -> None:
     assert groups_of_chat("priority", num_at_first=1, num_at_second=8) == [8, 0]
+
+
+def test_online_requests_that_memory_keeps_out_go_to_where_a_batch_makes_way() -> None:
+    """The second instance is full of offline requests, which give their blocks up when an online one needs them."""
+    cluster = FakeCluster(full_blocks=134, max_seqs=64, max_tokens=2048, offline="harvest", policy="recompute")
+    crowd(cluster, {1: [400] * 9}, ServiceClass.OFFLINE)
+    cluster.run(until_ms=40)
+    crowd(cluster, {0: [60] * 18})
+    cluster.run(until_ms=99)
+    full, batch = cluster.core.groups.values()
+    assert full.head_blocked_by is BlockedBy.MEMORY and not batch.queues.waiting
+    assert batch.blocks.num_free - batch.blocks.watermark < full.limits.blocks_for(60), "by itself it has no room"
+    cluster.run(until_ms=100)
+    assert cluster.core.state.counters.num_rebalanced
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from fakes import FakeCluster
+from fakes import BLOCK_SIZE, MS, FakeCluster
 
 from jettison.core.load.monitor import NUM_PROMPTS, TrafficMonitor
 from jettison.cost.hardware import BatchPoint, HardwareProfile
@@ -165,3 +165,18 @@ def test_a_profile_answers_before_the_first_step() -> None:
     assert core.loads.blocks_beside_step(group, 0.5) is not None
     expected = PROFILE.cost.batch_cost_s([ChunkShape(10, 1)] * 3)
     assert core.predictor.predict_s(StepWork.decodes(3, 30)) == pytest.approx(expected)
+
+
+def test_a_prefix_that_others_hold_is_counted_once() -> None:
+    """What online requests would hold without offline work: who has just come shares the blocks of who runs."""
+    cluster = FakeCluster(num_workers=1, full_blocks=60, max_tokens=64, offline="harvest")
+    shared = [7] * 24
+    cluster.submit("first", [*shared, 1], 60)
+    cluster.submit("second", [*shared, 2], 10, at_ms=20)
+    (group,) = cluster.core.groups.values()
+    cluster.run(stop=lambda: bool(group.queues.waiting) and cluster.now > 10 * MS)
+    assert [s.request_id for s in group.queues.waiting] == ["second"] and group.head_blocked_by is None
+    loads = cluster.core.loads
+    used = loads.without_offline(group, loads.merged_load(group, cluster.now)).used_blocks
+    num_shared = len(shared) // BLOCK_SIZE
+    assert used == group.blocks.num_used + group.limits.blocks_for(25) - num_shared

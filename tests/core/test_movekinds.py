@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from test_migrating_tokens import N_EXAMPLES, expect_all_well, tokens
 
 from jettison.core.ladder.movekinds import Going, Wanted, choose_kinds, decodes_of
+from jettison.core.moving.astokens import TokenRelocation
+from jettison.core.moving.migrations import may_go
 from jettison.core.moving.passage import RelocationPhase
 from jettison.core.ports import SendKV
 from jettison.cost.hardware import HardwareProfile, PrefillPoint
@@ -60,7 +62,8 @@ def test_a_fast_link_takes_kv_and_a_slow_one_leaves_tokens() -> None:
     fast = choose_kinds((cluster := serving(1e9)).core.state, wanted(cluster, 1))
     assert [going.kind for going in fast.values()] == [KV]
     slow = choose_kinds((cluster := serving(1.0)).core.state, wanted(cluster, 1))
-    assert list(slow.values()) == [Going(TOKENS, 5)], "five a step, as measured, and a block is too much for the link"
+    five = Going(TOKENS, 5, may_change=(KV, TOKENS))
+    assert list(slow.values()) == [five], "as measured, and a block is too much for the link"
 
 
 def test_destinations_are_known_by_the_predictor_where_nothing_was_measured() -> None:
@@ -80,7 +83,7 @@ def test_all_moves_of_an_epoch_share_links_and_what_is_under_way_counts() -> Non
     cluster.core.state.params = replace(cluster.core.state.params, profile=link, moves=moves)
     chosen = choose_kinds(cluster.core.state, wanted(cluster))
     num_kv = [going.kind for going in chosen.values()].count(KV)
-    assert 2 <= num_kv <= 6
+    assert 2 <= num_kv <= 7, "six, and one that reaches into the next epoch"
     first, *others = wanted(cluster)
     order(cluster, {first.state.request_id: 1})
     assert cluster.core.migrations.under_way[0].kind is KV
@@ -97,7 +100,7 @@ def test_a_group_that_decodes_nothing_has_room_for_all() -> None:
     cluster.run(until_ms=61)
     assert decodes_of(cluster.core.groups[1]) == NOTHING
     (going,) = choose_kinds(cluster.core.state, wanted(cluster, 1)).values()
-    assert going == Going(TOKENS, 128)
+    assert going == Going(TOKENS, 128, may_change=(KV, TOKENS))
 
 
 @pytest.mark.parametrize(("blocks_in_stop", "most"), [(2.5, 2), (1e3, MAX_FINAL_BLOCKS)])
@@ -110,7 +113,7 @@ def test_the_last_round_is_as_short_as_the_link_is_slow(blocks_in_stop: float, m
     link = profile(blocks_in_stop * block / moves.stop_s)
     cluster.core.state.params = replace(cluster.core.state.params, profile=link, moves=moves)
     (going,) = choose_kinds(cluster.core.state, [found]).values()
-    assert going == Going(KV, going.max_step_tokens, most)
+    assert going == Going(KV, going.max_step_tokens, most, (KV, TOKENS))
     order(cluster, {found.state.request_id: 1})
     (migration,) = cluster.core.migrations.under_way
     book = cluster.core.state.book
@@ -141,6 +144,84 @@ def test_who_stands_still_waits_for_no_round_of_others() -> None:
     cluster.run(stop=look)
     assert seen and all(seen)
     assert cluster.core.state.counters.num_migrations > 0
+    expect_all_well(cluster)
+
+
+def test_later_rounds_wait_for_no_first_round_of_others() -> None:
+    """Else a request would grow meanwhile by more than its round had left."""
+    cluster = serving(1e9, prompt=100)
+    core = cluster.core
+    seen: set[bool] = set()
+
+    def look() -> bool:
+        for migration in core.migrations.under_way:
+            mine = core.state.book.transfers_of(migration)
+            before = [p for p in core.state.book.transfers.values() if p not in mine]
+            if mine and any(p.transfer.transfer_id < mine[0].transfer.transfer_id for p in before):
+                is_first = migration.num_rounds == 1
+                seen.add(is_first)
+                assert all(isinstance(p.transfer, SendKV) and p.transfer.urgent is not is_first for p in mine)
+        return False
+
+    for found in wanted(cluster, 6):
+        source = core.groups[found.state.group_id]
+        actions = core.migrations.start(found.state, source, found.destination, cluster.now, max_final_blocks=1)
+        cluster.carry_out(actions)
+    cluster.run(stop=look)
+    assert seen == {True, False} and core.state.counters.num_migrations > 0
+    expect_all_well(cluster)
+
+
+def start_as_tokens(
+    cluster: FakeCluster, found: Wanted, may_change: tuple[MigrationKind, ...] = (KV, TOKENS)
+) -> TokenRelocation | None:
+    """None: there is no room for it."""
+    core = cluster.core
+    source = core.groups[found.state.group_id]
+    actions = core.migrations.start(
+        found.state, source, found.destination, cluster.now, kind=TOKENS, max_step_tokens=4, may_change=may_change
+    )
+    cluster.carry_out(actions + core.stepping.plan(cluster.now) + core.migrations.after_steps())
+    return next(
+        (m for m in core.migrations.under_way if m.state is found.state and isinstance(m, TokenRelocation)), None
+    )
+
+
+def begin_as_tokens(cluster: FakeCluster, found: Wanted, may_change: tuple[MigrationKind, ...]) -> TokenRelocation:
+    migration = start_as_tokens(cluster, found, may_change)
+    assert migration is not None
+    return migration
+
+
+@pytest.mark.parametrize("may_change", [(), (TOKENS,), (KV, TOKENS)])
+def test_the_rest_of_a_move_as_tokens_goes_as_kv_where_that_is_sooner(may_change: tuple[MigrationKind, ...]) -> None:
+    cluster = serving(1e9, num=4, prompt=120)
+    found = wanted(cluster, 1)[0]
+    migration = begin_as_tokens(cluster, found, may_change)
+    cluster.run(stop=lambda: cluster.core.state.counters.num_migrations == 1)
+    (record,) = [r for r in cluster.records if r.kind == "migrated"]
+    block_size, num_tokens = cluster.core.state.limits.block_size, record.fields["tokens"]
+    assert isinstance(num_tokens, int) and num_tokens == migration.num_tokens > 0
+    if KV in may_change:
+        assert record.fields["went_as"] == "tokens, then kv"
+        assert record.fields["blocks"] == -(-found.state.num_computed // block_size) - num_tokens // block_size > 0
+        assert record.fields["ms"] > record.fields["stop_ms"]  # type: ignore[operator]
+    else:
+        assert record.fields["went_as"] == "tokens" and record.fields["bytes"] == 0
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_a_move_as_tokens_keeps_pace_with_its_destination() -> None:
+    cluster = serving(1.0, num=4, prompt=120)
+    first, second = wanted(cluster, 2)
+    fixed, paced = begin_as_tokens(cluster, first, ()), begin_as_tokens(cluster, second, (TOKENS,))
+    for request_id in [*cluster.core.groups[1].queues.running]:
+        cluster.cancel(request_id, 60)
+    cluster.run(stop=lambda: paced._guest.max_step_tokens != 4)
+    assert paced._guest.max_step_tokens == 128, "all that a step has room for"
+    assert fixed._guest.max_step_tokens == 4
+    cluster.run()
     expect_all_well(cluster)
 
 
@@ -183,6 +264,15 @@ def test_anything_beside_many_moves(
         groups = [*cluster.core.groups]
         ids = sorted(cluster.core.state.requests)
         order(cluster, {request_id: rng.choice(groups) for request_id in ids if rng.random() < 0.5})
+        state = cluster.core.state.requests.get(rng.choice(ids)) if ids else None
+        destination = cluster.core.groups[rng.choice(groups)]
+        if state is not None and may_go(state) and not cluster.core.migrations.is_moving(state):
+            source = cluster.core.groups[state.group_id]
+            ends = [*source.worker_ids, *destination.worker_ids]
+            if source is not destination and not {*cluster.core.moves.moving_workers()} & {*ends} and not (
+                source.paused or destination.paused
+            ):
+                start_as_tokens(cluster, Wanted(state, destination))
 
     for at_ms in times_ms:
         cluster.at(int(at_ms * 1e6), send_some)

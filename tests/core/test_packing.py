@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from fakes import MS, FakeCluster
+from fakes import BLOCK_SIZE, MS, FakeCluster
 
 from jettison.core.ladder.lists import parse_overload, with_packing
 from jettison.core.ladder.pack import PackRung, StopOffer
 from jettison.core.ladder.rung import Moment
 from jettison.core.ports import Record
+from jettison.core.requests import Phase, RequestState
 from jettison.errors import ConfigError
 from jettison.memory.kvtransfers import MigrationKind
 from jettison.policy.moveprices import PriceParams
@@ -64,7 +65,7 @@ def test_beside_a_rung_that_spreads_requests_it_is_refused() -> None:
 
 def test_under_pressure_nothing_moves_and_newcomers_go_where_they_would_without_it() -> None:
     cluster = spread_out()
-    cluster.core.loads.kept_out.add(0)
+    cluster.core.loads.kept_out.add(0)  # nothing waits there, so nobody has to make room
     rung, state = rung_of(cluster), next(iter(cluster.core.state.requests.values()))
     assert rung.pressure() and rung.place(state) is None
     offers = [o for o in rung.look(Moment.BEFORE_STEPS, cluster.now + 10**9) if not isinstance(o, Record)]
@@ -143,4 +144,83 @@ def test_the_others_pack_by_the_same_interface(packer: str) -> None:
     cluster.run(until_ms=cluster.now / MS + 300)
     migrated = cluster.core.state.counters.packing_migrations
     assert not migrated if packer.endswith("-fit") else True
+    expect_all_well(cluster)
+
+
+def placed_by_hand(cluster: FakeCluster, home_of: dict[str, int]) -> None:
+    """These requests are queued in these groups when they come; others where they would be."""
+    dispatcher, place = cluster.core.dispatcher, cluster.core.dispatcher.place
+
+    def by_hand(state: RequestState) -> bool:
+        if state.request_id not in home_of:
+            return place(state)
+        cluster.core.groups[home_of.pop(state.request_id)].queues.enqueue(state)
+        return True
+
+    dispatcher.place = by_hand  # type: ignore[method-assign]
+
+
+def fragmented() -> FakeCluster:
+    """Two instances, each half full of requests that will hold more than one instance could."""
+    cluster = packed(workers=2, full_blocks=400)
+    placed_by_hand(cluster, {f"r{i}": i % 2 for i in range(4)})
+    for i in range(4):
+        cluster.submit(f"r{i}", tokens(i, 400), 200, ignore_eos=True)
+    return cluster
+
+
+def test_running_requests_make_room_for_a_head_that_no_instance_has_room_for() -> None:
+    cluster = fragmented()
+    state = cluster.core.state
+    cluster.run(stop=lambda: len(state.requests) == 4 and all(s.num_output for s in state.requests.values()))
+    frees = [g.blocks.num_free for g in cluster.core.groups.values()]
+    cluster.submit("large", tokens(9, (max(frees) + 8) * BLOCK_SIZE), 2, cluster.now / MS + 1)
+    before = set(state.requests)
+    cluster.run(stop=lambda: "large" in state.requests and state.requests["large"].phase is Phase.RUNNING)
+    assert before <= set(state.requests), "nobody had to end for it"
+    assert not any(s.num_preemptions for s in state.requests.values()), "nor to be computed again"
+    reasons = [str(r.fields["reason"]) for r in cluster.records if r.kind == "pack"]
+    assert "it makes room for large" in reasons
+    expect_all_well(cluster)
+
+
+def test_a_saturated_pool_leaves_newcomers_to_dispatch_and_moves_nobody() -> None:
+    cluster = fragmented()
+    cluster.run(until_ms=120)
+    rung, desired = rung_of(cluster), rung_of(cluster).desired
+    assert rung.pressure() is None and all(desired.is_saturated(g) for g in cluster.core.groups)
+    assert desired.place(next(iter(cluster.core.state.requests.values()))) is None
+    assert not cluster.core.state.counters.packing_migrations
+    expect_all_well(cluster)
+
+
+def test_a_request_goes_to_who_has_its_system_prompt_and_shares_the_blocks() -> None:
+    packing = PackParams(epoch_s=0.05, head_room=0.05)
+    cluster = FakeCluster(
+        policy="recompute", num_workers=3, full_blocks=400, max_tokens=2048, prefix_caching=True, packing=packing
+    )
+    # Both instances are filled to more than 3/4, and the second one has less left: there a newcomer goes.
+    placed_by_hand(cluster, {"first": 0} | {f"a{i}": 0 for i in range(5)} | {f"b{i}": 1 for i in range(5)})
+    system = tokens(50, 40)
+    cluster.submit("first", [*system, *tokens(1, 8)], 100, ignore_eos=True)
+    for i in range(5):
+        cluster.submit(f"a{i}", tokens(100 + i, 156), 100, ignore_eos=True)
+        cluster.submit(f"b{i}", tokens(200 + i, 188), 100, ignore_eos=True)
+    cluster.submit("other", tokens(2, 48), 20, 70.0, ignore_eos=True)
+    cluster.submit("second", [*system, *tokens(3, 8)], 20, 71.0, ignore_eos=True)
+    requests = cluster.core.state.requests
+    cluster.run(stop=lambda: "second" in requests and requests["second"].num_output > 0)
+    assert [requests[name].group_id for name in ("first", "other", "second")] == [0, 1, 0]
+    ledger = cluster.core.groups[0].blocks.ledgers[0]
+    shared = set(ledger.table("first").ids) & set(ledger.table("second").ids)
+    assert len(shared) == len(system) // BLOCK_SIZE
+    rung_of(cluster).check()
+    expect_all_well(cluster)
+
+
+def test_what_refused_moves_cost_in_instances_is_told() -> None:
+    cluster = spread_out(some_end=True, prices=PriceParams(harm=1e9, link_device_s=1e9))
+    cluster.run(until_ms=cluster.now / MS + 120)
+    told = [r.fields for r in cluster.records if r.kind == "packed" and r.fields["lost"]]
+    assert told and rung_of(cluster).gauges["packing_lost"] >= 1
     expect_all_well(cluster)

@@ -83,3 +83,10 @@ def test_no_pull_is_planned_over_what_nobody_knows() -> None:
 def test_one_machine_pulls_without_a_profile() -> None:
     cluster = placed(arranged(RESIDENCIES[4]), machine_of=dict.fromkeys(range(4), 0))
     assert num_pulls(plan(cluster, 0.1)) > 0
+
+
+def test_requests_move_by_the_links_inside_a_machine_where_these_are_known() -> None:
+    cluster = placed(FakeCluster(num_workers=4, profile=PROFILE), machine_of=TWO_MACHINES, near_bytes_per_s=7e9)
+    rates = rates_of(cluster)
+    assert (rates.of_kv((0, 1)), rates.of_kv((1, 2))) == (7e9, PROFILE.link_bytes_per_s)
+    assert rates.of((0, 1)) == PROFILE.link_bytes_per_s, "a plan may come to the slowest one"

@@ -221,6 +221,24 @@ def test_running_requests_migrate() -> None:
     cluster.expect_nothing_left()
 
 
+def test_as_many_migrate_at_once_as_links_take_the_largest_first() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=120, max_seqs=8)
+    for i in range(12):
+        cluster.submit(f"r{i}", [1 + i] * (6 + 2 * i), 40, 0.2 * i)
+    cluster.run(until_ms=25)
+    sizes = [s.num_tokens for s in on(cluster, 0) if s.num_output and s.num_tokens - s.num_computed <= 1]
+    assert len(sizes) > 2
+    sleep(cluster, 0)
+    under_way = [m.state.num_tokens for m in cluster.core.migrations.under_way]
+    assert len(under_way) == len(sizes), "there is room for all, and the link takes them in one epoch"
+    assert under_way == sorted(under_way, reverse=True)
+    cluster.run(stop=lambda: is_asleep(cluster, 0))
+    assert not cluster.core.state.counters.num_recomputed_tokens
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
 def test_queued_ones_are_dispatched_again_and_none_comes_after_them() -> None:
     cluster = FakeCluster(num_workers=3, full_blocks=60, max_seqs=2)
     crowd(cluster, 20)
@@ -335,6 +353,71 @@ def test_offline_requests_give_up_their_blocks_and_are_queued_elsewhere() -> Non
     cluster.run(stop=lambda: is_asleep(cluster, 0))
     assert not all(s.is_finished for s in cluster.core.state.requests.values())
     cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def offline_on_two(**more: object) -> FakeCluster:
+    cluster = FakeCluster(num_workers=2, full_blocks=200, offline="harvest", checkpoint_free=0.0, **more)  # type: ignore[arg-type]
+    for i in range(6):
+        cluster.submit(f"o{i}", [1 + i] * 20, 60, 0.4 * i, service_class=ServiceClass.OFFLINE)
+    cluster.run(until_ms=40)
+    assert on(cluster, 0) and not cluster.core.state.counters.checkpointed_blocks
+    return cluster
+
+
+def test_offline_work_is_checkpointed_before_its_device_sleeps() -> None:
+    cluster = offline_on_two()
+    sealed = sum(s.num_computed // BLOCK_SIZE for s in on(cluster, 0))
+    sleep(cluster, 0)
+    assert cluster.core.sleepers.leaving == [0]
+    cluster.run(stop=lambda: is_asleep(cluster, 0))
+    counters = cluster.core.state.counters
+    assert sealed > 0 and counters.checkpointed_blocks >= sealed and counters.checkpoint_frees > 0
+    assert counters.num_recomputed_tokens < sealed * BLOCK_SIZE, "what was at the host is not computed again"
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_where_online_requests_wait_offline_work_is_not_waited_for() -> None:
+    cluster = offline_on_two(max_seqs=6)
+    crowd(cluster, 20, at_ms=cluster.now / 1e6)
+    cluster.run(stop=lambda: bool(cluster.core.state.changes.queued_online))
+    sleep(cluster, 0)
+    assert not any(s.is_offline and s.phase is Phase.RUNNING and not s.num_pending for s in on(cluster, 0))
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_a_full_host_pool_holds_no_sleep_up() -> None:
+    cluster = offline_on_two(host_slots=1)
+    sleep(cluster, 0)
+    cluster.run(until_ms=cluster.now / 1e6 + 900, stop=lambda: is_asleep(cluster, 0))
+    assert is_asleep(cluster, 0)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+@pytest.mark.parametrize("policy", ["recompute", "swap"])
+def test_what_host_pools_have_comes_back_before_the_last_one_sleeps(policy: str) -> None:
+    """No other group can take it: freed offline requests, and swapped out ones, end here."""
+    cluster = FakeCluster(
+        policy=policy, num_workers=1, full_blocks=80, host_slots=500, offline="harvest", checkpoint_free=0.9
+    )
+    for i in range(12):
+        service_class = ServiceClass.ONLINE if policy == "swap" else ServiceClass.OFFLINE
+        cluster.submit(f"o{i}", [1 + i] * 24, 80, 0.3 * i, service_class=service_class)
+    for i in range(8):
+        cluster.submit(f"r{i}", [2 + i] * 30, 30, 40 + 0.5 * i)
+    stored = cluster.core.groups[0].queues.stored
+    cluster.run(stop=lambda: len(stored) > 1 and cluster.now > 44e6)  # all have come: the next would call it back
+    assert stored
+    sleep(cluster, 0, level=1)
+    cluster.run(stop=lambda: is_asleep(cluster, 0))
+    assert is_asleep(cluster, 0)
     cluster.expect_outputs()
     cluster.expect_nothing_left()
 

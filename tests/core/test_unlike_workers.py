@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fakes import BLOCK_SIZE, FakeCluster
-from test_sleeping import is_asleep, sleep
+from sleepers import is_asleep, sleep
 
 from jettison.core.ladder.dropplans import block_bytes, kv_region_bytes, merge_candidate
 

@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 from sleepers import crowd, is_asleep, sleep
 
 from jettison.core.params import AwakeParams
-from jettison.core.ports import Record
+from jettison.core.ports import LoadShard, OfflineStored, Record, SendShard, StoredWork
+from jettison.cost.hardware import HardwareProfile
+from jettison.cost.model import COEFFICIENTS, CostModel
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.packing.params import PackParams
+from jettison.policy.slo import AHEAD_SHARE
 from jettison.types import ServiceClass
 
 AUTO = AwakeParams(min_awake=2, falls_asleep=True, after_s=0.5)
@@ -143,7 +146,7 @@ def test_prompts_ahead_that_break_the_objective_everywhere_wake_one() -> None:
         cluster.submit(f"long{i}", [1 + i] * 90, 4, cluster.now / MS)
     cluster.run()
     (decided,) = of_kind(cluster, "wake_decided")
-    assert decided.fields["compute_wait_s"] > decided.fields["slo_ttft_s"]  # type: ignore[operator]
+    assert decided.fields["compute_wait_s"] > AHEAD_SHARE * decided.fields["slo_ttft_s"]  # type: ignore[operator]
     assert len(of_kind(cluster, "woken")) == 1
     cluster.expect_outputs()
 
@@ -171,6 +174,24 @@ def test_who_serves_now_and_then_stays() -> None:
     assert not of_kind(cluster, "falling_asleep")
     run_to(cluster, 4_500)
     assert len(cluster.core.sleepers.asleep) == 2
+    cluster.expect_outputs()
+
+
+def test_that_somebody_waits_for_a_step_elsewhere_keeps_nobody_awake() -> None:
+    """At every tick: in a large cluster it is always so."""
+    cluster = FakeCluster(
+        num_workers=3, full_blocks=400, policy="recompute", max_tokens=16, awake=AwakeParams(1, None, True, 0.3),
+        packing=PackParams(packer="mell", epoch_s=0.05, head_room=0.05),
+    )
+    waiting: list[int] = []
+    for tick_ms in range(100, 2_500, 100):
+        for i in range(12):
+            cluster.submit(f"r{tick_ms}-{i}", [1 + i] * 60, 2, tick_ms - 1.0)
+        cluster.at(tick_ms * MS, lambda: waiting.append(cluster.core.num_waiting))
+    run_to(cluster, 2_500)
+    assert waiting and min(waiting) > 0, waiting
+    assert cluster.core.sleepers.asleep
+    cluster.run()
     cluster.expect_outputs()
 
 
@@ -221,6 +242,83 @@ def test_a_deadline_of_offline_work_keeps_them_awake() -> None:
     assert asleep_at(800.0) == 0
 
 
+def test_a_load_that_hovers_at_the_limit_does_not_put_the_same_one_to_sleep_over_and_over() -> None:
+    """Every second more comes than one holds; asleep after 0.3 s without requests, it would be woken each time."""
+    cluster = FakeCluster(num_workers=2, full_blocks=24, policy="recompute", awake=AwakeParams(1, None, True, 0.3))
+    for second in range(20):
+        crowd(cluster, 10, first=100 * second, at_ms=1_000.0 * second)
+    run_to(cluster, 20_000)
+    assert len(of_kind(cluster, "woken")) <= 4
+    run_to(cluster, 20_000 + 8 * 300 + 500)
+    assert len(cluster.core.sleepers.asleep) == 1, "when the need is gone for good, it sleeps"
+    cluster.expect_outputs()
+
+
+def profiled(link: float, disk: float) -> HardwareProfile:
+    return HardwareProfile(CostModel(4, *[1e-5] * len(COEFFICIENTS)), link, 1e-4, 1e-3, 1e-11, disk, disk)
+
+
+@pytest.mark.parametrize(("link", "disk", "kind", "source"), [
+    (1e9, 1e4, SendShard, "peers"), (1e4, 1e9, LoadShard, "model folder"),
+])  # fmt: skip
+def test_parameters_come_from_where_they_are_soonest_and_the_prediction_is_told_beside_what_it_took(
+    link: float, disk: float, kind: type, source: str
+) -> None:
+    cluster = FakeCluster(num_workers=2, policy="recompute", awake=AwakeParams(1), profile=profiled(link, disk))
+    sleep(cluster, 1)
+    cluster.run(stop=lambda: is_asleep(cluster, 1))
+    for _ in range(2):
+        cluster.fetched.clear()
+        cluster.carry_out(cluster.core.request_wake(1, cluster.now))
+        cluster.run(stop=lambda: not cluster.core.in_transition)
+        assert cluster.fetched and {type(a) for a in cluster.fetched} == {kind}
+        sleep(cluster, 1)
+        cluster.run(stop=lambda: is_asleep(cluster, 1))
+    first, second = of_kind(cluster, "woken")
+    assert {r.fields["source"] for r in of_kind(cluster, "waking")} == {source}
+    assert second.fields["predicted_ms"] == pytest.approx(first.fields["since_order_ms"]), "as the first has taken"
+
+
+def test_a_folder_that_gives_nothing_is_no_dead_end() -> None:
+    cluster = FakeCluster(
+        num_workers=2, policy="recompute", awake=AwakeParams(1), profile=profiled(1e4, 1e9),
+        faults=Faults(load=1.0, budget=1_000),
+    )
+    sleep(cluster, 1)
+    cluster.run(stop=lambda: is_asleep(cluster, 1))
+    cluster.carry_out(cluster.core.request_wake(1, cluster.now))
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    assert {type(a) for a in cluster.fetched} == {LoadShard, SendShard}
+    assert not cluster.core.state.workers[1].unfilled
+
+
+@pytest.mark.parametrize(
+    ("nums_stored", "due_ms", "num_asleep"),
+    [((400,), 4_000.0, 0), ((400,), 3_600_000.0, 2), ((9,), 4_000.0, 2), ((8,) * 50, 4_000.0, 0)],
+)
+def test_a_deadline_of_stored_work_keeps_them_awake(
+    nums_stored: tuple[int, ...], due_ms: float, num_asleep: int
+) -> None:
+    """Lines of batches that wait for a place in the window; those that have one are not counted twice, nor taken from
+    each batch that is due at the same second."""
+    cluster = FakeCluster(
+        num_workers=3, full_blocks=60, offline="harvest", policy="recompute", awake=AwakeParams(1, None, True, 0.3)
+    )
+    deadline_ns = int(due_ms * MS)
+    for i in range(9):
+        cluster.submit(
+            f"o{i}", [1 + i] * 12, 200, 0.4 * i, service_class=ServiceClass.OFFLINE, deadline_ns=deadline_ns
+        )
+    cluster.at(int(5 * MS), OfflineStored(tuple(StoredWork(deadline_ns, n, 12 * n, 200 * n) for n in nums_stored)))
+    run_to(cluster, 700)
+    assert len(cluster.core.sleepers.asleep) == num_asleep
+    cluster.at(cluster.now + 1, OfflineStored(()))
+    run_to(cluster, cluster.now / MS + 600)
+    assert len(cluster.core.sleepers.asleep) == 2, "what has been answered keeps nobody awake"
+    cluster.run()
+    cluster.expect_outputs()
+
+
 def test_nobody_sleeps_by_itself_where_that_was_not_asked_for() -> None:
     cluster = FakeCluster(num_workers=4, full_blocks=40, policy="recompute", awake=AwakeParams(after_s=0.1))
     run_to(cluster, 3_000)
@@ -242,7 +340,7 @@ def watch(cluster: FakeCluster, min_awake: int) -> list[str]:
             serving = {w for w, groups in state.groups_of.items() if groups} - set(sleepers.leaving)
             if len(serving - set(worker_ids)) < min_awake:
                 faults.append(f"{cluster.now}: {worker_ids} of {serving}")
-            if state.changes.queued_online or state.unplaced_online() or cluster.core.merges or cluster.core.restores:
+            if cluster.core.loads.kept_out or state.unplaced_online() or cluster.core.merges or cluster.core.restores:
                 faults.append(f"{cluster.now}: under pressure")
             if any(g.queues.serves_online for w in worker_ids for g in state.groups_of[w]):
                 faults.append(f"{cluster.now}: {worker_ids} serve")

@@ -96,7 +96,8 @@ class Served:
         eventually(self.is_idle, "the server is idle and all its blocks are free")
 
     def worker_pids(self) -> set[int]:
-        return {child.pid for child in psutil.Process(self.pid).children(recursive=True)}
+        """Those of its session: the guard of its sockets' folder has one of its own."""
+        return session_pids(os.getsid(self.pid)) - {self.pid}
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.policy.dozing import IdleGroup, OfflineWork, choose_sleepers, misses_deadline
+from jettison.policy.dozing import IdleGroup, OfflineWork, choose_sleepers, misses_deadline, next_patience
 
 IDLE = st.lists(st.floats(0.0, 100.0), max_size=8).map(lambda each: [IdleGroup(i, s) for i, s in enumerate(each)])
 
@@ -23,6 +23,29 @@ def test_enough_stay_awake_and_only_who_is_idle_and_unwanted_goes(
     left = [g for g in empty_s if g not in chosen and empty_s[g] >= after_s and (unwanted is None or g in unwanted)]
     assert not left or num_serving - len(chosen) <= min_awake, "nobody who may go stays"
     assert all(empty_s[a] >= empty_s[b] for a in chosen for b in left)
+
+
+@given(st.floats(0.1, 100.0), st.floats(0.01, 8.0), st.integers(10, 60))
+def test_a_need_that_comes_back_puts_nobody_to_sleep_over_and_over(
+    after_s: float, times: float, num_needs: int
+) -> None:
+    """Every ``times`` times ``after_s`` memory is needed for a moment."""
+    patience, period_s, num_sleeps = 1, times * after_s, 0
+    for _ in range(num_needs):
+        if period_s > patience * after_s:
+            num_sleeps += 1
+            patience = next_patience(patience, period_s - patience * after_s, after_s)
+    assert num_sleeps <= 4
+
+
+@given(st.integers(1, 8), st.floats(0.1, 100.0), st.lists(st.floats(0.0, 10_000.0), max_size=20))
+def test_patience_has_bounds_and_is_lost_by_long_sleeps(patience: int, after_s: float, sleeps_s: list[float]) -> None:
+    for slept_s in sleeps_s:
+        patience = next_patience(patience, slept_s, after_s)
+        assert 1 <= patience <= 8
+    for _ in range(4):
+        patience = next_patience(patience, 8 * after_s, after_s)
+    assert patience == 1
 
 
 def test_a_deadline_that_fewer_would_miss() -> None:

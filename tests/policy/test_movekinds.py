@@ -19,6 +19,7 @@ from jettison.policy.movekinds import (
     MoveParams,
     divide_moves,
     final_blocks,
+    rest_as_kv,
 )
 
 KV, TOKENS = MigrationKind.KV, MigrationKind.TOKENS
@@ -74,6 +75,13 @@ def test_soonest_divides_as_the_two_are_fast() -> None:
     assert kinds(division) == {"a": KV, "b": TOKENS} and division.waiting == ("c", "d")
 
 
+def test_soonest_never_lets_a_link_run_dry_between_two_epochs() -> None:
+    """The second is on its way when the first, which does not fill the epoch, has arrived."""
+    moves = [move(n, 60, 1000) for n in "abc"]
+    assert kinds(divide(moves, Bin(100), Bin(10), Fit.SOONEST)) == {"a": KV, "b": KV}
+    assert kinds(divide(moves, Bin(100), Bin(0), Fit.FIRST)) == {"a": KV}
+
+
 def test_what_is_larger_than_a_bin_goes_alone() -> None:
     large = [move(n, 1000, 1000) for n in "abc"]
     assert kinds(divide(large, Bin(100), Bin(0))) == {"a": KV}
@@ -121,6 +129,29 @@ def test_the_last_round_is_as_long_as_the_slowest_link_allows() -> None:
     assert final_blocks(wide, {A: Bin(None, per_s=250.0), B: Bin(None, per_s=1e9)}, MoveParams()) == 5
 
 
+# --- on the way -------------------------------------------------------------------------------------------------
+
+
+def rest(made: Move, link: Bin, destination: Bin) -> int:
+    return rest_as_kv(made, {A: link, B: link}, {1: destination}, MoveParams())
+
+
+def test_a_rest_goes_as_kv_where_that_is_much_sooner() -> None:
+    """One epoch over the link; so many at the destination."""
+    assert rest(move("a", 100, 10), Bin(100), Bin(10)) == 0
+    assert rest(move("a", 100, 14), Bin(100), Bin(10)) == 0, "not sooner enough"
+    assert rest(move("a", 100, 16), Bin(100), Bin(10)) == MAX_FINAL_BLOCKS
+    assert rest(move("a", 100, 10), Bin(100), Bin(10, queued=20)) == MAX_FINAL_BLOCKS, "others are computed before it"
+    assert rest(move("a", 100, 90), Bin(100, queued=100), Bin(10)) == 0, "the link is not free"
+    assert rest(move("a", 100, 90), Bin(None), Bin(10)) == 0, "nobody knows what the link carries"
+    assert rest(move("a", 100, 90, may_kv=False), Bin(100), Bin(10)) == 0
+
+
+def test_a_rest_that_grows_as_fast_as_it_is_computed_goes_as_kv() -> None:
+    assert rest(move("a", 100, 20, growth=0.5), Bin(100), Bin(10)) == MAX_FINAL_BLOCKS
+    assert rest(move("a", 100, 20, growth=1.0), Bin(100), Bin(10)) == 0, "faster than either"
+
+
 # --- properties -------------------------------------------------------------------------------------------------
 
 LINKS = [(0, 2), (1, 2), (0, 3)]
@@ -151,7 +182,8 @@ def needs_of(choice: Choice, moves: list[Move], bins: Mapping) -> dict:
 
 @given(cluster=clusters())
 def test_no_bin_is_overrun_and_nothing_is_divided_twice(cluster: tuple) -> None:
-    moves, links, destinations, _ = cluster
+    """Beyond its bound, that is: the last one that ``soonest`` begins may reach into the next epoch."""
+    moves, links, destinations, params = cluster
     division = divide_moves(*cluster)
     bins = links | destinations
     assert sorted([*(c.request_id for c in division.chosen), *division.waiting]) == sorted(m.request_id for m in moves)
@@ -163,7 +195,9 @@ def test_no_bin_is_overrun_and_nothing_is_divided_twice(cluster: tuple) -> None:
     for name, (bound, queued, _) in bins.items():
         fitting = [need for need in given_to[name] if need <= bound]
         large = [need for need in given_to[name] if need > bound]
-        if given_to[name]:
+        if given_to[name] and params.fit is Fit.SOONEST:
+            assert queued + sum(given_to[name][:-1]) < bound
+        elif given_to[name]:
             assert queued + sum(fitting) <= bound + 1e-9 and len(large) <= 1 and (not large or queued < bound)
     assert divide_moves(*cluster) == division
 
@@ -192,3 +226,13 @@ def test_all_that_can_arrive_begins_at_last(cluster: tuple) -> None:
         sizes = [*((bins[k].bound, s) for k, s in stuck.link_bytes.items())]
         assert any(stuck.growth * s >= b for b, s in sizes) or not final_blocks(stuck, split[0], params)
         assert stuck.growth * stuck.num_tokens >= bins[stuck.destination].bound
+
+
+@given(cluster=clusters())
+def test_what_would_begin_as_tokens_now_does_not_change_to_kv(cluster: tuple) -> None:
+    """The two questions agree, so that no move changes over as soon as it has begun."""
+    moves, links, destinations, params = cluster
+    for made in moves:
+        division = divide_moves([made], links, destinations, params)
+        if params.fit is Fit.SOONEST and division.chosen and division.chosen[0].kind is TOKENS:
+            assert not rest_as_kv(made, links, destinations, params)

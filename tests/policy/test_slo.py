@@ -19,6 +19,7 @@ from jettison.policy.slo import (
     Pace,
     filler_s,
     objectives,
+    prompt_tokens_per_s,
     saturating_tokens,
     step_budget,
     within_tokens,
@@ -117,3 +118,31 @@ def test_the_largest_batch_keeps_to_its_budget(seconds: float, most: int, contex
     assert 0 <= size <= most
     assert size == 0 or (predict(work(size)) or 0.0) <= seconds
     assert size == most or (predict(work(size + 1)) or 0.0) > seconds
+
+
+def pace(tpot_s: float | None, *, slo_aware: bool = True, serves: bool = True) -> Pace:
+    offline = OfflineParams(serves=serves, slo_aware=slo_aware, slo=SloParams(tpot_s=tpot_s))
+    return Pace(offline, predictor())
+
+
+@given(num=st.integers(1, 200), kv=st.integers(0, 100_000), tpot_s=st.floats(0.001, 2.0), stages=st.integers(1, 4))
+def test_prompts_beside_decodes_are_as_fast_as_steps_within_the_objective(
+    num: int, kv: int, tpot_s: float, stages: int
+) -> None:
+    decodes, most = StepWork.decodes(num, kv), 1024
+    free = predictor().prefill_tokens_per_s(most, decodes, stages)
+    kept = prompt_tokens_per_s(pace(tpot_s), most, decodes, stages)
+    assert free is not None and kept is not None and 0.0 <= kept <= free * (1 + 1e-9)
+    wider = prompt_tokens_per_s(pace(2 * tpot_s), most, decodes, stages)
+    assert wider is not None and wider >= kept * (1 - 1e-9), "a longer step computes prompts no slower"
+    one_more = step_budget(predictor(), tpot_s, stages).keeps(decodes.with_prompts(1))
+    assert (kept > 0.0) == one_more
+
+
+def test_prompts_are_as_fast_as_steps_are_large_where_no_objective_is_kept() -> None:
+    decodes = StepWork.decodes(8, 4_000)
+    free = predictor().prefill_tokens_per_s(256, decodes)
+    assert prompt_tokens_per_s(pace(None), 256, decodes) == free
+    assert prompt_tokens_per_s(pace(0.01, slo_aware=False), 256, decodes) == free, "by priority alone"
+    assert prompt_tokens_per_s(pace(0.001), 256) == predictor().prefill_tokens_per_s(256), "nobody decodes"
+    assert prompt_tokens_per_s(Pace(OfflineParams(), StepTimePredictor(4)), 256, decodes) is None

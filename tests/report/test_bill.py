@@ -43,7 +43,10 @@ def test_what_the_run_paid_for_is_held_against_what_its_requests_need() -> None:
 
 
 def test_who_sleeps_is_not_paid_for_and_who_holds_nothing_is_told() -> None:
-    log = [{"t": 5.0, "kind": "asleep", "worker": 3}, {"t": 15.0, "kind": "woken", "worker": 3}]
+    log = [
+        {"t": 5.0, "kind": "asleep", "worker": 3}, {"t": 15.0, "kind": "waking", "worker": 3},
+        {"t": 17.0, "kind": "woken", "worker": 3},
+    ]  # one that is being woken has its memory already
     series = {
         "kv_blocks_used/0": [(0.0, 3), (10.0, 0)], "group_size/0": [(0.0, 2), (10.0, 2)],
         "kv_blocks_used/1": [(0.0, 0), (10.0, 1)],

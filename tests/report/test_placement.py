@@ -83,6 +83,15 @@ def test_who_is_held_moves_only_where_a_device_overflows() -> None:
     assert place(growing, packer_for(growing, "mell"), holds=True).num_moves == 1
 
 
+def test_who_is_held_moves_to_close_a_device_where_that_is_asked_for() -> None:
+    stay = [Life(0.0, 0.0, 4.0 + 3.0 * (i % 2), 45, 1) for i in range(10)]
+    demand = demand_of(stay, 100, block_size=1, ahead_s=0.0)
+    held = place(demand, packer_for(demand, "mell"), holds=True)
+    closing = place(demand, packer_for(demand, "mell"), holds=True, closes_every=1)
+    assert closing.num_moves == 2 and closing.devices.sum() < held.devices.sum()
+    assert (closing.devices >= demand.l2()).all()
+
+
 def test_the_gap_that_is_closed() -> None:
     assert gap_closed(10.0, 8.5, 8.0) == 0.75
     assert gap_closed(8.0, 8.0, 8.0) is None

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from jettison.core.observing import NO_OFFLINE
+from jettison.core.ports import StoredWork
 from jettison.errors import NotReadyError, OverCapacityError
 from jettison.live.engine.api import (
     EngineInfo,
@@ -76,6 +77,7 @@ class FakeEngine:
         self.slo = UNKNOWN_OBJECTIVES
         self.offline = NO_OFFLINE
         self.gauges: dict[str, float] = {}
+        self.stored: tuple[StoredWork, ...] = ()
         self.accepted: list[Request] = []
         self.cancelled: list[RequestId] = []
         self.finished_early: list[RequestId] = []
@@ -124,6 +126,9 @@ class FakeEngine:
         if request_id in self.running:
             self.finished_early.append(request_id)
             self._end(request_id, FinishReason.STOP)
+
+    def note_stored(self, works: Sequence[StoredWork]) -> None:
+        self.stored = tuple(works)
 
     def objectives(self) -> Objectives:
         return self.slo

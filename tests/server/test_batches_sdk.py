@@ -116,6 +116,23 @@ async def test_a_bounded_window_is_in_the_engine(serve, batch_settings):
         assert len(engine.accepted) == 20
 
 
+async def test_the_engine_is_told_of_lines_that_wait_for_a_place(serve, batch_settings):
+    engine = FakeEngine(delay_s=None)
+    async with serve(engine, batches=batch_settings(window=3)) as served, served.openai() as client:
+        batch = await begin(client, jsonl(*(line(f"r{n}") for n in range(20)), b"{"))
+        await until(client, batch, {"in_progress"})
+        while not engine.stored or len(engine.running) < 3:
+            await asyncio.sleep(0.01)
+        (work,) = engine.stored
+        assert work.num_requests == 20, "those in the engine and those that are not there yet"
+        assert work.num_prompt_tokens > 0 and work.max_output_tokens > 0
+        assert {r.deadline_ns for r in engine.accepted} == {work.deadline_ns}
+        engine.release()
+        await until(client, batch)
+        while engine.stored:
+            await asyncio.sleep(0.01)
+
+
 async def test_cancelling_keeps_what_is_done(serve, batch_settings):
     engine = FakeEngine(delay_s=0.02)
     async with serve(engine, batches=batch_settings(window=2)) as served, served.openai() as client:

@@ -225,10 +225,11 @@ async def test_histograms_count_into_the_right_bucket(app_client):
 
 
 async def test_what_offline_requests_do_can_be_read(app_client, app_engine):
-    app_engine.offline = OfflineGauges(5, 4, 3, 2, 1)
+    app_engine.offline = OfflineGauges(5, 4, 3, 2, 1, 7)
     text = (await app_client.get("/metrics")).text
-    names = ("offline_waiting", "offline_running", "offline_hosted", "offline_checkpointed", "offline_host_blocks")
-    for name, value in zip(names, (5, 4, 3, 2, 1), strict=True):
+    names = ("offline_waiting", "offline_running", "offline_hosted", "offline_checkpointed", "offline_host_blocks",
+             "offline_blocks")  # fmt: skip
+    for name, value in zip(names, (5, 4, 3, 2, 1, 7), strict=True):
         assert f'jettison:{name}{{group="0",model_name="fake"}} {value}.0' in text
     assert 'jettison:checkpoint_lag_blocks{model_name="fake"} 6.0' in text
     assert 'jettison:offline_unplaced{model_name="fake"} 0.0' in text

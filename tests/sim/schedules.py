@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from scenarios import Watched
 
+from jettison.config.offline import HARVEST_PARTS
+from jettison.core.ladder.lists import with_offline
+from jettison.policy.offline import OfflineParams, SloParams
+from jettison.sim.setup import ClusterSetup
+
 END_NS = 900 * 10**9
 MOST_EVENTS = 300_000
 """Of one schedule, which has some thousands; beyond, something is tried again and again, and would be until the end."""
+
+
+def beside_offline(setup: ClusterSetup, seed: int) -> tuple[ClusterSetup, float]:
+    """The setup with what is done with offline work, and the part of the requests that is offline; none of either in
+    every third schedule. From a stream of its own: the rest of a schedule is what it would be without."""
+    rng = random.Random(f"offline {seed}")
+    if seed % 3 == 0:
+        return setup, 0.0
+    parts = rng.choice([(), HARVEST_PARTS, HARVEST_PARTS, HARVEST_PARTS[:2], HARVEST_PARTS[:1]])
+    offline = OfflineParams(
+        slo_aware=bool(parts), checkpoints="checkpoint" in parts, prefetches="prefetch" in parts,
+        slo=SloParams(ttft_s=rng.choice([None, 0.001, 0.01])), checkpoint_below_free=rng.choice([0.5, 1.0]),
+    )
+    params = replace(setup.params, rungs=with_offline(setup.params.rungs, parts), offline=offline)
+    return replace(setup, params=params), rng.choice([0.2, 0.5])
 
 
 def batches(num: int, size: int, num_quick: int) -> list[Any]:

@@ -270,6 +270,11 @@ def test_faults_while_one_of_three_is_left_over(first: int) -> None:
     assert any({"left over", "restore_turned"} <= kinds for kinds in seen)
 
 
+def test_a_copy_to_the_host_that_ends_after_a_landing_counts_for_what_is_computed_there() -> None:
+    """The request has gone as tokens, of which the last few are computed with its next one."""
+    run_schedule(539, replays=True, more=draw_offline(539) | draw_migrations(539))
+
+
 @pytest.mark.parametrize("seed", [2353, 2874])
 def test_requests_whose_way_home_is_cut_for_good_are_computed_again_there(seed: int) -> None:
     """The link between a pipeline's members goes down while it is split: the same transfer was tried for ever."""

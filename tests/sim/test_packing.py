@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 from scenarios import Watched, make_setup
-from schedules import END_NS, batches, expect_met, expect_same_again, run_to_its_end
+from schedules import END_NS, batches, beside_offline, expect_met, expect_same_again, run_to_its_end
 
 from jettison.core.ladder.lists import with_packing, with_wake
 from jettison.core.params import AwakeParams
@@ -43,8 +43,11 @@ def run_schedule(seed: int) -> Watched:
     if rng.random() < 0.5:  # who is not needed falls asleep, and is woken
         awake = AwakeParams(min_awake=rng.randint(1, 2), falls_asleep=True, after_s=0.1)
         setup = replace(setup, params=replace(setup.params, rungs=with_wake(setup.params.rungs, False), awake=awake))
+    setup, offline_share = beside_offline(setup, seed)
     watched = Watched(setup, check_every=5)
-    watched.load(seed, num_requests=8 * num_workers, span_s=SPAN_S, mean_output=60)
+    watched.load(
+        seed, num_requests=8 * num_workers, span_s=SPAN_S, mean_output=60, offline_share=offline_share,
+    )  # fmt: skip
     cluster = watched.cluster
     for _ in range(rng.randint(0, 2)):
         cluster.loop.at(rng.randrange(int(SPAN_S * 1e9)), rng.choice([cluster.request_drop, cluster.request_restore]))

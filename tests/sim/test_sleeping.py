@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 from scenarios import PROFILE, Watched, make_setup
-from schedules import END_NS, batches, expect_met, expect_same_again, run_to_its_end
+from schedules import END_NS, batches, beside_offline, expect_met, expect_same_again, run_to_its_end
 
 from jettison.core.moving.sleeping import SleepState
 from jettison.sim.faults import Crash, draw_faults
@@ -85,8 +85,9 @@ def run_schedule(seed: int) -> Watched:
     rng = random.Random(seed)
     num_workers = rng.randint(2, 4)
     setup = make_setup(rng.choice(["drop", "swap", "migrate", "recompute"]), num_workers=num_workers)
+    setup, offline_share = beside_offline(setup, seed)
     watched = Watched(setup, check_every=5)
-    watched.load(seed, num_requests=6 * num_workers, span_s=0.2, mean_output=25)
+    watched.load(seed, num_requests=6 * num_workers, span_s=0.2, mean_output=25, offline_share=offline_share)
     cluster = watched.cluster
 
     def order() -> None:

@@ -15,7 +15,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 from scenarios import PROFILE, Watched, make_setup
-from schedules import END_NS, batches, expect_met, run_to_its_end
+from schedules import END_NS, batches, beside_offline, expect_met, run_to_its_end
 
 from jettison.core.ladder.lists import with_wake
 from jettison.core.params import AwakeParams
@@ -33,9 +33,13 @@ FAST, SLOW = 4e9, 4e5
 """Bytes a second of each link; parameters have 0.8 MB."""
 
 
-def sleepy(setup: ClusterSetup, awake: AwakeParams, link_bytes_per_s: float = FAST) -> ClusterSetup:
-    """The same, with the rung that wakes and links that carry so much, as profiled."""
-    profile = replace(PROFILE, link_bytes_per_s=link_bytes_per_s)
+def sleepy(
+    setup: ClusterSetup, awake: AwakeParams, link_bytes_per_s: float = FAST, disk_bytes_per_s: float | None = None
+) -> ClusterSetup:
+    """The same, with the rung that wakes, and links and disks that carry so much, as profiled. Without a disk it is as
+    slow as the links: parameters come from peers."""
+    disk_bytes_per_s = disk_bytes_per_s or link_bytes_per_s
+    profile = replace(PROFILE, link_bytes_per_s=link_bytes_per_s, disk_bytes_per_s=disk_bytes_per_s)
     params = replace(
         setup.params, rungs=with_wake(setup.params.rungs, setup.params.static_pipeline), awake=awake, profile=profile
     )
@@ -43,10 +47,11 @@ def sleepy(setup: ClusterSetup, awake: AwakeParams, link_bytes_per_s: float = FA
     return replace(setup, params=params, profile=profile, topology=topology)
 
 
-def burst_after_quiet(link_bytes_per_s: float) -> Watched:
+def burst_after_quiet(link_bytes_per_s: float, disk_bytes_per_s: float | None = None) -> Watched:
     """Three devices, of which one falls asleep in the quiet before the burst."""
     awake = AwakeParams(min_awake=2, falls_asleep=True, after_s=1.0)
-    watched = Watched(sleepy(make_setup(num_workers=3, num_blocks=40), awake, link_bytes_per_s))
+    setup = make_setup(num_workers=3, num_blocks=40)
+    watched = Watched(sleepy(setup, awake, link_bytes_per_s, disk_bytes_per_s))
     for i in range(6):
         watched.submit(f"early{i}", 30, 120, 0.1 * i)
     for i in range(60):
@@ -95,6 +100,16 @@ def test_over_a_slow_link_the_burst_is_carried_by_dropping() -> None:
     assert first.outcome["serves_after_s"] < first.predicted["wake_s"]
 
 
+def test_over_a_slow_link_who_has_a_fast_disk_is_woken_from_it() -> None:
+    decisions, text = explained(burst_after_quiet(SLOW, FAST))
+    first = next(d for d in decisions if d.kind == "way out")
+    assert first.predicted["way"] == "wake" and first.inputs["source"] == "model folder"
+    woken = next(d for d in decisions if d.kind == "wake")
+    assert woken.outcome["pulled_bytes"] == 0
+    assert woken.outcome["serves_after_s"] == pytest.approx(woken.predicted["predicted_s"], rel=1.0, abs=0.02)
+    assert "source model folder" in text
+
+
 def run_schedule(seed: int) -> Watched:
     """Bursts, quiet, and faults, of sleepers and of those that wake among them."""
     rng = random.Random(seed)
@@ -102,8 +117,9 @@ def run_schedule(seed: int) -> Watched:
     awake = AwakeParams(rng.randint(1, 2), rng.choice([None, num_workers - 1]), True, 0.05)
     setup = sleepy(make_setup(rng.choice(["drop", "migrate", "recompute"]), num_workers=num_workers), awake,
                    rng.choice([FAST, 1e8, 1e7]))
+    setup, offline_share = beside_offline(setup, seed)
     watched = Watched(setup, check_every=5)
-    watched.load(seed, num_requests=6 * num_workers, span_s=0.2, mean_output=25)
+    watched.load(seed, num_requests=6 * num_workers, span_s=0.2, mean_output=25, offline_share=offline_share)
     for i in range(12):
         watched.submit(f"late{i}", 40, 30, 1.0 + 0.002 * i)
     watched.cluster.start_ticks()

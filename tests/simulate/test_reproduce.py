@@ -49,7 +49,7 @@ NAMES = {
     *(f"kunserve-fig{n}" for n in (2, 5, 12, 13, 14, 15, 16, 17)),
     *(f"kunserve-v1-fig{n}" for n in (4, 5, 10, 11, 12, 13, 14, 15, 16)),
     *(f"conserve-fig{n}" for n in (2, 5, 6, 7, 8)), "conserve-safepoints", "conserve-slo", "conserve-link",
-    *(f"mell-fig{n}" for n in (6, 11, 12, 13, 14, 15)),
+    *(f"mell-fig{n}" for n in (6, 11, 12, 13, 14, 15)), "ladder-day", "ladder-day-small",
 }  # fmt: skip
 
 TINY = {
@@ -80,7 +80,8 @@ def test_every_figure_is_told_of_and_its_specs_are_in_the_tree() -> None:
         assert read_spec(name).name == name
         assert read_spec(name).machine.kv_tokens > 0
     told = (Path(__file__).parents[2] / "docs" / "figures.md").read_text()
-    sections = (line for line in told.splitlines() if line.startswith(("## kunserve", "## conserve", "## mell")))
+    begins = tuple(f"## {name}" for name in ("kunserve", "conserve", "mell", "ladder"))
+    sections = (line for line in told.splitlines() if line.startswith(begins))
     assert {line.removeprefix("## ") for line in sections} == NAMES
     assert figures.__doc__
 
@@ -103,6 +104,12 @@ def test_the_table_of_a_figure_makes_sense(figure: Figure) -> None:
             assert {name: (served[name].policy, dict(served[name].settings)) for name in both} == {
                 name: in_file[name] for name in both
             }
+
+
+def test_all_leaves_out_what_takes_hours_and_a_name_does_not() -> None:
+    long = {name for name, figure in FIGURES.items() if figure.is_long}
+    assert long and {figure.name for figure in command.figures_of(["all"])} == NAMES - long
+    assert [figure.name for figure in command.figures_of(sorted(long))] == sorted(long)
 
 
 def test_unknown_names_are_one_line() -> None:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jettison.errors import ConfigError, TraceError
-from jettison.workload.servegen import LEAST_SHAPES, ServeGenProfile, draw_servegen, read_servegen
+from jettison.workload.lengths import TokenHistogram
+from jettison.workload.servegen import LEAST_SHAPES, ClientWindow, ServeGenProfile, draw_servegen, read_servegen
 
 WINDOWS = """client_id,timestamp,rate,cv,pattern,param1,param2
 0,0,20,1.0,Gamma,1.0,0.05
@@ -22,6 +25,8 @@ input_tokens,10,0.25
 input_tokens,100,0.75
 output_tokens,7,1.0
 """
+
+ONE = TokenHistogram(np.ones(1, dtype=np.int32), np.ones(1))
 
 
 def files(folder: Path, windows: str = WINDOWS, bins: str = BINS) -> tuple[Path, Path]:
@@ -74,6 +79,31 @@ def test_a_part_of_the_time_starts_at_zero(profile: ServeGenProfile) -> None:
     assert len(part.rows) == pytest.approx(2000, rel=0.1)
     assert draw_servegen(profile, 4) == draw_servegen(profile, 4)
     assert draw_servegen(profile, 4).rows != draw_servegen(profile, 5).rows
+
+
+@given(start=st.integers(0, 3), every=st.integers(1, 4), part_s=st.floats(1.0, 600.0))
+def test_a_compressed_day_is_the_first_part_of_every_so_many_windows(start: int, every: int, part_s: float) -> None:
+    rates = [1.0, 0.0, 3.0, 2.0, 0.5, 4.0, 1.5, 2.5]
+    clients = {
+        "a": tuple(ClientWindow(600.0 * i, rate, "Gamma", 1.0) for i, rate in enumerate(rates) if rate),
+        "b": (ClientWindow(0.0, 1.0, "Weibull", 0.9), ClientWindow(7 * 600.0, 2.0, "Weibull", 0.9)),
+    }
+    whole = ServeGenProfile("day", clients, 600.0, ONE, ONE)
+    day = whole.compressed(600.0 * start, 600.0 * every, part_s)
+    kept = range(start, 8, every)
+    for index, number in enumerate(kept):
+        at_s = 600.0 * number
+        there = day.expected_requests(index * part_s, (index + 1) * part_s)
+        assert there == pytest.approx(whole.expected_requests(at_s, at_s + part_s))
+    assert day.window_s == part_s and day.duration_s <= len(kept) * part_s * (1 + 1e-9)
+
+
+def test_a_part_of_a_day_is_within_a_window(profile: ServeGenProfile) -> None:
+    for start_s, every_s, part_s in ((100.0, 600.0, 60.0), (0.0, 700.0, 60.0), (0.0, 600.0, 601.0), (0.0, 600.0, 0.0)):
+        with pytest.raises(ConfigError, match=r"multiple|part_s"):
+            profile.compressed(start_s, every_s, part_s)
+    with pytest.raises(ConfigError, match="no request"):
+        profile.compressed(profile.duration_s, 600.0, 60.0)
 
 
 @pytest.mark.parametrize(

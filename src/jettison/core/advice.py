@@ -6,10 +6,11 @@ asked while the move is under way.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from jettison.memory.kvtransfers import ExchangeMode, KVTransferPlan
+from jettison.memory.kvtransfers import ExchangeMode, KVTransferPlan, MigrationKind
+from jettison.policy.movekinds import MAX_FINAL_BLOCKS
 from jettison.types import RequestId, WorkerId
 
 if TYPE_CHECKING:
@@ -30,6 +31,29 @@ class Stalled(NamedTuple):
     """Since the exchange began."""
     links: Set[Link]
     """On which something has been sent."""
+
+
+class Wanted(NamedTuple):
+    """A running request that may move (``core.moving.migrations``), and where to."""
+
+    state: RequestState
+    destination: Group
+    num_waited: int = 0
+    """Epochs in which it was told to wait."""
+    kinds: Collection[MigrationKind] = tuple(MigrationKind)
+    """In which it may go."""
+
+
+class Going(NamedTuple):
+    """How it goes: what ``Migrations.start`` is told."""
+
+    kind: MigrationKind
+    max_step_tokens: int | None
+    """As tokens; None: as many as steps have room for."""
+    max_final_blocks: int = MAX_FINAL_BLOCKS
+    """As KV: sent while it stands still."""
+    may_change: Collection[MigrationKind] = ()
+    """Kinds in which ``movekinds.reconsider`` may have it go on, at its pace; none: it goes on as it began."""
 
 
 class Advice(Protocol):
@@ -55,4 +79,8 @@ class Advice(Protocol):
     ) -> WorkerId | None:
         """Who of those that have a shard is asked for it; None if no worker has it. ``members``: of the move that wants
         it; ``num_asked``: how often the move has asked each worker."""
+        ...
+
+    def choose_kinds(self, wanted: Iterable[Wanted]) -> Mapping[RequestId, Going]:
+        """Of those that begin now, within what links and destinations take; the others wait for the next epoch."""
         ...

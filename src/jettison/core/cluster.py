@@ -20,6 +20,7 @@ from jettison.core.driving.stepping import Stepping
 from jettison.core.driving.unplaced import Unplaced, max_request_blocks
 from jettison.core.ladder.advising import Adviser
 from jettison.core.ladder.climb import Ladder
+from jettison.core.ladder.movekinds import reconsider
 from jettison.core.ladder.orders import Orders
 from jettison.core.ladder.rung import Moment, Refusal
 from jettison.core.load.monitor import TrafficMonitor
@@ -40,6 +41,7 @@ from jettison.core.ports import (
     CancelRequested,
     Event,
     FinishRequested,
+    OfflineStored,
     Record,
     StepAbandoned,
     StepCompleted,
@@ -99,7 +101,9 @@ class ClusterCore:
         self.loads = Loads(self.state)
         self.state.advice = Adviser(self.state, self.loads)
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
-        self.sleepers = Sleepers(self.state, self.moves, self.recoveries, self.migrations, self._why_needed)
+        self.sleepers = Sleepers(
+            self.state, self.moves, self.recoveries, self.migrations, self.checkpoints, self._why_needed
+        )
         self._awake = Awake(self.state, self.moves, self.recoveries, self.sleepers, self._why_too_large)
         self.ladder = Ladder(
             params.rungs, self.state, self.loads, self.moves, self.hosted, self.checkpoints, self.migrations,
@@ -260,12 +264,16 @@ class ClusterCore:
                 return self._on_worker_joined(event, now_ns)
             case WorkerGone():
                 return self._on_worker_gone(event, now_ns)
+            case OfflineStored():
+                self.state.stored_offline = event.works
+                return []
             case Tick():
                 # Whatever was done between two events (an administrator's order) is seen by this tick.
                 for group in self.state.changed_groups():
                     self.loads.note_totals(group)
                 self.loads.note_tick(now_ns)
                 actions = self.dispatcher.rebalance(now_ns) + self._climb(Moment.TICK, now_ns)
+                actions += reconsider(self.state, self.migrations, now_ns)
                 return [*actions, *self._standing.look(now_ns)]
             case _:
                 return self.state.book.answer(event, now_ns)
@@ -291,7 +299,7 @@ class ClusterCore:
         return bool(
             changes.touched or changes.ledgers or changes.unnoted or changes.queued or state.pipelines
             or state.unplaced or state.distrusted or self.in_transition or self.ladder.awaits_tick
-            or self._standing.awaits_tick
+            or self._standing.awaits_tick or self.migrations.may_change
         )
 
     def skip_ticks(self, times_ns: Sequence[int]) -> None:
@@ -434,10 +442,13 @@ class ClusterCore:
         )
         return actions + self.stepping.plan(now_ns) + self.migrations.after_steps()
 
-    def request_migrations(self, destinations: Mapping[RequestId, GroupId], now_ns: int) -> list[Action]:
-        """Have requests go to other groups whatever the load, each in the way that is best; who is to wait for that is
-        to be asked for again in the next epoch (``params.moves.epoch_s``)."""
-        actions = self._orders.migrate_all(self.migrations, destinations, now_ns)
+    def request_migrations(
+        self, destinations: Mapping[RequestId, GroupId], now_ns: int,
+        kinds: Collection[MigrationKind] = tuple(MigrationKind),
+    ) -> list[Action]:
+        """Have requests go to other groups whatever the load, each in the best of these ways; who is to wait for that
+        is to be asked for again in the next epoch (``params.moves.epoch_s``)."""
+        actions = self._orders.migrate_all(self.migrations, destinations, now_ns, kinds)
         return actions + self.stepping.plan(now_ns) + self.migrations.after_steps()
 
     def request_sleep(self, worker_ids: Sequence[WorkerId], level: int, now_ns: int) -> list[Action]:

@@ -54,6 +54,7 @@ def cluster_params(
     config: EngineConfig, *, num_host_slots: int, profile: HardwareProfile | None = None,
     has_profiled_links: bool = True,
     machine_of: Mapping[WorkerId, MachineId] | None = None,
+    loading_bytes_per_s: float | None = None,
 ) -> ClusterParams:
     """Policies and their numbers. ``num_host_slots``: blocks of one layer's KV that a worker's host pool holds.
 
@@ -87,6 +88,7 @@ def cluster_params(
         drop_dwell_s=overload.drop_dwell_ms / 1e3,
         profile=profile,
         has_profiled_links=has_profiled_links,
+        loading_bytes_per_s=loading_bytes_per_s,
         auto_restore=overload.restore_threshold > 0.0,
         machine_of=machine_of or {},
         faults=FaultParams(max_outage_s=config.faults.outage_timeout_s),

@@ -81,9 +81,14 @@ class OfflineGauges(NamedTuple):
     offline_host_blocks: int = 0
     """KV blocks that host pools have of all of them, whole ones; one that several requests share counts with each, and
     all stages' parts of one count once."""
+    offline_blocks: int = 0
+    """KV blocks of the group that they hold; one that several share counts with each."""
 
 
 NO_OFFLINE = OfflineGauges()
+
+NO_GROUP = -1
+"""In place of a group's number, of a worker that is in none."""
 
 
 def offline_gauges(group: Group) -> OfflineGauges:
@@ -97,4 +102,5 @@ def offline_gauges(group: Group) -> OfflineGauges:
     return OfflineGauges(
         len(queues.waiting_offline), len(copied), len(hosted), sum(num >= size for num in copied),
         sum(num // size for num in chain(copied, hosted)),
+        group.blocks.num_used_by(s.request_id for s in queues.holding_offline()),
     )

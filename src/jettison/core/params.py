@@ -88,8 +88,12 @@ class ClusterParams:
     """False leaves restoring to ``request_restore`` (experiments with restore off; verification)."""
     profile: HardwareProfile | None = None
     """What steps and moves cost here, where it was profiled."""
+    loading_bytes_per_s: float | None = None
+    """At which a worker read the model folder when it started, hashes and checks included; None: as profiled."""
     has_profiled_links: bool = True
     """The workers are joined by links of the kind that was profiled."""
+    near_bytes_per_s: float | None = None
+    """Of links inside one machine, where they are known to be others than the profiled ones; by these requests move."""
     faults: FaultParams = field(default_factory=FaultParams)
     awake: AwakeParams = field(default_factory=AwakeParams)
 

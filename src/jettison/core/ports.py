@@ -148,6 +148,24 @@ class WorkerFenced(NamedTuple):
     call_id: int
 
 
+class StoredWork(NamedTuple):
+    """Offline requests with one deadline that a front end has promised to have answered: accepted here or not yet.
+    Others may have the same deadline."""
+
+    deadline_ns: int
+    num_requests: int
+    """That have no answer yet."""
+    num_prompt_tokens: int
+    """Of all of these."""
+    max_output_tokens: int
+
+
+class OfflineStored(NamedTuple):
+    """All of that there is now; it takes the place of what was told before."""
+
+    works: tuple[StoredWork, ...]
+
+
 class Tick(NamedTuple):
     """Time has passed (every 100 ms)."""
 
@@ -155,7 +173,7 @@ class Tick(NamedTuple):
 Event = (
     Arrived | CancelRequested | FinishRequested | StepCompleted | StepFailed | StepAbandoned | LayoutOffered
     | LayoutApplied | CallFailed | ShardLoaded | TransferEnded | WorkerLost | WorkerJoined | WorkerGone | WorkerFenced
-    | Tick
+    | OfflineStored | Tick
 )
 
 

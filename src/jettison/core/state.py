@@ -14,7 +14,7 @@ from jettison.core.changes import Changes
 from jettison.core.counters import ClusterCounters
 from jettison.core.params import ClusterParams
 from jettison.core.pending import Book, Owner, Purpose, TransferWaiter
-from jettison.core.ports import Action, Emit, SendKV
+from jettison.core.ports import Action, Emit, SendKV, StoredWork
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group, SchedulerLimits
 from jettison.core.serving.virtualtokens import VirtualTokens
@@ -99,6 +99,8 @@ class ClusterState:
     """Calls and transfers under way."""
     unplaced: dict[RequestId, RequestState] = field(default_factory=dict)
     """Accepted requests without a group: no worker can take them now."""
+    stored_offline: tuple[StoredWork, ...] = ()
+    """Offline work that front ends have promised to have done by some time."""
     predictor: StepTimePredictor = field(init=False)
     """Of the steps of all groups."""
     advice: Advice = field(init=False)

@@ -30,6 +30,24 @@ class OfflineWork(NamedTuple):
     """Of one instance."""
 
 
+SHORT_SLEEP = 8
+"""A sleep shorter than so many times ``--sleep-after-s`` did not pay."""
+
+MOST_PATIENCE = 8
+"""Times ``--sleep-after-s``, for which a need that comes back must have been gone."""
+
+
+def next_patience(patience: int, slept_s: float, after_s: float) -> int:
+    """How many times ``--sleep-after-s`` somebody must have been without requests, after one was woken that had slept
+    for ``slept_s``: twice as long where that was short, half as long where it was not.
+
+    So a need that comes back every ``p`` seconds, p at most ``MOST_PATIENCE`` times ``after_s``, puts nobody to sleep
+    more than four times. What it costs: at most ``MOST_PATIENCE`` times ``after_s`` awake after the last need."""
+    if slept_s < SHORT_SLEEP * after_s:
+        return min(MOST_PATIENCE, 2 * patience)
+    return max(1, patience // 2)
+
+
 def choose_sleepers(
     idle: Sequence[IdleGroup], num_serving: int, min_awake: int, after_s: float, unwanted: Collection[GroupId] | None,
 ) -> list[GroupId]:

@@ -25,6 +25,10 @@ from jettison.memory.kvtransfers import MigrationKind
 from jettison.policy.exchange import LinkId
 from jettison.types import GroupId, RequestId
 
+SOONER = 1.5
+"""How many times as long as its rest would take as KV a move under way must still take as tokens, to go on as KV: both
+are estimates."""
+
 MAX_FINAL_BLOCKS = 16
 """Sent while a request stands still, at most (MELL section V, after Llumnix)."""
 
@@ -127,8 +131,8 @@ def divide_moves(
 ) -> Division:
     """Which moves begin in this epoch, and how. ``links`` and ``destinations``: at least those that moves name.
 
-    No bin is given more than its bound, but by one move that is larger than that. All that could arrive at all begins
-    at last, as long as what has begun is done at the rate of the bounds.
+    No bin is given more than its bound, but by one move that is larger than that, or, with ``soonest``, by the last.
+    All that could arrive at all begins at last, as long as what has begun is done at the rate of the bounds.
     """
     bins: list[tuple[BinId, Bin]] = [*links.items(), *destinations.items()]
     rooms = _Rooms(dict(bins))
@@ -136,7 +140,8 @@ def divide_moves(
     waiting: list[RequestId] = []
     for move in sorted(moves, key=lambda m: -m.num_waited):
         ways = list(_ways(move, rooms, final_blocks(move, links, params)))
-        way = next((way for way in _preferred(ways, rooms, params.fit) if rooms.take(way.needs)), None)
+        preferred = _preferred(ways, rooms, params.fit)
+        way = next((way for way in preferred if rooms.take(way.needs, params.fit is Fit.SOONEST)), None)
         if way is not None:
             rooms.add(way.needs)
             chosen.append(Choice(move.request_id, way.kind, way.num_final_blocks))
@@ -145,6 +150,24 @@ def divide_moves(
         if ways and (move.num_waited or params.fit is Fit.SOONEST):
             rooms.keep(min(ways, key=lambda way: rooms.fill(way.needs)).needs)
     return Division(tuple(chosen), tuple(waiting))
+
+
+def rest_as_kv(
+    move: Move, links: Mapping[LinkId, Bin], destinations: Mapping[GroupId, Bin], params: MoveParams
+) -> int:
+    """The last round of a move that is under way as tokens, were what is missing to go as KV; 0: it goes on as tokens.
+
+    ``move``: what is missing; ``destinations``: without it. It changes over where its links have room, and would bring
+    it ``SOONER``: as it began the other moves had the links, or its destination's batch was smaller.
+    """
+    rooms = _Rooms(dict([*links.items(), *destinations.items()]))
+    ways = {way.kind: way for way in _ways(move, rooms, final_blocks(move, links, params))}
+    kv, tokens = ways.get(MigrationKind.KV), ways.get(MigrationKind.TOKENS)
+    if kv is None or any(links[link].bound is None for link in move.link_bytes) or not rooms.take(kv.needs, True):
+        return 0
+    if tokens is not None and rooms.fill(tokens.needs) < SOONER * rooms.fill(kv.needs):
+        return 0
+    return kv.num_final_blocks
 
 
 def _ways(move: Move, rooms: _Rooms, num_final_blocks: int) -> Iterator[_Way]:
@@ -195,15 +218,17 @@ class _Rooms:
                 result[name] = need / (1.0 - growth * need / bound)
         return result
 
-    def take(self, needs: Mapping[BinId, float]) -> bool:
-        """Whether there is room in all of them."""
-        return self._kept.isdisjoint(needs) and all(self._takes(name, need) for name, need in needs.items())
+    def take(self, needs: Mapping[BinId, float], may_overrun: bool) -> bool:
+        """Whether there is room in all of them. ``may_overrun``: for any where less than an epoch's has been given."""
+        return self._kept.isdisjoint(needs) and all(
+            self._takes(name, need, may_overrun) for name, need in needs.items()
+        )
 
-    def _takes(self, name: BinId, need: float) -> bool:
+    def _takes(self, name: BinId, need: float, may_overrun: bool) -> bool:
         bound, given = self._bins[name].bound, self._given[name]
         if bound is None:
             return given <= 0.0
-        return given + need <= bound or (need > bound and given < bound)
+        return given + need <= bound or ((may_overrun or need > bound) and given < bound)
 
     def fill(self, needs: Mapping[BinId, float]) -> float:
         """Epochs until the fullest of them has taken this and all before it; an unknown one counts as done at once: the

@@ -33,6 +33,10 @@ ERRORS_LEFT = 3.0
 """Mean errors of the predictor by which a step is planned shorter: objectives are judged by their 99th percentile,
 which stands at about three where errors are normal."""
 
+AHEAD_SHARE = 0.5
+"""Of the objective for first tokens, what prompts ahead may take where fewer instances serve than could: the rest is
+for what comes meanwhile, for decodes that become more, and for the time that a sleeper needs to wake."""
+
 SATURATED = 0.95
 """Of the prompt tokens a second that the largest batch gets, what a batch of offline requests alone is to get."""
 
@@ -142,6 +146,21 @@ def step_budget(
 def _own_part(num_stages: int) -> Part:
     """What passes from one microbatch to the next."""
     return LONE_STEP if num_stages == 1 else period_of(num_stages)
+
+
+def prompt_tokens_per_s(
+    pace: Pace, most_tokens: int, decodes: StepWork = NOTHING, num_stages: int = 1
+) -> float | None:
+    """Tokens of prompts a second beside the decodes of one microbatch, in steps of at most ``most_tokens`` that keep to
+    the TPOT objective where online requests alone do (``Pace.bounds_online``). 0: the decodes leave no time for any.
+    None while nothing is known of steps."""
+    predictor = pace.predictor
+    unbounded = predictor.prefill_tokens_per_s(most_tokens, decodes, num_stages)
+    if unbounded is None or not pace.bounds_online or not decodes.num_tokens:
+        return unbounded
+    budget = step_budget(predictor, pace.offline.slo.tpot_s, num_stages)
+    num_tokens = budget.largest(max(1, most_tokens - decodes.num_tokens), decodes.with_prompts)
+    return predictor.prefill_tokens_per_s(decodes.num_tokens + num_tokens, decodes, num_stages) if num_tokens else 0.0
 
 
 def filler_s(objectives: Objectives, longest_wait_s: Callable[[], float | None]) -> float:

@@ -4,7 +4,8 @@ woken, or a drop (beyond the papers: MELL activates devices, KunServe drops laye
     wait      what runs gives back what the queue needs
     migrate   bytes over a link, or tokens that the destination computes, whole epochs of what either may take of it
     wake      parameters over a link (or from host memory, or the disk), mapped, and a first step
-    drop      the step in flight ends, layers are unmapped and their pages mapped as KV, and a first step
+    drop      missing shards are pulled, the step in flight ends, layers are unmapped and their pages mapped as KV, KV
+              lands that has to before there is room, and a first step
 
 A time that is not known is None: such a way is taken where no other is there.
 """
@@ -30,6 +31,19 @@ Times = Mapping[Way, float | None]
 """Seconds until the head is let in, of the ways that there are; None: not known."""
 
 
+class Source(StrEnum):
+    """Where a sleeper's parameters come from."""
+
+    PEERS = "peers"
+    HOST = "host copy"
+    DISK = "model folder"
+
+
+BUSY_SHARE = 0.2
+"""Of its rate, what the link of a peer carries that serves meanwhile: parameters go between the layers of its steps,
+for a quarter of the time that these take (``live.worker.peers``)."""
+
+
 class Wake(NamedTuple):
     """What is known of waking one sleeper."""
 
@@ -39,6 +53,11 @@ class Wake(NamedTuple):
     """From where they come."""
     map_s: float
     first_step_s: float
+    source: Source = Source.PEERS
+    is_busy: bool = False
+    """Others serve meanwhile."""
+    wait_s: float = 0.0
+    """Until those who have the parameters are through with the steps that they are at: before, they hear of nothing."""
 
 
 class Migration(NamedTuple):
@@ -54,12 +73,45 @@ class Migration(NamedTuple):
 
 
 def wake_s(wake: Wake) -> float | None:
-    """Seconds; None where the rate is not known."""
+    """Seconds, before any such wake has been measured; None where the rate is not known."""
     if not wake.num_bytes:
         return wake.first_step_s
     if not wake.bytes_per_s:
         return None
-    return wake.num_bytes / wake.bytes_per_s + wake.map_s + wake.first_step_s
+    return max(wake.wait_s, wake.map_s) + wake.num_bytes / wake.bytes_per_s + wake.first_step_s
+
+
+class WakesTaken:
+    """How long wakes have taken, by source and by whether others served meanwhile: what the next is predicted by."""
+
+    def __init__(self) -> None:
+        self._seconds_per_byte: dict[tuple[Source, bool], float] = {}
+
+    def note(self, wake: Wake, took_s: float) -> None:
+        """One is over, ``took_s`` after the order; half of what is believed is the newest."""
+        if not wake.num_bytes:
+            return
+        key, newest = (wake.source, wake.is_busy), took_s / wake.num_bytes
+        self._seconds_per_byte[key] = (self._seconds_per_byte.get(key, newest) + newest) / 2
+
+    def seconds(self, wake: Wake) -> float | None:
+        """Until a sleeper serves: as such wakes have taken, else as ``wake_s`` has it, but no less beside others' work
+        than without; None where nothing is known."""
+        raw_s = wake_s(wake)
+        if not wake.num_bytes:
+            return raw_s
+        taken = self._seconds_per_byte.get((wake.source, wake.is_busy))
+        if taken is None:
+            idle = self._seconds_per_byte.get((wake.source, False))
+            if not wake.is_busy or idle is None:
+                return raw_s
+            return max(raw_s or 0.0, wake.num_bytes * idle + wake.first_step_s)
+        return wake.num_bytes * taken + wake.first_step_s
+
+    def soonest(self, wakes: Collection[Wake]) -> Wake:
+        """Of the sources that one sleeper has, the one that is predicted to be over first; else the first."""
+        known = [(s, i) for i, wake in enumerate(wakes) if (s := self.seconds(wake)) is not None]
+        return list(wakes)[min(known)[1] if known else 0]
 
 
 def migrate_s(migration: Migration) -> float | None:
@@ -75,9 +127,18 @@ def migrate_s(migration: Migration) -> float | None:
     return migration.epoch_s * (least if least <= 1.0 else math.ceil(least))
 
 
-def drop_s(step_left_s: float, unmap_s: float, map_s: float, first_step_s: float) -> float:
-    """Seconds."""
-    return step_left_s + unmap_s + map_s + first_step_s
+def drop_s(
+    step_left_s: float, unmap_s: float, map_s: float, first_step_s: float, pull_s: float = 0.0, land_s: float = 0.0
+) -> float:
+    """Seconds. ``pull_s``: until shards are there that a member lacks; ``land_s``: until so much of the exchange has
+    landed that what it still needs leaves room for the head."""
+    return pull_s + step_left_s + unmap_s + map_s + land_s + first_step_s
+
+
+def blocks_to_land(num_head: int, num_freed: int, num_landing: int) -> int:
+    """Blocks of an exchange that have to land before the head of the queue finds room: what is freed is for those first
+    (admission leaves free what the exchange still needs)."""
+    return min(num_landing, max(0, num_landing + num_head - num_freed))
 
 
 def soonest(times: Times) -> Way:

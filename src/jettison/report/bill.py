@@ -105,7 +105,7 @@ def bill_of(run: RunResult, options: BillOptions) -> Bill:
     placed = {name: place(demand, packer_for(demand, name)) for name in options.policies}
     least, is_exact = _least(demand, list(placed.values()))
     return Bill(
-        run.name, capacity, block_size, len(lives), demand, _awake(run), holding_kv(run), placed, least, is_exact
+        run.name, capacity, block_size, len(lives), demand, awake_of(run), holding_kv(run), placed, least, is_exact
     )
 
 
@@ -149,16 +149,22 @@ def _capacity_tokens(run: RunResult) -> int | None:
     return None if not total or num is None else int(total / num)
 
 
-def _awake(run: RunResult) -> Used | None:
-    """Of all instances, those that the log does not tell to be asleep."""
+def awake_of(run: RunResult) -> Used | None:
+    """Of all instances, those that the log does not tell to be asleep; one that is being woken has its memory already.
+    None where the run does not say how many there were."""
     num = _num_instances(run)
     if num is None:
         return None
-    times_s, devices = [0.0], [num]
+    times_s, devices, asleep = [0.0], [num], set[int]()
     for event in run.events.get("log") or ():
-        if event["kind"] in ("asleep", "woken"):
-            times_s.append(event["t"])
-            devices.append(devices[-1] + (1 if event["kind"] == "woken" else -1))
+        if event["kind"] == "asleep":
+            asleep.add(event["worker"])
+        elif event["kind"] in ("waking", "woken"):
+            asleep.discard(event["worker"])
+        else:
+            continue
+        times_s.append(event["t"])
+        devices.append(num - len(asleep))
     return Used(np.array(times_s), np.array(devices, dtype=np.int64))
 
 

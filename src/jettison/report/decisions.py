@@ -236,8 +236,11 @@ def _sleep(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
 
 def _wake(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     end = _next_about(log, ("woken",), event)
-    outcome = {} if end is None else {"serves_after_s": end["t"] - event["t"]}
-    return Decision(event["t"], "wake", None, (event["worker"],), _rest(event, "worker"), {}, outcome)
+    outcome = {} if end is None else {"serves_after_s": end["t"] - event["t"]} | _pick(end, ("map_ms", "pulled_bytes"))
+    predicted = _pick(event, ("predicted_s",))
+    return Decision(
+        event["t"], "wake", None, (event["worker"],), _rest(event, "worker", *predicted), predicted, outcome
+    )
 
 
 def _way_out(event: Event, log: Sequence[Event], run: RunResult) -> Decision:

@@ -57,6 +57,15 @@ class PageTable:
 
 
 @dataclass(frozen=True, slots=True)
+class PagePicture:
+    """A picture of a caller's own, drawn for a width in inches; it stands before the page's own pictures."""
+
+    caption: str
+    alt: str
+    draw: Callable[[float], Figure | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """One picture as data URIs: for a wide window and, where it is not folded away, for a narrow one, too."""
 
@@ -68,7 +77,7 @@ class Picture:
 
 def render_html(
     runs: Sequence[RunResult], *, title: str = "Jettison report", tables: Sequence[PageTable] = (),
-    opening: str | None = None,
+    pictures: Sequence[PagePicture] = (), opening: str | None = None,
 ) -> str:
     """The page as text. ``opening``: the sentence, where the caller knows better than the runs what happened.
 
@@ -83,7 +92,7 @@ def render_html(
         opening=opening or opening_sentence(runs),
         failures=failure_lines(runs),
         tables=tables,
-        front=_front_pictures(variants),
+        front=[*_drawn([(each.caption, each.alt, each.draw) for each in pictures]), *_front_pictures(variants)],
         offline_tables=_offline_tables(variants),
         offline_pictures=_offline_pictures(variants),
         columns=[(variant.name, plots.run_color(variant.index)) for variant in columns],
@@ -102,10 +111,10 @@ def render_html(
 
 def write_html(
     path: Path, runs: Sequence[RunResult], *, title: str = "Jettison report", tables: Sequence[PageTable] = (),
-    opening: str | None = None,
+    pictures: Sequence[PagePicture] = (), opening: str | None = None,
 ) -> None:
     """Write :func:`render_html` to ``path``."""
-    write_whole(path, render_html(runs, title=title, tables=tables, opening=opening))
+    write_whole(path, render_html(runs, title=title, tables=tables, pictures=pictures, opening=opening))
 
 
 def _notes(variants: Sequence[Variant], columns: Sequence[Variant]) -> list[str]:

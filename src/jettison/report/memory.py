@@ -20,6 +20,12 @@ MEMORY_SERIES = "worker_memory_bytes"
 KV_BLOCKS, KV_CAPACITY = "kv_blocks_used", "kv_blocks_total"
 """Series ``<name>/<group>``: KV blocks that requests hold, and all that the group has."""
 
+KV_CACHED, KV_OFFLINE = "kv_blocks_cached", "offline_blocks"
+"""Of these: free ones that still hold a prefix, and those of offline requests."""
+
+WORKER_GROUP = "worker_group"
+"""Series ``worker_group/<worker>``: the group that it is in, less than 0 for none."""
+
 KV_USAGE = "kv_usage"
 """Series of the share of the KV cache in use."""
 
@@ -45,7 +51,8 @@ class MemoryByUse:
     times_s: Floats
     layers: dict[str, Floats]
     """Use -> values in ``unit``, to be stacked in this order: ``parameters``, ``kv_held``, ``kv_other`` (free or
-    cached; where nothing tells what requests hold all of it is ``kv``), ``workspace``, ``free``."""
+    cached; where nothing tells what requests hold all of it is ``kv``), ``workspace``, ``free``. Of one instance
+    ``kv_online``, ``kv_offline``, ``kv_cached`` and ``kv_free`` are in place of the KV's."""
     unit: str
 
 
@@ -81,6 +88,41 @@ def worker_memory(run: RunResult, worker: str) -> MemoryByUse:
     times_s = _sample_times(*named.values())
     layers = {use: held_at(points, times_s) for use, points in named.items() if points}
     return _scaled(times_s, layers)
+
+
+def instance_memory(run: RunResult, worker: str) -> MemoryByUse:
+    """One worker's memory with its KV by whose it is; as ``worker_memory`` has it where the run tells no groups.
+
+    A member of a merged group has of each the part that the group has: blocks lie in all stages alike.
+    """
+    group_points = run.series.get(f"{WORKER_GROUP}/{worker}")
+    named = {use: run.series.get(f"{MEMORY_SERIES}/{use}/{worker}", []) for use in USES}
+    if not group_points or not named["kv"]:
+        return worker_memory(run, worker)
+    times_s = _sample_times(*named.values())
+    groups = held_at(group_points, times_s)
+    kv = held_at(named["kv"], times_s)
+    shares = {use: np.zeros_like(times_s) for use in ("kv_online", "kv_offline", "kv_cached")}
+    for group in np.unique(groups[groups >= 0]).astype(int):
+        is_in = groups == group
+        found = {
+            name: held_at(points, times_s[is_in])
+            for name in (KV_BLOCKS, KV_CAPACITY, KV_CACHED, KV_OFFLINE)
+            if (points := run.series.get(f"{name}/{group}"))
+        }
+        if KV_BLOCKS in found and KV_CAPACITY in found:
+            none = np.zeros(int(is_in.sum()))
+            used, total = found[KV_BLOCKS], found[KV_CAPACITY]
+            offline = np.minimum(found.get(KV_OFFLINE, none), used)  # a shared block counts with each that has it
+            shares["kv_online"][is_in] = _share(used - offline, total)
+            shares["kv_offline"][is_in] = _share(offline, total)
+            shares["kv_cached"][is_in] = _share(np.minimum(found.get(KV_CACHED, none), total - used), total)
+    split = {use: kv * share for use, share in shares.items()}
+    split["kv_free"] = kv - sum(split.values())
+    layers: dict[str, Floats] = {}
+    for use, points in named.items():
+        layers |= split if use == "kv" else {use: held_at(points, times_s)} if points else {}
+    return _scaled(times_s, layers, drops_small=False)
 
 
 def cluster_memory(run: RunResult) -> MemoryByUse | None:
@@ -130,9 +172,10 @@ def _sample_times(*series: Sequence[SeriesPoint]) -> Floats:
     return times[:: -(-len(times) // MOST_SAMPLES)] if len(times) else times
 
 
-def _scaled(times_s: Floats, layers: dict[str, Floats]) -> MemoryByUse:
-    """Bytes as MiB, or as GiB where there are many; without uses that are never enough to be seen."""
+def _scaled(times_s: Floats, layers: dict[str, Floats], *, drops_small: bool = True) -> MemoryByUse:
+    """Bytes as MiB, or as GiB where there are many; without uses that are never enough to be seen, unless told."""
     most = float(np.sum(list(layers.values()), axis=0).max()) if layers and len(times_s) else 0.0
-    layers = {use: values for use, values in layers.items() if values.max(initial=0.0) > LEAST_SHARE * most}
+    if drops_small:
+        layers = {use: values for use, values in layers.items() if values.max(initial=0.0) > LEAST_SHARE * most}
     size, unit = (_GIB, "GiB") if most >= _GIB_FROM else (_MIB, "MiB")
     return MemoryByUse(times_s, {use: values / size for use, values in layers.items()}, unit)

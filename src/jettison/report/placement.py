@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jettison.policy.packing.bounds import first_fit_decreasing, l2_bound, volume_bound
+from jettison.policy.packing.closing import plan_closing
 from jettison.policy.packing.named import PACKERS
 from jettison.policy.packing.reserve import ReserveParams, reserved_blocks
 from jettison.policy.packing.types import Arrive, Depart, Grip, Move, Operation, Packer, PackingParams, Resize
@@ -188,9 +189,12 @@ def packer_for(demand: Demand, name: str, *, fill: float | None = None, num_devi
     return PACKERS[name](params, None if num_devices is None else range(num_devices))
 
 
-def place(demand: Demand, packer: Packer, *, batched: bool = True, holds: bool = False) -> Placed:
+def place(
+    demand: Demand, packer: Packer, *, batched: bool = True, holds: bool = False, closes_every: int | None = None
+) -> Placed:
     """Replay the epochs. Not batched: each operation is a batch of its own, as it happens (MELL, Fig. 13). ``holds``:
-    nobody is moved to pack better, only where a device overflows."""
+    nobody is moved to pack better, only where a device overflows; ``closes_every``: and, after every so many epochs,
+    where that closes a device."""
     devices: list[int] = []
     moves: list[tuple[Move, ...]] = []
     num_items = num_recomputed = num_overfull = 0
@@ -200,11 +204,23 @@ def place(demand: Demand, packer: Packer, *, batched: bool = True, holds: bool =
         num_items += sum(plan.num_item_moves for plan in plans)
         num_recomputed += sum(len(plan.recomputed) for plan in plans)
         num_overfull += len(plans[-1].overfull) if plans else 0
-        devices.append(len(packer.active))
         for operation in batch if holds else ():
             if isinstance(operation, Arrive):
                 packer.pin(operation.request_id, Grip.HELD)
+        if closes_every is not None and len(moves) % closes_every == 0:
+            moves[-1] += _close(packer, demand.capacity)
+        devices.append(len(packer.active))
     return Placed(demand, np.array(devices, dtype=np.int64), moves, num_items, num_recomputed, num_overfull)
+
+
+def _close(packer: Packer, capacity: int) -> tuple[Move, ...]:
+    """Close devices while one can be."""
+    made: list[Move] = []
+    while moves := plan_closing({device: packer.requests_on(device) for device in packer.active}, capacity):
+        batch = [Depart(move.request_id) for move in moves]
+        packer.apply([*batch, *(Arrive(m.request_id, m.num_blocks, m.destination, grip=Grip.HELD) for m in moves)])
+        made += moves
+    return tuple(made)
 
 
 def num_kept(demand: Demand, packer: Packer) -> int:

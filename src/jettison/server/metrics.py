@@ -16,6 +16,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from jettison.core.observing import NO_GROUP
 from jettison.live.engine.api import EngineClient, EngineSnapshot, RequestTimings
 from jettison.server.attainment import Attainment
 
@@ -116,6 +117,7 @@ _OFFLINE_GAUGES = {
     "offline_hosted": "Offline requests with their KV in host memory, or on its way back.",
     "offline_checkpointed": "Running offline requests that have a copy of some of their KV in host memory.",
     "offline_host_blocks": "KV blocks of the group's offline requests that host memory has.",
+    "offline_blocks": "KV blocks of the group that offline requests hold.",
 }
 """Fields of ``core.observing.OfflineGauges``."""
 
@@ -123,6 +125,7 @@ _GAUGES = {
     "devices_needed": "Instances and pipelines that the packing takes for the online requests that there are.",
     "devices_used": "Instances and pipelines where online requests live.",
     "packing_owed": "Requests that live elsewhere than the packing wants, and are not on their way.",
+    "packing_lost": "Instances and pipelines that requests take because moves were refused.",
     "packing_utilisation": "Part of the KV memory of instances in use that requests hold.",
 }
 """Of rungs, shown while there are such rungs."""
@@ -308,6 +311,9 @@ class ServerMetrics(Collector):
             yield self._labelled(f"jettison:{name}", help_text, ("group",), rows)
         sizes = [((str(group.group_id),), float(len(group.worker_ids))) for group in groups]
         yield self._labelled("jettison:group_size", "Workers in the group.", ("group",), sizes)
+        of = {worker_id: group.group_id for group in groups for worker_id in group.worker_ids}
+        rows = [((str(w.worker_id),), float(of.get(w.worker_id, NO_GROUP))) for w in snapshot.workers]
+        yield self._labelled("jettison:worker_group", "The worker's group; -1: none.", ("worker",), rows)
 
     def _workers(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
         workers = snapshot.workers

@@ -167,6 +167,7 @@ def run_case(
         observe_interval_s=spec.run.observe_interval_s,
         until_s=spec.run.until_s,
         detail=spec.run.detail,
+        gaps=spec.run.gaps,
         faults=_faults(spec, machine),
         # The prompts of `jettison bench` with this seed: what was computed before a preemption may still be cached.
         prompts=PromptMaker(seed=case.seed) if config.memory.enable_prefix_caching else None,

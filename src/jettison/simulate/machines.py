@@ -357,6 +357,9 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         config, num_host_slots=num_slots,
         profile=machine.profile if machine.core_knows_profile and config.profile != "none" else None,
     )
+    inside = machine.topology.inside
+    if params.profile is not None and inside is not None:
+        params = replace(params, near_bytes_per_s=inside.bytes_per_s)
     if machine.topology.host is not None:
         # Copy engines work beside the steps: a whole step's time is theirs, as InferCept has it.
         params = replace(params, swap=replace(params.swap, time_share=1.0))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jettison.core import ports
-from jettison.core.observing import offline_gauges
+from jettison.core.observing import NO_GROUP, offline_gauges
 from jettison.core.totals import counters
 from jettison.report.classes import TOKEN_SERIES
 from jettison.report.results import SeriesPoint
@@ -96,6 +96,7 @@ class Observer:
             name = group.group_id
             self._note(f"kv_blocks_used/{name}", group.blocks.num_used)
             self._note(f"kv_blocks_total/{name}", group.blocks.capacity)
+            self._note(f"kv_blocks_cached/{name}", max(ledger.num_cached for ledger in group.blocks.ledgers))
             self._note(f"group_requests_running/{name}", len(group.queues.running))
             self._note(f"group_requests_waiting/{name}", len(group.queues.waiting))
             self._note(f"group_requests_moving/{name}", len(group.queues.moving))
@@ -103,12 +104,14 @@ class Observer:
             if self._counts_tokens:
                 for gauge, value in offline_gauges(group)._asdict().items():
                     self._note(f"{gauge}/{name}", value)
+        group_of = {stage.worker_id: g.group_id for g in groups for stage in g.stages}
         for worker_id, worker in self._cluster.workers.items():
             report = worker.memory.report()
             for use, key in _USES.items():
                 self._note(f"worker_memory_bytes/{use}/{worker_id}", report[key])
             self._note(f"dropped_parameter_bytes/{worker_id}", report["dropped_parameter_bytes"])
             self._note(f"worker_alive/{worker_id}", worker.alive)
+            self._note(f"worker_group/{worker_id}", group_of.get(worker_id, NO_GROUP))
 
     def _note(self, name: str, value: float) -> None:
         self.series.setdefault(name, []).append((self._cluster.loop.now_ns / NANOSECONDS, float(value)))

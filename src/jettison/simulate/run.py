@@ -49,6 +49,8 @@ class SimulationOptions:
     """The run ends then; what is unfinished counts as failed. None: when everything has ended."""
     detail: bool | None = None
     """Keep every gap and a row a request. None: up to ``MAX_DETAILED_REQUESTS``."""
+    gaps: bool | None = None
+    """Keep every gap, too. None: as ``detail``. Without, percentiles of gaps are to the width of a histogram's bin."""
     faults: tuple[Fault, ...] = ()
     prompts: PromptMaker | None = None
     """Token ids; needed only where prefixes are cached. None: the same token over and over."""
@@ -75,6 +77,7 @@ def simulate_workload(
     """Replay ``workload`` in virtual time. Raises BudgetError where the model does not fit into a worker."""
     options = options or SimulationOptions()
     detail = options.detail if options.detail is not None else len(workload.rows) <= MAX_DETAILED_REQUESTS
+    keeps_gaps = detail if options.gaps is None else options.gaps
     cluster = SimulatedCluster(
         setup,
         on_emit=lambda emit, now_ns: clients.on_emit(emit, now_ns),
@@ -86,7 +89,7 @@ def simulate_workload(
     observer = Observer(cluster, options.observe_interval_s, options.on_time, counts_tokens=counts_tokens)
     limits = setup.limits
     clients = Clients(
-        workload.rows, options.edge, _prompt_maker(options), keeps_gaps=detail,
+        workload.rows, options.edge, _prompt_maker(options), keeps_gaps=keeps_gaps,
         max_request_tokens=min(limits.max_model_len, cluster.core.max_request_blocks() * limits.block_size),
         on_end=_progress(options, len(workload.rows)),
         pool=options.pool if setup.params.offline.serves else None, window_s=workload.duration_s,
@@ -100,7 +103,7 @@ def simulate_workload(
     cluster.run(until_ns, is_over=lambda: clients.all_ended)
     observer.stop()
     clients.close(cluster.loop.now_ns / NANOSECONDS)
-    return _result(workload, cluster, clients, observer, options, detail)
+    return _result(workload, cluster, clients, observer, options, detail, keeps_gaps)
 
 
 def _prompt_maker(options: SimulationOptions) -> Callable[[int, int], tuple[int, ...]]:
@@ -117,7 +120,7 @@ def _progress(options: SimulationOptions, total: int) -> Callable[[int], None] |
 
 def _result(
     workload: Workload, cluster: SimulatedCluster, clients: Clients, observer: Observer, options: SimulationOptions,
-    detail: bool,
+    detail: bool, keeps_gaps: bool,
 ) -> RunResult:
     beside = () if options.pool is None else (options.pool.describe(),)
     notes = (*workload.notes, *not_modelled(workload), *beside)
@@ -128,7 +131,7 @@ def _result(
         series=observer.series, client={"lag_s": dict.fromkeys(("mean", "p50", "p90", "p99", "max"), 0.0),
                                         "max_open_requests": clients.most_open},
     )
-    if not detail:
+    if not keeps_gaps:
         _keep_gaps(run, clients, options.slo_tpot_s)
     run.config["fairness"] = _fairness(workload, notes, cluster, clients, options).as_dict()
     return run

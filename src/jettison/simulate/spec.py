@@ -155,6 +155,8 @@ class RunSpec:
 
     until_s: float | None = None
     detail: bool | None = None
+    gaps: bool | None = None
+    """Of requests that are kept one by one, every gap between two tokens; None: as ``detail``."""
     observe_interval_s: float = 0.5
 
 
@@ -404,6 +406,7 @@ def _timing(section: Section) -> Timing:
 def _run(section: Section) -> RunSpec:
     run = RunSpec(
         section.take("until_s", _SPAN, None), section.take("detail", boolean, None),
+        section.take("gaps", boolean, None),
         section.take("observe_interval_s", number(LEAST_OBSERVE_S, MAX_ARRIVAL_S), 0.5),
     )
     section.close()

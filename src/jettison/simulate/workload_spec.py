@@ -55,6 +55,9 @@ class ServeGenSpec:
     start_s: float = 0.0
     duration_s: float | None = None
     rate_scale: float = 1.0
+    every_s: float | None = None
+    """With ``part_s``: of every so many seconds from ``start_s`` on the first ``part_s``, one after the other."""
+    part_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +216,14 @@ def _servegen(section: Section) -> ServeGenSpec:
         section.take("windows", text), section.take("histograms", text, None),
         section.take("start_s", number(0.0), 0.0),
         section.take("duration_s", above(0.0), None), section.take("rate_scale", above(0.0), 1.0),
+        section.take("every_s", above(0.0), None), section.take("part_s", above(0.0), None),
     )
     section.close()
+    if (spec.every_s is None) != (spec.part_s is None):
+        missing = "part_s" if spec.part_s is None else "every_s"
+        raise ConfigError(f"{section.at(missing)} is missing: every_s and part_s go together")
+    if spec.every_s is not None and spec.duration_s is not None:
+        raise ConfigError(f"{section.at('duration_s')} does not go with every_s: parts last to the end of the time")
     return spec
 
 

@@ -58,6 +58,25 @@ def build_workload(spec: WorkloadSpec, run_seed: int, base_dir: Path = Path(), *
     return load
 
 
+def missing_file(spec: WorkloadSpec, base_dir: Path = Path()) -> str | None:
+    """Why the requests cannot be made for want of a file that is named; None where all are there."""
+    named = []
+    if spec.trace is not None:
+        named.append((spec.trace, "workload.trace", False))
+    if spec.servegen is not None:
+        named.append((spec.servegen.windows, "workload.servegen.windows", True))
+        if spec.servegen.histograms is not None:
+            named.append((spec.servegen.histograms, "workload.servegen.histograms", False))
+    if spec.lengths is not None and spec.lengths.trace is not None:
+        named.append((spec.lengths.trace, "workload.lengths.trace", False))
+    try:
+        for name, where, or_folder in named:
+            _data_file(name, base_dir, where, or_folder=or_folder)
+    except TraceError as error:
+        return str(error)
+    return None
+
+
 def build_pool(spec: WorkloadSpec, run_seed: int) -> OfflinePool | None:
     """The batch beside the load, where there is one; the same for every load of this seed."""
     batch = spec.offline
@@ -96,8 +115,11 @@ def _source(spec: WorkloadSpec, seed: int, base_dir: Path, users: float) -> tupl
             skip_bad_rows=spec.skip_bad_rows,
         )
         with _placing("servegen"):
+            start_s = part.start_s
+            if part.every_s is not None and part.part_s is not None:
+                profile, start_s = profile.compressed(start_s, part.every_s, part.part_s), 0.0
             return draw_servegen(
-                profile, seed, start_s=part.start_s, duration_s=part.duration_s, rate_scale=part.rate_scale * users
+                profile, seed, start_s=start_s, duration_s=part.duration_s, rate_scale=part.rate_scale * users
             ), 1.0
     assert spec.arrivals is not None and spec.lengths is not None
     lengths = _length_model(spec.lengths)

@@ -23,6 +23,7 @@ import numpy as np
 
 from jettison.transport.handshake import Handshake
 from jettison.transport.link import EMPTY, MAX_AUX_BYTES, Bytes, FrameKind
+from jettison.transport.pacing import Pacer
 
 _HEADER = struct.Struct("<I B x H I I q Q")
 """Magic, kind, length of aux, sequence number, epoch, tag, payload bytes; then MAC, aux, payload."""
@@ -53,10 +54,15 @@ class FrameStream:
     """Both directions of one connection. After a ``failure`` nothing is sent or received any more."""
 
     def __init__(
-        self, sock: socket.socket, handshake: Handshake, epoch: int, queues: Sequence[deque[WireFrame]]
+        self, sock: socket.socket, handshake: Handshake, epoch: int, queues: Sequence[deque[WireFrame]],
+        pacer: Pacer | None = None,
     ) -> None:
-        """``queues``: frames to send; the first that is not empty goes first, at each frame boundary."""
+        """``queues``: frames to send; the first that is not empty goes first, at each frame boundary. ``pacer``: says
+        how much may be sent."""
         self.sock = sock
+        self.is_paced = False
+        """Something waits for the pacer, and not for the socket."""
+        self._pacer = pacer
         self.failure: str | None = None
         self.attached = False
         """The peer uses this connection."""
@@ -83,10 +89,11 @@ class FrameStream:
     @property
     def wants_write(self) -> bool:
         """Whether something waits for room in the socket."""
-        return self.failure is None and (bool(self._half_out) or any(self._queues))
+        return self.failure is None and not self.is_paced and (bool(self._half_out) or any(self._queues))
 
     def pump(self) -> None:
-        """Give the kernel what it takes."""
+        """Give the kernel what it takes, and the pacer allows."""
+        self.is_paced = False
         while self.failure is None:
             if not self._half_out:
                 queue = next(filter(None, self._queues), None)
@@ -97,16 +104,31 @@ class FrameStream:
                 if len(payload):
                     self._half_out.append(payload.data)
             try:
-                num_sent = self.sock.sendmsg(list(self._half_out))
+                if self._pacer is None:
+                    num_sent = self.sock.sendmsg(list(self._half_out))
+                else:
+                    num_sent = self._send_some(self._pacer)
             except BlockingIOError:
                 return
             except OSError as error:
                 self.failure = f"send: {error}"
                 return
+            if not num_sent:
+                self.is_paced = True
+                return
             while self._half_out and num_sent >= len(self._half_out[0]):
                 num_sent -= len(self._half_out.popleft())
             if self._half_out:
                 self._half_out[0] = self._half_out[0][num_sent:]
+
+    def _send_some(self, pacer: Pacer) -> int:
+        """As much of the frame as may go now; 0: nothing may. Raises OSError."""
+        left = pacer.left()
+        if not left:
+            return 0
+        num_sent = self.sock.send(self._half_out[0][:left])
+        pacer.spend(num_sent)
+        return num_sent
 
     def sign(self, kind: int, tag: int, aux: bytes, nbytes: int) -> bytes:
         """Everything of the next frame that goes before its payload."""

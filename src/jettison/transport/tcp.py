@@ -6,6 +6,8 @@ Linux gives an interface by itself honours that, or gives small flows their shar
 way cannot be overtaken even so: therefore the send buffer of bulk is bounded, too (``limit_unsent``).
 
 With one connection (``urgent=None``) both classes share it: urgent frames go first whenever no frame is half out.
+
+An end may be told to send no faster than so many bytes a second (``transport.pacing``), both connections together.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from jettison.errors import LinkDownError
 from jettison.transport.frames import FrameStream, WireFrame
 from jettison.transport.handshake import Handshake
 from jettison.transport.link import EMPTY, Fill, Frame, FrameKind, Link, check_send
+from jettison.transport.pacing import Alarm, Pacer
 from jettison.types import WorkerId
 
 _ACTIVATION_FRAMES = 8
@@ -59,8 +62,10 @@ class TcpLink(Link):
         bulk_bytes: int = (1 << 20) + (1 << 16),
         epoch: int = 0,
         coordinate: bool = True,
+        pacer: Pacer | None = None,
     ) -> None:
-        """``coordinate=False``: one queue for all classes, first come, first served (for comparison only).
+        """``coordinate=False``: one queue for all classes, first come, first served (for comparison only). ``pacer``:
+        of what this end sends.
 
         Raises ValueError when the two connections do not lead to the same life of the same peer.
         """
@@ -77,6 +82,9 @@ class TcpLink(Link):
         self._max_frames = (_ACTIVATION_FRAMES, _BULK_FRAMES) if coordinate else (1 << 16, _UNCOORDINATED_FRAMES)
         self._send_buffer_bytes = 0
         self._held = 0
+        self._pacer = pacer
+        self._alarm: Alarm | None = None
+        """Rings when the pacer allows more."""
         self._epoll: select.epoll | None = None
         self._watched: dict[int, int] = {}
         if coordinate:
@@ -84,15 +92,19 @@ class TcpLink(Link):
             # What has arrived and was not read stands before an activation, too.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
         if urgent is None:
-            self._bulk = self._urgent = FrameStream(sock, handshake, epoch, self._queues)
+            self._bulk = self._urgent = FrameStream(sock, handshake, epoch, self._queues, pacer)
             self._streams = [self._bulk]
-            return
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _PRIORITY_BULK)
-        urgent.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _PRIORITY_INTERACTIVE)
-        self._urgent = FrameStream(*urgent, epoch, self._queues[:1])
-        self._bulk = FrameStream(sock, handshake, epoch, self._queues[1:])
-        self._streams = [self._urgent, self._bulk]
-        self._epoll = select.epoll()
+        else:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _PRIORITY_BULK)
+            urgent.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _PRIORITY_INTERACTIVE)
+            self._urgent = FrameStream(*urgent, epoch, self._queues[:1], pacer)
+            self._bulk = FrameStream(sock, handshake, epoch, self._queues[1:], pacer)
+            self._streams = [self._urgent, self._bulk]
+        if urgent is not None or pacer is not None:
+            self._epoll = select.epoll()
+        if pacer is not None and self._epoll is not None:
+            self._alarm = Alarm()
+            self._epoll.register(self._alarm.fd, select.EPOLLIN)
         self._watch()
 
     # --- sending
@@ -139,6 +151,8 @@ class TcpLink(Link):
             elif self._watched[fd] != mask:
                 self._epoll.modify(fd, mask)
             self._watched[fd] = mask
+        if self._pacer is not None and self._alarm is not None:
+            self._alarm.set(self._pacer.wait_ns() if any(stream.is_paced for stream in self._streams) else 0)
 
     # --- receiving
 
@@ -220,3 +234,6 @@ class TcpLink(Link):
                 stack.callback(stream.sock.close)
             if self._epoll is not None:
                 stack.callback(self._epoll.close)
+            if self._alarm is not None:
+                stack.callback(self._alarm.close)
+                self._alarm = None

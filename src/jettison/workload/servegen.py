@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -84,6 +84,37 @@ class ServeGenProfile:
             for windows in self.clients.values()
             for window in windows
         )
+
+
+    def compressed(self, start_s: float, every_s: float, part_s: float) -> ServeGenProfile:
+        """Its first ``part_s`` seconds of every ``every_s`` from ``start_s`` on, one part after the other: a day as
+        short as its parts. Requests that are under way at a part's end run on into the next.
+
+        Raises ConfigError where a part is no part of one window, or does not begin with one.
+        """
+        for value, what in ((start_s, "start_s"), (every_s, "every_s")):
+            if not math.isclose(value / self.window_s, round(value / self.window_s), abs_tol=1e-6):
+                raise ConfigError(f"{what} {value:g} s is no multiple of {self.name}'s windows of {self.window_s:g} s")
+        if not 0 < part_s <= min(self.window_s, every_s):
+            raise ConfigError(
+                f"part_s must be above 0 s and at most a window ({self.window_s:g} s) and every_s, got {part_s:g} s"
+            )
+        places = {
+            round(at / self.window_s): index * part_s
+            for index, at in enumerate(np.arange(start_s, self.duration_s, every_s).tolist())
+        }
+        clients = {
+            client: tuple(
+                replace(window, start_s=places[number])
+                for window in windows
+                if (number := round(window.start_s / self.window_s)) in places
+            )
+            for client, windows in self.clients.items()
+        }
+        clients = {client: windows for client, windows in clients.items() if windows}
+        if not clients:
+            raise ConfigError(f"{self.name} has no request in the first {part_s:g} s of every {every_s:g} s")
+        return replace(self, clients=clients, window_s=part_s)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,13 @@
-"""Three instances and a quiet: one falls asleep by itself. A burst wakes it, and every token is what it would be."""
+"""Three instances of which one sleeps: by itself after a quiet, until a burst wakes it, or the death of another one.
+
+Every token is what it would be.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,19 +16,60 @@ from jettison.core.moving.sleeping import SleepState
 from jettison.device.model.create import create_model
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
-from jettison.live.verify.fault_schedules import expected_tokens
+from jettison.live.verify.fault_rounds import expected_tokens
 from jettison.types import Request, SamplingParams
 
 
-async def test_a_quiet_puts_one_to_sleep_and_a_burst_wakes_it(tmp_path: Path) -> None:
+def make_config(tmp_path: Path, num_blocks: int, **more: object) -> EngineConfig:
     folder = tmp_path / "m"
     create_model(folder, arch="qwen2", layers=4, hidden=64, heads=4, kv_heads=2, seed=5, max_position_embeddings=512)
     flags: dict[str, object] = {
         "model": str(folder), "instances": 3, "memory": "1GiB", "page_size": 4096, "block_size": 4,
-        "num_threads": 1, "dtype": "float64", "overload": "recompute", "sleep": "auto", "sleep_after_s": 0.3,
-    }  # fmt: skip
+        "num_threads": 1, "dtype": "float64", "overload": "recompute",
+    } | more  # fmt: skip
     sized = assemble(EngineConfig.resolve(**flags))  # type: ignore[arg-type]
-    config = EngineConfig.resolve(**flags | {"memory": sized.memory_for_blocks(64)})  # type: ignore[arg-type]
+    return EngineConfig.resolve(**flags | {"memory": sized.memory_for_blocks(num_blocks)})  # type: ignore[arg-type]
+
+
+async def test_a_death_wakes_a_sleeper_at_once(tmp_path: Path) -> None:
+    """Put to sleep by hand, and with room to spare: what has been lost is replaced before the dead one is back."""
+    config = make_config(tmp_path, 200)
+    prompts = [[7 * i + j for j in range(20)] for i in range(4)]
+    expected = expected_tokens(config, prompts, 150)
+    engine = Engine(config)
+
+    async def served(i: int) -> list[int]:
+        params = SamplingParams(max_tokens=150, temperature=0.0, ignore_eos=True)
+        events = engine.submit(Request(f"r{i}", tuple(prompts[i]), params, 0))
+        return [token.token_id async for event in events for token in event.tokens]
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    try:
+        await engine.start()
+        engine.order(lambda core, now_ns: core.request_sleep([2], 2, now_ns))
+        await until(lambda: engine.core.sleepers.state_of(2) is SleepState.ASLEEP)
+        streams = asyncio.gather(*map(served, range(len(prompts))))
+        await until(lambda: all(engine.core.groups[w].queues.running for w in (0, 1)))
+        os.kill(next(w.pid for w in engine.snapshot().workers if w.worker_id == 0), signal.SIGKILL)
+        assert await streams == expected
+        await until(lambda: {"woken", "worker_joined"} <= {record.kind for record in engine.event_log})
+        of_interest = ("worker_lost", "wake_decided", "woken", "worker_joined")
+        told = [record for record in engine.event_log if record.kind in of_interest]
+        assert [record.kind for record in told] == list(of_interest), "before the dead one is back"
+        lost, decided = told[:2]
+        assert decided.time_ns == lost.time_ns, "in the same event"
+        assert decided.fields["workers"] == [2]
+        engine.core.check()
+    finally:
+        await engine.close()
+
+
+async def test_a_quiet_puts_one_to_sleep_and_a_burst_wakes_it(tmp_path: Path) -> None:
+    config = make_config(tmp_path, 64, sleep="auto", sleep_after_s=0.3)
     prompts = [[7 * i + j for j in range(20)] for i in range(24)]
     expected = expected_tokens(config, prompts, 80)
     engine = Engine(config)

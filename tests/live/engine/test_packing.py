@@ -11,7 +11,7 @@ from jettison.config import EngineConfig
 from jettison.device.model.create import create_model
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
-from jettison.live.verify.fault_schedules import expected_tokens
+from jettison.live.verify.fault_rounds import expected_tokens
 from jettison.types import Request, SamplingParams
 
 NUM_OUTPUT = 150

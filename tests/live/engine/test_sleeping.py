@@ -19,7 +19,7 @@ from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.local_cluster import LocalCluster, Until
 from jettison.live.engine.sleep_orders import SleepOrders
-from jettison.live.verify.fault_schedules import expected_tokens
+from jettison.live.verify.fault_rounds import expected_tokens
 from jettison.live.verify.scenarios import Setting, blocks_for_all, make_cluster, make_prompts, observed, submit
 from jettison.types import Request, SamplingParams
 

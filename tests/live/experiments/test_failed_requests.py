@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jettison import demo
 from jettison.cost.model import CostModel
 from jettison.cost.speed import MachineSpeed
-from jettison.demo import DemoModel, make_setup, run_demo
+from jettison.demo import burst as demo
+from jettison.demo.burst import DemoModel, make_setup, run_burst
 from jettison.errors import JettisonError
 from jettison.live.experiments import overload as experiment
 from jettison.live.experiments.overload import measure_speed_at
@@ -54,7 +54,7 @@ def test_a_demo_with_failures_says_so_first_and_fails(tmp_path: Path, monkeypatc
     monkeypatch.setattr(demo, "measure_speed", lambda _: speed)
     monkeypatch.setattr(demo, "run_policy", run_policy)
     with pytest.raises(JettisonError) as raised:
-        run_demo(tmp_path, 0, model=MODEL, burst=BURST)
+        run_burst(tmp_path, 0, model=MODEL, burst=BURST)
     shown = capsys.readouterr().out
     told = "burst: drop: 1 of 2 requests were not answered (1 failed); the first error: ClientOSError: connection reset"
     assert shown.index(told) < shown.index("P99 TTFT")

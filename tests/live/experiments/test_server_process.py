@@ -76,7 +76,7 @@ def test_a_server_ends_with_the_process_that_started_it(when: str, end: signal.S
         owner.send_signal(end)
         owner.wait()
     try:
-        assert (when == "ready") == (len(pids) == 3)
+        assert (when == "ready") == (len(pids) == 4), "the server, its workers and the guard of their sockets' folder"
         deadline_s = time.monotonic() + 60
         while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline_s:
             time.sleep(0.02)

@@ -61,3 +61,9 @@ async def test_an_engine_tells_its_core_where_it_has_put_workers(config: EngineC
         assert engine.core.params.machine_of == {0: 0, 1: 0}
     finally:
         await engine.close()
+
+
+def test_a_worker_whose_links_are_slowed_down_is_a_machine() -> None:
+    placements = {0: Placement("127.0.0.1", bytes_per_s=1e6), 1: Placement("127.0.0.2", bytes_per_s=1e6)}
+    machine = machines_of(range(3), placements)
+    assert len(set(machine.values())) == 3

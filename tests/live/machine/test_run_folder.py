@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,12 @@ def test_a_folder_is_private_and_goes_with_its_owner(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_next_start_removes_the_folder_of_a_process_that_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_guard", [True, False])
+def test_the_folder_of_a_process_that_was_killed_goes(has_guard: bool, tmp_path: Path) -> None:
+    """At once; and where the guard was killed, too, with the next start."""
     script = (
         "import os, stat, time; from jettison.live.machine import run_folder; run_folder.MAX_SOCKET_PATH_BYTES = 4096;"
+        f"run_folder._guard = run_folder._guard if {has_guard} else lambda path: None;"
         "folder = run_folder.RunFolder();"
         "os.mknod(folder.path / 'control', stat.S_IFSOCK | 0o600); print(folder.path, flush=True); time.sleep(60)"
     )
@@ -66,7 +70,11 @@ def test_the_next_start_removes_the_folder_of_a_process_that_was_killed(tmp_path
         assert path.parent == tmp_path and (path / "control").exists()
         owner.kill()
         owner.wait()
-    assert path.exists()
+    deadline = time.monotonic() + 10.0
+    while has_guard and path.exists():
+        assert time.monotonic() < deadline, "the guard removes it"
+        time.sleep(0.02)
+    assert path.exists() != has_guard
     RunFolder().remove()
     assert not list(tmp_path.iterdir())
 

@@ -171,6 +171,89 @@ def test_between_steps_bulk_takes_up_to_a_quarter_of_a_stages_time():
     assert max(sent) >= 3, "one piece a step: an exchange takes as many steps as it has pieces"
 
 
+class Layered(FakeDevice):
+    """A step has layers that take (virtual) time, and looks at its links between them."""
+
+    NUM_LAYERS, LAYER_NS = 20, 1_000
+
+    def __init__(self, clock, between):
+        super().__init__(0, shard_num_bytes=6_000)
+        self.clock, self.between = clock, between
+
+    def run_step(self, step, hidden, port=None, gives_up=None):
+        for _ in range(self.NUM_LAYERS):
+            self.clock[0] += self.LAYER_NS
+            if port is not None:
+                port.poll()
+            self.between()
+        return super().run_step(step, hidden, port, gives_up)
+
+
+def test_a_busy_worker_gives_parameters_between_layers_and_writes_nothing_there():
+    """A link holds few pieces: between steps alone it would carry no more a step, whatever the step takes."""
+    clock, num_drained, kv_written = [0], [], []
+    here, there = InProcessLink.pair(0, 1, activation_bytes=1 << 10, bulk_bytes=400)
+
+    def between():
+        frames = list(there.poll_frames())
+        num_drained[-1] += sum(frame.kind is FrameKind.SHARD_PIECE for frame in frames)
+        for frame in frames:
+            frame.release()
+        kv_written.append((device.kv != kv).any())
+
+    device = Layered(clock, between)
+    kv = device.kv.copy()
+    loop = WorkerLoop(0, device, {1: here}, lambda event: None, 100, clock_ns=lambda: clock[0])
+    loop.deliver(m.SendShard(6, 1, "layer:2"))
+    loop.deliver(m.SendShard(7, 1, "layer:3"))
+    loop.tick()
+    loop.tick()
+    for step_id in range(4):
+        loop.deliver(codec.step_command(make_step(step_id, [step_id])))
+        num_drained.append(0)
+        while loop.tick():
+            pass
+    assert sum(num_drained) >= 100, "as much in four steps as the link takes between layers"
+    assert not any(kv_written), "memory that the step may read is not written while it runs"
+
+
+def test_pieces_between_layers_take_a_quarter_of_their_time():
+    clock = [0]
+    here, there = InProcessLink.pair(0, 1, activation_bytes=1 << 10, bulk_bytes=1 << 20)
+
+    class Slow(Layered):
+        def shard_bytes(self, shard):
+            clock[0] += 700  # a piece takes so long
+            return super().shard_bytes(shard)
+
+    spans = []
+
+    def between():
+        for frame in there.poll_frames():
+            frame.release()
+
+    device = Slow(clock, between)
+    run_step = device.run_step
+
+    def timed(*args):
+        began = clock[0]
+        result = run_step(*args)
+        spans.append(clock[0] - began)
+        return result
+
+    device.run_step = timed
+    loop = WorkerLoop(0, device, {1: here}, lambda event: None, 10, clock_ns=lambda: clock[0])
+    loop.deliver(m.SendShard(6, 1, "layer:2"))
+    loop.tick()
+    for step_id in range(20):
+        loop.deliver(codec.step_command(make_step(step_id, [step_id])))
+    while loop.tick():
+        pass
+    alone = Layered.NUM_LAYERS * Layered.LAYER_NS
+    assert max(spans) > alone, "pieces went between layers"
+    assert max(spans) <= alone * 5 // 4 + 700
+
+
 def test_a_shard_is_loaded_in_pieces_and_a_step_waits_for_one_of_them():
     cluster = Cluster(1)
     cluster.send(0, m.LoadShard(9, "layer:0"))

@@ -6,11 +6,13 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from packing_util import CAPACITY, MIXES, in_batches, placement, random_operations, sizes_of
 
 from jettison.policy.packing.bounds import l2_bound, optimum
 from jettison.policy.packing.mell import Packing
-from jettison.policy.packing.properties import ALLOWED, count_exceptions
+from jettison.policy.packing.properties import ALLOWED, count_exceptions, num_owed
 from jettison.policy.packing.types import (
     Arrive,
     Depart,
@@ -171,16 +173,17 @@ def test_same_operations_same_plans() -> None:
 
 
 def test_who_is_pinned_stays_and_what_is_owed_is_told() -> None:
-    follower = Follower(Packing(PARAMS))
+    packing = Packing(PARAMS)
+    follower = Follower(packing)
     follower.apply([Arrive(f"m{i}", 1000) for i in range(4)])
     follower.packer.pin("m1", Grip.PINNED)
     follower.packer.pin("m3", Grip.PINNED)
     plan = follower.apply([Depart("m0"), Depart("m2")])
-    assert (plan.moves, plan.num_owed) == ((), 1), "two devices with one M each"
+    assert (plan.moves, num_owed(packing)) == ((), 1), "two devices with one M each"
     follower.packer.pin("m1", Grip.FREE)
     plan = follower.apply([])
     assert [move.request_id for move in plan.moves] == ["m1"]
-    assert plan.num_owed == 0
+    assert num_owed(packing) == 0
 
 
 def test_who_is_held_leaves_only_what_overflows() -> None:
@@ -240,6 +243,41 @@ def test_a_few_devices_are_never_given_more_than_they_hold(mix: str) -> None:
             plan = follower.apply([operation])
             gone.update(plan.unplaced)
             assert not plan.overfull and len(follower.active) <= 6
+
+
+@given(st.integers(0, 1 << 30), st.sampled_from(sorted(MIXES)), st.integers(1, 6))
+@settings(max_examples=150)
+def test_no_request_is_unplaced_while_some_device_has_room_for_it(seed: int, mix: str, num_devices: int) -> None:
+    packing = Packing(PARAMS, devices=range(num_devices))
+    follower = Follower(packing)
+    gone: set[str] = set()
+    for operation in random_operations(random.Random(seed), mix, 80):
+        if operation.request_id in gone:
+            continue
+        free = {d: CAPACITY - sum(packing.requests_on(d).values()) for d in range(num_devices)}
+        plan = follower.apply([operation])
+        gone.update(plan.unplaced)
+        if isinstance(operation, Arrive) and plan.unplaced:
+            assert max(free.values()) < operation.num_blocks, (free, operation)
+        was_over = isinstance(operation, Resize) or min(free.values()) < 0
+        assert was_over or not plan.overfull, "only growth is more than a device holds"
+    for device in range(num_devices, num_devices + 40):
+        packing.set_taking(device, True)
+    follower.apply([])
+    check(packing)
+    assert num_owed(packing) == 0, "with devices again, nothing is owed"
+
+
+def test_what_only_a_wrong_device_has_room_for_goes_there_and_is_owed() -> None:
+    packing = Packing(PARAMS, devices=[0])
+    follower = Follower(packing)
+    follower.apply([Arrive("s", 700)])
+    assert follower.apply([Arrive("m", 1000)]).placed == ((("m", 0)),)
+    assert num_owed(packing) == 1, "an M beside an S"
+    assert follower.apply([]).moves == (), "it stays while there is no better place"
+    packing.set_taking(1, True)
+    assert len(follower.apply([]).moves) == 1
+    assert num_owed(packing) == 0
 
 
 def test_a_device_that_is_not_packed_takes_and_gives_nothing() -> None:

@@ -13,6 +13,7 @@ from jettison.policy.packing.params import (
     goes_on,
     head_room_blocks,
 )
+from jettison.policy.slo import AHEAD_SHARE
 
 AUTO = PackParams()
 
@@ -42,8 +43,10 @@ def test_what_nothing_has_room_for_needs_devices_of_its_own() -> None:
 
 
 def test_prompts_ahead_break_the_objective_and_a_prompt_by_itself_does_not() -> None:
-    assert breaks_ttft(900, 200, 1000.0, 1.0)
-    assert not breaks_ttft(700, 200, 1000.0, 1.0)
+    most = round(1000 * AHEAD_SHARE)
+    assert breaks_ttft(most - 200, 201, 1000.0, 1.0)
+    assert not breaks_ttft(most - 200, 200, 1000.0, 1.0)
+    assert breaks_ttft(1, 1, 0.0, 1.0), "decodes leave no time for prompts"
     assert not breaks_ttft(0, 5000, 1000.0, 1.0)
     assert not breaks_ttft(900, 200, None, 1.0) and not breaks_ttft(900, 200, 1000.0, None)
 

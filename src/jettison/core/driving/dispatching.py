@@ -156,7 +156,7 @@ class Dispatcher:
         queued = [groups[g] for g in sorted(self._state.changes.queued_online)]
         full = {
             g.group_id for g in queued
-            if len(g.queues.waiting) > max(0, _num_free_places(g, limits)) or self._is_blocked(g)
+            if len(g.queues.waiting) > max(0, self._num_free_places(g, limits)) or self._is_blocked(g)
         }
         if not full:
             return []
@@ -181,13 +181,17 @@ class Dispatcher:
         busy = self._ladder.worker_ids().union(self._moves.moving_workers())
         return {
             g.group_id for g in self._state.groups.values()
-            if _num_free_places(g, limits) > len(g.queues.waiting) and g.blocks.admission_cap is None
+            if self._num_free_places(g, limits) > len(g.queues.waiting) and g.blocks.admission_cap is None
             and busy.isdisjoint(g.worker_ids)
         }
 
     def _is_blocked(self, group: Group) -> bool:
         """Memory keeps its queue out."""
         return group.head_blocked_by is BlockedBy.MEMORY
+
+    def _num_free_places(self, group: Group, limits: _BatchLimits) -> int:
+        """For online requests: where they are harvested beside, offline ones make way."""
+        return limits[len(group.stages)] - _served(group, counts_offline=not self._state.params.offline.slo_aware)
 
     def _batch_limit(self, num_stages: int) -> int:
         params, most = self._state.params, self._state.limits.max_num_seqs
@@ -198,11 +202,12 @@ class Dispatcher:
 
     def _group_queue(self, group: Group, limits: _BatchLimits, *, takes_new: bool) -> GroupQueue:
         self._state.catch_up(group.group_id)
+        num_used, num_served = _taken(group, counts_offline=not self._state.params.offline.slo_aware)
         return GroupQueue(
             group.group_id,
             limits[len(group.stages)],
-            group.queues.num_served,
-            group.blocks.num_free - group.blocks.watermark,
+            num_served,
+            group.blocks.num_free - group.blocks.watermark + group.blocks.num_used - num_used,
             _rows(group, group.queues.waiting),
             takes_new=takes_new,
             sends_blocked=self._is_blocked(group),
@@ -225,16 +230,19 @@ class Dispatcher:
 
 def _taken(group: Group, *, counts_offline: bool) -> tuple[int, int]:
     """Blocks and places that requests have, of both classes or of the online ones."""
-    blocks, queues = group.blocks, group.queues
+    blocks, num_served = group.blocks, _served(group, counts_offline=counts_offline)
+    if num_served == group.queues.num_served:
+        return blocks.num_used, num_served
+    return blocks.num_used_without(s.request_id for s in group.queues.holding_offline()), num_served
+
+
+def _served(group: Group, *, counts_offline: bool) -> int:
+    """The places alone: blocks take long to count, and are asked of few groups."""
+    queues = group.queues
     if counts_offline or not (queues.num_running_offline or queues.moving or queues.stored):
-        return blocks.num_used, queues.num_served
-    holding = queues.holding_offline()
-    num_offline = len(holding) + sum(s.is_offline for s in queues.stored.values())
-    return blocks.num_used_without(s.request_id for s in holding), queues.num_served - num_offline
-
-
-def _num_free_places(group: Group, limits: _BatchLimits) -> int:
-    return limits[len(group.stages)] - group.queues.num_served
+        return queues.num_served
+    others = (*queues.moving.values(), *queues.stored.values())
+    return queues.num_served - queues.num_running_offline - sum(s.is_offline for s in others)
 
 
 def _rows(group: Group, waiting: WaitingQueue) -> list[QueuedRequest]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from jettison.core.advice import Stalled
+from jettison.core.advice import Going, Stalled, Wanted
+from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.load.distances import known_links
 from jettison.core.load.views import Loads
 from jettison.core.pending import KV_PURPOSES
@@ -75,3 +76,7 @@ class Adviser:
             return distance, holder not in members, num_asked.get(holder, 0), holder
 
         return min(holders, key=rank, default=None)
+
+    def choose_kinds(self, wanted: Iterable[Wanted]) -> Mapping[RequestId, Going]:
+        """As all rungs have it."""
+        return choose_kinds(self._state, wanted)

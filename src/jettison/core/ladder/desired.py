@@ -7,12 +7,14 @@ gone, or changed its group without being asked since it was looked at last. Offl
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jettison.core.ladder.movekinds import decodes_of
+from jettison.core.ladder.movekinds import decodes_of, prompt_rate_of
+from jettison.core.ladder.prefixes import Prefixes
 from jettison.core.load.views import Loads
 from jettison.core.moving.migrations import Migrations, may_go
 from jettison.core.moving.moves import Moves
@@ -21,6 +23,7 @@ from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.cost.stepwork import step_of
 from jettison.policy.links import MachineId
+from jettison.policy.packing.lost import devices_lost
 from jettison.policy.packing.mell import Packing
 from jettison.policy.packing.named import PACKERS
 from jettison.policy.packing.params import PackParams, breaks_ttft, devices_needed, head_room_blocks
@@ -42,11 +45,19 @@ class _Pool:
     devices: set[GroupId] = field(default_factory=set)
     batch: list[Operation] = field(default_factory=list)
     """For the next plan."""
+    prefixes: Prefixes = field(default_factory=Prefixes)
+    is_saturated: bool = False
+    """At the last look: what its requests hold takes all devices, so packing them could empty none."""
 
     @property
     def capacity(self) -> int:
         """Blocks that are packed of each."""
         return max(1, self.full - self.head_room)
+
+    @property
+    def gathers(self) -> bool:
+        """Its packer is after few devices, and not after even ones."""
+        return bool(getattr(self.packer, "gathers", True))
 
 
 @dataclass(slots=True, eq=False)
@@ -121,6 +132,19 @@ class Desired:
         largest = max((pool.capacity for pool in self._pools.values()), default=0)
         return devices_needed(num_active, num_blocks, largest) if largest else num_active
 
+    def refuses(self) -> bool:
+        """Somebody is held where it is, because its move costs more than it saves."""
+        return any(seat.grip is Grip.HELD for seat in self._seats.values())
+
+    def num_lost(self) -> int:
+        """Groups that the packings take beyond those that they would without refused moves, packed anew (MELL's
+        classes); 0 where none is refused."""
+        held: dict[int, _Pool] = {s.pool.full: s.pool for s in self._seats.values() if s.grip is Grip.HELD}
+        return sum(
+            devices_lost([pool.packer.requests_on(d) for d in pool.packer.active], pool.capacity)
+            for pool in held.values()
+        )
+
     def share_used(self) -> float:
         """Of the KV memory of groups where online requests live, what requests hold; 0 where there are none."""
         used = [g for d in self.devices() if (g := self._cluster.groups.get(d)) and g.queues.serves_online]
@@ -146,10 +170,25 @@ class Desired:
         """Blocks that are packed of it."""
         return next(pool.capacity for pool in self._pools.values() if group_id in pool.devices)
 
+    def growth_blocks(self, group_id: GroupId) -> int:
+        """By which one of its requests grows in the time that a reserve looks ahead."""
+        return math.ceil(self._blocks_per_s.get(group_id, 0.0) * self._params.reserve.ahead_s)
+
     def migrates(self, group_id: GroupId) -> bool:
         """Who should live elsewhere keeps its KV; else it is computed again there (baselines)."""
         packer = next(pool.packer for pool in self._pools.values() if group_id in pool.devices)
         return bool(getattr(packer, "migrates", True))
+
+    def is_saturated(self, group_id: GroupId) -> bool:
+        """Its pool is as full as it can be packed: moves save no device, and newcomers had better go to the freest."""
+        return next(pool.is_saturated for pool in self._pools.values() if group_id in pool.devices)
+
+    def may_relieve(self, group: Group) -> bool:
+        """It is packed by a packer that moves running requests."""
+        pool = self._pools.get(group.blocks.capacity)
+        if pool is None or group.group_id not in pool.devices or not self.is_packed(group):
+            return False
+        return self.migrates(group.group_id)
 
     def empties(self, group_id: GroupId) -> bool:
         """Nobody should live there."""
@@ -190,8 +229,12 @@ class Desired:
             for resize in plan_resizes(rows, pool.capacity, self._params.reserve):
                 self._seats[resize.request_id].num_blocks = resize.num_blocks
                 pool.batch.append(resize)
-        for pool in self._pools.values():
+        packed: Counter[int] = Counter()
+        for seat in self._seats.values():
+            packed[seat.pool.full] += seat.num_blocks
+        for full, pool in self._pools.items():
             _apply(pool)
+            pool.is_saturated = pool.gathers and -(-packed[full] // pool.capacity) >= len(pool.devices)
         for seat, state in fresh:
             self._set_grip(seat, state, moving, now_ns)
         self._stale.clear()
@@ -201,19 +244,26 @@ class Desired:
         if (seat := self._seats.get(request_id)) is not None:
             self._note_here(request_id, seat, group_id)
 
+    def send(self, request_id: RequestId, group_id: GroupId) -> None:
+        """It should live there now, whatever the packing says."""
+        seat = self._seats.get(request_id)
+        if seat is not None and group_id in seat.pool.devices:
+            seat.grip = Grip.PINNED
+            seat.pool.batch += [Depart(request_id), self._arrive(request_id, seat, group_id)]
+            _apply(seat.pool)
+
     def hold(self, request_ids: Iterable[RequestId], until_ns: int) -> None:
         """They stay where they are for so long, unless that overflows: their moves cost more than they save."""
         seats = [(request_id, self._seats[request_id]) for request_id in request_ids]
         for request_id, seat in seats:
-            seat.pool.batch += [Depart(request_id), Arrive(request_id, seat.num_blocks, seat.group_id)]
+            seat.grip, seat.held_until_ns = Grip.HELD, until_ns
+            seat.pool.batch += [Depart(request_id), self._arrive(request_id, seat, seat.group_id)]
         for pool in self._pools.values():
             _apply(pool)
-        for request_id, seat in seats:
-            seat.grip, seat.held_until_ns = Grip.HELD, until_ns
-            seat.pool.packer.pin(request_id, Grip.HELD)
 
-    def _is_packed(self, group: Group) -> bool:
-        """Merged groups, and those whose layouts change or that are about to sleep, are not."""
+    def is_packed(self, group: Group) -> bool:
+        """It may hold requests that are packed: merged groups, and those whose layouts change or that are about to
+        sleep, may not."""
         cluster = self._cluster
         if len(group.stages) > 1 and not cluster.params.static_pipeline:
             return False
@@ -230,7 +280,7 @@ class Desired:
                 self._forget_pool(full)
         found: defaultdict[int, set[GroupId]] = defaultdict(set)
         for group_id, group in self._cluster.groups.items():
-            if self._is_packed(group):
+            if self.is_packed(group):
                 found[group.blocks.capacity].add(group_id)
                 worker_id = group.worker_ids[0]
                 self._machine_of[group_id] = self._cluster.params.machine_of.get(worker_id, worker_id)
@@ -240,6 +290,7 @@ class Desired:
             pool = self._pool_with_room(full)
             for device in sorted(found[full] - pool.devices):
                 pool.packer.set_taking(device, True)
+            _apply(pool)  # who has left is on no device
             for device in sorted(pool.devices - found[full]):
                 for request_id in pool.packer.requests_on(device):
                     self._leave_seat(request_id)
@@ -293,8 +344,24 @@ class Desired:
 
     def _take_seat(self, state: RequestState, pool: _Pool, group: Group, rate: float) -> _Seat:
         num_blocks = self._size(state, pool, _held(group, state), rate)
-        pool.batch.append(Arrive(state.request_id, num_blocks, group.group_id))
+        self._join(state, pool, group)
+        pool.batch.append(_arrive(state.request_id, num_blocks, pool, group.group_id))
         return self._seated(state, pool, group.group_id, num_blocks)
+
+    def _join(self, state: RequestState, pool: _Pool, group: Group) -> None:
+        """Tell what it has in common with others. ``group``: any of the pool's: all have one cache's names."""
+        joined = pool.prefixes.join(state.request_id, group.blocks.prompt_names(state))
+        seat = None if joined.also is None else self._seats.get(joined.also)
+        if joined.also is not None and seat is not None and seat.pool is pool:
+            # The planner knows a prefix from the arrival on. In a batch of its own: in the next it may leave.
+            _apply(pool)
+            device = pool.packer.device_of(joined.also)
+            pool.batch += [Depart(joined.also), self._arrive(joined.also, seat, device)]
+            _apply(pool)
+
+    def _arrive(self, request_id: RequestId, seat: _Seat, device: GroupId) -> Arrive:
+        """Again, with the grip that it has."""
+        return _arrive(request_id, seat.num_blocks, seat.pool, device)._replace(grip=seat.grip)
 
     def _seated(self, state: RequestState, pool: _Pool, group_id: GroupId, num_blocks: int) -> _Seat:
         seat = self._seats[state.request_id] = _Seat(pool, group_id, num_blocks)
@@ -311,6 +378,7 @@ class Desired:
         seat = self._seats.pop(request_id)
         self._here[seat.group_id].discard(request_id)
         seat.pool.batch.append(Depart(request_id))
+        seat.pool.prefixes.leave(request_id)
 
     def _set_grip(self, seat: _Seat, state: RequestState, moving: set[RequestId], now_ns: int) -> None:
         """What is half prefilled, stored or on its way cannot be moved; what waits is only dispatched again."""
@@ -345,22 +413,28 @@ class Desired:
             self._leave_seat(state.request_id)
         for pool in self._pools.values():
             blocks = self._cluster.limits.blocks_for(state.num_tokens)
-            if blocks > pool.full:
+            if blocks > pool.full or pool.is_saturated:
                 continue
             rate = max((self._blocks_per_s.get(d, 0.0) for d in pool.packer.active), default=0.0)
             size = self._size(state, pool, blocks, rate)
-            pool.batch.append(Arrive(state.request_id, size))
+            group = next((g for d in pool.devices if (g := self._cluster.groups.get(d)) is not None), None)
+            if group is None:
+                continue
+            self._join(state, pool, group)
+            pool.batch.append(_arrive(state.request_id, size, pool))
             if state.request_id in _apply(pool):
+                pool.prefixes.leave(state.request_id)
                 continue
             device = pool.packer.device_of(state.request_id)
-            if not self._takes(device, state):
+            if not self.takes(device, state):
                 pool.batch.append(Depart(state.request_id))
                 _apply(pool)
-                others = [d for d in pool.packer.active if self._takes(d, state)]
+                others = [d for d in pool.packer.active if self.takes(d, state)]
                 if not others:
+                    pool.prefixes.leave(state.request_id)
                     return None
                 device = min(others, key=lambda d: (self._cluster.groups[d].blocks.num_free, d))
-                pool.batch.append(Arrive(state.request_id, size, device))
+                pool.batch.append(_arrive(state.request_id, size, pool, device))
                 _apply(pool)
             self._seated(state, pool, device, size)
             return device
@@ -372,15 +446,15 @@ class Desired:
                 self._leave_seat(request_id)
         self._stale.clear()
 
-    def _takes(self, group_id: GroupId, state: RequestState) -> bool:
+    def takes(self, group_id: GroupId, state: RequestState) -> bool:
         """It exists, has room now, and the prompts ahead there leave the newcomer its objective."""
         cluster = self._cluster
         group = cluster.groups.get(group_id)
-        if group is None or not self._is_packed(group):
+        if group is None or not self.is_packed(group):
             return False
         cluster.catch_up(group_id)
         blocks, queues = group.blocks, group.queues
-        needed = cluster.limits.blocks_for(state.num_tokens)
+        _, needed = blocks.cached_prefix(state)
         if blocks.num_free - blocks.watermark - queues.queued_blocks() < needed:
             return False
         if queues.num_served + len(queues.waiting) >= group.max_running:
@@ -388,9 +462,7 @@ class Desired:
         ahead = queues.queued_tokens() + queues.unfinished_tokens()
         if not ahead:
             return True
-        rate = cluster.predictor.prefill_tokens_per_s(
-            group.limits.max_num_batched_tokens, decodes_of(group), len(group.stages)
-        )
+        rate = prompt_rate_of(cluster, group)
         ttft_s = objectives(cluster.params.offline.slo, cluster.predictor).ttft_s
         return not breaks_ttft(ahead, state.num_tokens, rate, ttft_s)
 
@@ -404,6 +476,13 @@ class Desired:
 
 def _held(group: Group, state: RequestState) -> int:
     return max(1, group.limits.blocks_for(state.num_tokens))
+
+
+def _arrive(request_id: RequestId, num_blocks: int, pool: _Pool, device: GroupId | None = None) -> Arrive:
+    shared = pool.prefixes.shared(request_id)
+    if shared is None:
+        return Arrive(request_id, num_blocks, device)
+    return Arrive(request_id, num_blocks, device, shared.key, min(shared.num_blocks, num_blocks))
 
 
 def _apply(pool: _Pool) -> tuple[RequestId, ...]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 
 from jettison.core.ladder.rung import Means
 from jettison.core.ports import Action
-from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.cost.stepwork import StepWork
-from jettison.policy.dozing import IdleGroup, OfflineWork, choose_sleepers, misses_deadline
+from jettison.policy.dozing import IdleGroup, OfflineWork, choose_sleepers, misses_deadline, next_patience
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 LEVEL = 2
@@ -27,6 +27,20 @@ class Dozing:
         self._calm_since_ns = 0
         """Since when there has been no pressure."""
         self._has_begun = False
+        self._patience = 1
+        """For so many times ``--sleep-after-s`` the need must have been gone."""
+        self._slept_since_ns: dict[WorkerId, int] = {}
+        """Those that were put to sleep here."""
+
+    @property
+    def _after_s(self) -> float:
+        return self._patience * self._state.params.awake.after_s
+
+    def note_woken(self, worker_id: WorkerId, now_ns: int) -> None:
+        """One was needed again: where it had slept for a moment only, the next one is put to sleep later."""
+        if (since_ns := self._slept_since_ns.pop(worker_id, None)) is not None:
+            slept_s = (now_ns - since_ns) / NANOSECONDS
+            self._patience = next_patience(self._patience, slept_s, self._state.params.awake.after_s)
 
     @property
     def awaits_tick(self) -> bool:
@@ -67,7 +81,9 @@ class Dozing:
             return actions
         for group_id in self._choose(now_ns):
             (worker_id,) = self._state.groups[group_id].worker_ids
-            actions += self._sleep(worker_id, f"no online request for {awake.after_s:g} s", now_ns)
+            if order := self._sleep(worker_id, f"no online request for {self._after_s:g} s", now_ns):
+                self._slept_since_ns[worker_id] = now_ns
+                actions += order
         return actions
 
     def _choose(self, now_ns: int) -> list[GroupId]:
@@ -81,7 +97,7 @@ class Dozing:
                 continue
             since_ns = max(self._empty_since_ns.setdefault(group.group_id, now_ns), self._calm_since_ns)
             idle.append(IdleGroup(group.group_id, (now_ns - since_ns) / NANOSECONDS))
-        chosen = choose_sleepers(idle, len(serving), awake.min_awake, awake.after_s, self._means.ask_closed())
+        chosen = choose_sleepers(idle, len(serving), awake.min_awake, self._after_s, self._means.ask_closed())
         while chosen and misses_deadline(self._offline_work(now_ns), len(serving) - len(chosen)):
             chosen.pop()
         return chosen
@@ -102,27 +118,38 @@ class Dozing:
     # --- offline work -----------------------------------------------------------------------------------------
 
     def _offline_work(self, now_ns: int) -> list[OfflineWork]:
-        """Accepted offline requests that have a deadline. (Lines of a batch that have yet to be accepted are not known
-        here.)"""
+        """Accepted offline requests that have a deadline, and what is stored and has yet to be accepted."""
         found: list[OfflineWork] = []
+        num_accepted: Counter[int] = Counter()
         for state in self._state.requests.values():
             due_ns = state.request.deadline_ns
             if state.is_offline and due_ns is not None:
-                found.append(OfflineWork((due_ns - now_ns) / NANOSECONDS, self._work_s(state)))
+                num_accepted[due_ns] += 1
+                work_s = self._work_s(
+                    state.num_tokens, state.num_tokens - state.num_computed, state.num_output,
+                    state.request.params.max_tokens,
+                )
+                found.append(OfflineWork((due_ns - now_ns) / NANOSECONDS, work_s))
+        for work in self._state.stored_offline:
+            num_left = work.num_requests - num_accepted[work.deadline_ns]
+            num_accepted[work.deadline_ns] = max(0, -num_left)  # of other work that is due at the same time
+            if num_left > 0:
+                prompt, longest = work.num_prompt_tokens / work.num_requests, work.max_output_tokens / work.num_requests
+                work_s = num_left * self._work_s(prompt, prompt, 0, longest)
+                found.append(OfflineWork((work.deadline_ns - now_ns) / NANOSECONDS, work_s))
         return found
 
-    def _work_s(self, state: RequestState) -> float:
+    def _work_s(self, num_tokens: float, num_to_compute: float, num_output: int, longest: float) -> float:
         """Seconds of one instance that is full of such requests; infinite while nothing is known of steps."""
         limits, predictor = self._state.limits, self._state.predictor
         profile, traffic = self._state.params.profile, self._means.loads.offline_traffic
-        longest = state.request.params.max_tokens
         expected = min(longest, traffic.mean_output_tokens) if traffic.num_ended else longest
-        num_more = max(1.0, expected - state.num_output)
+        num_more = max(1.0, expected - num_output)
         _, least_blocks = self._state.alive_workers()
-        fitting = int(least_blocks * limits.block_size / (state.num_tokens + num_more))
+        fitting = int(least_blocks * limits.block_size / (num_tokens + num_more))
         batch = max(1, min(limits.max_num_seqs, (profile and profile.batch_limit(1)) or limits.max_num_seqs, fitting))
-        step_s = predictor.predict_s(StepWork.decodes(batch, batch * state.num_tokens))
+        step_s = predictor.predict_s(StepWork.decodes(batch, round(batch * num_tokens)))
         prefill = predictor.prefill_tokens_per_s(limits.max_num_batched_tokens)
         if step_s is None or not prefill:
             return math.inf
-        return max(0, state.num_tokens - state.num_computed) / prefill + num_more * step_s / batch
+        return max(0, num_to_compute) / prefill + num_more * step_s / batch

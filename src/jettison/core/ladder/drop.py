@@ -182,8 +182,8 @@ class DropRung(Rung):
     def _sooner_wake(self, group: Group, now_ns: int) -> Record | None:
         """A sleeper that is predicted to serve before a drop could; None: there is none."""
         sleepers = self.means.sleepers
-        for worker_id in sleepers.waking if sleepers.expected_ns else ():
-            if (expected_ns := sleepers.expected_ns.get(worker_id)) is None:
+        for worker_id in sleepers.waking:
+            if (expected_ns := sleepers.expected_ns(worker_id)) is None:
                 continue
             left_s, drop_s = (expected_ns - now_ns) / NANOSECONDS, self._ways.drop_s(group, now_ns)
             if is_worth_waiting_for(left_s, drop_s):

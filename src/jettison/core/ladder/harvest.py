@@ -105,7 +105,7 @@ class HarvestRung(Rung):
                 self._mark(group_id)
         if moment is not Moment.BEFORE_STEPS:
             return
-        busy = self.means.moves.moving_workers()
+        busy = self.means.moves.changing_workers()
         for group in self._touched():
             if not busy.isdisjoint(group.worker_ids):
                 self._put_off.add(group.group_id)

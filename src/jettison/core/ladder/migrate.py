@@ -7,10 +7,12 @@ which.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from jettison.core.ladder.movekinds import Going, Wanted, choose_kinds
+from jettison.core.advice import Going, Wanted
+from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.migrations import may_go
 from jettison.core.moving.passage import Passage
@@ -59,6 +61,8 @@ class MigrateRung(Rung):
         """Groups that would give a request away: while there is none, the others need not be looked at."""
         self._num_dissolved = 0
         """Groups dissolved when ``_loads`` was last rid of them."""
+        self._num_waited: Counter[RequestId] = Counter()
+        """Looks in a row at which those of the last one were told to wait."""
         self._avoided_until_ns: dict[Pair, int] = {}
         """Pairs between which a transfer failed, either way round."""
 
@@ -155,8 +159,13 @@ class MigrateRung(Rung):
         if params.kind is not None:
             return dict.fromkeys(pairs, Going(params.kind, params.max_step_tokens))
         groups = state.groups
-        wanted = (Wanted(groups[p.source].queues.running[r], groups[p.destination]) for r, p in pairs.items())
-        return choose_kinds(state, wanted)
+        wanted = [
+            Wanted(groups[p.source].queues.running[r], groups[p.destination], self._num_waited[r])
+            for r, p in pairs.items()
+        ]
+        chosen = choose_kinds(state, wanted)
+        self._num_waited = Counter({r: 1 + self._num_waited[r] for r in pairs if r not in chosen})
+        return chosen
 
     def _refresh_loads(self) -> None:
         """What is known of groups that nothing has touched is what it was."""

@@ -2,15 +2,19 @@
 ask here, each for all its moves of an epoch at once.
 
 Decisions are ``policy.movekinds``'; here is what it goes by: boundaries from the profile and the predictor, rates of
-links as they are known, and what moves under way have not sent or computed yet.
+links as they are known, and what moves under way have not sent or computed yet. Every tick asks how those that go as
+tokens should go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
+from jettison.core.advice import Going, Wanted
 from jettison.core.load.pullrates import PullRates
+from jettison.core.moving.astokens import TokenRelocation
+from jettison.core.moving.migrations import Migrations
+from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.residence import in_arenas
 from jettison.core.serving.group import Group
@@ -19,29 +23,9 @@ from jettison.cost.boundaries import PrefillBoundary, link_boundary, prefill_bou
 from jettison.cost.stepwork import NOTHING, StepWork, step_of
 from jettison.memory.kvtransfers import MigrationKind, plan_kv_transfers
 from jettison.policy.exchange import LinkId
-from jettison.policy.movekinds import MAX_FINAL_BLOCKS, Bin, Move, divide_moves
+from jettison.policy.movekinds import Bin, Move, divide_moves, rest_as_kv
+from jettison.policy.slo import Pace, prompt_tokens_per_s
 from jettison.types import GroupId, RequestId
-
-
-class Wanted(NamedTuple):
-    """A running request that may move (``core.moving.migrations``), and where to."""
-
-    state: RequestState
-    destination: Group
-    num_waited: int = 0
-    """Epochs in which it was told to wait."""
-    kinds: Collection[MigrationKind] = tuple(MigrationKind)
-    """In which it may go."""
-
-
-class Going(NamedTuple):
-    """How it goes: what ``Migrations.start`` is told."""
-
-    kind: MigrationKind
-    max_step_tokens: int | None
-    """As tokens; None: as many as steps have room for."""
-    max_final_blocks: int = MAX_FINAL_BLOCKS
-    """As KV: sent while it stands still."""
 
 
 def choose_kinds(cluster: ClusterState, wanted: Iterable[Wanted]) -> dict[RequestId, Going]:
@@ -51,7 +35,7 @@ def choose_kinds(cluster: ClusterState, wanted: Iterable[Wanted]) -> dict[Reques
         return {}
     rates, params = PullRates(cluster), cluster.params.moves
     boundaries = {w.destination.group_id: prefill_boundary_of(cluster, w.destination) for w in moves.values()}
-    made = [_move(cluster, w) for w in moves.values()]
+    made = [_move(cluster, w, _num_cached(w)) for w in moves.values()]
     links = {link: _link(cluster, rates, link) for move in made for link in move.link_bytes}
     destinations: dict[GroupId, Bin] = {}
     for w in moves.values():
@@ -63,8 +47,34 @@ def choose_kinds(cluster: ClusterState, wanted: Iterable[Wanted]) -> dict[Reques
     for choice in division.chosen:
         found = boundaries[moves[choice.request_id].destination.group_id]
         step_tokens = None if found is None else found.step_tokens
-        going[choice.request_id] = Going(choice.kind, step_tokens, choice.num_final_blocks)
+        kinds = moves[choice.request_id].kinds
+        going[choice.request_id] = Going(choice.kind, step_tokens, choice.num_final_blocks, kinds)
     return going
+
+
+def reconsider(cluster: ClusterState, migrations: Migrations, now_ns: int) -> list[Action]:
+    """Of what is under way as tokens: each goes as fast as its destination takes it by now, or, where a link has become
+    free that brings the rest much sooner, on as KV (``policy.movekinds.rest_as_kv``)."""
+    open_ones = [m for m in migrations.under_way if isinstance(m, TokenRelocation) and m.may_change]
+    if not open_ones:
+        return []
+    params, rates, actions = cluster.params.moves, PullRates(cluster), list[Action]()
+    for passage in open_ones:
+        destination = passage.destination
+        found = prefill_boundary_of(cluster, destination)
+        if found is None:
+            continue
+        passage.pace(max(1, found.step_tokens))
+        if not passage.may_go_as_kv:
+            continue
+        move = _move(cluster, Wanted(passage.state, destination), passage.num_computed)
+        links = {link: _link(cluster, rates, link) for link in move.link_bytes}
+        ahead = destination.guests.num_missing_before(passage.state)
+        bins = {destination.group_id: Bin(found.tokens_per_s * params.epoch_s, ahead)}
+        num_final_blocks = rest_as_kv(move, links, bins, params)
+        if num_final_blocks:
+            actions += passage.go_on_as_kv(num_final_blocks, now_ns)
+    return actions
 
 
 def decodes_of(group: Group) -> StepWork:
@@ -74,6 +84,14 @@ def decodes_of(group: Group) -> StepWork:
         return NOTHING
     num_kv_tokens = group.blocks.num_used * group.limits.block_size
     return StepWork.decodes(max(1, num_running // num_stages), num_kv_tokens // num_stages)
+
+
+def prompt_rate_of(cluster: ClusterState, group: Group) -> float | None:
+    """Tokens of prompts a second that its steps compute beside its requests, were all of them to decode."""
+    most, decodes, num_stages = group.limits.max_num_batched_tokens, decodes_of(group), len(group.stages)
+    if group.limits.prefill_first:  # its steps keep to no objective
+        return cluster.predictor.prefill_tokens_per_s(most, decodes, num_stages)
+    return prompt_tokens_per_s(Pace(cluster.params.offline, cluster.predictor), most, decodes, num_stages)
 
 
 def prefill_boundary_of(cluster: ClusterState, group: Group) -> PrefillBoundary | None:
@@ -88,7 +106,7 @@ def prefill_boundary_of(cluster: ClusterState, group: Group) -> PrefillBoundary 
 
 
 def _link(cluster: ClusterState, rates: PullRates, link: LinkId) -> Bin:
-    params, rate = cluster.params, rates.of(link)
+    params, rate = cluster.params, rates.of_kv(link)
     queued = cluster.book.bytes_between(*link)
     if rate is None:
         return Bin(None, queued)
@@ -96,14 +114,18 @@ def _link(cluster: ClusterState, rates: PullRates, link: LinkId) -> Bin:
     return Bin(bound, queued, rate)
 
 
-def _move(cluster: ClusterState, wanted: Wanted) -> Move:
-    """What the destination has in its prefix cache neither travels nor is computed."""
+def _num_cached(wanted: Wanted) -> int:
+    """Leading tokens that the destination has in its prefix cache: they neither travel nor are computed."""
+    return wanted.destination.blocks.cached_prefix(wanted.state, wanted.state.num_computed)[0]
+
+
+def _move(cluster: ClusterState, wanted: Wanted, num_there: int) -> Move:
+    """``num_there``: leading tokens that the destination has."""
     state, destination = wanted.state, wanted.destination
     source = cluster.groups[state.group_id]
     limits = source.limits
-    num_cached, _ = destination.blocks.cached_prefix(state, state.num_computed)
-    num_tokens = max(1, state.num_tokens - num_cached)
-    num_blocks = max(1, limits.blocks_for(state.num_tokens) - num_cached // limits.block_size)
+    num_tokens = max(1, state.num_tokens - num_there)
+    num_blocks = max(1, limits.blocks_for(state.num_tokens) - num_there // limits.block_size)
     step_s = cluster.predictor.predict_s(decodes_of(source), step_of(len(source.stages)))
     made_tokens = cluster.params.moves.epoch_s / step_s if step_s else 0.0
     return Move(

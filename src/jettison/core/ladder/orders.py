@@ -7,11 +7,12 @@ Static pipelines stay as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from jettison.core.advice import Wanted
 from jettison.core.ladder.climb import Ladder
 from jettison.core.ladder.dropplans import DropPlanner
-from jettison.core.ladder.movekinds import Wanted, choose_kinds
+from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.splits import choose_split
 from jettison.core.load.views import Loads
 from jettison.core.moving.migrations import Migrations, may_go
@@ -74,12 +75,13 @@ class Orders:
         )
 
     def migrate_all(
-        self, migrations: Migrations, destinations: Mapping[RequestId, GroupId], now_ns: int
+        self, migrations: Migrations, destinations: Mapping[RequestId, GroupId], now_ns: int,
+        kinds: Collection[MigrationKind],
     ) -> list[Action]:
-        """Have these requests go, each in the way that is best, as ``choose_kinds`` says; who is to wait, or cannot go
-        now, stays, and is to be asked for again."""
+        """Have these requests go, each in the best of these ways, as ``choose_kinds`` says; who is to wait, or cannot
+        go now, stays, and is to be asked for again."""
         found = [self._wanted(migrations, r, g) for r, g in destinations.items()]
-        wanted = {w.state.request_id: w for w in found if w is not None}
+        wanted = {w.state.request_id: w._replace(kinds=kinds) for w in found if w is not None}
         actions: list[Action] = []
         for request_id, going in choose_kinds(self._state, wanted.values()).items():
             state, destination, *_ = wanted[request_id]

@@ -9,7 +9,9 @@ Every epoch, and at once where a group is about to run out of memory, the desire
     outgrew its group, and the packer does not migrate (best-fit, worst-fit), or nothing has room in a circle
                                   it is computed again where it should live
 
-Under pressure nothing begins: memory is for who waits. Newcomers go where the packing wants them, without pressure.
+Under pressure nothing of that begins: memory is for who waits. Where memory keeps the head of a queue out, running
+requests make room for it (``policy.relief``), if together the groups have room. Newcomers go where the packing wants
+them, without pressure and while packing could empty a group at all.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from jettison.core.advice import Going, Wanted
 from jettison.core.ladder.desired import Desired, Owed
-from jettison.core.ladder.movekinds import Going, Wanted, choose_kinds
+from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.packprices import worth_of
+from jettison.core.ladder.relief import Reliefs
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.migrations import may_go
 from jettison.core.moving.passage import Passage
@@ -39,6 +43,12 @@ EARLY_STEPS = 16
 
 LEAST_EPOCHS = 0.1
 """Of an epoch, the least time to the next one, however short of memory groups are: moves have to take effect first."""
+
+LOST_S = 10.0
+"""Between two counts of the devices that refused moves cost: each packs everybody anew."""
+
+KEPT_OUT = "memory keeps the head of a queue out"
+"""The pressure that moves can do something about."""
 
 
 class How(StrEnum):
@@ -78,6 +88,13 @@ class PackRung(Rung):
         super().__init__(means)
         self._state, self._loads, self._migrations = means.state, means.loads, means.migrations
         self.desired = Desired(means.state, means.loads, means.moves, means.migrations)
+        self._reliefs = Reliefs(
+            means.state, means.loads, means.migrations, self.desired.may_relieve, self.desired.growth_blocks
+        )
+        self._relieving: set[RequestId] = set()
+        """Of its migrations those that make room for the head of a queue."""
+        self._relieved_ns: int | None = None
+        """When it was looked for such ones last."""
         self._planned_ns: int | None = None
         self._mine: dict[RequestId, Passage] = {}
         """Migrations that it has begun, and that have neither ended nor failed."""
@@ -94,6 +111,10 @@ class PackRung(Rung):
         self._refused: dict[RequestId, tuple[float, float]] = {}
         """In the last epoch: what the move costs and saves, device-seconds."""
         self._num_owed = 0
+        self._num_lost = 0
+        self._lost_due_ns = 0
+        """From when on they are counted again."""
+        """Groups that refused moves cost in the last epoch."""
         self._last_told: Mapping[str, object] = {}
 
     @property
@@ -140,6 +161,7 @@ class PackRung(Rung):
         return {
             "devices_needed": self.desired.num_needed(), "devices_used": self.desired.num_used(),
             "packing_owed": self._num_owed, "packing_utilisation": self.desired.share_used(),
+            "packing_lost": self._num_lost,
         }
 
     def note_touched(self, group_ids: Collection[GroupId]) -> None:
@@ -158,13 +180,18 @@ class PackRung(Rung):
         """Begin an epoch where it is time, or go on with moves that had no room."""
         if moment is not Moment.BEFORE_STEPS or not self._state.requests:
             return
-        self._mine = {r: passage for r, passage in self._mine.items() if not passage.is_over}
+        if self._mine:  # some have given way, some go on otherwise
+            under_way = {passage.state.request_id: passage for passage in self._migrations.under_way}
+            self._mine = {r: under_way[r] for r in self._mine if r in under_way}
+        self._relieving &= self._mine.keys()  # who has given way, or found no room, makes room for nobody
         retry_ns = now_ns + round(self._params.retry_s * NANOSECONDS)
         self._retry_ns |= dict.fromkeys(self._failed, retry_ns)
         self._failed.clear()
         pressure = self.pressure()
         if pressure is not None:
             yield from self._stop(pressure)
+            if pressure == KEPT_OUT:
+                yield from self._relieve(now_ns)
         is_early = pressure is None and now_ns >= self._epoch_end_ns(LEAST_EPOCHS) and self._runs_short()
         is_epoch = is_early or now_ns >= self._epoch_end_ns(1.0)
         if is_epoch:
@@ -184,15 +211,13 @@ class PackRung(Rung):
     def pressure(self) -> str | None:
         """Why memory is for others now; None where nothing is short."""
         state, moves = self._state, self.means.moves
-        if self._loads.kept_out:
-            return "memory keeps the head of a queue out"
         if moves.merges or moves.restores:
             return "layers are being dropped or restored"
         if state.unplaced and any(not s.is_offline for s in state.unplaced.values()):
             return "no group takes a request"
         if any(not w.alive and not w.is_gone for w in state.workers.values()):
             return "a worker is down"
-        return None
+        return KEPT_OUT if self._loads.kept_out else None
 
     def _runs_short(self) -> bool:
         """Some packed group cannot take its next steps."""
@@ -222,14 +247,26 @@ class PackRung(Rung):
                 yield offer
         self._num_owed = sum(1 for o in self.desired.owed() if not self._migrations.is_moving(o.state))
         if is_new:
+            self._count_lost(now_ns)
             yield from self._tell(pressure, begun, is_early, now_ns)
+
+    def _count_lost(self, now_ns: int) -> None:
+        if not self.desired.refuses():
+            self._num_lost = 0
+        elif now_ns >= self._lost_due_ns:
+            self._num_lost = self.desired.num_lost()
+            self._lost_due_ns = now_ns + round(LOST_S * NANOSECONDS)
 
     def _offers(self, owed: Sequence[Owed], now_ns: int) -> Iterator[PackOffer]:
         """What can begin now."""
         for o in [o for o in owed if o.state.phase is Phase.WAITING]:
-            if o.destination.blocks.num_free - o.destination.queues.queued_blocks() >= self._blocks(o.state):
+            if self.desired.takes(o.destination.group_id, o.state):
                 yield self._offer(o, How.QUEUED, "it waits, and should live there")
-        going = [o for o in owed if may_go(o.state) and not self._migrations.is_moving(o.state)]
+        going = [
+            o for o in owed
+            if may_go(o.state) and not self._migrations.is_moving(o.state)
+            and (not self.desired.is_saturated(o.source.group_id) or self._lacks_room(o.source))
+        ]
         for o in [o for o in going if not self.desired.migrates(o.source.group_id)]:
             self._leaving[o.state.request_id] = o.destination.group_id
         ready = [
@@ -329,6 +366,30 @@ class PackRung(Rung):
         if stopped:
             yield StopOffer(groups=tuple(sorted(short)), why=why, request_ids=tuple(stopped))
 
+    def _relieve(self, now_ns: int) -> Iterator[PackOffer]:
+        """Moves after which heads of queues are let in, looked for as often as epochs begin early."""
+        least_ns = round(LEAST_EPOCHS * self._params.epoch_s * NANOSECONDS)
+        if self._relieved_ns is not None and now_ns < self._relieved_ns + least_ns:
+            return
+        self._relieved_ns = now_ns
+        groups, requests = self._state.groups, self._state.requests
+        for head, source, relief in self._reliefs.wanted(self._retry_ns, now_ns):
+            at = groups[relief.group_id]
+            leaving = [Owed(requests[leave.request_id], at, groups[leave.destination]) for leave in relief.leaves]
+            chosen = choose_kinds(
+                self._state, [Wanted(o.state, o.destination, kinds=self._params.kinds) for o in leaving]
+            )
+            if len(chosen) < len(leaving):
+                continue  # links or destinations have no room for all of them, and some alone let nobody in
+            why = f"it makes room for {head.request_id}"
+            if at is not source:
+                self.desired.send(head.request_id, at.group_id)
+                yield self._offer(Owed(head, source, at), How.QUEUED, "others make room for it there")
+            for o in leaving:
+                self._relieving.add(o.state.request_id)
+                self.desired.send(o.state.request_id, o.destination.group_id)
+                yield self._offer(o, How.MIGRATED, why, chosen[o.state.request_id])
+
     # --- beginning --------------------------------------------------------------------------------------------
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
@@ -380,6 +441,9 @@ class PackRung(Rung):
             self.desired.note_moved(request_id, passage.destination.group_id)
         else:
             self._failed.append(request_id)
+            if request_id in self._relieving:
+                self.desired.send(request_id, passage.source.group_id)
+        self._relieving.discard(request_id)
 
     # --- telling ----------------------------------------------------------------------------------------------
 
@@ -389,7 +453,8 @@ class PackRung(Rung):
         told: dict[str, object] = {
             "needed": gauges["devices_needed"], "used": gauges["devices_used"], "closed": sorted(self.closed),
             "queued": begun[How.QUEUED], "migrated": begun[How.MIGRATED], "owed": self._num_owed,
-            "utilisation": round(gauges["packing_utilisation"], 4), "pressure": pressure, "early": is_early,
+            "lost": self._num_lost, "utilisation": round(gauges["packing_utilisation"], 4), "pressure": pressure,
+            "early": is_early,
         }
         if self._refused:
             told["refused"] = [

@@ -44,7 +44,7 @@ def worth_of(
         return None
     rates, profile = PullRates(cluster), cluster.params.profile
     byte_s = None if profile is None else profile.link_beside_byte_s
-    prices = MovePrices(cluster.predictor, rates.of, byte_s or 0.0)
+    prices = MovePrices(cluster.predictor, rates.of_kv, byte_s or 0.0)
     source = moves[0].source
     num_requests = max(1, len(source.queues.running))
     cheapest: list[MovePrice | None] = []

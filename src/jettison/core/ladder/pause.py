@@ -67,7 +67,7 @@ class PauseRung(Rung):
         asked = self._pressed_ns.keys() | (set() if moment is Moment.BEFORE_STEPS else changes.queued_online)
         if not asked:
             return
-        busy = self.means.moves.moving_workers()
+        busy = self.means.moves.changing_workers()
         for group_id in sorted(asked):
             group, is_paused = groups.get(group_id), group_id in self._pressed_ns
             if group is None:  # ``leave`` tells of its end
@@ -124,7 +124,7 @@ class PauseRung(Rung):
     def leave(self, now_ns: int) -> list[Action]:
         """Groups in which the pressure is gone."""
         actions: list[Action] = []
-        busy = self.means.moves.moving_workers() if self._pressed_ns else ()
+        busy = self.means.moves.changing_workers() if self._pressed_ns else ()
         for group_id, pressed_ns in list(self._pressed_ns.items()):
             group = self.means.state.groups.get(group_id)
             is_moving = any(w in busy for w in self._workers[group_id])

@@ -69,7 +69,7 @@ class SwapRung(Rung):
         """For each touched group that may plan a step: which requests leave, which return."""
         if moment is not Moment.BEFORE_STEPS:
             return
-        state, busy = self.means.state, self.means.moves.moving_workers()
+        state, busy = self.means.state, self.means.moves.changing_workers()
         asked = {g.group_id for g in state.changed_groups()} | self._put_off
         self._put_off = set()
         for group in [state.groups[g] for g in sorted(asked) if g in state.groups]:

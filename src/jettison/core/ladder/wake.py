@@ -17,12 +17,14 @@ from typing import NamedTuple
 
 from jettison.core.ladder.dozing import Dozing
 from jettison.core.ladder.dropplans import block_bytes, required_bytes
+from jettison.core.ladder.movekinds import prompt_rate_of
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.waysout import WaysOut
+from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
-from jettison.policy.slo import objectives
-from jettison.policy.soonest import Times, Wake, Way, may_wake, num_to_wake, soonest, wake_s, ways_as_fields
+from jettison.policy.slo import AHEAD_SHARE, objectives
+from jettison.policy.soonest import Source, Times, Wake, Way, may_wake, num_to_wake, soonest, ways_as_fields
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 NEWS_S = 5.0
@@ -60,6 +62,9 @@ class WakeRung(Rung):
         super().__init__(means)
         self._state, self._sleepers = means.state, means.sleepers
         self._ways = WaysOut(means)
+        self._wakes: dict[WorkerId, Wake] = {}
+        """What was predicted of those that are being woken."""
+        means.sleepers.predict = self._predict
         self._dozing = Dozing(means)
         self._num_losses = means.state.counters.num_worker_losses
         self._others: dict[GroupId, _Other] = {}
@@ -73,6 +78,7 @@ class WakeRung(Rung):
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
         """Deaths are answered at once, pressure on ticks and after steps."""
+        self._learn()
         if moment is Moment.BEFORE_STEPS:
             if self._state.params.awake.falls_asleep:
                 self._dozing.note_changed(now_ns)
@@ -88,13 +94,12 @@ class WakeRung(Rung):
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
         """Wake them."""
         assert isinstance(offer, WakeOffer), offer
-        seconds = wake_s(offer.wake)
-        expected_ns = None if seconds is None else now_ns + round(seconds * NANOSECONDS)
+        seconds = self._ways.taken.seconds(offer.wake)
         fields: dict[str, object] = {"reason": offer.why, "workers": list(offer.worker_ids), "way": str(Way.WAKE)}
         if offer.groups:
             fields["group"] = offer.groups[0]
         rate = offer.wake.bytes_per_s
-        fields["parameter_bytes"] = offer.wake.num_bytes
+        fields |= {"parameter_bytes": offer.wake.num_bytes, "source": str(offer.wake.source)}
         if rate is not None:
             fields["mib_per_second"] = rate / 2**20
         fields |= offer.told
@@ -102,8 +107,24 @@ class WakeRung(Rung):
             fields["wake_s"] = seconds
         actions: list[Action] = [Record("wake_decided", now_ns, fields)]
         for worker_id in offer.worker_ids:
-            actions += self._sleepers.wake(worker_id, now_ns, expected_ns)
+            self._dozing.note_woken(worker_id, now_ns)
+            actions += self._sleepers.wake(worker_id, now_ns, self._expect(worker_id, offer.wake))
         return actions
+
+    def _predict(self, worker_id: WorkerId) -> Expected:
+        """Of a wake that somebody else orders."""
+        return self._expect(worker_id, self._ways.wake(worker_id, None))
+
+    def _expect(self, worker_id: WorkerId, wake: Wake) -> Expected:
+        self._wakes[worker_id] = wake
+        return Expected(self._ways.taken.seconds(wake), str(wake.source), wake.source is not Source.PEERS)
+
+    def _learn(self) -> None:
+        """From wakes that are over; a first step is none of what they took."""
+        while self._sleepers.woken:
+            woken = self._sleepers.woken.popleft()
+            if (wake := self._wakes.pop(woken.worker_id, None)) is not None:
+                self._ways.taken.note(wake, woken.took_ns / NANOSECONDS)
 
     def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
         """A drop could not get enough: what sleeps has it."""
@@ -122,7 +143,7 @@ class WakeRung(Rung):
         """Sleepers that live, the soonest first."""
         head = None if group is None else group.queues.waiting.head
         found = [(w, self._ways.wake(w, head)) for w in self._sleepers.can_wake if self._state.workers[w].alive]
-        times = {w: wake_s(wake) for w, wake in found}
+        times = {w: self._ways.taken.seconds(wake) for w, wake in found}
         return sorted(found, key=lambda each: (math.inf if (s := times[each[0]]) is None else s, each[0]))
 
     def _num_up(self) -> int:
@@ -228,36 +249,39 @@ class WakeRung(Rung):
         state = self._state
         ttft_s = objectives(state.params.offline.slo, state.predictor).ttft_s
         groups = [g for g in state.groups.values() if not self.means.moves.is_emptying(g)]
-        waits = [self._compute_wait_s(g) for g in groups] if ttft_s is not None else []
-        if ttft_s is None or not waits or min(waits) <= ttft_s or not (candidates := self._candidates(None)):
+        waits = [self._compute_wait_s(g, 2.0 * ttft_s) for g in groups] if ttft_s is not None else []
+        if ttft_s is None or not waits or min(waits) <= AHEAD_SHARE * ttft_s or not (
+            candidates := self._candidates(None)
+        ):
             return
-        seconds = wake_s(candidates[0][1])
+        seconds = self._ways.taken.seconds(candidates[0][1])
         if seconds is not None and seconds >= min(waits):
             return
-        wanted = math.ceil(sum(waits) / ttft_s) - len(waits)
+        wanted = max(1, math.ceil(sum(waits) / (AHEAD_SHARE * ttft_s)) - len(waits))
         wanted_bytes = wanted * state.workers[candidates[0][0]].full_blocks * block_bytes(state)
         told: dict[str, object] = {"compute_wait_s": min(waits), "slo_ttft_s": ttft_s}
         offer = self._offer(None, "prompts ahead break the objective for first tokens", wanted_bytes, told)
         if offer is not None:
             yield offer
 
-    def _compute_wait_s(self, group: Group) -> float:
-        """0 while nothing is known of steps."""
+    def _compute_wait_s(self, group: Group, without_rate_s: float) -> float:
+        """0 while nothing is known of steps; ``without_rate_s`` where decodes leave no time for prompts."""
         num_tokens = group.queues.queued_tokens() + group.queues.unfinished_tokens()
         if not num_tokens:
             return 0.0
-        rate = self._state.predictor.prefill_tokens_per_s(
-            self._state.limits.max_num_batched_tokens, num_stages=len(group.stages)
-        )
-        return num_tokens / rate if rate else 0.0
+        rate = prompt_rate_of(self._state, group)
+        if rate is None:
+            return 0.0
+        return num_tokens / rate if rate else without_rate_s
 
     # --- falling asleep ---------------------------------------------------------------------------------------
 
     def _why_pressed(self, now_ns: int) -> str | None:
-        """Why nobody may fall asleep now."""
+        """Why nobody may fall asleep now. Who waits for a step alone is no reason: in a large cluster somebody always
+        does, and an instance that nobody used meanwhile would not have helped."""
         state, moves = self._state, self.means.moves
-        if state.changes.queued_online or state.unplaced_online():
-            return "online requests wait"
+        if self.means.loads.kept_out or state.unplaced_online():
+            return "memory keeps online requests waiting"
         if moves.merges or moves.restores or (state.pipelines and not state.params.static_pipeline):
             return "instances are merged"
         if any(not w.alive and not w.is_asleep and not w.is_gone for w in state.workers.values()):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from jettison.core.ladder.dropplans import block_bytes
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from jettison.core.ladder.dropplans import DropPlanner, block_bytes
 from jettison.core.ladder.rung import Means
 from jettison.core.load.pullrates import PullRates
 from jettison.core.moving.migrations import may_go
@@ -10,17 +14,30 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.cost.stepwork import NOTHING, step_of
 from jettison.memory.kvtransfers import MigrationKind
+from jettison.policy.exchange import LinkId
 from jettison.policy.overload import Assessment
-from jettison.policy.soonest import Migration, Wake, Way, drop_s, migrate_s, wake_s
+from jettison.policy.soonest import (
+    BUSY_SHARE,
+    Migration,
+    Source,
+    Wake,
+    WakesTaken,
+    Way,
+    blocks_to_land,
+    drop_s,
+    migrate_s,
+)
 from jettison.types import NANOSECONDS, WorkerId
 
 
 class WaysOut:
-    """Predictions; nothing is kept."""
+    """Predictions; nothing is kept but how long wakes have taken."""
 
     def __init__(self, means: Means) -> None:
         self._means = means
         self._state = means.state
+        self.taken = WakesTaken()
+        self._planner = DropPlanner(means.state, means.loads)
 
     def times(
         self, group: Group, assessment: Assessment, wake: Wake | None, now_ns: int
@@ -32,7 +49,7 @@ class WaysOut:
         if Way.MIGRATE in ways and (migration := self.migration(group)) is not None:
             times[Way.MIGRATE] = migrate_s(migration)
         if wake is not None:
-            times[Way.WAKE] = wake_s(wake)
+            times[Way.WAKE] = self.taken.seconds(wake)
         if Way.DROP in ways and not assessment.refuses and self._may_merge(group):
             times[Way.DROP] = self.drop_s(group, now_ns)
         return times
@@ -40,30 +57,58 @@ class WaysOut:
     # --- wake -------------------------------------------------------------------------------------------------
 
     def wake(self, worker_id: WorkerId, head: RequestState | None) -> Wake:
-        """What is known of waking a worker. ``head``: who is to be let in; None: nobody in particular."""
+        """What is known of waking a worker, from where it is over first. ``head``: who is to be let in; None: nobody in
+        particular."""
         state, profile = self._state, self._state.params.profile
         first_step_s = self._first_step_s(head, 1)
         if worker_id in self._means.sleepers.leaving:
             return Wake(0, None, 0.0, first_step_s)
-        num_bytes = state.shape.parameter_bytes
         budget_bytes = state.member_budget_bytes(state.workers[worker_id])
         map_s = 0.0 if profile is None else profile.remap_cost_s(budget_bytes)
-        return Wake(num_bytes, self._fill_rate(worker_id), map_s, first_step_s)
+        num_bytes, is_busy = state.shape.parameter_bytes, any(g.in_flight for g in state.groups.values())
+        wait_s = max((self._step_in_flight_s(g) for g in state.groups.values()), default=0.0)
+        return self.taken.soonest([
+            Wake(num_bytes, rate, map_s, first_step_s, source, is_busy, wait_s if source is Source.PEERS else 0.0)
+            for source, rate in self._fill_rates(worker_id).items()
+        ])  # fmt: skip
 
-    def _fill_rate(self, worker_id: WorkerId) -> float | None:
-        """Bytes a second at which a worker gets all shards: over its best link to one who has them; without such a one
-        from the machine's copy, or the disk."""
-        state, profile = self._state, self._state.params.profile
-        everything = state.shape.all_shards
+    def _step_in_flight_s(self, group: Group) -> float:
+        """All of it: when a worker began is not known here. 0 without one, or while nothing is known of steps."""
+        last = next(reversed(group.in_flight.values()), None)
+        step_s = None if last is None else self._state.predictor.predict_s(last.work, step_of(len(group.stages)))
+        return step_s or 0.0
+
+    def _fill_rates(self, worker_id: WorkerId) -> dict[Source, float | None]:
+        """Bytes a second at which a worker gets all shards from each source that there is: peers first, then the
+        machine's copy, then the model folder. None: not known."""
+        state, params = self._state, self._state.params
+        profile, everything = params.profile, state.shape.all_shards
         awake = [w for w in state.workers.values() if w.can_serve and w.worker_id not in self._means.sleepers.leaving]
-        holders = [w.worker_id for w in awake if w.layout.shards - w.unfilled]
+        rates: dict[Source, float | None] = {}
         if everything <= {shard for w in awake for shard in w.layout.shards - w.unfilled}:
-            rates = PullRates(state)
-            return max((rate for w in holders if (rate := rates.of((w, worker_id))) is not None), default=None)
-        if profile is None:
-            return None
-        in_memory = self._means.sleepers.host_copy(worker_id) >= everything
-        return profile.host_copy_bytes_per_s if in_memory else profile.disk_bytes_per_s
+            holders = [w.worker_id for w in awake if w.layout.shards - w.unfilled]
+            rates[Source.PEERS] = self._peers_rate(worker_id, holders)
+        if self._means.sleepers.host_copy(worker_id) >= everything:
+            rates[Source.HOST] = params.loading_bytes_per_s if profile is None else profile.host_copy_bytes_per_s
+        else:  # a load takes the copy where there is one
+            rates[Source.DISK] = params.loading_bytes_per_s or (None if profile is None else profile.disk_bytes_per_s)
+        return rates
+
+    def _peers_rate(self, worker_id: WorkerId, holders: Sequence[WorkerId]) -> float | None:
+        """As the best link of those who have them carries; what was measured was measured beside steps, what was
+        profiled was not, and of those who serve each then gives a part."""
+        state, known = self._state, PullRates(self._state)
+        rates: list[float] = []
+        for holder in holders:
+            link = holder, worker_id
+            if (rate := known.of(link)) is None:
+                continue
+            measured = state.link_rates.get(link)
+            is_busy = any(g.in_flight for g in state.groups_of[holder])
+            if is_busy and (measured is None or measured.bytes_per_s is None):
+                rate *= min(1.0, BUSY_SHARE * len(holders))
+            rates.append(rate)
+        return max(rates, default=None)
 
     # --- drop -------------------------------------------------------------------------------------------------
 
@@ -77,20 +122,54 @@ class WaysOut:
         )
 
     def drop_s(self, group: Group, now_ns: int) -> float:
-        """Until the first step of the merged group, from when it may be dropped again: as drops have taken here; before
-        the first one, as profiled."""
+        """Until the first step of the merged group that lets the head in, from when it may be dropped again: as drops
+        have taken here; before the first one, as profiled."""
         state, counters = self._state, self._state.counters
-        dwell_s = self._means.loads.dwell_left_s(group, now_ns)
+        wait_s = self._means.loads.dwell_left_s(group, now_ns)
         num_stages = len(group.stages)
         first_step_s = self._first_step_s(group.queues.waiting.head, num_stages + 1)
+        land_s = self._land_s(group)
         if counters.num_drops:
-            return dwell_s + drop_s(0.0, 0.0, counters.drop_ns / counters.num_drops / NANOSECONDS, first_step_s)
+            took_s = counters.drop_ns / counters.num_drops / NANOSECONDS
+            return wait_s + drop_s(0.0, 0.0, took_s, first_step_s, land_s=land_s)
         profile = state.params.profile
         given = state.shape.parameter_bytes // (num_stages + 1)
         unmap_s = 0.0 if profile is None else profile.remap_cost_s(given)
-        last = next(reversed(group.in_flight.values()), None)
-        step_s = None if last is None else state.predictor.predict_s(last.work, step_of(num_stages))
-        return dwell_s + drop_s(step_s or 0.0, unmap_s, 0.0, first_step_s)
+        return wait_s + drop_s(
+            self._step_in_flight_s(group), unmap_s, 0.0, first_step_s, self._pull_s(group), land_s
+        )
+
+    def _partner(self, group: Group) -> Group | None:
+        """With whom it would merge: the smallest other one."""
+        moves = self._means.moves
+        others = [g for g in self._state.groups.values() if g is not group and not moves.is_moving(g)]
+        return min(others, key=lambda g: (len(g.stages), g.group_id), default=None)
+
+    def _pull_s(self, group: Group) -> float:
+        """Of shards that members lack in any order of stages; none where each has all layers."""
+        partner = self._partner(group)
+        if partner is None or len(group.stages) + len(partner.stages) == 2:
+            return 0.0
+        plan = self._planner.plan([group, partner], 1, group.group_id, math.inf)
+        rates, queued = PullRates(self._state), Counter[LinkId]()
+        for pull in (p for merge in plan.merges for p in merge.pulls):
+            queued[pull.src, pull.dst] += self._state.shape.shard_bytes[pull.shard]
+        return max((n / rate if (rate := rates.of(link)) else 0.0 for link, n in queued.items()), default=0.0)
+
+    def _land_s(self, group: Group) -> float:
+        """Of the exchange that has to be over before the head finds room; the most that lands at one member."""
+        state, head, partner = self._state, group.queues.waiting.head, self._partner(group)
+        if head is None or partner is None:
+            return 0.0
+        num_members = len(group.stages) + len(partner.stages)
+        stage_block_bytes = block_bytes(state) / num_members
+        freed = int(state.shape.parameter_bytes * (num_members - 1) / num_members / stage_block_bytes)
+        landing = max(group.blocks.num_used, partner.blocks.num_used)
+        free = min(group.blocks.num_free, partner.blocks.num_free)
+        needed = group.limits.blocks_for(head.num_tokens) + group.blocks.watermark
+        num_blocks = blocks_to_land(needed, freed + free, landing)
+        rate = PullRates(state).slowest((*group.worker_ids, *partner.worker_ids))
+        return num_blocks * stage_block_bytes / rate
 
     # --- migrate ----------------------------------------------------------------------------------------------
 
@@ -114,7 +193,7 @@ class WaysOut:
         if fitting is None:
             return None
         params, (num_blocks, num_tokens) = state.params.migration, fitting
-        rate = PullRates(state).of((group.worker_ids[0], to.worker_ids[0]))
+        rate = PullRates(state).of_kv((group.worker_ids[0], to.worker_ids[0]))
         is_kv = params.kind is MigrationKind.KV
         prefill = None if is_kv else state.predictor.prefill_tokens_per_s(state.limits.max_num_batched_tokens)
         return Migration(

@@ -23,6 +23,7 @@ class PullRates:
         profile = params.profile
         self._cluster = cluster
         self._profiled = None if params.profiled_link is None else params.profiled_link[0]
+        self._near = params.near_bytes_per_s
         # What was neither told nor measured is taken for shared memory, but only where it is: between workers of one
         # machine, whose links are what ``jettison profile`` measures, or, without a profile, carry 1 GB/s.
         self._shared_memory = params.link_bytes_per_s if profile is None else profile.link_bytes_per_s
@@ -40,6 +41,13 @@ class PullRates:
             return rate.bytes_per_s
         src, dst = (self._machine(worker_id) for worker_id in link)
         return self._shared_memory if self._is_shared_memory or src == dst else self._networks.get((src, dst))
+
+    def of_kv(self, link: LinkId) -> float | None:
+        """The same for a request's KV, whose ends are known when it is asked for: what plans of drops count on is the
+        slowest link that they might come to."""
+        if self._near is not None and self._machine(link[0]) == self._machine(link[1]):
+            return self._near
+        return self.of(link)
 
     def slowest(self, worker_ids: Iterable[WorkerId]) -> float:
         """Of the links between these workers that have been measured; without one, shared memory's."""

@@ -379,7 +379,9 @@ class Loads:
         trend = self.monitor(group).note_online_used(used)
         num_waiting = load.num_waiting - sum(s.is_offline for s in queues.moving.values())
         if group.head_blocked_by is None:
-            num_waiting, used = num_waiting - len(queues.waiting), used + queues.queued_blocks()
+            # Of a prefix that others hold nobody takes more.
+            taken = sum(group.blocks.cached_prefix(s)[1] for s in queues.waiting)
+            num_waiting, used = num_waiting - len(queues.waiting), used + taken
         return load._replace(used_blocks=used, usage_trend_blocks_per_s=trend, num_waiting=num_waiting)
 
     def _separate_pace(self, group: Group) -> float | None:

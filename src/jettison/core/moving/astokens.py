@@ -7,6 +7,8 @@
     DONE     the destination owns the request, and computes what is missing in the step that samples its next token
     FAILED   the request has never left its source, which has lost nothing
 
+From COPY it may go on as KV (``go_on_as_kv``): what has been computed stays, and the rest is sent.
+
 It falls back at once, whatever is under way: a step of the destination that still writes to the request's blocks has
 them under another name until it ends. Nothing travels, so the groups share no worker; and as no transfer reads the
 source's blocks, the source may preempt the request, store it, or lose it to whatever else: then it falls back.
@@ -38,9 +40,12 @@ class TokenRelocation(Passage):
     def __init__(
         self, cluster: ClusterState, state: RequestState, source: Group, destination: Group, now_ns: int,
         on_over: Callable[[Passage], list[Action]], *, max_step_tokens: int, max_rounds: int | None = None,
-        num_cached_blocks: int = 0,
+        num_cached_blocks: int = 0, is_paced: bool = False,
+        on_kv: Callable[[TokenRelocation, int, int], list[Action]] | None = None,
     ) -> None:
-        """The request must decode. ``max_step_tokens``: of guests in a step that has tokens of this one."""
+        """The request must decode. ``max_step_tokens``: of guests in a step that has tokens of this one.
+        ``is_paced``: that may be changed. ``on_kv``: has it go on as KV: told of it, of the blocks that are there, and
+        of the time; None: it may not."""
         super().__init__(
             cluster, state, source, destination, now_ns, on_over,
             max_rounds=max_rounds, num_cached_blocks=num_cached_blocks,
@@ -50,6 +55,9 @@ class TokenRelocation(Passage):
         num_cached_tokens = num_cached_blocks * cluster.limits.block_size
         self._guest = Guest(state, max_step_tokens, num_cached_tokens, num_cached_blocks)
         self._num_preemptions = state.num_preemptions
+        self._is_paced, self._on_kv = is_paced, on_kv
+        self.num_final_blocks = 0
+        """Of its last round as KV; 0: it goes on as tokens."""
         self._round_end = state.num_computed
         """Tokens that this round is to reach."""
         self._round_length = state.num_computed
@@ -69,6 +77,8 @@ class TokenRelocation(Passage):
         if guest.num_pending:
             return []
         self._resides_there(self.destination.residence.at(guest.num_computed))
+        if self.num_final_blocks and self.phase is RelocationPhase.COPY:
+            return self._send_rest(now_ns)
         if self.phase is RelocationPhase.COPY:
             if self._is_close(state.num_tokens + state.num_pending):
                 self._stand_still(now_ns)
@@ -79,6 +89,44 @@ class TokenRelocation(Passage):
         if self.phase is RelocationPhase.FINAL and not state.num_pending and may_land:
             return self._land(now_ns)
         return self._compute_on()
+
+    # --- as it is under way -----------------------------------------------------------------------------------
+
+    @property
+    def num_computed(self) -> int:
+        """Leading tokens that the destination has."""
+        return self._guest.num_computed
+
+    @property
+    def may_change(self) -> bool:
+        """How it goes on is still open."""
+        return self._is_paced and self.phase is RelocationPhase.COPY and not self.num_final_blocks
+
+    @property
+    def may_go_as_kv(self) -> bool:
+        """So may the rest."""
+        return self.may_change and self._on_kv is not None
+
+    def pace(self, max_step_tokens: int) -> None:
+        """The destination's batch is another one now, and takes so many tokens beside it; >= 1."""
+        self._guest.max_step_tokens = max_step_tokens
+
+    def go_on_as_kv(self, num_final_blocks: int, now_ns: int) -> list[Action]:
+        """Send the rest, as soon as no step computes tokens of it; so many blocks of it at last."""
+        assert self.may_go_as_kv and num_final_blocks > 0, self.state
+        self.num_final_blocks = num_final_blocks
+        self._guest.max_step_tokens = 0
+        return self.advance(now_ns)
+
+    def _send_rest(self, now_ns: int) -> list[Action]:
+        assert self._on_kv is not None
+        guest, block_size = self._guest, self._cluster.limits.block_size
+        self.destination.guests.remove(guest)
+        self.destination.queues.note_change()
+        self.num_tokens = guest.num_computed - self.num_cached_blocks * block_size
+        self.phase = RelocationPhase.DONE
+        self._resides_there(None)
+        return self._on_kv(self, guest.num_computed // block_size, now_ns)
 
     @property
     def has_left(self) -> bool:

@@ -67,6 +67,14 @@ class Checkpoints:
         is_fixed = not _is_in_pools_of(entry, group.stages) and num_sealed <= 2 * num_copied
         return num_sealed if is_fixed else min(num_copied, num_sealed)
 
+    def num_written_blocks(self, state: RequestState) -> int:
+        """Leading blocks that would stay at the host, were it freed now."""
+        entry = self._hosted.entry(state)
+        if entry is None or entry.phase is not HostedPhase.CHECKPOINT:
+            return 0
+        self.refresh(entry)
+        return (entry.pools.num_tokens or 0) // self._cluster.limits.block_size
+
     def _num_sealed(self, state: RequestState) -> int:
         return state.num_computed // self._cluster.limits.block_size
 
@@ -205,7 +213,9 @@ class Checkpoints:
         state, size = entry.state, self._cluster.limits.block_size
         known = (entry.pools.num_tokens or 0) // size
         pools = (self._hosted.pools[w] for w in entry.pools.worker_ids)
-        self._set_reach(entry, min(pool.num_written(state.request_id, known) for pool in pools))
+        written = min(pool.num_written(state.request_id, known) for pool in pools)
+        # One that has gone to another group as tokens may have less there than its last piece has copied.
+        self._set_reach(entry, min(written, state.num_computed // size))
 
     def _set_reach(self, entry: HostedKV, num_blocks: int) -> None:
         num_tokens, before = num_blocks * self._cluster.limits.block_size, entry.pools

@@ -25,10 +25,14 @@ class Gather:
     """What one restore fetches, the pulls of one merge, or one attempt at filling a survivor of a death
     or of a failed drop."""
 
-    def __init__(self, cluster: ClusterState, owner: Owner, members: tuple[WorkerId, ...]) -> None:
+    def __init__(
+        self, cluster: ClusterState, owner: Owner, members: tuple[WorkerId, ...], *, loads_first: bool = False
+    ) -> None:
+        """``loads_first``: no peer is asked; for who begins anew where that fails."""
         self._cluster = cluster
         self._owner = owner
         self._members = members
+        self._asks_peers = not loads_first
         self.failure: str | None = None
         """Why the last load that failed did; see ``take_failure``."""
         self._is_called_off = False
@@ -56,7 +60,8 @@ class Gather:
 
     def fetch(self, worker_id: WorkerId, shard: ShardId, source: WorkerId | None = None) -> list[Action]:
         """One that a worker has mapped and not filled. ``source``: who is asked first, where that has been planned."""
-        source = self._next_holder(worker_id, shard) if source is None else source
+        if source is None and self._asks_peers:
+            source = self._next_holder(worker_id, shard)
         if source is not None:
             self._asked[worker_id, shard].add(source)
             self._num_asked[source] += 1

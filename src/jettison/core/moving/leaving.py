@@ -1,9 +1,11 @@
 """One worker on its way to sleep: what it serves goes elsewhere or comes to its end, and no stream ends for it.
 
     LEAVING     its group takes nothing new. Queued requests are dispatched again; running online ones migrate, the
-                largest first, to where they fit; what is in prefill gets to its first token before; offline ones give
-                their blocks up (checkpoints and what else is in host pools go along). What no other group can take is
-                served here to its end. At level 1 the worker writes shards that the machine's host copy lacks.
+                largest first, to where they fit, as many at once as their links and destinations take; what is in
+                prefill gets to its first token before; offline ones are checkpointed as far as they were computed when
+                the worker was told, for ``KEEP_S`` at most and while no online request waits anywhere, and give their
+                blocks up (what is in host pools goes along). What no other group can take is served here to its end.
+                At level 1 the worker writes shards that the machine's host copy lacks.
     DONE        nothing is left: the group may go, and the layout with it (``core.moving.sleeping``)
     STAYS       called off, or no other complete copy of the parameters is left: the group serves on
 
@@ -13,10 +15,13 @@ elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 
-from jettison.core.moving.migrations import Migrations
+from jettison.core.advice import Wanted
+from jettison.core.moving.checkpoints import Checkpoints, is_copyable
+from jettison.core.moving.migrations import Migrations, may_go
 from jettison.core.moving.passage import Passage, RelocationPhase
 from jettison.core.moving.relayout import RETRY_NS
 from jettison.core.pending import CallAnswer, PendingCall, Purpose
@@ -24,7 +29,15 @@ from jettison.core.ports import Action, CallFailed, KeepShard
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState, WorkerState
-from jettison.types import ShardId
+from jettison.memory.kvtransfers import MigrationKind
+from jettison.types import NANOSECONDS, RequestId, ShardId
+
+KEEP_S = 1.0
+"""For how long offline work may hold up a worker's sleep, to be copied to the host: it would be computed again, on
+devices that serve; the device that is to sleep has nothing else to do."""
+
+COPY_BLOCKS = 64
+"""On their way to the host at a time, beside a step."""
 
 
 class LeavingPhase(StrEnum):
@@ -39,8 +52,8 @@ class Leaving:
     """A move of ``core.moving.moves``: one worker, one group."""
 
     def __init__(
-        self, cluster: ClusterState, migrations: Migrations, worker: WorkerState, group: Group, level: int,
-        now_ns: int, *, open_groups: Callable[[], list[Group]], kept: set[ShardId],
+        self, cluster: ClusterState, migrations: Migrations, checkpoints: Checkpoints, worker: WorkerState,
+        group: Group, level: int, now_ns: int, *, open_groups: Callable[[], list[Group]], kept: set[ShardId],
         why_stay: Callable[[Leaving], str | None], may_go: Callable[[Leaving], bool],
         on_over: Callable[[Leaving, int], list[Action]],
     ) -> None:
@@ -48,6 +61,7 @@ class Leaving:
         worker cannot sleep any more. ``may_go``: nobody needs it now. ``on_over`` is called once, at the end."""
         self._cluster = cluster
         self._migrations = migrations
+        self._checkpoints = checkpoints
         self._open_groups = open_groups
         self._kept = kept
         self._why_stay = why_stay
@@ -61,6 +75,11 @@ class Leaving:
         self.why: str | None = None
         """Why the worker stays."""
         self.num_migrated = 0
+        self._num_waited: Counter[RequestId] = Counter()
+        """Epochs in which those who might migrate were told to wait."""
+        size = cluster.limits.block_size
+        self._to_copy = {s.request_id: s.num_computed // size for s in group.queues.running_offline()}
+        """Blocks of offline requests that are to be at the host before they go."""
         self._is_keeping = False
         """A shard is being written to the host copy."""
         self._retry_ns = 0
@@ -114,6 +133,7 @@ class Leaving:
             return []
         actions = self._keep()
         if self._is_served(now_ns) and (homes := self._open_groups()):
+            actions += self._checkpoint(now_ns)
             self._send_away(homes)
             actions += self._migrate(homes, now_ns)
         if self._is_empty() and self._may_go(self):
@@ -125,14 +145,33 @@ class Leaving:
         queues = self.group.queues
         if queues.has_waiting or queues.num_running_offline or queues.stored:
             return True
-        is_free = now_ns >= self._retry_ns and self.worker.worker_id not in self._migrations.worker_ids
-        return is_free and bool(queues.running)
+        return now_ns >= self._retry_ns and bool(queues.running)
+
+    def _checkpoint(self, now_ns: int) -> list[Action]:
+        """Copy what offline requests had sealed; who has nothing left to copy, or no time for it, may go."""
+        cluster, checkpoints = self._cluster, self._checkpoints
+        is_late = now_ns - self.started_ns >= KEEP_S * NANOSECONDS
+        if is_late or not cluster.params.offline.checkpoints or cluster.changes.queued_online:
+            self._to_copy.clear()
+        if not self._to_copy:
+            return []
+        running, wanted = self.group.queues.running, list[tuple[RequestId, int]]()
+        for request_id, num_blocks in list(self._to_copy.items()):
+            state = running.get(request_id)
+            if state is None or not is_copyable(state) or checkpoints.num_written_blocks(state) >= num_blocks:
+                del self._to_copy[request_id]
+            elif (missing := num_blocks - checkpoints.num_copied_blocks(state, self.group)) > 0:
+                wanted.append((request_id, missing))
+        actions = checkpoints.send(self.group, wanted, lambda group: COPY_BLOCKS)
+        if not self.worker.copying:  # nothing of what is left can be copied: the pool has no room for it
+            self._to_copy.clear()
+        return actions
 
     def _send_away(self, homes: list[Group]) -> None:
         """Whatever holds no arenas, or need not hold them."""
         queues = self.group.queues
         for state in queues.running_offline():
-            if state.num_pending == 0 and _is_settled(state):
+            if state.num_pending == 0 and _is_settled(state) and state.request_id not in self._to_copy:
                 self.group.preempt(state)
         for state in [*queues.waiting, *queues.waiting_offline]:
             if state.ending is None and any(not home.blocks.is_oversized(state) for home in homes):
@@ -147,27 +186,49 @@ class Leaving:
                 self._cluster.counters.hosted_carried += 1
 
     def _migrate(self, homes: list[Group], now_ns: int) -> list[Action]:
-        """Begin with the largest request that fits somewhere."""
-        taken = self._migrations.worker_ids
-        if now_ns < self._retry_ns or self.worker.worker_id in taken:
+        """Begin with as many as links and destinations take, the largest first; the others are asked again when one has
+        arrived, and in the next epoch."""
+        if now_ns < self._retry_ns:
             return []
-        free = [h for h in homes if len(h.queues.running) < h.max_running and not set(taken) & set(h.worker_ids)]
-        decoding = [s for s in self.group.queues.running.values() if _decodes(s) and not s.is_offline]
-        for state in sorted(decoding, key=lambda s: (-s.num_tokens, s.order)):
+        running, kind = self.group.queues.running.values(), self._cluster.params.migration.kind
+        kinds = tuple(MigrationKind) if kind is None else (kind,)
+        ready = [s for s in running if may_go(s) and not s.is_offline and not self._migrations.is_moving(s)]
+        wanted = [
+            Wanted(state, home, self._num_waited[state.request_id], kinds)
+            for state, home in self._placed(ready, homes)
+        ]
+        chosen = self._cluster.advice.choose_kinds(wanted)
+        actions: list[Action] = []
+        for w in wanted:
+            if (going := chosen.get(w.state.request_id)) is None:
+                self._num_waited[w.state.request_id] += 1
+                continue
+            self.num_migrated += 1
+            actions += self._migrations.start(
+                w.state, self.group, w.destination, now_ns, lambda m: self._migrated(m, now_ns), **going._asdict()
+            )
+        self._retry_ns = now_ns + (round(self._cluster.params.moves.epoch_s * NANOSECONDS) if wanted else RETRY_NS)
+        return actions
+
+    def _placed(self, states: list[RequestState], homes: list[Group]) -> Iterator[tuple[RequestState, Group]]:
+        """Where each goes: the largest first, to who has most room when those before it are there. Who is on the way
+        has its blocks there already, and will run there."""
+        coming = Counter(migration.destination.group_id for migration in self._migrations.under_way)
+        seats = {h: h.max_running - len(h.queues.running) - coming[h.group_id] for h in homes}
+        room = {h: h.blocks.num_free - h.blocks.watermark for h in homes if seats[h] > 0}
+        for state in sorted(states, key=lambda s: (-s.num_tokens, s.order)):
             needed = self._cluster.limits.blocks_for(state.num_tokens)
-            fitting = [h for h in free if needed + h.blocks.watermark <= h.blocks.num_free]
+            fitting = [h for h in room if needed <= room[h] and seats[h]]
             if fitting:
-                home = min(fitting, key=_load)
-                self.num_migrated += 1
-                return self._migrations.start(state, self.group, home, now_ns, lambda m: self._migrated(m, now_ns))
-        if decoding:  # none of them fits anywhere: not asked again with every step
-            self._retry_ns = now_ns + RETRY_NS
-        return []
+                home = max(fitting, key=lambda h: (room[h] - h.queues.queued_blocks(), -h.group_id))
+                room[home] -= needed
+                seats[home] -= 1
+                yield state, home
 
     def _migrated(self, migration: Passage, began_ns: int) -> None:
-        if migration.phase is RelocationPhase.FAILED:
-            self.num_migrated -= 1
-            self._retry_ns = began_ns + RETRY_NS
+        failed = migration.phase is RelocationPhase.FAILED
+        self.num_migrated -= failed
+        self._retry_ns = began_ns + RETRY_NS if failed else 0
 
     # --- the host copy ----------------------------------------------------------------------------------------
 
@@ -210,11 +271,6 @@ class Leaving:
 def _is_settled(state: RequestState) -> bool:
     """No copy or ending has to do with it."""
     return not (state.paused or state.recompute or state.ending or state.transfers or state.remote)
-
-
-def _decodes(state: RequestState) -> bool:
-    """One in prefill would be copied while it is written."""
-    return _is_settled(state) and state.num_output > 0 and state.num_tokens - state.num_computed <= 1
 
 
 def _load(group: Group) -> tuple[int, int]:

@@ -50,6 +50,11 @@ class Migrations:
         """No request migrates."""
         return not self.under_way
 
+    @property
+    def may_change(self) -> bool:
+        """How some request goes is still open."""
+        return any(isinstance(m, TokenRelocation) and m.may_change for m in self.under_way)
+
     def is_moving(self, state: RequestState) -> bool:
         """The request is on its way."""
         return any(migration.state is state for migration in self.under_way)
@@ -65,7 +70,7 @@ class Migrations:
         self, state: RequestState, source: Group, destination: Group, now_ns: int,
         on_over: Callable[[Passage], None] = lambda migration: None, *,
         kind: MigrationKind = MigrationKind.KV, max_step_tokens: int | None = None,
-        max_final_blocks: int = MAX_FINAL_BLOCKS,
+        max_final_blocks: int = MAX_FINAL_BLOCKS, may_change: Collection[MigrationKind] = (),
     ) -> list[Action]:
         """Begin to move a running request that no migration moves (``may_go`` says which can go in either way); nothing
         where the destination has no room for it, or where it cannot go as tokens: it does not decode (yet), or may be
@@ -74,7 +79,7 @@ class Migrations:
         ``on_over`` is told when it has ended or failed; not of one that gave way. ``max_step_tokens``: as tokens, so
         many of such requests at most go into one step of the destination, where that is what leaves its decodes
         undisturbed; None: whatever its steps have room for. ``max_final_blocks``: as KV, what travels while it stands
-        still.
+        still. ``may_change``: as tokens, it may be told to go on in these ways, and at another pace.
         """
         assert not set(source.worker_ids) & set(destination.worker_ids), "groups that share a worker"
         as_tokens = kind is MigrationKind.TOKENS
@@ -91,6 +96,9 @@ class Migrations:
                 self._cluster, state, source, destination, now_ns, lambda m: self._over(m, on_over),
                 max_step_tokens=max_step_tokens or self._cluster.limits.max_num_batched_tokens, max_rounds=MAX_ROUNDS,
                 num_cached_blocks=num_cached_blocks,
+                is_paced=bool(may_change), on_kv=None if MigrationKind.KV not in may_change else (
+                    lambda m, there, now: self._go_on_as_kv(m, there, on_over, now)
+                ),
             )
         else:
             migration = Relocation(
@@ -98,6 +106,23 @@ class Migrations:
                 lambda m: self._over(m, on_over), max_rounds=MAX_ROUNDS, num_cached_blocks=num_cached_blocks,
                 max_final_blocks=max_final_blocks,
             )
+        self.under_way.append(migration)
+        return migration.advance(now_ns)
+
+    def _go_on_as_kv(
+        self, before: TokenRelocation, num_blocks: int, on_over: Callable[[Passage], None], now_ns: int
+    ) -> list[Action]:
+        """The rest of a request goes as KV; its leading ``num_blocks`` have been computed, or found, at the
+        destination."""
+        self.under_way.remove(before)
+        migration = Relocation(
+            self._cluster, before.state, before.source, before.destination, Purpose.MIGRATION, now_ns,
+            lambda m: self._over(m, on_over), max_rounds=MAX_ROUNDS, num_cached_blocks=num_blocks,
+            max_final_blocks=before.num_final_blocks,
+        )
+        migration.started_ns, migration.num_tokens = before.started_ns, before.num_tokens
+        migration.num_computed_blocks = num_blocks - before.num_cached_blocks
+        migration.num_cached_blocks = before.num_cached_blocks
         self.under_way.append(migration)
         return migration.advance(now_ns)
 
@@ -118,7 +143,7 @@ class Migrations:
             "request": migration.state.request_id,
             "source": migration.source.group_id,
             "destination": migration.destination.group_id,
-            "blocks": migration.num_sent_blocks - migration.num_cached_blocks,
+            "blocks": migration.num_sent_blocks - migration.num_cached_blocks - migration.num_computed_blocks,
             "rounds": migration.num_rounds,
             "bytes": migration.num_bytes,
             "stop_ms": (migration.ended_ns - migration.stopped_ns) / 1e6,
@@ -126,8 +151,9 @@ class Migrations:
         }
         if migration.num_cached_blocks:
             done["cached_blocks"] = migration.num_cached_blocks
-        if migration.kind is MigrationKind.TOKENS:
-            done |= {"went_as": str(migration.kind), "tokens": migration.num_tokens}
+        if migration.kind is MigrationKind.TOKENS or migration.num_tokens:
+            as_tokens = migration.kind is MigrationKind.TOKENS
+            done |= {"went_as": "tokens" if as_tokens else "tokens, then kv", "tokens": migration.num_tokens}
         return [Record("migrated", migration.ended_ns, done)]
 
     def advance(self, now_ns: int) -> list[Action]:

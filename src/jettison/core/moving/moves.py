@@ -72,6 +72,14 @@ class Moves:
             return self._of_worker.keys()
         return self._of_worker.keys() | self._recoveries.busy_workers()
 
+    def changing_workers(self) -> Set[WorkerId]:
+        """The same without those that only leave: these keep all of their layers until nothing is left, and what is in
+        host pools comes back there where no other group can take it."""
+        if not self.leavings:
+            return self.moving_workers()
+        moving = {w for w, move in self._of_worker.items() if not isinstance(move, Leaving)}
+        return moving | self._recoveries.busy_workers()
+
     def is_moving(self, group: Group) -> bool:
         """No move of the group may begin: some worker of it is in one, or on its way back."""
         if any(w in self._of_worker for w in group.worker_ids):

@@ -68,6 +68,8 @@ class Passage(ABC):
         """Of KV, sent."""
         self.num_tokens = 0
         """Computed at the destination."""
+        self.num_computed_blocks = 0
+        """Leading ones that were, before the rest was sent."""
         self.num_sent_blocks = num_cached_blocks
         """Leading blocks that are there, or on their way."""
         self.started_ns = now_ns

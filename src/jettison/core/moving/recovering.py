@@ -27,7 +27,7 @@ Nothing here chooses groups for requests (``core.cluster``) or starts processes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -105,6 +105,11 @@ class Recovery:
         """The trouble that has been recorded: not every attempt is news."""
         self.end = "recovered"
         """What is recorded when it is done. The end of a restore, and a sleeper's waking, count as no recovery."""
+        self.is_loaded = False
+        """At the first attempt the machine's copy or the folder is asked for shards, not peers."""
+        self.on_end: Callable[[WorkerId, int], dict[str, object]] | None = None
+        """Told when it is done; what it adds to the record."""
+        self._mapped_ns = now_ns
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -161,7 +166,7 @@ class Recovery:
         if self.phase is RecoveryPhase.MAP:
             if self.worker.layout != self._home:
                 return self._map(now_ns)
-            self.phase = RecoveryPhase.FILL
+            self.phase, self._mapped_ns = RecoveryPhase.FILL, now_ns
         if self.phase is RecoveryPhase.FILL:
             if self.worker.unfilled:
                 return self._fill(now_ns)
@@ -186,7 +191,8 @@ class Recovery:
         """Fetch what is missing. When nothing is under way and some could not be had, every holder is asked again."""
         if not self._fetching.is_idle or now_ns < self._retry_ns:
             return []
-        self._fetching = Gather(self._cluster, self, (self.worker.worker_id,))
+        self._fetching = Gather(self._cluster, self, (self.worker.worker_id,), loads_first=self.is_loaded)
+        self.is_loaded = False
         return self._fetching.fetch_all(self.worker.worker_id)
 
     def _tell_trouble(self, now_ns: int) -> list[Action]:
@@ -208,6 +214,9 @@ class Recovery:
             counters.num_wakes += 1
             counters.wake_ns += took_ns
         fields: dict[str, object] = {"worker": worker_id, "ms": took_ns / 1e6}
+        if self.on_end is not None:
+            fields |= {"map_ms": (self._mapped_ns - self._started_ns) / 1e6, "pulled_bytes": self._fetching.num_bytes}
+            fields |= self.on_end(worker_id, now_ns)
         if self._told is not None:
             fields["was_stuck"] = True
         return Record(self.end, now_ns, fields)
@@ -425,10 +434,14 @@ class Recoveries:
         self._cluster.num_roster_changes += 1
         return [Record("worker_joined", now_ns, {"worker": event.worker_id, "life": event.life})]
 
-    def wake(self, worker_id: WorkerId, now_ns: int) -> None:
-        """A worker that has slept gets the layers of its home back."""
+    def wake(
+        self, worker_id: WorkerId, now_ns: int, *, is_loaded: bool,
+        on_end: Callable[[WorkerId, int], dict[str, object]],
+    ) -> None:
+        """A worker that has slept gets the layers of its home back. ``is_loaded``: not from peers, where it can be."""
         recovery = self._recovery_of(worker_id, now_ns)
         recovery.phase, recovery.end = RecoveryPhase.MAP, "woken"
+        recovery.is_loaded, recovery.on_end = is_loaded, on_end
 
     def come_home(self, worker_id: WorkerId, now_ns: int) -> None:
         """A restore has left this worker over, alive and in no group."""

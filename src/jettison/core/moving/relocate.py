@@ -131,8 +131,10 @@ class Relocation(Passage):
         return self.advance(now_ns)
 
     def _send(self, end: int) -> list[Action]:
-        """Send the blocks up to ``end``; the destination's table grows first. A request that stands still does not wait
-        for the rounds of others that do not."""
+        """Send the blocks up to ``end``; the destination's table grows first.
+
+        On a link that others migrate over too, only first rounds wait: a request that stands still must not wait for
+        rounds of others, and one whose second round waits for a first one grows by more than it has left."""
         state, first = self.state, self.num_sent_blocks
         ledgers = self._new_ledgers()
         missing = end - min((ledger.num_blocks_of(state.request_id) for ledger in ledgers), default=end)
@@ -142,7 +144,7 @@ class Relocation(Passage):
             self.reserve(missing)
         self.num_rounds += 1
         self.num_sent_blocks = end
-        crowded = self._crowded_links() if self.phase is RelocationPhase.FINAL else ()
+        crowded = self._crowded_links() if self.num_rounds > 1 or self.phase is RelocationPhase.FINAL else ()
         actions: list[Action] = []
         for part in self._plan if end > first else ():
             there = self._cluster.workers[part.src].ledger.table(state.request_id).ids[first:end]

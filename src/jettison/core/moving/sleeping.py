@@ -14,9 +14,13 @@ A worker that dies while it sleeps, or is about to, comes back asleep: what its 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
+from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.leaving import Leaving, LeavingPhase
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
@@ -26,7 +30,7 @@ from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
-from jettison.types import LayerRange, ShardId, WorkerId
+from jettison.types import NANOSECONDS, LayerRange, ShardId, WorkerId
 
 EMPTY = LayoutSpec(frozenset(), LayerRange(0, 0))
 
@@ -44,18 +48,39 @@ class SleepState(StrEnum):
     WAKING = "waking"
 
 
+class Expected(NamedTuple):
+    """What was predicted of one wake."""
+
+    seconds: float | None
+    """From the order on until it serves; None: not known."""
+    source: str
+    """Where its parameters are to come from."""
+    is_loaded: bool
+    """From the machine's copy or the model folder, though peers may have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """One wake that is over."""
+
+    worker_id: WorkerId
+    expected: Expected | None
+    took_ns: int
+
+
 class Sleepers:
     """All that sleep, or are on their way there."""
 
     def __init__(
         self, cluster: ClusterState, moves: Moves, recoveries: Recoveries, migrations: Migrations,
-        why_needed: Callable[[Collection[WorkerId]], str | None],
+        checkpoints: Checkpoints, why_needed: Callable[[Collection[WorkerId]], str | None],
     ) -> None:
         """``why_needed``: why some request could not be held without these workers; None: there is no such request."""
         self._cluster = cluster
         self._moves = moves
         self._recoveries = recoveries
         self._migrations = migrations
+        self._checkpoints = checkpoints
         self._why_needed = why_needed
         self.asleep: set[WorkerId] = set()
         """Those that sleep, dead ones and those whose layout is going included."""
@@ -67,8 +92,12 @@ class Sleepers:
         self._retry_ns = 0
         self.host_copies: dict[str, set[ShardId]] = {}
         """Shards that the host copy of each machine has."""
-        self.expected_ns: dict[WorkerId, int] = {}
-        """When those that were woken are predicted to serve, where that was said."""
+        self.predict: Callable[[WorkerId], Expected] | None = None
+        """How long a wake will take: asked where who orders one does not say."""
+        self._asked: dict[WorkerId, tuple[int, Expected | None]] = {}
+        """Those that are being woken: since when, and what was predicted."""
+        self.woken: deque[Woken] = deque(maxlen=64)
+        """Wakes that are over, for who learns from them and takes them out."""
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -103,6 +132,13 @@ class Sleepers:
     def waking(self) -> list[WorkerId]:
         """Those on their way back."""
         return sorted(self._to_wake | {w for w, r in self._recoveries.by_worker.items() if r.end == "woken"})
+
+    def expected_ns(self, worker_id: WorkerId) -> int | None:
+        """When one that is being woken is predicted to serve; None: nobody knows."""
+        asked_ns, expected = self._asked.get(worker_id, (0, None))
+        if expected is None or expected.seconds is None:
+            return None
+        return asked_ns + round(expected.seconds * NANOSECONDS)
 
     def host_copy(self, worker_id: WorkerId) -> frozenset[ShardId]:
         """Shards that the copy of a worker's machine has."""
@@ -186,14 +222,15 @@ class Sleepers:
             actions.append(Record("falling_asleep", now_ns, fields))
             self._since_ns[worker_id] = now_ns
             actions += self._moves.leave(Leaving(
-                self._cluster, self._migrations, self._cluster.workers[worker_id], group, level, now_ns,
+                self._cluster, self._migrations, self._checkpoints, self._cluster.workers[worker_id], group, level,
+                now_ns,
                 open_groups=self._open_groups, kept=self._kept(worker_id), why_stay=self._why_stay,
                 may_go=self._may_go, on_over=self._left,
             ))
         return actions
 
-    def wake(self, worker_id: WorkerId, now_ns: int, expected_ns: int | None = None) -> list[Action]:
-        """Have it serve again: at once where it has not left yet. ``expected_ns``: when it is predicted to. Raises
+    def wake(self, worker_id: WorkerId, now_ns: int, expected: Expected | None = None) -> list[Action]:
+        """Have it serve again: at once where it has not left yet. ``expected``: what the order goes by. Raises
         ValueError for one that does not sleep."""
         worker = self._cluster.workers[worker_id]
         for leaving in self._moves.leavings:
@@ -202,9 +239,9 @@ class Sleepers:
                 return self._moves.end_leaving(leaving, now_ns)
         if not worker.is_asleep:
             raise ValueError(f"worker {worker_id} is not asleep")
-        self.expected_ns.pop(worker_id, None)
-        if expected_ns is not None:
-            self.expected_ns[worker_id] = expected_ns
+        if expected is None and self.predict is not None:
+            expected = self.predict(worker_id)
+        self._asked[worker_id] = now_ns, expected
         if worker_id in self._emptying:
             self._to_wake.add(worker_id)
             return []
@@ -213,9 +250,25 @@ class Sleepers:
     def _wake(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
         worker = self._cluster.workers[worker_id]
         self._note(worker, is_asleep=False)
+        _, expected = self._asked.get(worker_id, (now_ns, None))
         if worker.alive:  # a dead one is formed into its home when it is back
-            self._recoveries.wake(worker_id, now_ns)
-        return [Record("waking", now_ns, {"worker": worker_id})]
+            is_loaded = expected is not None and expected.is_loaded
+            self._recoveries.wake(worker_id, now_ns, is_loaded=is_loaded, on_end=self._served)
+        else:
+            self._asked.pop(worker_id, None)
+        fields: dict[str, object] = {"worker": worker_id}
+        if expected is not None:
+            fields |= {"source": expected.source, "predicted_s": expected.seconds}
+        return [Record("waking", now_ns, fields)]
+
+    def _served(self, worker_id: WorkerId, now_ns: int) -> dict[str, object]:
+        """A wake is over: what is told beside what it took."""
+        asked_ns, expected = self._asked.pop(worker_id, (now_ns, None))
+        self.woken.append(Woken(worker_id, expected, now_ns - asked_ns))
+        fields: dict[str, object] = {"since_order_ms": (now_ns - asked_ns) / 1e6}
+        if expected is not None and expected.seconds is not None:
+            fields["predicted_ms"] = 1e3 * expected.seconds
+        return fields
 
     def _note(self, worker: WorkerState, *, is_asleep: bool) -> None:
         worker.is_asleep = is_asleep
@@ -255,6 +308,7 @@ class Sleepers:
     def lost(self, worker_id: WorkerId, *, was_leaving: bool) -> None:
         """A worker is dead. One that was on its way to sleep has nothing to leave any more."""
         self._emptying.pop(worker_id, None)
+        self._asked.pop(worker_id, None)
         worker = self._cluster.workers[worker_id]
         self._note(worker, is_asleep=(worker.is_asleep or was_leaving) and worker_id not in self._to_wake)
         self._to_wake.discard(worker_id)

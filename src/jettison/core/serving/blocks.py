@@ -201,6 +201,12 @@ class GroupBlocks:
         """Whether the request takes a prefix from the cache; logprobs of a prompt need all of it to be computed."""
         return self._seals and state.prompt_logprobs is None
 
+    def prompt_names(self, state: RequestState) -> list[bytes]:
+        """Names of the full blocks of its prompt; none where it takes nothing from the cache."""
+        if not self.uses_cache(state):
+            return []
+        return self._hashes(state, state.num_prompt // self._limits.block_size)
+
     def cached_prefix(self, state: RequestState, most_tokens: int | None = None) -> tuple[int, int]:
         """(tokens found in the cache of every stage, allocatable blocks that admission takes).
 

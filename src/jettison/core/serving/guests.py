@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from jettison.core.ports import StepRow
 from jettison.core.requests import RequestState
@@ -56,6 +57,11 @@ class Guests:
     def num_missing_tokens(self) -> int:
         """That they have where they run, and not here."""
         return sum(guest.state.num_computed - guest.num_computed for guest in self._by_id.values())
+
+    def num_missing_before(self, state: RequestState) -> int:
+        """The same of those that came before this one, which get their chunks first."""
+        before = takewhile(lambda guest: guest.state is not state, self._by_id.values())
+        return sum(guest.state.num_computed - guest.num_computed for guest in before)
 
     def add(self, guest: Guest) -> None:
         """Its request has blocks here, and no step has tokens of it."""

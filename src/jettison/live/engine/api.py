@@ -6,11 +6,12 @@ All calls happen on one asyncio loop; none blocks.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from jettison.core.observing import NO_OFFLINE, OfflineGauges
+from jettison.core.ports import StoredWork
 from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
 from jettison.types import FinishReason, Request, RequestId, SampledToken, TokenLogprobs
 
@@ -177,6 +178,11 @@ class EngineClient(Protocol):
 
     def finish_early(self, request_id: RequestId) -> None:
         """The front end matched a stop string: free everything, end with STOP and no further tokens."""
+        ...
+
+    def note_stored(self, works: Sequence[StoredWork]) -> None:
+        """All offline work that the front end has promised to have done by some time, accepted here or not: nobody
+        falls asleep whom a deadline needs. Nothing before the engine is ready."""
         ...
 
     def objectives(self) -> Objectives:

@@ -123,13 +123,14 @@ class Assembly:
     def build_core(
         self, capacity_blocks: Mapping[WorkerId, int], secret: bytes, profile: HardwareProfile | None = None,
         machine_of: Mapping[WorkerId, MachineId] | None = None, *, has_profiled_links: bool = True,
+        loading_bytes_per_s: float | None = None,
     ) -> ClusterCore:
         """A core over workers that have reported their capacity. ``machine_of``: where they are not all in one.
         ``has_profiled_links``: theirs are such as were profiled, which is shared memory."""
         slots = num_host_slots(self.worker_specs[0].host_bytes, self.shape, self.limits.block_size)
         params = cluster_params(
             self.config, num_host_slots=slots, profile=profile, machine_of=machine_of,
-            has_profiled_links=has_profiled_links,
+            has_profiled_links=has_profiled_links, loading_bytes_per_s=loading_bytes_per_s,
         )
         return ClusterCore(self.shape, self.limits, params, capacity_blocks, secret)
 

@@ -75,6 +75,8 @@ class CoreDriver:
         self._on_event = on_event
         """Sees every event before the core does: a recording replays."""
         self._observer = observer
+        self.after_event: Callable[[], None] | None = None
+        """Called when all that follows from an event or an order has been carried out: faults meet phases of moves."""
         self.memory: dict[WorkerId, dict[str, int]] = {}
         """Latest memory report of each worker."""
         self.bubbles = BubbleMeter()
@@ -135,6 +137,8 @@ class CoreDriver:
             if action.finish_reason is not None:
                 self._encoder.forget(action.request_id)
             self._emit(action)
+        if self.after_event is not None:
+            self.after_event()
 
     # --- events -----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from jettison.config import EngineConfig
@@ -124,8 +124,10 @@ class Engine:
         self._weights_digest = self._weights.summary
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
         profile, machine_of = assembly.load_profile(), machines_of(capacity, self._placements)
+        slowest = max(ready, key=lambda r: r.read_ns)
         core = assembly.build_core(
-            capacity, os.urandom(16), profile, machine_of, has_profiled_links=not self._placements
+            capacity, os.urandom(16), profile, machine_of, has_profiled_links=not self._placements,
+            loading_bytes_per_s=1e9 * assembly.shape.parameter_bytes / slowest.read_ns if slowest.read_ns else None,
         )
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
@@ -142,7 +144,6 @@ class Engine:
         self._ticker = asyncio.create_task(self._tick(), name="jettison-ticker")
         if self._state == "loading":
             self._state = "ready"
-        slowest = max(ready, key=lambda r: r.read_ns)
         logger.info(
             "weights %s read in %.2f s, of which hashing and checking took %.2f s",
             self._weights_digest, slowest.read_ns / 1e9, slowest.check_ns / 1e9,
@@ -297,6 +298,11 @@ class Engine:
         """See ``EngineClient.objectives``."""
         return UNKNOWN_OBJECTIVES if self._driver is None else self._driver.core.objectives
 
+    def note_stored(self, works: Sequence[ports.StoredWork]) -> None:
+        """See ``EngineClient.note_stored``."""
+        if self._state == "ready" and self._driver is not None:
+            self._handle(ports.OfflineStored(tuple(works)))
+
     def snapshot(self) -> EngineSnapshot:
         """See ``EngineClient.snapshot``."""
         if self._driver is None or self._launcher is None:
@@ -342,6 +348,18 @@ class Engine:
         """Merge these groups in this way (experiments): idle ones, ``pulls`` all that the stages lack."""
         self.order(lambda core, now_ns: core.moves.merge([core.groups[g] for g in sources], stages, now_ns, pulls))
 
+    def watch(self, look: Callable[[], None] | None) -> None:
+        """Have this called after each event and order (faults that meet phases of moves); None: nothing any more."""
+        if self._driver is not None:
+            self._driver.after_event = look
+
+    def lose_host_copies(self) -> None:
+        """Empty the machine's copies of the parameters, which workers that sleep may count on (tests)."""
+        if self._launcher is not None:
+            self._launcher.empty_shared_copies()
+            for kept in self.core.sleepers.host_copies.values():
+                kept.clear()
+
     def keep_hung_workers(self, keep: bool) -> None:
         """Whether processes of workers that are given up live on (tests wake them up); else they are killed."""
         if self._launcher is not None:
@@ -356,11 +374,13 @@ class Engine:
                 request_id, destination, time.monotonic_ns(), kind=kind, max_step_tokens=max_step_tokens
             ))
 
-    def request_migrations(self, destinations: Mapping[RequestId, GroupId]) -> None:
-        """Have requests go to other groups, each in the way that is best; who waits is to be asked for again
+    def request_migrations(
+        self, destinations: Mapping[RequestId, GroupId], kinds: Collection[MigrationKind] = tuple(MigrationKind)
+    ) -> None:
+        """Have requests go to other groups, each in the best of these ways; who waits is to be asked for again
         (administration and experiments)."""
         if self._driver is not None:
-            self._driver.carry_out(self._driver.core.request_migrations(destinations, time.monotonic_ns()))
+            self._driver.carry_out(self._driver.core.request_migrations(destinations, time.monotonic_ns(), kinds))
 
     def request_restore(self) -> None:
         """Restore merged groups now, whatever the load (administration and experiments)."""

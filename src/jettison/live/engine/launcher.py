@@ -258,6 +258,11 @@ class LocalLauncher:
         if self._folder is not None:
             self._folder.remove()
 
+    def empty_shared_copies(self) -> None:
+        """As after a restart of the machine: nothing is left in its copies of the parameters (tests)."""
+        for fd in self._shared_copies.values():
+            os.ftruncate(fd, 0)
+
     # --- starting
 
     def _spawn_all(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -284,6 +289,7 @@ class LocalLauncher:
             parent_pid=os.getpid(),
             control_address=self._unix_address("control"),
             link_kind=self._link_kind,
+            link_bytes_per_s=self._placements.get(worker, Placement()).bytes_per_s,
             listen_fd=sock.fileno(),
             connect_to=connect_to,
             accept_from=accept_from,
@@ -300,10 +306,10 @@ class LocalLauncher:
 
     def _listen(self, worker: WorkerId, life: int) -> tuple[socket.socket, str]:
         if self._link_kind == "tcp":
-            host, netns = self._placements.get(worker, Placement())
-            with entered(netns):
-                sock = listening_socket(f"tcp:{host}:0")
-            return sock, f"tcp:{host}:{sock.getsockname()[1]}"
+            placement = self._placements.get(worker, Placement())
+            with entered(placement.netns):
+                sock = listening_socket(f"tcp:{placement.host}:0")
+            return sock, f"tcp:{placement.host}:{sock.getsockname()[1]}"
         address = self._unix_address(f"link-{worker}.{life}")
         assert self._folder is not None
         # Lives before this one have left their names behind, and so has an attempt at it that never became a process.

@@ -6,6 +6,8 @@ The same code behind ``jettison demo`` and the live benchmarks: a fresh server p
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -14,17 +16,22 @@ from pathlib import Path
 from jettison.config import KEYS, EngineConfig
 from jettison.cost.deployment import Deployment
 from jettison.cost.speed import MachineSpeed
+from jettison.errors import JettisonError
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.deployed import deployment_of
-from jettison.live.experiments.server_process import ServerProcess
+from jettison.live.experiments.server_process import ServerProcess, flag_arguments
 from jettison.report.failures import check_answered
 from jettison.report.output import safe_name
 from jettison.report.results import RunResult
 from jettison.workload.bench import fairness_of_run
 from jettison.workload.client import ReplayOptions, replay_sync
 from jettison.workload.conditions import capacities
+from jettison.workload.pool import OfflinePool
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.traces import TraceRow, Workload
+
+PROFILED_FLAGS = ("instances", "dtype", "block_size", "max_num_batched_tokens", "max_num_seqs", "memory")
+"""Of a setup, what decides which steps are profiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +99,18 @@ def run_policy(
     total_timeout_s: float | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     beside: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    pool: OfflinePool | None = None,
 ) -> RunResult:
     """A fresh server with this policy meets the arrivals; the result carries its fairness header.
 
-    ``beside``: of the server's address; entered before the first arrival, and left after the last answer.
+    ``beside``: of the server's address; entered before the first arrival, and left after the last answer. ``pool``: a
+    batch of offline requests beside the arrivals.
     """
     log = setup.work_dir / f"server-{safe_name(name or policy)}.log"
     with ServerProcess(setup.model_dir, setup.flags() | {"overload": policy}, log) as server, beside(server.url):
         options = ReplayOptions(
             name=name or policy, seed=seed, prompts=PromptMaker(seed=seed), total_timeout_s=total_timeout_s,
-            on_progress=on_progress,
+            on_progress=on_progress, pool=pool,
         )
         run = replay_sync(server.url, workload, options)
     run.config |= {"policy": policy, "flags": {k: str(v) for k, v in setup.flags().items()}}
@@ -148,6 +157,18 @@ def run_config(
         run = replay_sync(server.url, workload, options)
     run.config |= {"policy": str(told.get("overload")), "flags": {key: str(value) for key, value in told.items()}}
     return run
+
+
+def profile_quickly(setup: ExperimentSetup) -> None:
+    """``jettison profile --quick`` of the model, into the place where its servers look for one.
+
+    Raises JettisonError where it fails, with the end of what it said.
+    """
+    flags = {key: value for key, value in setup.flags().items() if key in PROFILED_FLAGS}
+    command = [sys.executable, "-m", "jettison", "profile", str(setup.model_dir), "--quick", *flag_arguments(flags)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise JettisonError(f"the profile failed (exit code {done.returncode}):\n{done.stderr[-2000:]}")
 
 
 def measure_speed(setup: ExperimentSetup, *, batches: tuple[int, ...] = (4, 16, 40)) -> MachineSpeed:

@@ -26,16 +26,24 @@ class Placement(NamedTuple):
     """The address that its peers connect to."""
     netns: str | None = None
     """A namespace as `ip netns` names it; None = the launcher's own."""
+    bytes_per_s: float | None = None
+    """What it sends over each of its links at most, as the links themselves see to it (``transport.pacing``); None: as
+    fast as they go."""
+
+    @property
+    def machine(self) -> str:
+        """A namespace is one, the launcher's own is another; a worker whose links are slowed down stands for one."""
+        return self.netns or ("" if self.bytes_per_s is None else self.host)
 
 
 def machines_of(
     worker_ids: Iterable[WorkerId], placements: Mapping[WorkerId, Placement]
 ) -> dict[WorkerId, MachineId]:
-    """Each worker's machine, as far as its links go: a namespace is one, and the launcher's own is another.
+    """Each worker's machine, as far as its links go.
 
     Without placements all workers share memory, and so the one machine.
     """
-    names = {worker: placements.get(worker, Placement()).netns or "" for worker in worker_ids}
+    names = {worker: placements.get(worker, Placement()).machine for worker in worker_ids}
     numbers = {name: number for number, name in enumerate(sorted(set(names.values())))}
     return {worker: numbers[name] for worker, name in names.items()}
 

@@ -1,4 +1,6 @@
-"""The folder of a launcher's sockets: gone with the launcher, or, where that was killed, with the next one's start.
+"""The folder of a launcher's sockets: gone with the launcher, also where that is killed. A process beside it, the
+*guard*, does nothing but wait for its end (``python -m jettison.live.machine.run_folder FOLDER``). Where the guard is
+killed, too, the next launcher's start removes the folder.
 
 The owner holds a lock (flock) on the folder, which the kernel frees when the process ends, however it ends. So an
 unlocked folder of this name has no owner: process ids that come again and clocks have no say in that.
@@ -14,12 +16,19 @@ import fcntl
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
+import jettison
+from jettison.config import API_KEY_VARIABLE
 from jettison.errors import UserError
 
 PREFIX = "jettison-run-"
+MOST_TRIES = 100
+"""Of a guard."""
 MAX_SOCKET_PATH_BYTES = 107
 """The kernel's 108, less the zero at the end."""
 SHORT_PARENTS = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
@@ -63,10 +72,15 @@ class RunFolder:
                 continue  # before it was locked, another start took it for abandoned
             except OSError:
                 break  # a file system without such locks: no other process gets one either, and so it stays
+        self._guard = _guard(self.path)
 
     def remove(self) -> None:
         """Remove it with all that is in it. Idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
+        if self._guard is not None:
+            self._guard.kill()  # there is nothing left to remove
+            self._guard.communicate()
+            self._guard = None
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
@@ -94,9 +108,26 @@ def _is_safe(parent: Path) -> bool:
     return bool(info.st_mode & stat.S_ISVTX) or not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def remove_abandoned(parent: Path) -> None:
+def _guard(path: Path) -> subprocess.Popen[bytes] | None:
+    """A process that removes the folder when this one has ended: its standard input ends then. It has a session of its
+    own, so that no signal to this one's reaches it, and no secret in its environment. None where the machine has no
+    room for another process."""
+    command = (sys.executable, "-P", "-m", "jettison.live.machine.run_folder", str(path))
+    env = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    package_root = str(Path(jettison.__file__).resolve().parent.parent)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
+    try:
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True, env=env,
+        )  # fmt: skip
+    except OSError:
+        return None
+
+
+def remove_abandoned(parent: Path, pattern: str = f"{PREFIX}*") -> None:
     """Remove the folders in ``parent`` that a launcher of this user has made and no process holds any more."""
-    for path in parent.glob(f"{PREFIX}*"):
+    for path in parent.glob(pattern):
         try:
             fd = _lock(path)
         except OSError:
@@ -131,3 +162,13 @@ def _lock(path: Path) -> int:
         os.close(fd)
         raise
     return fd
+
+
+if __name__ == "__main__":
+    guarded = Path(sys.argv[1])
+    sys.stdin.buffer.read()
+    for _ in range(MOST_TRIES):  # the lock of a process that ends may be freed after its pipes
+        remove_abandoned(guarded.parent, guarded.name)
+        if not guarded.exists():
+            break
+        time.sleep(0.05)

@@ -23,7 +23,7 @@ from jettison.device.reference import Reference, TransformersReference, transfor
 from jettison.errors import ConfigError, JettisonError, ModelError
 from jettison.live.engine.assembly import Assembly, assemble
 from jettison.live.verify import scenarios
-from jettison.live.verify.fault_schedules import kills
+from jettison.live.verify.deaths import death_name, death_plan, is_alone, kills
 from jettison.live.verify.proof_table import Conditions, ProofTable, Row, compare, failed, not_applicable, print_table
 from jettison.live.verify.scenarios import BLOCK_SIZE, Event, Outcome, Setting, make_config, why_not
 from jettison.live.verify.scenarios_harvest import HARVEST, HARVEST_IN_PIPELINES
@@ -33,7 +33,6 @@ from jettison.live.verify.scenarios_packing import PACKING
 from jettison.live.verify.scenarios_sleep import SLEEP
 from jettison.live.verify.scenarios_together import RUNGS_TOGETHER
 from jettison.live.verify.solo_reference import SoloReference
-from jettison.live.worker.failpoints import ALONE, LIVE_ONLY, NAMES
 from jettison.memory.kvtransfers import ExchangeMode
 from jettison.report.terminal import note_phase, progress_bar
 
@@ -177,7 +176,7 @@ class _Run:
         """A worker dies at each of the places that the model has."""
         left = []
         for place in places:
-            reason = why_not(1 if place in ALONE else 2, self._num_layers)
+            reason = why_not(1 if is_alone(place) else 2, self._num_layers)
             if reason is None:
                 left.append(place)
             else:
@@ -210,25 +209,6 @@ class _Run:
     def _add(self, row: Row) -> None:
         self._table.add(row)
         self._bar.advance()
-
-
-def death_name(place: str, mode: ExchangeMode, instances: int) -> str:
-    """Of the row."""
-    return f"kill -9 {place} ({mode}), {instances} instances"
-
-
-def death_plan(index: int, num_models: int) -> list[tuple[ExchangeMode, int, list[str]]]:
-    """Deaths that one of the architectures goes through: (mode, instances, failpoints), each on an engine of its own.
-
-    All together: every failpoint in every mode with two instances, and every failpoint once with three and with four.
-    """
-    plan = []
-    for shift, mode in enumerate(ExchangeMode):
-        places = [n for n in NAMES if n not in LIVE_ONLY or mode is ExchangeMode.LIVE]
-        plan.append((mode, 2, places[(index + shift) % num_models :: num_models]))
-    for instances in (3, 4):
-        plan.append((ExchangeMode.LIVE, instances, list(NAMES[(index + instances) % num_models :: num_models])))
-    return [entry for entry in plan if entry[2]]
 
 
 def _models(

@@ -73,6 +73,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     flag_fd: int
     """Inherited shared memory: the step that is to be given up (``live.wire.stepflag``)."""
     log_level: str = "WARNING"
+    link_bytes_per_s: float | None = None
+    """What is sent over each link at most (``link_kind`` tcp; ``transport.pacing``); None: no limit."""
     shares_clock: bool = True
     """All workers run on one machine: times of one may be compared with another's."""
 

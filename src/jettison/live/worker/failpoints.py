@@ -42,6 +42,14 @@ PULL_NAMES = ("before_shard_sent", "after_shard_sent", "before_shard_written", "
 
 SLEEP_NAMES = ("before_sleep", "after_sleep", "before_wake", "after_wake")
 """The layout of a worker that goes to sleep is emptied; that of one that is woken is mapped."""
+
+FILL_NAMES = (
+    "before_keep", "after_keep",  # a piece of a shard is written to the machine's copy
+    "before_load", "after_load",  # a piece of a shard is read from the machine's copy, or from the model folder
+    "before_check", "after_check",  # all of a shard has come, and is compared with what is served
+)  # fmt: skip
+"""Of parameters that leave a worker and come back: reached by who goes to sleep and by who is woken."""
+
 OFFLINE_NAMES = (
     "before_checkpoint", "after_checkpoint",  # a copy to the host pool is under way / has ended and has been told of
     "before_prefetch", "after_prefetch",  # a copy back likewise
@@ -49,8 +57,10 @@ OFFLINE_NAMES = (
 )  # fmt: skip
 """Reached only with offline work."""
 
+ALL_NAMES = (*NAMES, *PULL_NAMES, *SLEEP_NAMES, *FILL_NAMES, *OFFLINE_NAMES)
+
 _STEP_BEGINS = ("before_stage", "before_sample")
-_OF_PIECES = frozenset(n for n in (*NAMES, *PULL_NAMES) if "_piece_" in n or "_shard_" in n)
+_OF_PIECES = frozenset((*FILL_NAMES, *(n for n in (*NAMES, *PULL_NAMES) if "_piece_" in n or "_shard_" in n)))
 
 Failpoint = Callable[[str], None]
 
@@ -74,7 +84,7 @@ def parse(text: str) -> list[Rule]:
     for part in filter(None, text.split(",")):
         who, name, count, *how = part.split(":")
         worker, _, life = who.partition(".")
-        if name not in (*NAMES, *PULL_NAMES, *SLEEP_NAMES, *OFFLINE_NAMES):
+        if name not in ALL_NAMES:
             raise ValueError(f"{name} is no failpoint")
         kind = signal.Signals[f"SIG{how[0]}"] if how else signal.SIGKILL
         rules.append(Rule(int(worker), int(life or 0), name, int(count), kind))

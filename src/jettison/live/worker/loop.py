@@ -13,6 +13,7 @@ Rule 4. Whenever no step is ready each link gets a bulk turn: at most one receiv
         KV goes before shards, cancellations before both.
         While this worker takes part in a live exchange, links get such turns between two layers of a step, too, and
         while a step waits for a peer's attention: what arrives is then never what the step reads (the core's care).
+        While a peer is given parameters, pieces of them go between two layers of any step, for a quarter of their time.
 Rule 5. Memory is written by received pieces only in those turns: never while a kernel runs.
 Rule 8. A transfer ends with exactly one TransferEnded, and its *destination* tells. Only when the destination can
         not have heard of the transfer (no link, or the link failed before TRANSFER_BEGIN) does the source tell.
@@ -250,10 +251,15 @@ class WorkerLoop:
             return False
         self._stream.note_piece()
         command, pieces = self._loading
+        what = "load" if isinstance(command, m.LoadShard) else "keep"
+        self._reach(f"before_{what}")
         try:
             next(pieces)
+            self._reach(f"after_{what}")
             return True
         except StopIteration:
+            if what == "load":
+                self._reach("after_check")
             self._emit(m.CallDone(self.worker_id, command.call_id))
         except Exception as error:  # noqa: BLE001  # logged by _failure_of
             self._emit(self._failure_of(command, error))
@@ -372,7 +378,11 @@ class WorkerLoop:
 
     def _compute(self, step: StepInput, hidden: object) -> object:
         """Run the stage; None where it was given up at a safepoint."""
-        port = self._attention if step.remote or self._keeps_foreign_kv else None
+        attention = self._attention
+        attention.is_live = bool(step.remote) or self._keeps_foreign_kv
+        if not attention.is_live and self._peers.sends_shards:
+            self._peers.begin_layers()
+        port = attention if attention.is_live or self._peers.sends_shards else None
         flag = self._flag
         if flag is None or not step.safepoint_layers:
             return self._device.run_step(step, hidden, port)

@@ -39,6 +39,7 @@ from jettison.live.worker.loop import WorkerLoop
 from jettison.live.worker.transfers import bulk_frame_bytes
 from jettison.transport.handshake import Identity, Purpose
 from jettison.transport.link import Link
+from jettison.transport.pacing import Pacer
 from jettison.transport.shm import ShmLink, SlotGeometry
 from jettison.transport.sockets import Acceptor, connect
 from jettison.transport.tcp import Connection, TcpLink
@@ -208,7 +209,11 @@ class WorkerProcess:
     def _make_link(self, bulk: Connection, urgent: Connection | None, device: Device) -> ShmLink | TcpLink:
         bulk_bytes = bulk_frame_bytes(self._config.spec.piece_bytes, device.kv_block_bytes)
         if self._config.link_kind == "tcp":
-            return TcpLink(*bulk, urgent, bulk_bytes=bulk_bytes, coordinate=self._config.spec.coordinate)
+            rate = self._config.link_bytes_per_s
+            return TcpLink(
+                *bulk, urgent, bulk_bytes=bulk_bytes, coordinate=self._config.spec.coordinate,
+                pacer=None if rate is None else Pacer(rate),
+            )
         return ShmLink(*bulk, SlotGeometry(bulk_bytes=-(-bulk_bytes // _PAGE) * _PAGE))
 
     def _seconds_left(self) -> float:

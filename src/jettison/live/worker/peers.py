@@ -51,6 +51,9 @@ step would stretch an exchange over as many steps as it has frames: seconds of a
 MAX_BULK_NS = 10_000_000
 """At most, however long a stage takes."""
 
+MAX_SPARE_NS = MAX_BULK_NS
+"""Of the time that pieces sent between layers may take, what is saved up at most for one large piece."""
+
 IDLE_WAIT_S = 0.05
 """A step that waits for a peer looks again after this long at the latest."""
 
@@ -110,13 +113,17 @@ class Peers:
         self._clock_ns = clock_ns
         self._reach = failpoint
         self._peers: dict[WorkerId, _Peer] = {}
+        self._spare_ns = 0
+        """Time that pieces may take between the layers of a step; less than 0: a piece took more than there was."""
+        self._spare_since_ns = 0
+        """Up to when steps have earned it."""
         self._unexplained: dict[WorkerId, str] = {}
         """Links that closed by themselves, and how. A peer that was told to stop closes its links, and this worker may
         be told later than it: noted when it happens, but only a fence, or work for that peer, says that something is
         wrong. A new link ends what there was to explain."""
         self.attention = PeerAttention(
             device, self._link_of, self.post, self.serve, wait or self._wait_for_links, clock_ns, ATTENTION_TIMEOUT_S,
-            failpoint,
+            failpoint, self._send_shards,
         )
 
     def __contains__(self, worker: WorkerId) -> bool:
@@ -243,6 +250,37 @@ class Peers:
             turn |= self.run_bulk()
         return progressed
 
+    @property
+    def sends_shards(self) -> bool:
+        """A peer is being given parameters."""
+        return any(t.kind is FrameKind.SHARD_PIECE for peer in self._peers.values() for t in peer.transfers)
+
+    def begin_layers(self) -> None:
+        """A step begins in which shards are sent between layers: what was not used before it is gone."""
+        self._spare_ns, self._spare_since_ns = min(0, self._spare_ns), self._clock_ns()
+
+    def _send_shards(self) -> None:
+        """Between two layers: pieces of shards, for a quarter of the time that the layers take. Nothing is written.
+
+        A link through shared memory holds a few pieces: with turns between steps alone it carries so many a step, and
+        who is woken by busy peers waits for as many steps as there are pieces."""
+        now_ns = self._clock_ns()
+        earned_ns = self._spare_ns + (now_ns - self._spare_since_ns) // BULK_SHARE
+        self._spare_ns, self._spare_since_ns = min(MAX_SPARE_NS, earned_ns), now_ns
+        giving = [p for p in self._peers.values() if self._sends_shard(p)]
+        if self._spare_ns > 0:
+            for peer in giving:
+                self._receive(peer)  # room that has been given back
+        while self._spare_ns > 0 and giving:
+            giving = [p for p in giving if self._sends_shard(p) and self._send_bulk(p)]
+            self._spare_since_ns = self._clock_ns()
+            self._spare_ns -= self._spare_since_ns - now_ns
+            now_ns = self._spare_since_ns
+
+    def _sends_shard(self, peer: _Peer) -> bool:
+        """What would go next is a piece of one."""
+        return peer.link.is_open and bool(peer.transfers) and _next_of(peer).kind is FrameKind.SHARD_PIECE
+
     def run_bulk(self, sends: bool = True) -> bool:
         """One bulk turn of every link; whether anything happened."""
         progressed = False
@@ -265,20 +303,20 @@ class Peers:
         return progressed
 
     def _write_bulk(self, peer: _Peer) -> None:
-        is_shard = peer.bulk_frames[0].kind is FrameKind.SHARD_PIECE
-        self._reach_piece("before", "written", is_shard)
+        kind, is_check = peer.bulk_frames[0].kind, peer.incoming.is_end_of_shard(peer.bulk_frames[0])
+        self._reach_bulk("before", kind, is_check)
         with peer.bulk_frames.popleft() as frame:
             try:
                 ended = peer.incoming.accept(frame, self._device, self._clock_ns())
             except LinkDownError as error:
                 self._distrust(peer, error)
                 return
-        self._reach_piece("after", "written", is_shard)
+        self._reach_bulk("after", kind, is_check)
         if ended is not None:
             self._emit(ended)
 
     def _send_bulk(self, peer: _Peer) -> bool:
-        transfer = min(peer.transfers, key=lambda t: (not t.cancelled, t.kind, not t.urgent))  # the first of them
+        transfer = _next_of(peer)
         is_shard = transfer.kind is FrameKind.SHARD_PIECE
         self._reach_piece("before", "sent", is_shard)
         try:
@@ -295,6 +333,11 @@ class Peers:
         if over:
             peer.transfers.remove(transfer)
         return sent
+
+    def _reach_bulk(self, when: str, kind: FrameKind, is_check: bool) -> None:
+        self._reach_piece(when, "written", kind is FrameKind.SHARD_PIECE)
+        if is_check:
+            self._reach(f"{when}_check")
 
     def _reach_piece(self, when: str, what: str, is_shard: bool) -> None:
         self._reach(f"{when}_piece_{what}")
@@ -362,3 +405,8 @@ class Peers:
         self.inbox.forget_partial(worker)
         self.attention.lost(worker)
         self._on_lost(worker)
+
+
+def _next_of(peer: _Peer) -> OutgoingTransfer:
+    """Whose turn it is on a link: the first of the most urgent."""
+    return min(peer.transfers, key=lambda t: (not t.cancelled, t.kind, not t.urgent))

@@ -94,9 +94,11 @@ class PeerAttention:
         clock_ns: Callable[[], int],
         timeout_s: float,
         failpoint: Failpoint = nowhere,
+        send_shards: Callable[[], None] | None = None,
     ) -> None:
         """``post`` queues a frame; ``serve`` does what the links ask for now (sending bulk only if told so) and says
-        whether that was anything; ``wait`` returns when there may be more."""
+        whether that was anything; ``wait`` returns when there may be more. ``send_shards`` is what is done between
+        layers where ``is_live`` does not hold."""
         self._device = device
         self._link_of = link_of
         self._post = post
@@ -105,6 +107,9 @@ class PeerAttention:
         self._clock_ns = clock_ns
         self._timeout_ns = int(timeout_s * 1e9)
         self._reach = failpoint
+        self._send_shards = send_shards
+        self.is_live = True
+        """Peers ask or are asked in this step: all that links have is served between its layers."""
         self._tables: dict[WorkerId, _Tables] = {}
         """As holder, by peer."""
         self._next_tag = 0
@@ -194,7 +199,10 @@ class PeerAttention:
 
     def poll(self) -> None:
         """See ``AttentionPort.poll``."""
-        self._serve(True)
+        if self.is_live or self._send_shards is None:
+            self._serve(True)
+        else:
+            self._send_shards()
 
     def _limit(self, worker: WorkerId) -> int:
         link = self._link_of(worker)

@@ -221,6 +221,11 @@ class IncomingTransfers:
     def __len__(self) -> int:
         return len(self._transfers)
 
+    def is_end_of_shard(self, frame: Frame) -> bool:
+        """With this frame all of a shard has come, and is compared with what is served."""
+        transfer = self._transfers.get(frame.tag)
+        return frame.kind is FrameKind.TRANSFER_END and transfer is not None and transfer.shard is not None
+
     def accept(self, frame: Frame, device: Device, now_ns: int) -> TransferEnded | None:
         """Take one bulk frame; the end of a transfer returns its event. The frame may be released afterwards.
 

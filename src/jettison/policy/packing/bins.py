@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TypeAlias
 
 from jettison.policy.packing.types import Grip, ShareKey, SizeClass, size_class
@@ -18,6 +19,9 @@ Entry: TypeAlias = "tuple[str, tuple[int, ...]]"
 
 Prefix: TypeAlias = "tuple[ShareKey, int]"
 """A key and the blocks that it stands for: requests that name one key with unlike lengths share nothing."""
+
+
+_ORDER, _SIZE = attrgetter("order"), attrgetter("num_blocks")
 
 
 @dataclass(slots=True, eq=False)
@@ -124,23 +128,30 @@ class Bin:
 
     def resize(self, item: Item, num_blocks: int) -> None:
         """Another size, and the class that goes with it."""
-        self.take(item)
-        item.num_blocks = num_blocks
-        item.size_class = size_class(num_blocks, self.capacity)
-        self.put(item)
+        present = size_class(num_blocks, self.capacity)
+        if item.is_big or present >= SizeClass.S:
+            self.take(item)
+            item.num_blocks, item.size_class = num_blocks, present
+            self.put(item)
+            return
+        more = num_blocks - item.num_blocks
+        item.num_blocks, item.size_class = num_blocks, present
+        self.used += more
+        self.loose += more if item.is_free else 0
 
     def unit(self, limit: int) -> list[Item]:
         """What of T size may leave within ``limit`` blocks; empty where nothing may."""
-        return self._cut([item for item in self.fillers.values() if item.is_free], limit)
+        return self._cut([item for item in self.fillers.values() if item.grip is Grip.FREE], limit)
 
     def victims(self) -> list[Item]:
         """Who leaves where it is overfull: of the fillers the smallest that suffices, or a unit; then of the bigs the
         smallest, but not a lone one. Who is held leaves after his like; empty where nobody may."""
+        lacking = self.used - self.capacity
         for grip in (Grip.FREE, Grip.HELD):
             fillers = [item for item in self.fillers.values() if item.grip is grip]
-            enough = [item for item in fillers if item.own_blocks >= -self.free]
-            if enough:
-                return [min(enough, key=lambda item: (item.num_blocks, -item.order))]
+            if enough := [item for item in fillers if item.num_blocks - item.shared_blocks >= lacking]:
+                smallest = min(map(_SIZE, enough))
+                return [max((item for item in enough if item.num_blocks == smallest), key=_ORDER)]
             if fillers:
                 return self._cut(fillers, self.capacity // 4)
         bigs = [item for item in self.bigs if item.grip is not Grip.PINNED]
@@ -151,12 +162,14 @@ class Bin:
     def _cut(self, fillers: Iterable[Item], limit: int) -> list[Item]:
         """The largest T, else a multi-item of the largest small requests: above C/8, or all that there are."""
         fitting = [item for item in fillers if item.num_blocks <= limit]
-        whole = [item for item in fitting if item.size_class is SizeClass.T]
-        if whole:
-            return [max(whole, key=lambda item: (item.num_blocks, -item.order))]
+        # Two stable sorts by a number each take half the time of one by pairs.
+        fitting.sort(key=_ORDER)
+        fitting.sort(key=_SIZE, reverse=True)
+        if fitting and fitting[0].size_class is SizeClass.T:
+            return fitting[:1]
         chosen: list[Item] = []
         total = 0
-        for item in sorted(fitting, key=lambda item: (-item.num_blocks, item.order)):
+        for item in fitting:
             if 8 * total > self.capacity:
                 break
             if total + item.num_blocks <= limit:

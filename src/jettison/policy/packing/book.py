@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sortedcontainers import SortedList
 
@@ -28,6 +28,15 @@ from jettison.policy.packing.types import (
 from jettison.types import GroupId, RequestId
 
 Index: TypeAlias = "SortedList[tuple[int, ...]]"
+
+
+class Changes(NamedTuple):
+    """A batch by kind."""
+
+    departs: list[Item]
+    resizes: list[tuple[Item, int]]
+    """With their blocks."""
+    arrivals: list[Arrive]
 
 
 class Book:
@@ -96,8 +105,8 @@ class Book:
 
     def make(self, operation: Arrive) -> Item:
         """An arrival's item, on no device yet."""
-        request_id, num_blocks, _, key, shared = operation
-        item = Item(request_id, num_blocks, self._next_order, size_class(num_blocks, self.capacity))
+        request_id, num_blocks, _, key, shared, grip = operation
+        item = Item(request_id, num_blocks, self._next_order, size_class(num_blocks, self.capacity), grip=grip)
         if key is not None and shared:
             item.share_key, item.shared_blocks = (key, shared), shared
         self._next_order += 1
@@ -105,12 +114,18 @@ class Book:
         self._origins[request_id] = operation.device
         return item
 
-    def forget(self, item: Item) -> None:
-        """It is over."""
-        if item.bin is not None:
-            self.take(item)
-        del self.items[item.request_id], self.by_order[item.order]
-        self._origins.pop(item.request_id, None)
+    def forget(self, items: Iterable[Item]) -> None:
+        """They are over. The indices are told once a device, however many leave it."""
+        left: set[GroupId] = set()
+        for item in items:
+            del self.items[item.request_id], self.by_order[item.order]
+            self._origins.pop(item.request_id, None)
+            if (bin_ := item.bin) is not None:
+                self._take(item, bin_)
+                left.add(bin_.device)
+                if not bin_.num_requests:
+                    self._close(bin_)
+        self._reindex_all(left)
 
     def put(self, item: Item, bin_: Bin) -> None:
         """Place it there."""
@@ -124,21 +139,32 @@ class Book:
         bin_ = item.bin
         assert bin_ is not None
         self._origins.setdefault(item.request_id, bin_.device)
-        bin_.take(item)
-        if item.share_key is not None and item.share_key not in bin_.sharers:
-            del self.by_key[item.share_key][bin_.device]
-        self.reindex(bin_)
-        if not bin_.num_requests:
+        self._take(item, bin_)
+        if bin_.num_requests:
+            self.reindex(bin_)
+        else:
             self._close(bin_)
         return bin_
 
-    def resize(self, item: Item, num_blocks: int) -> Bin:
-        """Another size where it is."""
-        assert item.bin is not None
-        bin_ = item.bin
-        bin_.resize(item, num_blocks)
-        self.reindex(bin_)
-        return bin_
+    def _take(self, item: Item, bin_: Bin) -> None:
+        bin_.take(item)
+        if item.share_key is not None and item.share_key not in bin_.sharers:
+            del self.by_key[item.share_key][bin_.device]
+
+    def resize(self, resizes: Iterable[tuple[Item, int]]) -> set[GroupId]:
+        """Other sizes where they are; on which devices. The indices are told once a device."""
+        touched: set[GroupId] = set()
+        for item, num_blocks in resizes:
+            assert item.bin is not None
+            item.bin.resize(item, num_blocks)
+            touched.add(item.bin.device)
+        self._reindex_all(touched)
+        return touched
+
+    def _reindex_all(self, devices: Iterable[GroupId]) -> None:
+        for device in devices:
+            if device in self.bins:
+                self.reindex(self.bins[device])
 
     def pin(self, item: Item, grip: Grip) -> Bin:
         """Say whether it may be moved."""
@@ -168,6 +194,7 @@ class Book:
 
     def _close(self, bin_: Bin) -> None:
         device = bin_.device
+        self.reindex(bin_)
         del self.bins[device]
         if bin_.is_taking:
             self._idle[device] = None
@@ -176,29 +203,36 @@ class Book:
         else:
             self._closed[device] = None
 
-    def check(self, batch: Sequence[Operation]) -> tuple[list[Depart], list[Resize], list[Arrive]]:
+    def check(self, batch: Sequence[Operation]) -> Changes:
         """The operations by kind; raises KeyError and ValueError as ``Packer.apply`` says, having changed nothing."""
-        departs = [operation for operation in batch if isinstance(operation, Depart)]
-        resizes = [operation for operation in batch if isinstance(operation, Resize)]
-        arrivals = [operation for operation in batch if isinstance(operation, Arrive)]
-        gone = {operation.request_id for operation in departs}
-        for request_id in (*gone, *(resize.request_id for resize in resizes)):
-            if request_id not in self.items:
-                raise KeyError(request_id)
+        departs: list[Item] = []
+        resizes: list[tuple[Item, int]] = []
+        arrivals: list[Arrive] = []
+        gone: set[RequestId] = set()
+        coming: set[RequestId] = set()
+        for operation in batch:
+            if isinstance(operation, Resize):
+                request_id, num_blocks = operation
+                item = self.items[request_id]
+                self._check_size(num_blocks, item.shared_blocks)
+                resizes.append((item, num_blocks))
+            elif isinstance(operation, Depart):
+                departs.append(self.items[operation.request_id])
+                gone.add(operation.request_id)
+            else:
+                self._check_size(operation.num_blocks, operation.shared_blocks)
+                arrivals.append(operation)
+                coming.add(operation.request_id)
         if len(gone) < len(departs):
             raise ValueError("a request departs twice")
-        coming: set[RequestId] = set()
-        for arrival in arrivals:
-            request_id = arrival.request_id
-            if request_id in coming or (request_id in self.items and request_id not in gone):
-                raise ValueError(f"{request_id} is there already")
-            coming.add(request_id)
-        sizes = [(a.num_blocks, a.shared_blocks) for a in arrivals]
-        sizes += [(r.num_blocks, self.items[r.request_id].shared_blocks) for r in resizes]
-        for num_blocks, shared in sizes:
-            if not max(1, shared) <= num_blocks <= self.capacity or shared < 0:
-                raise ValueError(f"{num_blocks} blocks, {shared} of them shared, on devices of {self.capacity}")
-        return departs, [r for r in resizes if r.request_id not in gone], arrivals
+        twice = len(coming) < len(arrivals)
+        if twice or any(request_id in self.items and request_id not in gone for request_id in coming):
+            raise ValueError("a request arrives that is there already")
+        return Changes(departs, [row for row in resizes if row[0].request_id not in gone], arrivals)
+
+    def _check_size(self, num_blocks: int, shared: int) -> None:
+        if not 0 <= shared <= num_blocks <= self.capacity or num_blocks < 1:
+            raise ValueError(f"{num_blocks} blocks, {shared} of them shared, on devices of {self.capacity}")
 
     def plan(self, unplaced: Sequence[RequestId] = (), recomputed: Iterable[RequestId] = ()) -> Plan:
         """The net changes since the last plan."""

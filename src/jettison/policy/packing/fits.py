@@ -28,6 +28,8 @@ class WorstFit(OnBook):
 
     migrates = False
     """Whether running requests keep their KV when they change devices."""
+    gathers = True
+    """Whether it is after few devices."""
 
     def __init__(self, params: PackingParams, devices: Iterable[GroupId] | None = None) -> None:
         self.params = params
@@ -41,19 +43,17 @@ class WorstFit(OnBook):
 
     def apply(self, batch: Sequence[Operation]) -> Plan:
         departs, resizes, arrivals = self.book.check(batch)
-        for depart in departs:
-            self.book.forget(self.book.items[depart.request_id])
-        for resize in resizes:
-            self.book.resize(self.book.items[resize.request_id], resize.num_blocks)
+        self.book.forget(departs)
+        self.book.resize(resizes)
         for arrival in arrivals:
             if arrival.device is not None:
                 self.book.put(self.book.make(arrival), self.book.bin_of(arrival.device))
         recomputed = [name for device in sorted(self.book.over) for name in self._relieve(self.book.bins[device])]
         unplaced = []
         for arrival in arrivals:
-            if arrival.device is None and not self._place(self.book.make(arrival)):
+            if arrival.device is None and not self._place(item := self.book.make(arrival)):
                 unplaced.append(arrival.request_id)
-                self.book.forget(self.book.items[arrival.request_id])
+                self.book.forget([item])
         self._balance()
         return self.book.plan(unplaced, () if self.migrates else recomputed)
 
@@ -97,6 +97,7 @@ class LoadBalance(WorstFit):
     the emptiest, the next with the next, and moves one request a pair, the largest that does not turn them round."""
 
     migrates = True
+    gathers = False
 
     def _balance(self) -> None:
         rooms = list(self.book.indices[ROOMS])

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jettison.policy.packing.mell import Packing
 from jettison.policy.packing.types import Arrive, Depart, Grip, Operation, PackingParams, Plan
 from jettison.types import GroupId, RequestId
+
+
+def devices_lost(placed: Sequence[Mapping[RequestId, int]], capacity: int) -> int:
+    """Devices in use beyond those that the packing takes for the same requests when nobody is held. ``placed``: who is
+    on each device, with sizes; without shared prefixes."""
+    anew = Packing(PackingParams(capacity=capacity, shares_prefixes=False))
+    anew.apply([Arrive(r, min(num, capacity)) for sizes in placed for r, num in sizes.items()])
+    return max(0, len(placed) - len(anew.active))
 
 
 class Compared:

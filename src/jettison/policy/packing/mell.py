@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 
 from jettison.policy.packing.bins import Bin, Entry, Item
 from jettison.policy.packing.book import Book, OnBook
-from jettison.policy.packing.properties import num_owed
 from jettison.policy.packing.types import Arrive, Grip, Operation, PackingParams, Plan, SizeClass
 from jettison.types import GroupId, RequestId
 
@@ -70,12 +68,12 @@ class Packing(OnBook):
         self._displaced: list[tuple[int, int, list[Item], Bin]] = []
         """What has to go elsewhere, in units, and where it was: a heap, the largest first."""
         self._dirty: set[GroupId] = set()
-        self._num_gripped = 0
+        self._misfits: dict[GroupId, None] = {}
+        """Devices that were given what does not belong there, because no other was to be had; looked at longest ago
+        first."""
 
     def pin(self, request_id: RequestId, grip: Grip) -> None:
-        item = self.book.items[request_id]
-        self._num_gripped += (grip is not Grip.FREE) - (item.grip is not Grip.FREE)
-        self._dirty.add(self.book.pin(item, grip).device)
+        self._dirty.add(self.book.pin(self.book.items[request_id], grip).device)
 
     def set_taking(self, device: GroupId, is_taking: bool) -> None:
         self.book.set_taking(device, is_taking)
@@ -85,26 +83,19 @@ class Packing(OnBook):
         """See ``Packer``. In the paper's order (section VI.C, operation batching): departures, growth, arrivals; an
         arrival takes the place of who has gone before anybody is moved there."""
         departs, resizes, arrivals = self.book.check(batch)
-        for depart in departs:
-            item = self.book.items[depart.request_id]
-            self._num_gripped -= item.grip is not Grip.FREE
-            self.book.forget(item)
-        for resize in resizes:
-            bin_ = self.book.resize(self.book.items[resize.request_id], resize.num_blocks)
-            self._dirty.add(bin_.device)
+        self.book.forget(departs)
+        self._dirty |= self.book.resize(resizes)
         settled = [self._arrive_at(a, a.device) for a in arrivals if a.device is not None]
-        self._dirty.update(self.book.over, settled)
+        self._dirty.update(self.book.over, settled, self._due_misfits())
         for device in sorted(self._dirty):
             self._normalise(device)
         self._dirty.clear()
         self._place_displaced()
         new = [self.book.make(arrival) for arrival in arrivals if arrival.device is None]
-        unplaced = [item.request_id for item in sorted(new, key=_largest_first) if not self._place([item])]
-        for request_id in unplaced:
-            self.book.forget(self.book.items[request_id])
+        unplaced = [item for item in sorted(new, key=_largest_first) if not self._place([item])]
+        self.book.forget(unplaced)
         self._settle()
-        plan = self.book.plan(unplaced)
-        return replace(plan, num_owed=num_owed(self)) if self._num_gripped else plan
+        return self.book.plan([item.request_id for item in unplaced])
 
     def _arrive_at(self, arrival: Arrive, device: GroupId) -> GroupId:
         self.book.put(self.book.make(arrival), self.book.bin_of(device))
@@ -144,10 +135,27 @@ class Packing(OnBook):
     def _place(self, unit: list[Item], source: Bin | None = None) -> bool:
         """Put it where its class belongs; what gives way for it is placed, too. False where nothing has room."""
         bin_ = self._choose(unit, source) or self.book.open()
+        if bin_ is None and (bin_ := self._anywhere(_total(unit), source)) is not None:
+            self._misfits[bin_.device] = None
         if bin_ is None:
             return False
         self._move_to(bin_, unit)
         return True
+
+    def _anywhere(self, num_blocks: int, source: Bin | None) -> Bin | None:
+        """The last resort where no device can be opened: whatever has room, where it was before all others. The
+        properties that this breaks are owed until there is a better place."""
+        home = None if source is None else self.book.bins.get(source.device)
+        if home is not None and home.is_taking and home.free >= num_blocks:
+            return home
+        return self._best(ROOMS, num_blocks, source) or self._tightest(TINY, num_blocks)
+
+    def _due_misfits(self) -> list[GroupId]:
+        """All of them where a device can be opened, else a few in turn: an operation stays cheap."""
+        due = list(self._misfits) if self.book.can_open() else list(islice(self._misfits, self.params.candidates))
+        for device in due:
+            del self._misfits[device]
+        return due
 
     def _move_to(self, bin_: Bin, items: Sequence[Item]) -> None:
         for item in items:
@@ -209,6 +217,8 @@ class Packing(OnBook):
     def _best(self, index: str, num_blocks: int, source: Bin | None) -> Bin | None:
         """Of the devices with room in an index the one of highest priority, of a few (``candidates``)."""
         keys = self.book.indices[index]
+        if not keys or keys[-1][0] < num_blocks:
+            return None
         first, most = keys.bisect_left((num_blocks,)), self.params.candidates
         chosen = keys[first:] if len(keys) - first <= 2 * most else keys[first : first + most] + keys[-most:]
         bins = [self.book.bins[device] for _, device in chosen]
@@ -227,8 +237,9 @@ class Packing(OnBook):
     # What an operation leaves
 
     def _settle(self) -> None:
-        """Until the five properties hold. Each step moves an item, and none undoes another: fewer M and S apart from
-        an L, then fewer devices that lack one, then fewer T on T-devices, then fewer of these that are not filled."""
+        """Until the five properties hold, or nothing has room. Each step moves an item, and none undoes another: fewer
+        M and S apart from an L, then these on fewer devices (the sum of the squares of their numbers rises), then fewer
+        T on T-devices, then fewer of these that are not filled."""
         while (
             self._pair_with_large()
             or self._complete(SizeClass.M)
@@ -262,7 +273,7 @@ class Packing(OnBook):
             return False
         bins = sorted(self._partial(size_class), key=lambda b: (len(b.bigs), -b.loose, -b.device))
         for giver in bins:
-            item = next((item for item in giver.bigs if item.is_free), None)
+            item = next((item for item in giver.bigs if item.is_free and item.size_class is size_class), None)
             for taker in reversed(bins if item is not None else []):
                 assert item is not None
                 if taker is not giver and len(taker.bigs) >= len(giver.bigs) and self._room(taker) >= item.num_blocks:
@@ -286,13 +297,14 @@ class Packing(OnBook):
 
     def _fill_tiny(self) -> bool:
         """Property 3: of T-devices that are not filled, the one that has least gives to the one that has most."""
-        tiny = self.book.indices[TINY]
+        tiny, most = self.book.indices[TINY], self.params.candidates
         first = tiny.bisect_right((self.params.slack_blocks, ENDLESS))
         if len(tiny) - first < 2:
             return False
-        bins = [self.book.bins[device] for _, device in tiny[first:]]
-        for giver in reversed(bins[-self.params.candidates :]):
-            for taker in bins[: self.params.candidates]:
+        takers = [self.book.bins[device] for _, device in tiny[first : first + most]]
+        for _, device in reversed(tiny[max(first, len(tiny) - most) :]):
+            giver = self.book.bins[device]
+            for taker in takers:
                 if taker is giver:
                     break
                 if unit := giver.unit(min(self.params.capacity // 4, taker.free)):

@@ -12,6 +12,7 @@ from jettison.memory.kvtransfers import MigrationKind
 from jettison.policy.moveprices import PriceParams
 from jettison.policy.packing.reserve import ReserveParams
 from jettison.policy.packing.types import Priorities
+from jettison.policy.slo import AHEAD_SHARE
 
 LEAST_HEAD_ROOM, MOST_HEAD_ROOM = 0.05, 0.25
 """Of a device's KV memory, where nobody has said how much: at least what chance brings at once, and never so much that
@@ -69,11 +70,11 @@ def devices_needed(num_active: int, unplaced_blocks: int, capacity: int) -> int:
 
 
 def breaks_ttft(ahead_tokens: int, prompt_tokens: int, tokens_per_s: float | None, ttft_s: float | None) -> bool:
-    """Whether the prompts ahead of a newcomer keep it beyond the objective. With none ahead it is no better off
-    anywhere else; nothing is known to break it while rates or objectives are not known."""
+    """Whether the prompts ahead of a newcomer and its own take more than ``AHEAD_SHARE`` of the objective. With none
+    ahead it is no better off anywhere else; nothing is known to break it while rates or objectives are not known."""
     if not ahead_tokens or tokens_per_s is None or ttft_s is None:
         return False
-    return ahead_tokens + prompt_tokens > tokens_per_s * ttft_s
+    return ahead_tokens + prompt_tokens > tokens_per_s * ttft_s * AHEAD_SHARE
 
 
 def goes_on(*, destination_lacks: bool, is_landing: bool) -> bool:

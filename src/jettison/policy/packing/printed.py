@@ -29,19 +29,18 @@ class Printed(Packing):
 
     def apply(self, batch: Sequence[Operation]) -> Plan:
         departs, resizes, arrivals = self.book.check(batch)
-        for depart in departs:
-            item = self.book.items[depart.request_id]
+        for item in departs:
             self._depart(item)
-            self.book.forget(item)
-        for resize in resizes:
-            self._update(self.book.items[resize.request_id], resize.num_blocks)
+            self.book.forget([item])
+        for item, num_blocks in resizes:
+            self._update(item, num_blocks)
         unplaced = []
         for arrival in arrivals:
             if arrival.device is not None:
                 self._arrive_at(arrival, arrival.device)
-            elif not self._allocate(self.book.make(arrival)):
+            elif not self._allocate(item := self.book.make(arrival)):
                 unplaced.append(arrival.request_id)
-                self.book.forget(self.book.items[arrival.request_id])
+                self.book.forget([item])
         return self.book.plan(unplaced)
 
     # Allocate
@@ -135,7 +134,12 @@ class Printed(Packing):
 
     def _update(self, item: Item, num_blocks: int) -> None:
         before = item.size_class
-        bin_ = self.book.resize(item, num_blocks)
+        bin_ = item.bin
+        assert bin_ is not None
+        self.book.resize([(item, num_blocks)])
+        if item.request_id in bin_.fillers:
+            # Who has changed is looked at last.
+            bin_.fillers[item.request_id] = bin_.fillers.pop(item.request_id)
         others = [other for other in (*bin_.bigs, *bin_.fillers.values()) if other is not item]
         if item.size_class is SizeClass.L and (before >= SizeClass.M):
             if any(other.size_class is SizeClass.L for other in others):

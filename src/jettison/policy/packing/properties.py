@@ -61,7 +61,8 @@ def count_exceptions(devices: Mapping[GroupId, Mapping[RequestId, int]], capacit
 
 
 def num_owed(packing: Packing) -> int:
-    """Exceptions beyond the constant, over the devices that are packed."""
+    """Exceptions beyond the constant, over the devices that are packed: what stays broken because requests are held or
+    pinned, or devices limited. Each takes one move of an item or more to mend. Looks at every request."""
     devices = {b.device: packing.requests_on(b.device) for b in packing.book.bins.values() if b.is_taking}
     found = count_exceptions(devices, packing.params.capacity)
     return sum(_beyond(found, ALLOWED))

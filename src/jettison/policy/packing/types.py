@@ -54,6 +54,8 @@ class Arrive(NamedTuple):
     share_key: ShareKey | None = None
     """Requests of one key share their first ``shared_blocks``, which count once a device."""
     shared_blocks: int = 0
+    grip: Grip = Grip.FREE
+    """Who may move it, from the beginning."""
 
 
 class Depart(NamedTuple):
@@ -105,9 +107,6 @@ class Plan:
     """Devices that hold more than their capacity, because nobody may leave or nothing has room."""
     num_item_moves: int = 0
     """Of items in the paper's sense: a multi-item that goes between two devices is one."""
-    num_owed: int = 0
-    """Properties of Theorem 1 that stay broken, beyond the constant, because requests are held or pinned. Each takes
-    one move of an item or more."""
     num_lost: int | None = None
     """Devices in use beyond those of the same packing without grips; None where that is not kept beside it."""
 
@@ -187,13 +186,13 @@ class Packer(Protocol):
 
 def size_class(num_blocks: int, capacity: int) -> SizeClass:
     """The class of a size; the upper ends are inclusive."""
-    if 2 * num_blocks > capacity:
-        return SizeClass.L
-    if 3 * num_blocks > capacity:
-        return SizeClass.M
-    if 4 * num_blocks > capacity:
+    if 8 * num_blocks <= capacity:
+        return SizeClass.SMALL
+    if 4 * num_blocks <= capacity:
+        return SizeClass.T
+    if 3 * num_blocks <= capacity:
         return SizeClass.S
-    return SizeClass.T if 8 * num_blocks > capacity else SizeClass.SMALL
+    return SizeClass.M if 2 * num_blocks <= capacity else SizeClass.L
 
 
 def num_multi_items(sizes: Sequence[int], capacity: int) -> int:

@@ -86,6 +86,10 @@ class Computer:
                 return again
             prepared = again
 
+    def deadline_ns(self, expires_at: int) -> int:
+        """Of what is due at this second of the wall clock, on the engine's."""
+        return expires_at * NANOSECONDS + self._clock_ns
+
     @property
     def _can_serve(self) -> bool:
         """Whether there is a group of workers."""
@@ -94,7 +98,7 @@ class Computer:
     async def _attempt(
         self, endpoint: GenerationEndpoint, number: int, line: Line, prepared: Prepared, tenant: str, expires_at: int
     ) -> Result:
-        deadline_ns = expires_at * NANOSECONDS + self._clock_ns
+        deadline_ns = self.deadline_ns(expires_at)
         generation = endpoint.generation(prepared.plan, prepared.prompts, time.monotonic_ns(), tenant, deadline_ns)
         generation.submit()
 

@@ -123,6 +123,12 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         """Lines with a result."""
         return self.num_completed + self.num_failed
 
+    @property
+    def num_left(self) -> int:
+        """Lines that can be computed and have no result yet."""
+        num_bad = self.num_lines - self.num_runnable
+        return max(0, self.num_runnable - max(0, self.num_done - num_bad))
+
     def to(self, status: Status, now_s: int, **changes: Any) -> Batch:
         """The batch in its next state. Raises ValueError where that does not follow."""
         if status not in FOLLOWS[self.status]:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from jettison.core.ports import StoredWork
 from jettison.errors import NotReadyError
 from jettison.server.batches.compute import Computer
 from jettison.server.batches.feeding import ResultWriter, Window
@@ -57,7 +58,9 @@ class BatchService:
         self._forecast = Forecast(settings.profiled)
         self._results = ResultWriter(self._write_results)
         self._window = Window(settings.window)
-        computer = Computer(state, self._note_tokens, self._forecast.note_answer)
+        self._computer = computer = Computer(state, self._note_tokens, self._forecast.note_answer)
+        self._told: tuple[StoredWork, ...] = ()
+        """What the engine knows of work to come."""
         self._tools = Tools(
             state, settings, self.store, self.call, self._window, self._results, computer, self._forecast)
 
@@ -209,13 +212,30 @@ class BatchService:
                 if time.time() >= run.batch.expires_at:
                     run.end(Status.EXPIRED)
             try:
-                if self._runs:
+                if self._runs or self._open_batches:
                     self._open_batches = await self.call(self.store.open_batches)
+                    self._tell_stored()
                 if now_s - noted_s >= NOTE_EVERY_S:
                     noted_s = now_s
                     await self.call(self.store.note, self._forecast.notes())
             except sqlite3.Error as error:
                 self._seldom.warning("batches cannot be looked at: %s", error)
+
+    def _tell_stored(self) -> None:
+        """What batches have yet to get done, and by when: lines that wait for a place in the window count, too. Batches
+        of the last start are open while the engine loads, and hears nothing."""
+        serves = self._state.settings.serves_offline
+        works = tuple(
+            StoredWork(
+                self._computer.deadline_ns(b.expires_at), b.num_left,
+                b.num_prompt_tokens * b.num_left // b.num_runnable,
+                b.max_output_tokens * b.num_left // b.num_runnable,
+            )
+            for b in self._open_batches if serves and b.status is Status.IN_PROGRESS and b.num_left
+        )
+        if works != self._told and self._state.status == "ready":
+            self._told = works
+            self._state.engine.note_stored(works)
 
     async def _write_results(self, results: Sequence[tuple[int, Result]]) -> None:
         await self.call(self.store.add_results, results)

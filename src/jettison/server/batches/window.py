@@ -105,8 +105,7 @@ class Forecast:
         if self._mean_output is None or rates is None:
             return None
         output = min(float(batch.max_output_tokens), self._mean_output * batch.num_runnable)
-        num_bad = batch.num_lines - batch.num_runnable
-        left = max(0, batch.num_runnable - (batch.num_done - num_bad)) / batch.num_runnable
+        left = batch.num_left / batch.num_runnable
         return (batch.num_prompt_tokens / rates.prompt + output / rates.output) * left
 
     def seconds_to_end(self, batch: Batch, others: Iterable[Batch]) -> float | None:

@@ -31,7 +31,15 @@ PLOTS = Path("reproduction")
 def list_figures(console: Console) -> None:
     """Names and titles."""
     for figure in FIGURES.values():
-        console.print(f"{figure.name:20} {figure.title} ({figure.source})", markup=False, highlight=False)
+        by_name = "; takes hours, no part of `all`" if figure.is_long else ""
+        console.print(f"{figure.name:20} {figure.title} ({figure.source}{by_name})", markup=False, highlight=False)
+
+
+def figures_of(names: Sequence[str]) -> list[Figure]:
+    """Those that are asked for; ``all``: but for long ones. Raises ConfigError for an unknown name."""
+    if list(names) == ["all"]:
+        return [figure for figure in FIGURES.values() if not figure.is_long]
+    return [figure_named(name) for name in names]
 
 
 def reproduce(
@@ -49,7 +57,7 @@ def reproduce(
     ``json_out`` is written after each; ``keep``: a folder for finished runs, as ``pool.Runs`` has it.
     Raises ConfigError for an unknown name.
     """
-    chosen = list(FIGURES.values()) if list(names) == ["all"] else [figure_named(name) for name in names]
+    chosen = figures_of(names)
     if page is None and list(names) == ["all"]:
         page = PAGE
     if plots is None and page is None:

@@ -3,41 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jettison.simulate.reproduce.conditions import conditions
-from jettison.simulate.reproduce.figure import Claim, Figure, Found
+from jettison.simulate.reproduce.figure import Claim, Figure, Found, Part
 from jettison.simulate.reproduce.pool import Runs
 from jettison.simulate.reproduce.rows import Outcome, Row
 from jettison.simulate.reproduce.specs import Results, read_spec, run_specs
 
 
 def reproduce(figure: Figure, runs: Runs) -> Outcome:
-    """All that the figure's parts come to; their runs are simulated side by side. Raises ConfigError, JettisonError."""
-    found = _run(figure, runs)
+    """All that the figure's parts come to; their runs are simulated side by side. Where a file is missing that holds a
+    part's requests, its rows are empty, its conditions say why, and there are no plots. Raises ConfigError,
+    JettisonError."""
+    missing = {
+        part.workload: why
+        for part in figure.parts
+        if part.spec is not None and (why := read_spec(part.spec).why_not_run) is not None
+    }
+    found = _run([part for part in figure.parts if part.workload not in missing], runs)
     claims = [(part.workload, claim) for part in figure.parts for claim in part.claims]
     return Outcome(
-        [row(figure.name, workload, claim, found[workload]) for workload, claim in claims],
-        {plot.name: plot.draw(found) for plot in figure.plots},
-        {
+        [
+            Row(figure.name, workload, claim, None) if workload in missing
+            else row(figure.name, workload, claim, found[workload])
+            for workload, claim in claims
+        ],
+        {} if missing else {plot.name: plot.draw(found) for plot in figure.plots},
+        {workload: [("not run", why)] for workload, why in missing.items()} | {
             part.workload: conditions(found[part.workload][-1], part.conditions)
             for part in figure.parts
-            if part.conditions
+            if part.conditions and part.workload not in missing
         },
     )
 
 
-def _run(figure: Figure, runs: Runs) -> Mapping[str, Found]:
+def _run(parts: Sequence[Part], runs: Runs) -> Mapping[str, Found]:
     """By workload."""
     wanted = [
         (part, replace(read_spec(part.spec), load=part.load).changed(**part.changes).changed(**point))
-        for part in figure.parts
+        for part in parts
         if part.spec is not None
         for point in part.sweep
     ]
     results = run_specs([(spec, part.variants) for part, spec in wanted], runs)
-    found: dict[str, list[Results]] = {part.workload: [] for part in figure.parts}
+    found: dict[str, list[Results]] = {part.workload: [] for part in parts}
     for (part, _), result in zip(wanted, results, strict=True):
         found[part.workload].append(result)
     return found

@@ -125,6 +125,8 @@ class Figure:
     """Paper and section."""
     parts: tuple[Part, ...]
     plots: tuple[Plot, ...] = ()
+    is_long: bool = False
+    """It takes hours, and is run only where it is asked for by name."""
 
     @property
     def specs(self) -> tuple[str, ...]:

@@ -84,6 +84,7 @@ def _simulate(spec: ExperimentSpec, machine: Machine, factor: float, changes: Ch
     options = SimulationOptions(
         name=variant.name,
         detail=True,
+        gaps=spec.run.gaps,
         pool=build_pool(spec.workload, seed),
         slo_ttft_s=objectives.ttft_s,
         slo_tpot_s=objectives.tpot_s,

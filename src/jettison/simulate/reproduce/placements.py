@@ -70,6 +70,8 @@ class System(NamedTuple):
     batched: bool = True
     holds: bool = False
     """Moves only where a device overflows."""
+    closes_every: int | None = None
+    """And to close a device, after so many epochs."""
     fill: float = 0.75
     """Of ``PackingParams``."""
 
@@ -77,7 +79,7 @@ class System(NamedTuple):
 SYSTEMS = {
     "mell": System("mell"),
     "mell, most moves": System("mell", fill=1.0),
-    "mell, few moves": System("mell", epoch_s=5.0, ahead_s=5.0, holds=True),
+    "mell, few moves": System("mell", holds=True, closes_every=5),
     "mell, one by one": System("mell", batched=False),
     "printed": System("printed"),
     "load-balance": System("load-balance"),
@@ -90,6 +92,8 @@ CURVES = {
     "mell, longer epochs": tuple(System("mell", epoch_s=s, ahead_s=max(4.0, s)) for s in (1.0, 2.0, 5.0, 10.0)),
     "mell, moves only on overflow":
         tuple(System("mell", epoch_s=s, ahead_s=max(4.0, s), holds=True) for s in (1.0, 2.0, 5.0, 10.0)),
+    "mell, moves only on overflow and to close":
+        tuple(System("mell", holds=True, closes_every=num) for num in (1, 2, 5, 10, 20)),
 }  # fmt: skip
 """From many moves to few."""
 
@@ -175,7 +179,10 @@ def _placed(load: Load, seed: int, system: System) -> Placed | None:
     found = demand(load, seed, system.epoch_s, system.ahead_s)
     if found is None:
         return None
-    return place(found, packer_for(found, system.packing, fill=system.fill), batched=system.batched, holds=system.holds)
+    return place(
+        found, packer_for(found, system.packing, fill=system.fill), batched=system.batched,
+        holds=system.holds, closes_every=system.closes_every,
+    )
 
 
 def placed(load: Load, seed: int, system: System) -> Placed | None:

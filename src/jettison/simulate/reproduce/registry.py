@@ -5,10 +5,10 @@ from __future__ import annotations
 from jettison.config.values import did_you_mean
 from jettison.errors import ConfigError
 from jettison.simulate.reproduce.figure import Figure
-from jettison.simulate.reproduce.figures import conserve, mell, v1, v3
+from jettison.simulate.reproduce.figures import conserve, ladder, mell, v1, v3
 
 FIGURES: dict[str, Figure] = {
-    figure.name: figure for figure in (*v3.FIGURES, *v1.FIGURES, *conserve.FIGURES, *mell.FIGURES)
+    figure.name: figure for figure in (*v3.FIGURES, *v1.FIGURES, *conserve.FIGURES, *mell.FIGURES, *ladder.FIGURES)
 }
 """In the order of the page."""
 

@@ -14,8 +14,10 @@ from jettison.report.results import RunResult
 from jettison.simulate.machines import Machine, resolve_machine
 from jettison.simulate.reproduce.jobs import job_text, load_text
 from jettison.simulate.reproduce.pool import Runs
+from jettison.simulate.reproduce.requests import SPECS
 from jettison.simulate.reproduce.variants import Variant
 from jettison.simulate.spec import ExperimentSpec, parse_spec
+from jettison.simulate.workloads import missing_file
 from jettison.workload.arrivals import Burst
 
 
@@ -43,6 +45,11 @@ class Spec:
     def mean_load(self) -> float | None:
         """What the load rule asks for."""
         return self.parsed.workload.mean_load
+
+    @property
+    def why_not_run(self) -> str | None:
+        """What is missing of its requests; None where it can be run."""
+        return missing_file(self.parsed.workload, SPECS)
 
     @property
     def bursts(self) -> tuple[Burst, ...]:

@@ -1,4 +1,4 @@
-"""``jettison demo``: a burst on this machine, with dropping off and on, and once beyond what dropping can carry."""
+"""``jettison demo --scene burst``: a burst with dropping off and on, and once beyond what dropping can carry."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from jettison.report.html import write_html
 from jettison.report.results import RunResult, write_results
 from jettison.report.terminal import note_phase, phase, progress_bar
 from jettison.simulate.calibrate import Calibration, calibrate, safest_rate_scale
+from jettison.workload.pool import OfflinePool
 from jettison.workload.shaping import scale_time
 from jettison.workload.synthetic import SyntheticSpec, generate, preset
 from jettison.workload.traces import Workload
@@ -74,7 +75,7 @@ def plan_beyond(
     return calibrate(demo_workload(seed, burst), speed, setup.deployment(), target_share=BEYOND_SHARE)
 
 
-def run_demo(
+def run_burst(
     out_dir: Path, seed: int = 0, *, model: DemoModel | None = None, burst: SyntheticSpec | None = None
 ) -> int:
     """Make the model, calibrate, replay the same burst under both policies, then a heavier one; write the report.
@@ -105,7 +106,7 @@ def run_demo(
     for label, scale in (("burst", plan.rate_scale), ("beyond", beyond)):
         load = scale_time(demo_workload(seed, burst), scale)
         for policy in ("recompute", "drop"):
-            runs.append(_run_shown(console, setup, policy, load, f"{label}: {policy}", seed))
+            runs.append(run_shown(console, setup, policy, load, f"{label}: {policy}", seed))
     console.print()
     print_failures(runs, console)
     pairs = [(runs[0], runs[1]), (runs[2], runs[3])]
@@ -124,14 +125,16 @@ def run_demo(
     return 0
 
 
-def _run_shown(
-    console: Console, setup: ExperimentSetup, policy: str, load: Workload, name: str, seed: int
+def run_shown(
+    console: Console, setup: ExperimentSetup, policy: str, load: Workload, name: str, seed: int, *,
+    pool: OfflinePool | None = None,
 ) -> RunResult:
+    """``run_policy``, with its progress on the console. ``pool``: a batch beside the load."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     note_phase(f"{name}: {len(load.rows)} requests arriving over {load.duration_s:.0f} s", console)
     with progress_bar(*columns, console=console, refresh_per_second=2) as progress:
         task = progress.add_task(f"{name}: requests", total=len(load.rows))
         return run_policy(
-            setup, policy, load, name=name, seed=seed,
+            setup, policy, load, name=name, seed=seed, pool=pool,
             on_progress=lambda ended, _total: progress.update(task, completed=ended),
         )

@@ -1,0 +1,1 @@
+"""``jettison demo``: a day on four small instances, or the burst alone on two, served twice and compared."""
