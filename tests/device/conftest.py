@@ -82,7 +82,7 @@ def make_runner(model_dir: Path, dtype=torch.float64, *, kernels, num_blocks=256
     arenas = [torch.full(arena_shape, torch.nan, dtype=dtype) for _ in range(config.num_layers)]
     memory = PlainMemory(slabs, arenas, space)
     runner = Runner(config, shape, memory, kernels, dtype, max_num_tokens, max_num_seqs)
-    folder = WeightFolder(model_dir, config, dtype)
+    folder = WeightFolder(model_dir, config, dtype, kernels)
     for shard, slab in slabs.items():
         folder.load_shard(shard, slab)
     folder.load_final_norm(runner.final_norm)

@@ -52,6 +52,8 @@ class Runner:
         self._kernels = kernels
         self._decoder = Decoder(config, memory, kernels, dtype, self._workspace)
         self._sampler = Sampler(config.vocab_size)
+        self._buffers: StepBuffers | None = None
+        """The last step's; a step of as many tokens has the same."""
         fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
 
     @staticmethod
@@ -80,7 +82,7 @@ class Runner:
         """
         layers = LayerRange(step.layer_lo, step.layer_hi)
         batch = self._batch(step, layers, port)
-        buffers = StepBuffers(self._workspace, self.config, len(batch.positions))
+        buffers = self._buffers_for(len(batch.positions))
         self._enter(step, hidden, buffers, is_first=layers.lo == 0)
         is_last = layers.hi == self.config.num_layers
         poll = None if port is None else port.poll
@@ -96,6 +98,11 @@ class Runner:
         return attend_for_peer(
             self._kernels, self._memory.kv_arena(layer), block_ids, rows, q, config.num_heads, config.head_dim**-0.5
         )
+
+    def _buffers_for(self, num_tokens: int) -> StepBuffers:
+        if self._buffers is None or self._buffers.x.shape[0] != num_tokens:
+            self._buffers = StepBuffers(self._workspace, self.config, num_tokens)
+        return self._buffers
 
     def _batch(self, step: StepInput, layers: LayerRange, port: AttentionPort | None) -> Batch:
         if not 0 <= layers.lo < layers.hi <= self.config.num_layers:
@@ -148,8 +155,11 @@ class Runner:
 
     def _sample(self, logits: Tensor, rows: list[int], sampling: Sequence[SamplingRow]) -> list[SampledToken]:
         """Sample all rows at once; if that raises, one by one, so that one bad row fails alone."""
-        finite = torch.isfinite(logits.sum(dim=-1))
+        likeliest = self._kernels.argmax(logits[:, : self.config.vocab_size])
+        finite = likeliest >= 0
         if bool(finite.all()):
+            if not sampling:
+                return [SampledToken(token) for token in likeliest.tolist()]
             try:
                 return self._sampler.sample(logits, rows, sampling)
             except Exception:

@@ -11,12 +11,15 @@ sums are kept in float64, float32 and float32 respectively. No method allocates 
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jettison.device.kernels.layer import Activations, LayerWeights, Rotary
 
 Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
 """Host int32 array, torch or numpy. Not to be resized in place between calls."""
@@ -125,6 +128,24 @@ class Kernels(Protocol):
         ``x``: [T, K]; ``weight``: plain row-major [N, K], or packed by ``pack_rows``; ``bias``: [N]; ``out``: [T, N], not
         overlapping ``x``. No copy of ``weight`` outlives the call: a drop gives its pages away.
         """
+        ...
+
+    def attend_layer(
+        self, weights: LayerWeights, buffers: Activations, rotary: Rotary, block_tables: Int32Array,
+        query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array,
+    ) -> None:
+        """The first half of a layer: see ``layer.attend_layer``, whose bits it has. ``positions``: int32 [T].
+
+        Raises IndexError as ``write_kv`` and ``rotary`` do.
+        """
+        ...
+
+    def feed_forward(self, weights: LayerWeights, buffers: Activations, eps: float) -> None:
+        """The second half: see ``layer.feed_forward``."""
+        ...
+
+    def argmax(self, logits: Tensor) -> npt.NDArray[np.int64]:
+        """[n]: the lowest index of the largest of each row of ``logits`` [n, V]; -1 where one is not finite."""
         ...
 
     def packs(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:

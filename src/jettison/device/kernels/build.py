@@ -31,7 +31,10 @@ _COMMON_FLAGS = (
     "-fno-trapping-math",
     "-Wall",
     "-Wno-psabi",
+    "-pthread",
 )
+_ONCE = ("dispatch", "copies", "pool")
+"""Sources that are the same for every instruction set; ``kernels`` is compiled for each."""
 _TIMEOUT_S = 300
 
 
@@ -72,8 +75,7 @@ def build_id() -> str:
 def build_library(directory: Path) -> Path:
     """Compile into ``directory`` and return the library's path; replaces an older one atomically.
 
-    Uses ``$CC`` or ``cc``, and OpenMP where the compiler has it. The library leaves OpenMP's symbols undefined:
-    they resolve to the runtime that torch has loaded, so that both share one pool of threads.
+    Uses ``$CC`` or ``cc``. The kernels have a pool of threads of their own (``csrc/pool.h``).
     Raises BuildError when there is no compiler or it fails.
     """
     compiler = shlex.split(os.environ.get("CC", "cc"))
@@ -83,7 +85,7 @@ def build_library(directory: Path) -> Path:
         raise BuildError(f"no C compiler ({compiler[0]!r} not found; set CC to name one)")
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        flags = [*_COMMON_FLAGS, *_openmp_flags(compiler, scratch)]
+        flags = [*_COMMON_FLAGS, *_simd_flags(compiler, scratch)]
         objects, built, notes = [], [], []
         for variant in variants():
             target = scratch / f"{variant.name}.o"
@@ -98,12 +100,12 @@ def build_library(directory: Path) -> Path:
             raise BuildError(f"the compiler failed: {notes[-1]}")
         defines = [f'-DVARIANTS="{" ".join(built)}"', f"-DBUILD_ID={build_id()}"]
         defines += [f"-DHAVE_{variant.upper()}" for variant in built]
-        dispatch, copies, library = scratch / "dispatch.o", scratch / "copies.o", scratch / LIBRARY_NAME
+        others, library = [scratch / f"{name}.o" for name in _ONCE], scratch / LIBRARY_NAME
         link = ["-shared"] + (["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else [])
         for command in (
-            [*compiler, *_COMMON_FLAGS, *defines, "-c", str(SOURCES / "dispatch.c"), "-o", str(dispatch)],
-            [*compiler, *_COMMON_FLAGS, "-c", str(SOURCES / "copies.c"), "-o", str(copies)],
-            [*compiler, *link, *map(str, objects), str(dispatch), str(copies), "-lm", "-o", str(library)],
+            *([*compiler, *_COMMON_FLAGS, *defines, "-c", str(SOURCES / f"{other.stem}.c"), "-o", str(other)]
+              for other in others),
+            [*compiler, *link, *map(str, [*objects, *others]), "-lm", "-o", str(library)],
         ):
             problem = _run(command)
             if problem is not None:
@@ -115,15 +117,12 @@ def build_library(directory: Path) -> Path:
     return directory / LIBRARY_NAME
 
 
-def _openmp_flags(compiler: list[str], scratch: Path) -> list[str]:
+def _simd_flags(compiler: list[str], scratch: Path) -> list[str]:
+    """``#pragma omp simd``, which needs no runtime, where the compiler has it."""
     probe = scratch / "probe.c"
-    probe.write_text("#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n")
-    for flag in ("-fopenmp", "-fopenmp-simd"):
-        if flag == "-fopenmp-simd":
-            probe.write_text("int main(void) { return 0; }\n")
-        if _run([*compiler, flag, "-c", str(probe), "-o", str(scratch / "probe.o")]) is None:
-            return [flag]
-    return []
+    probe.write_text("int main(void) { return 0; }\n")
+    flag = "-fopenmp-simd"
+    return [flag] if _run([*compiler, flag, "-c", str(probe), "-o", str(scratch / "probe.o")]) is None else []
 
 
 def _run(command: list[str]) -> str | None:

@@ -11,9 +11,10 @@ import ctypes
 import functools
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,6 +35,7 @@ from jettison.device.kernels.base import (
     check_vector,
     fail,
 )
+from jettison.device.kernels.layer import Activations, LayerWeights, Rotary
 
 LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
 
@@ -59,10 +61,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack_rows": (_I, _P, _L, _L, _L, _L, _L, _P),
     "gather_rows": (_I, _P, _L, _L, _P, _L, _P, _L),
     "rms_norm": (_I, _P, _L, _P, _D, _P, _L, _L, _L),
-    "add_rms_norm": (_I, _P, _L, _P, _L, _P, _D, _P, _L, _L, _L),
+    "add_rms_norm": (_I, _P, _L, _P, _L, _P, _D, _P, _L, _L, _L, _I),
     "head_rms_norm": (_I, _P, _L, _P, _D, _L, _L, _L),
     "rotary": (_I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _I, _L, _L, _L, _L),
     "silu_mul": (_I, _P, _L, _P, _L, _L, _L),
+    "attend_layer": (_I, _P, _P, _P, _I),
+    "feed_forward": (_I, _P, _P, _D, _L, _I),
+    "argmax": (_I, _P, _L, _L, _L, _P, _I),
 }
 
 _ERRORS: dict[int, tuple[type[Exception], str]] = {
@@ -120,10 +125,6 @@ def _library() -> ctypes.CDLL:
     how = "build it with `python -m jettison.device.kernels.build`"
     if not LIBRARY_PATH.exists():
         raise NativeUnavailableError(f"the kernel library is not built; {how}")
-    # The library borrows the OpenMP runtime that torch brought; make its symbols visible.
-    for pattern in ("libgomp*", "libiomp*", "libomp*"):
-        for path in sorted((Path(torch.__file__).parent / "lib").glob(pattern)):
-            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     try:
         library = ctypes.CDLL(str(LIBRARY_PATH))
     except OSError as error:
@@ -176,10 +177,98 @@ class _Rows:
         self.arguments = (_pointer(tables), stride, blocks, _pointer(query_lens), _pointer(context_lens), rows)
 
 
+class _Batch(NamedTuple):
+    """A step's rows and positions as C takes them, and the arrays that are pointed at."""
+
+    tables: Int32Array
+    positions: Int32Array
+    others: tuple[Int32Array, ...]
+    addresses: ctypes.Array[ctypes.c_int64]
+
+
+class _BoundLayer(NamedTuple):
+    """``LayerWeights`` of kernels.c: addresses never change while memory is open."""
+
+    dtype: int
+    addresses: ctypes.Array[ctypes.c_int64]
+
+
+def _int64s(*values: int) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def _bind(weights: LayerWeights) -> _BoundLayer:
+    """Check a layer's parameters against each other, and note where they are."""
+    dtype, hidden = weights.input_norm.dtype, weights.input_norm.shape[0]
+    check_arena(weights.arena, dtype)
+    num_blocks, _, _, _, head_dim = weights.arena.shape
+    numbers: list[int] = []
+    for weight, bias in (
+        (weights.qkv_weight, weights.qkv_bias), (weights.o_weight, weights.o_bias),
+        (weights.gate_up_weight, weights.gate_up_bias), (weights.down_weight, weights.down_bias),
+    ):
+        is_packed = isinstance(weight, PackedMatrix)
+        matrix = weight.data if isinstance(weight, PackedMatrix) else weight
+        check_matrix("weight", matrix, *matrix.shape, dtype)
+        if not matrix.is_contiguous():
+            fail("weight: must be contiguous")
+        if bias is not None:
+            check_vector("bias", bias, matrix.shape[0], dtype)
+        numbers += [matrix.data_ptr(), 0 if bias is None else bias.data_ptr(), is_packed]
+    for norm, size in ((weights.q_norm, head_dim), (weights.k_norm, head_dim), (weights.post_norm, hidden)):
+        if norm is not None:
+            check_vector("norm", norm, size, dtype)
+        numbers.append(0 if norm is None else norm.data_ptr())
+    weights.bound = _BoundLayer(_DTYPE_CODES[dtype], _int64s(*numbers, weights.arena.data_ptr(), num_blocks))
+    return weights.bound
+
+
+def _bind_buffers(
+    buffers: Activations, weights: LayerWeights, rotary: Rotary
+) -> ctypes.Array[ctypes.c_int64]:
+    """``LayerShape`` of kernels.c; checks what ``_bind`` could not."""
+    dtype, hidden = weights.input_norm.dtype, weights.input_norm.shape[0]
+    _, _, num_kv_heads, block_size, head_dim = weights.arena.shape
+    tokens, num_heads, inner = buffers.x.shape[0], buffers.q.shape[1], buffers.activated.shape[1]
+    q_size, qkv_size = num_heads * head_dim, (num_heads + 2 * num_kv_heads) * head_dim
+    if num_heads % num_kv_heads:
+        fail(f"{num_heads} heads do not go with {num_kv_heads} KV heads")
+    for name, tensor, cols in (
+        ("residual", buffers.residual, hidden), ("x", buffers.x, hidden), ("qkv", buffers.qkv, qkv_size),
+        ("attention", buffers.attention_flat, q_size), ("gate_up", buffers.gate_up, 2 * inner),
+        ("activated", buffers.activated, inner),
+    ):
+        check_matrix(name, tensor, tokens, cols, dtype)
+        if not tensor.is_contiguous():
+            fail(f"{name}: must be contiguous")
+    shapes = {
+        "qkv": (weights.qkv_weight, (qkv_size, hidden)), "o": (weights.o_weight, (hidden, q_size)),
+        "gate_up": (weights.gate_up_weight, (2 * inner, hidden)), "down": (weights.down_weight, (hidden, inner)),
+    }
+    for name, (weight, shape) in shapes.items():
+        matrix = weight.data if isinstance(weight, PackedMatrix) else weight
+        if matrix.shape != shape:
+            fail(f"{name}: shape is {tuple(matrix.shape)}, expected {shape}")
+    check_rotary_tables(rotary.cos, rotary.sin, dtype, head_dim)
+    pointers = [
+        t.data_ptr() for t in (
+            buffers.residual, buffers.x, buffers.qkv, buffers.attention_flat, buffers.gate_up, buffers.activated,
+            rotary.cos, rotary.sin,
+        )
+    ]  # fmt: skip
+    max_positions, rotary_dim = rotary.cos.shape
+    doubles = np.array([rotary.eps, rotary.scale]).view(np.int64).tolist()
+    buffers.bound = _int64s(
+        *pointers, hidden, num_heads, num_kv_heads, head_dim, inner, rotary_dim, max_positions, block_size, *doubles
+    )
+    return buffers.bound
+
+
 class NativeKernels:
     """``Kernels`` in C; see ``base.Kernels`` for the contract.
 
-    Threads follow ``torch.get_num_threads()`` in ``linear`` and ``attention``; results do not depend on them.
+    Threads follow ``torch.get_num_threads()``, of a pool that all kernels of a process share; results do not depend on
+    them.
     Working space is per thread and bounded: about ``64 * K`` accumulators for ``linear``, 200 KiB for ``attention``.
     """
 
@@ -199,6 +288,8 @@ class NativeKernels:
         self._head_rms_norm = self._functions["head_rms_norm"]
         self._rotary = self._functions["rotary"]
         self._silu_mul = self._functions["silu_mul"]
+        self._attend_layer = self._functions["attend_layer"]
+        self._feed_forward = self._functions["feed_forward"]
         self._last_rows = threading.local()
         self._tables: tuple[Any, ...] | None = None
 
@@ -276,7 +367,7 @@ class NativeKernels:
         rows, cols = x.shape
         self._add_rms_norm(
             _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], residual.data_ptr(), residual.stride()[0],
-            weight.data_ptr(), eps, out.data_ptr(), out.stride()[0], rows, cols,
+            weight.data_ptr(), eps, out.data_ptr(), out.stride()[0], rows, cols, torch.get_num_threads(),
         )  # fmt: skip
 
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array) -> None:
@@ -342,6 +433,41 @@ class NativeKernels:
         if code:
             _raise(code)
 
+    def attend_layer(
+        self, weights: LayerWeights, buffers: Activations, rotary: Rotary, block_tables: Int32Array,
+        query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array,
+    ) -> None:
+        """See ``Kernels.attend_layer``."""
+        bound, shape = weights.bound or _bind(weights), buffers.bound or _bind_buffers(buffers, weights, rotary)
+        code = self._attend_layer(
+            bound.dtype, shape, bound.addresses, self._batch(block_tables, query_lens, context_lens, positions),
+            torch.get_num_threads(),
+        )
+        if code:
+            _raise(code)
+
+    def feed_forward(self, weights: LayerWeights, buffers: Activations, eps: float) -> None:
+        """See ``Kernels.feed_forward``."""
+        bound = weights.bound or _bind(weights)
+        if buffers.bound is None:
+            fail("feed_forward: comes after attend_layer of the same buffers")
+        code = self._feed_forward(
+            bound.dtype, buffers.bound, bound.addresses, eps, buffers.x.shape[0], torch.get_num_threads()
+        )
+        if code:
+            _raise(code)
+
+    def argmax(self, logits: Tensor) -> npt.NDArray[np.int64]:
+        """See ``Kernels.argmax``."""
+        rows, cols = logits.shape
+        check_matrix("logits", logits, rows, cols, logits.dtype)
+        tokens = np.empty(rows, dtype=np.int64)
+        self._functions["argmax"](
+            _DTYPE_CODES[logits.dtype], logits.data_ptr(), logits.stride()[0], rows, cols, tokens.ctypes.data,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return tokens
+
     def packs(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
         """See ``Kernels.packs``."""
         return dtype in _PACKED_DTYPES and len(shape) == 2 and shape[1] % _PACKED_STEP == 0
@@ -371,6 +497,22 @@ class NativeKernels:
         )  # fmt: skip
         if code:
             _raise(code)
+
+    def _batch(
+        self, tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array
+    ) -> ctypes.Array[ctypes.c_int64]:
+        """``BatchRows`` of kernels.c, kept for the step's next layer."""
+        last: _Batch | None = getattr(self._last_rows, "batch", None)
+        if last is not None and last.positions is positions and last.tables is tables:
+            return last.addresses
+        arguments = self._rows(tables, query_lens, context_lens)
+        pointer, is_wide = _positions_pointer(positions)
+        if is_wide or len(positions.shape) != 1:
+            fail("positions: expected an int32 vector")
+        addresses = _int64s(*arguments, pointer, positions.shape[0])
+        # It keeps what it points at.
+        self._last_rows.batch = _Batch(tables, positions, (query_lens, context_lens), addresses)
+        return addresses
 
     def _rows(self, tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array) -> tuple[int, ...]:
         """Arguments for a step's rows; kept for the next call, as every layer of a step passes the same arrays."""

@@ -28,6 +28,7 @@ from jettison.device.kernels.base import (
     fail,
     sum_dtype,
 )
+from jettison.device.kernels.layer import Activations, LayerWeights, Rotary, attend_layer, feed_forward
 from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
 
 
@@ -157,6 +158,23 @@ class TorchKernels:
         plain = _plain(weight)
         check_linear(x, plain, bias, out)
         torch_linear(x, plain, bias, out)
+
+    def attend_layer(
+        self, weights: LayerWeights, buffers: Activations, rotary: Rotary, block_tables: Int32Array,
+        query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array,
+    ) -> None:
+        """See ``Kernels.attend_layer``."""
+        attend_layer(self, weights, buffers, rotary, block_tables, query_lens, context_lens, positions)
+
+    def feed_forward(self, weights: LayerWeights, buffers: Activations, eps: float) -> None:
+        """See ``Kernels.feed_forward``."""
+        feed_forward(self, weights, buffers, eps)
+
+    def argmax(self, logits: Tensor) -> npt.NDArray[np.int64]:
+        """See ``Kernels.argmax``."""
+        # numpy documents that argmax returns the first of equal maxima, which is the lowest index.
+        wide = (logits.float() if logits.dtype == torch.bfloat16 else logits).numpy()
+        return np.where(np.isfinite(wide).all(axis=1), wide.argmax(axis=1), -1)
 
     def packs(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
         """See ``Kernels.packs``. Never."""

@@ -7,7 +7,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from jettison.device.kernels.base import PackedMatrix, Weight, check_linear
+from jettison.device.kernels.base import Int32Array, PackedMatrix, Weight, check_linear
+from jettison.device.kernels.layer import Activations, LayerWeights, Rotary, attend_layer, feed_forward
 from jettison.device.kernels.native import NativeKernels
 from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
 from jettison.device.kernels.processor import TORCH_LINEAR
@@ -32,3 +33,20 @@ class TorchLinearKernels(NativeKernels):
             return
         check_linear(x, weight, bias, out)
         torch_linear(x, weight, bias, out)
+
+    def attend_layer(
+        self, weights: LayerWeights, buffers: Activations, rotary: Rotary, block_tables: Int32Array,
+        query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array,
+    ) -> None:
+        """See ``Kernels.attend_layer``."""
+        if buffers.x.dtype == torch.bfloat16:
+            attend_layer(self, weights, buffers, rotary, block_tables, query_lens, context_lens, positions)
+        else:
+            super().attend_layer(weights, buffers, rotary, block_tables, query_lens, context_lens, positions)
+
+    def feed_forward(self, weights: LayerWeights, buffers: Activations, eps: float) -> None:
+        """See ``Kernels.feed_forward``."""
+        if buffers.x.dtype == torch.bfloat16:
+            feed_forward(self, weights, buffers, eps)
+        else:
+            super().feed_forward(weights, buffers, eps)

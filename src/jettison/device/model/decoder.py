@@ -19,6 +19,7 @@ from torch import Tensor
 
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.base import PackedMatrix, Weight
+from jettison.device.kernels.layer import LayerWeights, Rotary, prepare_heads
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.shards import shard_layouts
 from jettison.device.model.workspace import StepBuffers, Workspace
@@ -61,30 +62,6 @@ class Batch(NamedTuple):
     """Rows whose KV lies elsewhere in some layers."""
 
 
-class LayerWeights:
-    """One layer's parameters: views of its slab, made once, valid whenever the slab is mapped and filled."""
-
-    __slots__ = (
-        "arena", "down_bias", "down_weight", "gate_up_bias", "gate_up_weight", "input_norm", "k_norm", "o_bias",
-        "o_weight", "post_norm", "q_norm", "qkv_bias", "qkv_weight",
-    )  # fmt: skip
-
-    def __init__(self, tensors: dict[str, Any], arena: Tensor) -> None:
-        self.input_norm = tensors["input_norm"]
-        self.qkv_weight = tensors["qkv_weight"]
-        self.qkv_bias = tensors.get("qkv_bias")
-        self.q_norm = tensors.get("q_norm")
-        self.k_norm = tensors.get("k_norm")
-        self.o_weight = tensors["o_weight"]
-        self.o_bias = tensors.get("o_bias")
-        self.post_norm = tensors["post_norm"]
-        self.gate_up_weight = tensors["gate_up_weight"]
-        self.gate_up_bias = tensors.get("gate_up_bias")
-        self.down_weight = tensors["down_weight"]
-        self.down_bias = tensors.get("down_bias")
-        self.arena = arena
-
-
 class Decoder:
     """Runs any layer range. Not thread-safe: a device computes one step at a time.
 
@@ -103,7 +80,7 @@ class Decoder:
         self._layouts = shard_layouts(config, dtype)
         self._layers: dict[int, LayerWeights] = {}
         self._tables: dict[ShardId, Weight] = {}
-        self._scale = config.head_dim**-0.5
+        self._rotary = Rotary(workspace.cos, workspace.sin, config.rms_norm_eps, config.head_dim**-0.5)
 
     def embed(self, token_ids: Tensor, out: Tensor) -> None:
         """Rows of the embedding: ``token_ids`` [T], ``out`` [T, hidden]. Raises IndexError for an unknown token."""
@@ -136,10 +113,7 @@ class Decoder:
             self._attend(layer, weights, batch, buffers)
             if between_layers is not None:
                 between_layers()
-            kernels.add_rms_norm(x, residual, weights.post_norm, eps, x)
-            kernels.linear(x, weights.gate_up_weight, weights.gate_up_bias, buffers.gate_up)
-            kernels.silu_mul(buffers.gate_up, buffers.activated)
-            kernels.linear(buffers.activated, weights.down_weight, weights.down_bias, x)
+            kernels.feed_forward(weights, buffers, eps)
         if is_last:
             kernels.add_rms_norm(x, residual, self._workspace.final_norm, eps, x)
         else:
@@ -155,22 +129,17 @@ class Decoder:
     def _attend(self, layer: int, weights: LayerWeights, batch: Batch, buffers: StepBuffers) -> None:
         """Attention of one layer: from the norm in ``buffers.x`` to the output projection in ``buffers.x``."""
         kernels = self._kernels
-        kernels.linear(buffers.x, weights.qkv_weight, weights.qkv_bias, buffers.qkv)
-        q, k = buffers.q, buffers.k
-        if weights.q_norm is not None and weights.k_norm is not None:
-            kernels.head_rms_norm(q, weights.q_norm, self.config.rms_norm_eps)
-            kernels.head_rms_norm(k, weights.k_norm, self.config.rms_norm_eps)
-        kernels.rotary(q, k, self._workspace.cos, self._workspace.sin, batch.positions)
         rows = (batch.block_tables, batch.query_lens, batch.context_lens)
         remote = None if batch.remote is None else batch.remote.at(layer)
         if batch.remote is None or remote is None:
-            kernels.write_kv(k, buffers.v, weights.arena, *rows)
-            kernels.attention(q, weights.arena, *rows, buffers.attention, self._scale)
-        else:
-            batch.remote.ask(layer, remote, q)
-            kernels.write_kv(k, buffers.v, weights.arena, *rows)
-            lse = batch.remote.attend_here(remote, q, weights.arena, buffers.attention)
-            batch.remote.merge(remote, buffers.attention, lse)
+            kernels.attend_layer(weights, buffers, self._rotary, *rows, batch.positions)
+            return
+        kernels.linear(buffers.x, weights.qkv_weight, weights.qkv_bias, buffers.qkv)
+        prepare_heads(kernels, weights, buffers, self._rotary, batch.positions)
+        batch.remote.ask(layer, remote, buffers.q)
+        kernels.write_kv(buffers.k, buffers.v, weights.arena, *rows)
+        lse = batch.remote.attend_here(remote, buffers.q, weights.arena, buffers.attention)
+        batch.remote.merge(remote, buffers.attention, lse)
         kernels.linear(buffers.attention_flat, weights.o_weight, weights.o_bias, buffers.x)
 
     def _layer(self, layer: int) -> LayerWeights:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +24,13 @@ class StepBuffers:
     ``rows`` and ``logits``: each is used up before the next is written.
     """
 
-    __slots__ = ("activated", "attention", "attention_flat", "gate_up", "k", "q", "qkv", "residual", "v", "x")
+    __slots__ = (
+        "activated", "attention", "attention_flat", "bound", "gate_up", "k", "q", "qkv", "residual", "v", "x",
+    )  # fmt: skip
 
     def __init__(self, workspace: Workspace, config: DecoderConfig, num_tokens: int) -> None:
+        self.bound: Any = None
+        """See ``kernels.layer.Activations``."""
         self.residual = workspace.residual[:num_tokens]
         """[T, hidden]: the sum of everything so far; what travels between stages."""
         self.x = workspace.x[:num_tokens]

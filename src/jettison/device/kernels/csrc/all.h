@@ -5,6 +5,7 @@
 #include "packed.h"
 #endif
 #include "attention.h"
+#include "layer.h"
 
 #undef NAME
 #undef T

@@ -149,47 +149,59 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
     for (long m = 0; lse && m < rows; m++) lse[m / group * lse_stride + m % group] = maximum[m] + LOG(total[m]);
 }
 
+typedef struct {
+    NAME(Cache) cache;
+    const T *q;
+    T *out;
+    ACC *lse;
+    const int32_t *tables, *query_lens, *context_lens;
+    long q_stride, out_stride, num_heads, table_stride, num_rows, step; /* step: most tokens of an item */
+    ACC scale;
+    int only_context, error;
+} NAME(Attention);
+
+/* Every thread walks all items and takes those whose number it draws. */
+static void NAME(attention_body)(void *arguments, Draw *draw) {
+    NAME(Attention) *const a = arguments;
+    const long dim = a->cache.head_dim, kv_heads = a->cache.kv_heads, group = a->num_heads / kv_heads;
+    const long width = ROUND_UP(dim, CHUNK);
+    NAME(Space) space;
+    char *base = scratch(NAME(space)(NULL, width, NULL));
+    if (base) NAME(space)(base, width, &space);
+    else __atomic_store_n(&a->error, ERROR_MEMORY, __ATOMIC_RELAXED);
+    long item = 0, mine = jettison_pool_next(draw), start = 0;
+    for (long r = 0; r < a->num_rows && mine >= 0; start += a->query_lens[r++]) {
+        const long tokens = a->query_lens[r];
+        for (long t = 0; t < tokens; t += a->step)
+            for (long h = 0; h < kv_heads; h++) {
+                if (item++ != mine) continue;
+                const long n = tokens - t < a->step ? tokens - t : a->step;
+                for (long g = 0; base && g < group; g += MAX_QUERIES) {
+                    const long heads = group - g < MAX_QUERIES ? group - g : MAX_QUERIES;
+                    const long column = (h * group + g) * dim;
+                    const long visible = a->only_context ? a->context_lens[r] : a->context_lens[r] + t + 1;
+                    ACC *const lse = a->lse ? a->lse + (start + t) * a->num_heads + h * group + g : NULL;
+                    NAME(attend)(&a->cache, a->tables + r * a->table_stride, h, visible, !a->only_context, n, heads,
+                                 a->q + (start + t) * a->q_stride + column, a->q_stride,
+                                 a->out + (start + t) * a->out_stride + column, a->out_stride, lse, a->num_heads,
+                                 a->scale, &space);
+                }
+                mine = jettison_pool_next(draw);
+            }
+    }
+}
+
 static int NAME(attention)(const T *q, long q_stride, const T *arena, long num_kv_heads, long block_size, long head_dim,
                           long num_heads, const int32_t *tables, long table_stride, const int32_t *query_lens,
                           const int32_t *context_lens, long num_rows, T *out, long out_stride, ACC *lse,
                           int only_context, double scale, int num_threads) {
-    const NAME(Cache) cache = {arena, num_kv_heads, block_size, head_dim};
-    const long group = num_heads / num_kv_heads;
-    const long step = group > MAX_QUERIES ? 1 : MAX_QUERIES / group;
-    const long width = ROUND_UP(head_dim, CHUNK);
-    long next = 0;
-    int error = 0;
-    (void)num_threads;
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1) reduction(| : error)
-    {
-        NAME(Space) space;
-        char *base = scratch(NAME(space)(NULL, width, NULL));
-        if (base) NAME(space)(base, width, &space);
-        error |= base ? 0 : ERROR_MEMORY;
-        /* Every thread walks all items and takes those whose number it drew from the shared counter. */
-        long item = 0, mine = error ? -1 : __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED), start = 0;
-        for (long r = 0; r < num_rows; r++) {
-            const long tokens = query_lens[r];
-            for (long t = 0; t < tokens; t += step)
-                for (long h = 0; h < num_kv_heads; h++) {
-                    if (item++ != mine) continue;
-                    const long n = tokens - t < step ? tokens - t : step;
-                    for (long g = 0; g < group; g += MAX_QUERIES) {
-                        const long heads = group - g < MAX_QUERIES ? group - g : MAX_QUERIES;
-                        const long column = (h * group + g) * head_dim;
-                        const long visible = only_context ? context_lens[r] : context_lens[r] + t + 1;
-                        ACC *const row_lse = lse ? lse + (start + t) * num_heads + h * group + g : NULL;
-                        NAME(attend)(&cache, tables + r * table_stride, h, visible, !only_context, n, heads,
-                                     q + (start + t) * q_stride + column, q_stride,
-                                     out + (start + t) * out_stride + column, out_stride, row_lse, num_heads,
-                                     (ACC)scale, &space);
-                    }
-                    mine = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
-                }
-            start += tokens;
-        }
-    }
-    return error;
+    const long group = num_heads / num_kv_heads, step = group > MAX_QUERIES ? 1 : MAX_QUERIES / group;
+    NAME(Attention) all = {{arena, num_kv_heads, block_size, head_dim}, q, out, lse, tables, query_lens, context_lens,
+                           q_stride, out_stride, num_heads, table_stride, num_rows, step, (ACC)scale, only_context, 0};
+    long num_items = 0;
+    for (long r = 0; r < num_rows; r++) num_items += (query_lens[r] + step - 1) / step * num_kv_heads;
+    jettison_pool_run(num_threads, num_items, NAME(attention_body), &all);
+    return all.error;
 }
 
 static void NAME(write_kv)(const T *k, long k_stride, const T *v, long v_stride, T *arena, long num_kv_heads,

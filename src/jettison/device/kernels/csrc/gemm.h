@@ -134,17 +134,30 @@ static int NAME(linear_part)(const T *x, long x_stride, const T *w, long w_strid
     return 0;
 }
 
+typedef struct {
+    const T *x, *w, *bias;
+    T *out;
+    long x_stride, w_stride, out_stride, num_rows, n, k, num_parts;
+    int error;
+} NAME(Product);
+
+static void NAME(linear_body)(void *arguments, Draw *draw) {
+    NAME(Product) *const p = arguments;
+    for (long part; (part = jettison_pool_next(draw)) >= 0;) {
+        const long begin = part * p->n / p->num_parts / 4 * 4;
+        const long end = part + 1 == p->num_parts ? p->n : (part + 1) * p->n / p->num_parts / 4 * 4;
+        const int error = NAME(linear_part)(p->x, p->x_stride, p->w, p->w_stride, p->bias, p->out, p->out_stride,
+                                            p->num_rows, begin, end, p->k);
+        if (error) __atomic_fetch_or(&p->error, error, __ATOMIC_RELAXED);
+    }
+}
+
 static int NAME(linear)(const T *x, long x_stride, const T *w, long w_stride, const T *bias, T *out, long out_stride,
                        long num_rows, long n, long k, int num_threads) {
-    int error = 0;
-    (void)num_threads;
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1 && n >= 64) reduction(| : error)
-    {
-        const long parts = TEAM_SIZE, part = TEAM_RANK;
-        const long begin = part * n / parts / 4 * 4, end = part + 1 == parts ? n : (part + 1) * n / parts / 4 * 4;
-        error |= NAME(linear_part)(x, x_stride, w, w_stride, bias, out, out_stride, num_rows, begin, end, k);
-    }
-    return error;
+    const long most = (n + BLOCK_N - 1) / BLOCK_N, num_parts = most < 2 * num_threads ? most : 2 * num_threads;
+    NAME(Product) product = {x, w, bias, out, x_stride, w_stride, out_stride, num_rows, n, k, num_parts, 0};
+    jettison_pool_run(num_threads, num_parts, NAME(linear_body), &product);
+    return product.error;
 }
 #undef X_AS_STORED
 #undef WIDE_WEIGHTS

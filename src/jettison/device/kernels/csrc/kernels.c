@@ -1,8 +1,8 @@
 /* The C ABI of the kernels, compiled once for each instruction set (VARIANT) into one library.
  *
  * Here: the table of dtypes, argument checks that need to walk the block tables, and the exported functions
- * jettison_<variant>_<operation>. The algorithms are in gemm.h, attention.h and elementwise.h, each included once
- * a dtype. No allocation but per-thread scratch, no global state, no dependence on Python or torch.
+ * jettison_<variant>_<operation>. The algorithms are in gemm.h, packed.h, attention.h, elementwise.h and layer.h, each included once
+ * a dtype. No allocation but per-thread scratch, no global state but the pool of threads, no dependence on Python or torch.
  *
  * dtype codes: 0 float64, 1 float32, 2 bfloat16. Strides are in elements, of whole tokens (rows). Functions return
  * 0 or one of the ERROR codes, and have then written nothing (ERROR_MEMORY apart).
@@ -11,18 +11,10 @@
 
 #include "simd.h"
 #include "scratch.h"
+#include "pool.h"
 #if defined(USE_TILES) || defined(EMULATE_TILES)
 #include "tiles.h"
 #define TILES
-#endif
-
-#ifdef _OPENMP
-#include <omp.h>
-#define TEAM_SIZE omp_get_num_threads()
-#define TEAM_RANK omp_get_thread_num()
-#else
-#define TEAM_SIZE 1
-#define TEAM_RANK 0
 #endif
 
 #define ERROR_BLOCK_ID 1 /* a block id outside the arena */
@@ -35,6 +27,35 @@
 
 #define GLUE_(a, b) a##b
 #define GLUE(a, b) GLUE_(a, b)
+
+/* What a layer's halves take; native.py makes them. All of 64 bits, pointers too. */
+typedef struct {
+    const void *data, *bias; /* bias: NULL for none */
+    long is_packed;
+} Matrix;
+
+typedef struct {
+    Matrix qkv, o, gate_up, down;
+    const void *q_norm, *k_norm, *post_norm; /* norms of heads: NULL for none */
+    void *arena;
+    long num_blocks;
+} LayerWeights;
+
+typedef struct { /* activations are contiguous, [tokens, ...] */
+    void *residual, *x, *qkv, *attention, *gate_up, *activated;
+    const void *cos, *sin;
+    long hidden, num_heads, num_kv_heads, head_dim, inner, rotary_dim, max_positions, block_size;
+    double eps, scale;
+} LayerShape;
+
+typedef struct {
+    const int32_t *tables;
+    long table_stride, max_blocks;
+    const int32_t *query_lens, *context_lens;
+    long num_rows;
+    const int32_t *positions;
+    long num_tokens;
+} BatchRows;
 
 /* Sizes of blocks; measured with benchmarks/kernels.py. */
 #define BLOCK_M 64
@@ -220,10 +241,10 @@ API(rms_norm)(int dtype, const void *x, long x_stride, const void *weight, doubl
 }
 
 API(add_rms_norm)(int dtype, const void *x, long x_stride, void *residual, long residual_stride, const void *weight,
-                  double eps, void *out, long out_stride, long num_rows, long n) {
+                  double eps, void *out, long out_stride, long num_rows, long n, int num_threads) {
 #define CALL(S, T)                                                                                                   \
-    add_rms_norm_##S((const T *)x, x_stride, (T *)residual, residual_stride, (const T *)weight, eps, (T *)out,       \
-                     out_stride, num_rows, n)
+    add_norm_rows_##S((const T *)x, x_stride, (T *)residual, residual_stride, (const T *)weight, eps, (T *)out,      \
+                      out_stride, num_rows, n, num_threads)
     BY_DTYPE(dtype, CALL(f64, double), CALL(f32, float), CALL(bf16, bf16))
 #undef CALL
     return 0;
@@ -256,5 +277,41 @@ API(silu_mul)(int dtype, const void *gate_up, long in_stride, void *out, long ou
 #define CALL(S, T) silu_mul_##S((const T *)gate_up, in_stride, (T *)out, out_stride, num_rows, n)
     BY_DTYPE(dtype, CALL(f64, double), CALL(f32, float), CALL(bf16, bf16))
 #undef CALL
+    return 0;
+}
+
+API(attend_layer)(int dtype, const LayerShape *shape, const LayerWeights *weights, const BatchRows *batch,
+                  int num_threads) {
+    const int error = check_rows(weights->num_blocks, shape->block_size, batch->tables, batch->table_stride,
+                                 batch->max_blocks, batch->query_lens, batch->context_lens, batch->num_rows,
+                                 batch->num_tokens, 0);
+    if (error) return error;
+    for (long i = 0; i < batch->num_tokens; i++)
+        if (batch->positions[i] < 0 || batch->positions[i] >= shape->max_positions) return ERROR_POSITION;
+#define CALL(S) return attend_layer_##S(shape, weights, batch, num_threads)
+    BY_DTYPE(dtype, CALL(f64), CALL(f32), CALL(bf16))
+#undef CALL
+    return 0;
+}
+
+API(feed_forward)(int dtype, const LayerShape *shape, const LayerWeights *weights, double eps, long num_rows,
+                  int num_threads) {
+#define CALL(S) return feed_forward_##S(shape, weights, eps, num_rows, num_threads)
+    BY_DTYPE(dtype, CALL(f64), CALL(f32), CALL(bf16))
+#undef CALL
+    return 0;
+}
+
+API(argmax)(int dtype, const void *logits, long stride, long num_rows, long n, int64_t *tokens, int num_threads) {
+#define CALL(S, T)                                                                                                   \
+    do {                                                                                                             \
+        argmax_body_work(S, T);                                                                                      \
+    } while (0)
+#define argmax_body_work(S, T)                                                                                       \
+    GLUE(ArgmaxWork_, S) work = {(const T *)logits, tokens, stride, n};                                              \
+    jettison_pool_run(num_rows * n < 65536 ? 1 : num_threads, num_rows, argmax_body_##S, &work)
+    BY_DTYPE(dtype, CALL(f64, double), CALL(f32, float), CALL(bf16, bf16))
+#undef CALL
+#undef argmax_body_work
     return 0;
 }

@@ -252,58 +252,73 @@ INLINE int NAME(reads_x_in_place)(long x_stride, long num_rows) {
 #endif
 }
 
+/* Rows of x as the tiles read them. */
+INLINE void NAME(stage_packed)(const T *x, long x_stride, long rows, long k, NAME(PackedX) *staged, long stride) {
+    for (long row = 0; row < rows; row++)
+#if STORAGE_IS_NARROW && !defined(BF16_DOT) && !defined(TILES)
+        for (long i = 0; i < k; i++) staged[row * stride + i] = TO_ACC(x[row * x_stride + i]);
+#else
+        memcpy(staged + row * stride, x + row * x_stride, (size_t)k * sizeof(T));
+#endif
+#if STORAGE_IS_NARROW && defined(TILES)
+    for (long row = rows; row < ROUND_UP(rows, TILE_ROWS_OF_X); row++)
+        memset(staged + row * stride, 0, (size_t)k * sizeof(T));
+#endif
+}
+
+typedef struct {
+    const T *x, *w, *bias;
+    T *out;
+    long x_stride, out_stride, num_rows, k, num_groups, num_chunks, block_rows;
+    int in_place, error;
+} NAME(PackedProduct);
+
+/* An item is some groups of outputs for `block_rows` rows. */
+static void NAME(packed_body)(void *arguments, Draw *draw) {
+    NAME(PackedProduct) *const p = arguments;
+    const long staged_stride = p->k + 32;
+    const size_t sums_bytes = (size_t)(p->block_rows * GROUP) * sizeof(ACC);
+    const size_t staged_bytes = p->in_place ? 0 : (size_t)(p->block_rows * staged_stride) * sizeof(NAME(PackedX));
+    ACC *const sums = (ACC *)scratch(sums_bytes + staged_bytes);
+    NAME(PackedX) *const staged = (NAME(PackedX) *)((char *)sums + sums_bytes);
+    long staged_from = -1;
+    if (!sums) __atomic_store_n(&p->error, ERROR_MEMORY, __ATOMIC_RELAXED);
+    PACKED_BEGIN();
+    for (long item; (item = jettison_pool_next(draw)) >= 0;) {
+        if (!sums) continue;
+        const long first_row = item / p->num_chunks * p->block_rows, chunk = item % p->num_chunks;
+        const long rows = p->num_rows - first_row < p->block_rows ? p->num_rows - first_row : p->block_rows;
+        const T *const block = p->x + first_row * p->x_stride;
+        if (!p->in_place && staged_from != first_row) {
+            NAME(stage_packed)(block, p->x_stride, rows, p->k, staged, staged_stride);
+            staged_from = first_row;
+        }
+        const NAME(PackedX) *const from = p->in_place ? (const NAME(PackedX) *)block : staged;
+        const long end = (chunk + 1) * p->num_groups / p->num_chunks;
+        for (long group = chunk * p->num_groups / p->num_chunks; group < end; group++)
+            NAME(packed_group)(from, p->in_place ? p->x_stride : staged_stride, p->w + group * GROUP * p->k,
+                               p->bias ? p->bias + group * GROUP : NULL,
+                               p->out + first_row * p->out_stride + group * GROUP, p->out_stride, rows, p->k, sums);
+    }
+    PACKED_END();
+}
+
 static int NAME(linear_packed)(const T *x, long x_stride, const T *w, const T *bias, T *out, long out_stride,
                                long num_rows, long n, long k, int num_threads) {
-    const long num_groups = n / GROUP, staged_stride = k + 32;
-    const int in_place = NAME(reads_x_in_place)(x_stride, num_rows);
+    const long num_groups = n / GROUP, done = num_groups * GROUP;
     long block_rows = (256 << 10) / (k * (long)sizeof(T)) / PACKED_ROWS * PACKED_ROWS;
     block_rows = block_rows < PACKED_ROWS ? PACKED_ROWS : block_rows > 240 ? 240 : block_rows;
     if (block_rows > num_rows) block_rows = ROUND_UP(num_rows, PACKED_ROWS);
     const long num_chunks = num_threads * PACKED_CHUNKS < num_groups ? num_threads * PACKED_CHUNKS : num_groups;
-    long next = 0;
-    int error = 0;
-    if (num_groups > 0)
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1) reduction(| : error)
-    {
-        const size_t sums_bytes = (size_t)(block_rows * GROUP) * sizeof(ACC);
-        const size_t staged_bytes = in_place ? 0 : (size_t)(block_rows * staged_stride) * sizeof(NAME(PackedX));
-        ACC *const sums = (ACC *)scratch(sums_bytes + staged_bytes);
-        error |= sums ? 0 : ERROR_MEMORY;
-        NAME(PackedX) *const staged = (NAME(PackedX) *)((char *)sums + sums_bytes);
-        long staged_from = -1;
-        PACKED_BEGIN();
-        for (long item = sums ? __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED) : num_rows * num_chunks;;
-             item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) {
-            const long first_row = item / num_chunks * block_rows, chunk = item % num_chunks;
-            if (first_row >= num_rows) break;
-            const long rows = num_rows - first_row < block_rows ? num_rows - first_row : block_rows;
-            const T *const block = x + first_row * x_stride;
-            if (!in_place && staged_from != first_row) {
-                for (long row = 0; row < rows; row++)
-#if STORAGE_IS_NARROW && !defined(BF16_DOT) && !defined(TILES)
-                    for (long i = 0; i < k; i++) staged[row * staged_stride + i] = TO_ACC(block[row * x_stride + i]);
-#else
-                    memcpy(staged + row * staged_stride, block + row * x_stride, (size_t)k * sizeof(T));
-#endif
-#if STORAGE_IS_NARROW && defined(TILES)
-                for (long row = rows; row < ROUND_UP(rows, TILE_ROWS_OF_X); row++)
-                    memset(staged + row * staged_stride, 0, (size_t)k * sizeof(T));
-#endif
-                staged_from = first_row;
-            }
-            const NAME(PackedX) *const from = in_place ? (const NAME(PackedX) *)block : staged;
-            for (long group = chunk * num_groups / num_chunks; group < (chunk + 1) * num_groups / num_chunks; group++)
-                NAME(packed_group)(from, in_place ? x_stride : staged_stride, w + group * GROUP * k,
-                                   bias ? bias + group * GROUP : NULL, out + first_row * out_stride + group * GROUP,
-                                   out_stride, rows, k, sums);
-        }
-        PACKED_END();
-    }
-    const long done = num_groups * GROUP;
-    if (!error && done < n)
-        error = NAME(linear)(x, x_stride, w + done * k, k, bias ? bias + done : NULL, out + done, out_stride, num_rows,
-                             n - done, k, num_threads);
-    return error;
+    NAME(PackedProduct) product = {x, w, bias, out, x_stride, out_stride, num_rows, k, num_groups, num_chunks,
+                                   block_rows, NAME(reads_x_in_place)(x_stride, num_rows), 0};
+    if (num_groups > 0 && num_rows > 0)
+        jettison_pool_run(num_threads, (num_rows + block_rows - 1) / block_rows * num_chunks, NAME(packed_body),
+                          &product);
+    if (!product.error && done < n)
+        return NAME(linear)(x, x_stride, w + done * k, k, bias ? bias + done : NULL, out + done, out_stride, num_rows,
+                            n - done, k, num_threads);
+    return product.error;
 }
 #undef GROUP
 #undef PACKED_BLOCK_K

@@ -1,0 +1,148 @@
+"""A half of a layer in one call has the bits of the kernels that it is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from jettison.device.kernels import layer, load_kernels
+from jettison.device.kernels.base import Kernels, PackedMatrix, Weight
+from jettison.device.kernels.layer import LayerWeights, Rotary
+
+NAMES = ("native", "native+torch-linear", "torch")
+HEADS, KV_HEADS, DIM, INNER, BLOCK = 4, 2, 16, 96, 4
+QUERY_LENS = [7, 1, 40, 1]
+CONTEXT_LENS = [0, 9, 3, 21]
+
+
+@dataclasses.dataclass
+class Buffers:
+    residual: Tensor
+    x: Tensor
+    qkv: Tensor
+    attention_flat: Tensor
+    gate_up: Tensor
+    activated: Tensor
+    bound: Any = None
+
+    def __post_init__(self) -> None:
+        tokens, q_end = self.x.shape[0], HEADS * DIM
+        self.q = self.qkv[:, :q_end].view(tokens, HEADS, DIM)
+        self.k = self.qkv[:, q_end : q_end + KV_HEADS * DIM].view(tokens, KV_HEADS, DIM)
+        self.v = self.qkv[:, q_end + KV_HEADS * DIM :].view(tokens, KV_HEADS, DIM)
+        self.attention = self.attention_flat.view(tokens, HEADS, DIM)
+
+
+def some(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*shape, dtype=torch.float64) * scale).to(dtype)
+
+
+def matrix(kernels: Kernels, rows: int, cols: int, dtype: torch.dtype) -> Weight:
+    plain = some(rows, cols, dtype=dtype, scale=0.1)
+    if not kernels.packs((rows, cols), dtype):
+        return plain
+    packed = PackedMatrix(torch.empty_like(plain))
+    kernels.pack_rows(plain, 0, packed)
+    return packed
+
+
+def make(kernels: Kernels, dtype: torch.dtype, hidden: int, has_norms: bool) -> tuple[LayerWeights, Buffers, Rotary]:
+    qkv_size = (HEADS + 2 * KV_HEADS) * DIM
+    tensors: dict[str, Any] = {
+        "input_norm": some(hidden, dtype=dtype), "post_norm": some(hidden, dtype=dtype),
+        "qkv_weight": matrix(kernels, qkv_size, hidden, dtype), "qkv_bias": some(qkv_size, dtype=dtype),
+        "o_weight": matrix(kernels, hidden, HEADS * DIM, dtype),
+        "gate_up_weight": matrix(kernels, 2 * INNER, hidden, dtype),
+        "down_weight": matrix(kernels, hidden, INNER, dtype), "down_bias": some(hidden, dtype=dtype),
+    }  # fmt: skip
+    if has_norms:
+        tensors |= {"q_norm": some(DIM, dtype=dtype), "k_norm": some(DIM, dtype=dtype)}
+    arena = torch.full((64, 2, KV_HEADS, BLOCK, DIM), torch.nan, dtype=dtype)
+    tokens = sum(QUERY_LENS)
+    context = torch.arange(64 * KV_HEADS * BLOCK * DIM, dtype=torch.float64).sin().view(64, KV_HEADS, BLOCK, DIM)
+    for row, length in enumerate(CONTEXT_LENS):
+        for position in range(length):
+            arena[row * 16 + position // BLOCK, :, :, position % BLOCK] = context[position, :, 0].to(dtype)
+    buffers = Buffers(
+        some(tokens, hidden, dtype=dtype), some(tokens, hidden, dtype=dtype), some(tokens, qkv_size, dtype=dtype),
+        some(tokens, HEADS * DIM, dtype=dtype), some(tokens, 2 * INNER, dtype=dtype), some(tokens, INNER, dtype=dtype),
+    )  # fmt: skip
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    angles = torch.outer(torch.arange(64, dtype=torch.float64), torch.arange(DIM, dtype=torch.float64))
+    return LayerWeights(tensors, arena), buffers, Rotary(angles.cos().to(wide), angles.sin().to(wide), 1e-6, DIM**-0.5)
+
+
+def rows() -> tuple[Any, ...]:
+    tables = np.arange(64, dtype=np.int32).reshape(4, 16)
+    lens, contexts = np.array(QUERY_LENS, dtype=np.int32), np.array(CONTEXT_LENS, dtype=np.int32)
+    positions = np.concatenate([np.arange(c, c + n) for n, c in zip(QUERY_LENS, CONTEXT_LENS, strict=True)])
+    return tables, lens, contexts, positions.astype(np.int32)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize("hidden", [64, 48])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_halves_have_the_bits_of_their_kernels(
+    name: str, dtype: torch.dtype, hidden: int, has_norms: bool, threads: int
+) -> None:
+    kernels = load_kernels(name, dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = []
+        for half in (kernels.attend_layer, lambda *a: layer.attend_layer(kernels, *a)):
+            torch.manual_seed(3)
+            weights, buffers, rotary = make(kernels, dtype, hidden, has_norms)
+            half(weights, buffers, rotary, *rows())
+            assert bool(torch.isfinite(buffers.x).all())
+            kv = [weights.arena[r * 16 : r * 16 + (c + n) // BLOCK] for r, (n, c) in
+                  enumerate(zip(QUERY_LENS, CONTEXT_LENS, strict=True))]
+            found.append((buffers.x.clone(), torch.cat(kv)))
+            if half == kernels.attend_layer:
+                kernels.feed_forward(weights, buffers, 1e-6)
+            else:
+                layer.feed_forward(kernels, weights, buffers, 1e-6)
+            found[-1] += (buffers.x, buffers.residual)
+        for ours, theirs in zip(*found, strict=True):
+            assert torch.equal(ours, theirs)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_likeliest_token_is_the_lowest_of_the_largest(name: str, dtype: torch.dtype) -> None:
+    kernels = load_kernels(name, dtype)
+    for cols in (1, 7, 1000, 40_000):
+        logits = some(5, cols + 3, dtype=dtype)[:, :cols]
+        expected = [row.index(max(row)) for row in logits.tolist()]
+        assert kernels.argmax(logits).tolist() == expected
+        logits[1, cols // 2], logits[3, -1], logits[4, 0] = torch.nan, torch.inf, -torch.inf
+        assert kernels.argmax(logits).tolist() == [expected[0], -1, expected[2], -1, -1]
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
+    kernels = load_kernels("native", torch.float64)
+    torch.manual_seed(3)
+    weights, buffers, rotary = make(kernels, torch.float64, 64, True)
+    tables, lens, contexts, positions = rows()
+    kept = weights.arena.clone()
+    for wrong in (
+        (np.full_like(tables, 64), lens, contexts, positions),
+        (tables, lens, contexts, positions + 64),
+        (tables, lens + np.int32(1), contexts, positions),
+    ):
+        with pytest.raises((IndexError, ValueError)):
+            kernels.attend_layer(weights, buffers, rotary, *wrong)
+    assert torch.equal(weights.arena.nan_to_num(7.0), kept.nan_to_num(7.0))
+    buffers.activated = some(sum(QUERY_LENS), INNER + 1, dtype=torch.float64)
+    buffers.bound = None
+    with pytest.raises(ValueError, match="gate_up|activated|down"):
+        kernels.attend_layer(weights, buffers, rotary, tables, lens, contexts, positions)
