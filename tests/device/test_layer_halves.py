@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jettison.device.kernels import layer, load_kernels
 from jettison.device.kernels.base import Kernels, PackedMatrix, Weight
-from jettison.device.kernels.layer import LayerWeights, Rotary
+from jettison.device.kernels.layer import LayerWeights, LayerConstants
 
 NAMES = ("native", "native+torch-linear", "torch")
 HEADS, KV_HEADS, DIM, INNER, BLOCK = 4, 2, 16, 96, 4
@@ -51,7 +51,7 @@ def matrix(kernels: Kernels, rows: int, cols: int, dtype: torch.dtype) -> Weight
     return packed
 
 
-def make(kernels: Kernels, dtype: torch.dtype, hidden: int, has_norms: bool) -> tuple[LayerWeights, Buffers, Rotary]:
+def make(kernels: Kernels, dtype: torch.dtype, hidden: int, has_norms: bool) -> tuple[LayerWeights, Buffers, LayerConstants]:
     qkv_size = (HEADS + 2 * KV_HEADS) * DIM
     tensors: dict[str, Any] = {
         "input_norm": some(hidden, dtype=dtype), "post_norm": some(hidden, dtype=dtype),
@@ -74,7 +74,7 @@ def make(kernels: Kernels, dtype: torch.dtype, hidden: int, has_norms: bool) -> 
     )  # fmt: skip
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     angles = torch.outer(torch.arange(64, dtype=torch.float64), torch.arange(DIM, dtype=torch.float64))
-    return LayerWeights(tensors, arena), buffers, Rotary(angles.cos().to(wide), angles.sin().to(wide), 1e-6, DIM**-0.5)
+    return LayerWeights(tensors, arena), buffers, LayerConstants(angles.cos().to(wide), angles.sin().to(wide), 1e-6, DIM**-0.5)
 
 
 def rows() -> tuple[Any, ...]:
@@ -99,16 +99,16 @@ def test_halves_have_the_bits_of_their_kernels(
         found = []
         for half in (kernels.attend_layer, lambda *a: layer.attend_layer(kernels, *a)):
             torch.manual_seed(3)
-            weights, buffers, rotary = make(kernels, dtype, hidden, has_norms)
-            half(weights, buffers, rotary, *rows())
+            weights, buffers, constants = make(kernels, dtype, hidden, has_norms)
+            half(weights, buffers, constants, *rows())
             assert bool(torch.isfinite(buffers.x).all())
             kv = [weights.arena[r * 16 : r * 16 + (c + n) // BLOCK] for r, (n, c) in
                   enumerate(zip(QUERY_LENS, CONTEXT_LENS, strict=True))]
             found.append((buffers.x.clone(), torch.cat(kv)))
             if half == kernels.attend_layer:
-                kernels.feed_forward(weights, buffers, 1e-6)
+                kernels.feed_forward(weights, buffers, constants)
             else:
-                layer.feed_forward(kernels, weights, buffers, 1e-6)
+                layer.feed_forward(kernels, weights, buffers, constants)
             found[-1] += (buffers.x, buffers.residual)
         for ours, theirs in zip(*found, strict=True):
             assert torch.equal(ours, theirs)
@@ -131,7 +131,7 @@ def test_the_likeliest_token_is_the_lowest_of_the_largest(name: str, dtype: torc
 def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
     kernels = load_kernels("native", torch.float64)
     torch.manual_seed(3)
-    weights, buffers, rotary = make(kernels, torch.float64, 64, True)
+    weights, buffers, constants = make(kernels, torch.float64, 64, True)
     tables, lens, contexts, positions = rows()
     kept = weights.arena.clone()
     for wrong in (
@@ -140,9 +140,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
         (tables, lens + np.int32(1), contexts, positions),
     ):
         with pytest.raises((IndexError, ValueError)):
-            kernels.attend_layer(weights, buffers, rotary, *wrong)
+            kernels.attend_layer(weights, buffers, constants, *wrong)
     assert torch.equal(weights.arena.nan_to_num(7.0), kept.nan_to_num(7.0))
     buffers.activated = some(sum(QUERY_LENS), INNER + 1, dtype=torch.float64)
     buffers.bound = None
     with pytest.raises(ValueError, match="gate_up|activated|down"):
-        kernels.attend_layer(weights, buffers, rotary, tables, lens, contexts, positions)
+        kernels.attend_layer(weights, buffers, constants, tables, lens, contexts, positions)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from jettison.device.kernels.layer import Activations, LayerWeights, Rotary
+    from jettison.device.kernels.layer import Activations, LayerWeights, LayerConstants
 
 Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
 """Host int32 array, torch or numpy. Not to be resized in place between calls."""
@@ -131,7 +131,7 @@ class Kernels(Protocol):
         ...
 
     def attend_layer(
-        self, weights: LayerWeights, buffers: Activations, rotary: Rotary, block_tables: Int32Array,
+        self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, block_tables: Int32Array,
         query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array,
     ) -> None:
         """The first half of a layer: see ``layer.attend_layer``, whose bits it has. ``positions``: int32 [T].
@@ -140,7 +140,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def feed_forward(self, weights: LayerWeights, buffers: Activations, eps: float) -> None:
+    def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
         """The second half: see ``layer.feed_forward``."""
         ...
 

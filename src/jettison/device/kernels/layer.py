@@ -62,44 +62,46 @@ class Activations(Protocol):
     bound: Any
 
 
-class Rotary(NamedTuple):
-    """What attention needs beside parameters; one object for a model, for back ends remember it."""
+class LayerConstants(NamedTuple):
+    """What a layer needs beside parameters, the same for all layers and steps."""
 
     cos: Tensor
     """[max_positions, rotary_dim]"""
     sin: Tensor
     eps: float
-    """Of the norms of heads."""
+    """Of all norms."""
     scale: float
     """Of scores."""
 
 
 def attend_layer(
-    kernels: Kernels, weights: LayerWeights, buffers: Activations, rotary: Rotary, block_tables: Int32Array,
+    kernels: Kernels, weights: LayerWeights, buffers: Activations, constants: LayerConstants, block_tables: Int32Array,
     query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array,
 ) -> None:
     """From the norm in ``buffers.x`` through attention to the output projection in ``buffers.x``."""
     kernels.linear(buffers.x, weights.qkv_weight, weights.qkv_bias, buffers.qkv)
-    prepare_heads(kernels, weights, buffers, rotary, positions)
+    prepare_heads(kernels, weights, buffers, constants, positions)
     rows = (block_tables, query_lens, context_lens)
     kernels.write_kv(buffers.k, buffers.v, weights.arena, *rows)
-    kernels.attention(buffers.q, weights.arena, *rows, buffers.attention, rotary.scale)
+    kernels.attention(buffers.q, weights.arena, *rows, buffers.attention, constants.scale)
     kernels.linear(buffers.attention_flat, weights.o_weight, weights.o_bias, buffers.x)
 
 
 def prepare_heads(
-    kernels: Kernels, weights: LayerWeights, buffers: Activations, rotary: Rotary, positions: Int32Array
+    kernels: Kernels, weights: LayerWeights, buffers: Activations, constants: LayerConstants, positions: Int32Array
 ) -> None:
     """Norm of heads, where the model has one, and rotation; in place."""
     if weights.q_norm is not None and weights.k_norm is not None:
-        kernels.head_rms_norm(buffers.q, weights.q_norm, rotary.eps)
-        kernels.head_rms_norm(buffers.k, weights.k_norm, rotary.eps)
-    kernels.rotary(buffers.q, buffers.k, rotary.cos, rotary.sin, positions)
+        kernels.head_rms_norm(buffers.q, weights.q_norm, constants.eps)
+        kernels.head_rms_norm(buffers.k, weights.k_norm, constants.eps)
+    kernels.rotary(buffers.q, buffers.k, constants.cos, constants.sin, positions)
 
 
-def feed_forward(kernels: Kernels, weights: LayerWeights, buffers: Activations, eps: float) -> None:
+def feed_forward(
+    kernels: Kernels, weights: LayerWeights, buffers: Activations, constants: LayerConstants
+) -> None:
     """Adds ``buffers.x`` to the residual, and leaves what the MLP makes of its norm in ``buffers.x``."""
-    kernels.add_rms_norm(buffers.x, buffers.residual, weights.post_norm, eps, buffers.x)
+    kernels.add_rms_norm(buffers.x, buffers.residual, weights.post_norm, constants.eps, buffers.x)
     kernels.linear(buffers.x, weights.gate_up_weight, weights.gate_up_bias, buffers.gate_up)
     kernels.silu_mul(buffers.gate_up, buffers.activated)
     kernels.linear(buffers.activated, weights.down_weight, weights.down_bias, buffers.x)

@@ -35,7 +35,7 @@ from jettison.device.kernels.base import (
     check_vector,
     fail,
 )
-from jettison.device.kernels.layer import Activations, LayerWeights, Rotary
+from jettison.device.kernels.layer import Activations, LayerWeights, LayerConstants
 
 LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
 
@@ -66,7 +66,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rotary": (_I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _I, _L, _L, _L, _L),
     "silu_mul": (_I, _P, _L, _P, _L, _L, _L),
     "attend_layer": (_I, _P, _P, _P, _I),
-    "feed_forward": (_I, _P, _P, _D, _L, _I),
+    "feed_forward": (_I, _P, _P, _L, _I),
     "argmax": (_I, _P, _L, _L, _L, _P, _I),
 }
 
@@ -224,7 +224,7 @@ def _bind(weights: LayerWeights) -> _BoundLayer:
 
 
 def _bind_buffers(
-    buffers: Activations, weights: LayerWeights, rotary: Rotary
+    buffers: Activations, weights: LayerWeights, constants: LayerConstants
 ) -> ctypes.Array[ctypes.c_int64]:
     """``LayerShape`` of kernels.c; checks what ``_bind`` could not."""
     dtype, hidden = weights.input_norm.dtype, weights.input_norm.shape[0]
@@ -249,15 +249,15 @@ def _bind_buffers(
         matrix = weight.data if isinstance(weight, PackedMatrix) else weight
         if matrix.shape != shape:
             fail(f"{name}: shape is {tuple(matrix.shape)}, expected {shape}")
-    check_rotary_tables(rotary.cos, rotary.sin, dtype, head_dim)
+    check_rotary_tables(constants.cos, constants.sin, dtype, head_dim)
     pointers = [
         t.data_ptr() for t in (
             buffers.residual, buffers.x, buffers.qkv, buffers.attention_flat, buffers.gate_up, buffers.activated,
-            rotary.cos, rotary.sin,
+            constants.cos, constants.sin,
         )
     ]  # fmt: skip
-    max_positions, rotary_dim = rotary.cos.shape
-    doubles = np.array([rotary.eps, rotary.scale]).view(np.int64).tolist()
+    max_positions, rotary_dim = constants.cos.shape
+    doubles = np.array([constants.eps, constants.scale]).view(np.int64).tolist()
     buffers.bound = _int64s(
         *pointers, hidden, num_heads, num_kv_heads, head_dim, inner, rotary_dim, max_positions, block_size, *doubles
     )
@@ -434,11 +434,11 @@ class NativeKernels:
             _raise(code)
 
     def attend_layer(
-        self, weights: LayerWeights, buffers: Activations, rotary: Rotary, block_tables: Int32Array,
+        self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, block_tables: Int32Array,
         query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array,
     ) -> None:
         """See ``Kernels.attend_layer``."""
-        bound, shape = weights.bound or _bind(weights), buffers.bound or _bind_buffers(buffers, weights, rotary)
+        bound, shape = weights.bound or _bind(weights), buffers.bound or _bind_buffers(buffers, weights, constants)
         code = self._attend_layer(
             bound.dtype, shape, bound.addresses, self._batch(block_tables, query_lens, context_lens, positions),
             torch.get_num_threads(),
@@ -446,14 +446,10 @@ class NativeKernels:
         if code:
             _raise(code)
 
-    def feed_forward(self, weights: LayerWeights, buffers: Activations, eps: float) -> None:
+    def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
         """See ``Kernels.feed_forward``."""
-        bound = weights.bound or _bind(weights)
-        if buffers.bound is None:
-            fail("feed_forward: comes after attend_layer of the same buffers")
-        code = self._feed_forward(
-            bound.dtype, buffers.bound, bound.addresses, eps, buffers.x.shape[0], torch.get_num_threads()
-        )
+        bound, shape = weights.bound or _bind(weights), buffers.bound or _bind_buffers(buffers, weights, constants)
+        code = self._feed_forward(bound.dtype, shape, bound.addresses, buffers.x.shape[0], torch.get_num_threads())
         if code:
             _raise(code)
 

@@ -28,7 +28,7 @@ from jettison.device.kernels.base import (
     fail,
     sum_dtype,
 )
-from jettison.device.kernels.layer import Activations, LayerWeights, Rotary, attend_layer, feed_forward
+from jettison.device.kernels.layer import Activations, LayerWeights, LayerConstants, attend_layer, feed_forward
 from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
 
 
@@ -160,15 +160,15 @@ class TorchKernels:
         torch_linear(x, plain, bias, out)
 
     def attend_layer(
-        self, weights: LayerWeights, buffers: Activations, rotary: Rotary, block_tables: Int32Array,
+        self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, block_tables: Int32Array,
         query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array,
     ) -> None:
         """See ``Kernels.attend_layer``."""
-        attend_layer(self, weights, buffers, rotary, block_tables, query_lens, context_lens, positions)
+        attend_layer(self, weights, buffers, constants, block_tables, query_lens, context_lens, positions)
 
-    def feed_forward(self, weights: LayerWeights, buffers: Activations, eps: float) -> None:
+    def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
         """See ``Kernels.feed_forward``."""
-        feed_forward(self, weights, buffers, eps)
+        feed_forward(self, weights, buffers, constants)
 
     def argmax(self, logits: Tensor) -> npt.NDArray[np.int64]:
         """See ``Kernels.argmax``."""

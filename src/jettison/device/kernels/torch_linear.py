@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from jettison.device.kernels.base import Int32Array, PackedMatrix, Weight, check_linear
-from jettison.device.kernels.layer import Activations, LayerWeights, Rotary, attend_layer, feed_forward
+from jettison.device.kernels.layer import Activations, LayerWeights, LayerConstants, attend_layer, feed_forward
 from jettison.device.kernels.native import NativeKernels
 from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
 from jettison.device.kernels.processor import TORCH_LINEAR
@@ -35,18 +35,18 @@ class TorchLinearKernels(NativeKernels):
         torch_linear(x, weight, bias, out)
 
     def attend_layer(
-        self, weights: LayerWeights, buffers: Activations, rotary: Rotary, block_tables: Int32Array,
+        self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, block_tables: Int32Array,
         query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array,
     ) -> None:
         """See ``Kernels.attend_layer``."""
         if buffers.x.dtype == torch.bfloat16:
-            attend_layer(self, weights, buffers, rotary, block_tables, query_lens, context_lens, positions)
+            attend_layer(self, weights, buffers, constants, block_tables, query_lens, context_lens, positions)
         else:
-            super().attend_layer(weights, buffers, rotary, block_tables, query_lens, context_lens, positions)
+            super().attend_layer(weights, buffers, constants, block_tables, query_lens, context_lens, positions)
 
-    def feed_forward(self, weights: LayerWeights, buffers: Activations, eps: float) -> None:
+    def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
         """See ``Kernels.feed_forward``."""
         if buffers.x.dtype == torch.bfloat16:
-            feed_forward(self, weights, buffers, eps)
+            feed_forward(self, weights, buffers, constants)
         else:
-            super().feed_forward(weights, buffers, eps)
+            super().feed_forward(weights, buffers, constants)

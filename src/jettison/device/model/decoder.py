@@ -19,7 +19,7 @@ from torch import Tensor
 
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.base import PackedMatrix, Weight
-from jettison.device.kernels.layer import LayerWeights, Rotary, prepare_heads
+from jettison.device.kernels.layer import LayerWeights, LayerConstants, prepare_heads
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.shards import shard_layouts
 from jettison.device.model.workspace import StepBuffers, Workspace
@@ -80,7 +80,7 @@ class Decoder:
         self._layouts = shard_layouts(config, dtype)
         self._layers: dict[int, LayerWeights] = {}
         self._tables: dict[ShardId, Weight] = {}
-        self._rotary = Rotary(workspace.cos, workspace.sin, config.rms_norm_eps, config.head_dim**-0.5)
+        self._constants = LayerConstants(workspace.cos, workspace.sin, config.rms_norm_eps, config.head_dim**-0.5)
 
     def embed(self, token_ids: Tensor, out: Tensor) -> None:
         """Rows of the embedding: ``token_ids`` [T], ``out`` [T, hidden]. Raises IndexError for an unknown token."""
@@ -113,7 +113,7 @@ class Decoder:
             self._attend(layer, weights, batch, buffers)
             if between_layers is not None:
                 between_layers()
-            kernels.feed_forward(weights, buffers, eps)
+            kernels.feed_forward(weights, buffers, self._constants)
         if is_last:
             kernels.add_rms_norm(x, residual, self._workspace.final_norm, eps, x)
         else:
@@ -132,10 +132,10 @@ class Decoder:
         rows = (batch.block_tables, batch.query_lens, batch.context_lens)
         remote = None if batch.remote is None else batch.remote.at(layer)
         if batch.remote is None or remote is None:
-            kernels.attend_layer(weights, buffers, self._rotary, *rows, batch.positions)
+            kernels.attend_layer(weights, buffers, self._constants, *rows, batch.positions)
             return
         kernels.linear(buffers.x, weights.qkv_weight, weights.qkv_bias, buffers.qkv)
-        prepare_heads(kernels, weights, buffers, self._rotary, batch.positions)
+        prepare_heads(kernels, weights, buffers, self._constants, batch.positions)
         batch.remote.ask(layer, remote, buffers.q)
         kernels.write_kv(buffers.k, buffers.v, weights.arena, *rows)
         lse = batch.remote.attend_here(remote, buffers.q, weights.arena, buffers.attention)

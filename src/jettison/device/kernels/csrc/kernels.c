@@ -282,21 +282,20 @@ API(silu_mul)(int dtype, const void *gate_up, long in_stride, void *out, long ou
 
 API(attend_layer)(int dtype, const LayerShape *shape, const LayerWeights *weights, const BatchRows *batch,
                   int num_threads) {
+    for (long i = 0; i < batch->num_tokens; i++)
+        if (batch->positions[i] < 0 || batch->positions[i] >= shape->max_positions) return ERROR_POSITION;
     const int error = check_rows(weights->num_blocks, shape->block_size, batch->tables, batch->table_stride,
                                  batch->max_blocks, batch->query_lens, batch->context_lens, batch->num_rows,
                                  batch->num_tokens, 0);
     if (error) return error;
-    for (long i = 0; i < batch->num_tokens; i++)
-        if (batch->positions[i] < 0 || batch->positions[i] >= shape->max_positions) return ERROR_POSITION;
 #define CALL(S) return attend_layer_##S(shape, weights, batch, num_threads)
     BY_DTYPE(dtype, CALL(f64), CALL(f32), CALL(bf16))
 #undef CALL
     return 0;
 }
 
-API(feed_forward)(int dtype, const LayerShape *shape, const LayerWeights *weights, double eps, long num_rows,
-                  int num_threads) {
-#define CALL(S) return feed_forward_##S(shape, weights, eps, num_rows, num_threads)
+API(feed_forward)(int dtype, const LayerShape *shape, const LayerWeights *weights, long num_rows, int num_threads) {
+#define CALL(S) return feed_forward_##S(shape, weights, num_rows, num_threads)
     BY_DTYPE(dtype, CALL(f64), CALL(f32), CALL(bf16))
 #undef CALL
     return 0;

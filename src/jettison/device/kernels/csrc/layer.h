@@ -98,9 +98,9 @@ static int NAME(attend_layer)(const LayerShape *s, const LayerWeights *w, const 
     return NAME(multiply)(s->attention, q_size, &w->o, s->x, b->num_tokens, s->hidden, q_size, threads);
 }
 
-static int NAME(feed_forward)(const LayerShape *s, const LayerWeights *w, double eps, long rows, int threads) {
+static int NAME(feed_forward)(const LayerShape *s, const LayerWeights *w, long rows, int threads) {
     const long hidden = s->hidden;
-    NAME(add_norm_rows)(s->x, hidden, s->residual, hidden, w->post_norm, eps, s->x, hidden, rows, hidden, threads);
+    NAME(add_norm_rows)(s->x, hidden, s->residual, hidden, w->post_norm, s->eps, s->x, hidden, rows, hidden, threads);
     const int error = NAME(multiply)(s->x, s->hidden, &w->gate_up, s->gate_up, rows, 2 * s->inner, s->hidden, threads);
     if (error) return error;
     NAME(GateWork) gate = {s->gate_up, s->activated, rows, s->inner, ROWS_AN_ITEM(s->inner)};
