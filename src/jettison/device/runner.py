@@ -135,7 +135,7 @@ class Runner:
         if is_first:
             if hidden is not None or len(step.token_ids) != expected[0]:
                 raise ValueError(f"step {step.step_id}: stage one takes {expected[0]} token ids, no hidden states")
-            self._decoder.embed(torch.tensor(step.token_ids), buffers.residual)
+            self._decoder.embed(torch.tensor(step.token_ids, dtype=torch.int64), buffers.residual)
             return
         if hidden is None or hidden.shape != expected or hidden.dtype != self.dtype:
             got = "none" if hidden is None else f"{hidden.dtype} {tuple(hidden.shape)}"

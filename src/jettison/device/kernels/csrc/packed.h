@@ -13,6 +13,7 @@
 #define GROUP 32
 #define PACKED_BLOCK_K 256 /* elements of k: 16 or 32 KiB of a group stay in the first-level cache for all rows */
 #define PACKED_CHUNKS 8    /* pieces of work a thread */
+#define AHEAD_BYTES 8192   /* how far on weights are asked for that serve one tile's rows alone */
 
 #if STORAGE_IS_NARROW && defined(TILES)
 #define PACKED_ROWS TILE_ROWS_OF_X
@@ -95,6 +96,14 @@ static void NAME(gather_rows)(const T *packed, long n, long k, const int64_t *id
     }
 }
 
+/* Up to two cache lines of weights that are needed soon, into the second-level cache. */
+INLINE void NAME(ask_for)(const T **ahead, long bytes) {
+    if (!*ahead) return;
+    __builtin_prefetch(*ahead, 0, 2);
+    if (bytes > 64) __builtin_prefetch((const char *)*ahead + 64, 0, 2);
+    *ahead = (const T *)((const char *)*ahead + bytes);
+}
+
 #if STORAGE_IS_NARROW && defined(TILES)
 /* One group's outputs for `rows` rows, of which x has a multiple of TILE_ROWS_OF_X (as many as are missing are zeros), in
  * tiles of 16 or 32 rows by 32 outputs. `sums`: as many rows as x. */
@@ -142,9 +151,10 @@ static void NAME(packed_group)(const T *x, long x_stride, const T *w, const T *b
 }
 #else
 /* `rows` rows of x by PACKED_WIDTH outputs of a group, over `k` elements: adds to `sums` (from zero, where `begins`).
- * `w` points at the first output's first element, `x` at the first row's. */
+ * `w` points at the first output's first element, `x` at the first row's. Weights at `ahead` are asked for meanwhile, as
+ * many as are used here (or none): a group is used by all rows while the next comes from memory. */
 INLINE void NAME(packed_tile)(const int rows, const NAME(PackedX) *x, long x_stride, const T *w, long k, ACC *sums,
-                              int begins) {
+                              int begins, const T *ahead) {
     vf32 acc[PACKED_ROWS][PACKED_VECTORS];
 #pragma GCC unroll 16
     for (int m = 0; m < rows; m++)
@@ -159,6 +169,7 @@ INLINE void NAME(packed_tile)(const int rows, const NAME(PackedX) *x, long x_str
             __m512bh column[PACKED_VECTORS];
             column[0] = (__m512bh)_mm512_loadu_si512(w + pair * 32);
             column[1] = (__m512bh)_mm512_loadu_si512(w + 512 + pair * 32);
+            NAME(ask_for)(&ahead, 128);
 #pragma GCC unroll 16
             for (int m = 0; m < rows; m++) {
                 int32_t two;
@@ -173,6 +184,7 @@ INLINE void NAME(packed_tile)(const int rows, const NAME(PackedX) *x, long x_str
     for (long step = 0; step < k; step += 32, w += 1024)
         for (int pair = 0; pair < 16; pair++) {
             vf32 even[PACKED_VECTORS], odd[PACKED_VECTORS];
+            NAME(ask_for)(&ahead, 64 * PACKED_VECTORS * LANES_F32 / 16);
 #pragma GCC unroll 4
             for (int v = 0; v < PACKED_VECTORS; v++) {
                 const long output = v * LANES_F32;
@@ -190,6 +202,7 @@ INLINE void NAME(packed_tile)(const int rows, const NAME(PackedX) *x, long x_str
 #else
     for (long i = 0; i < k; i++, w += GROUP) {
         vf32 column[PACKED_VECTORS];
+        NAME(ask_for)(&ahead, 4 * PACKED_WIDTH);
 #pragma GCC unroll 4
         for (int v = 0; v < PACKED_VECTORS; v++) column[v] = *(const vf32_mem *)(w + v * LANES_F32);
 #pragma GCC unroll 16
@@ -207,8 +220,8 @@ INLINE void NAME(packed_tile)(const int rows, const NAME(PackedX) *x, long x_str
 }
 
 static void NAME(packed_tiles)(long rows, const NAME(PackedX) *x, long x_stride, const T *w, long k, ACC *sums,
-                               int begins) {
-#define CASE(n) case n: NAME(packed_tile)(n, x, x_stride, w, k, sums, begins); break;
+                               int begins, const T *ahead) {
+#define CASE(n) case n: NAME(packed_tile)(n, x, x_stride, w, k, sums, begins, ahead); break;
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4)
 #if VEC_BYTES > 16
@@ -231,9 +244,10 @@ static void NAME(packed_group)(const NAME(PackedX) *x, long x_stride, const T *w
         for (long output = 0; output < GROUP; output += PACKED_WIDTH)
             for (long tile = 0, row = 0; tile < num_tiles; tile++) {
                 const long height = rows / num_tiles + (tile < rows % num_tiles);
-                NAME(packed_tiles)(height, x + row * x_stride + begin, x_stride,
-                                   w + NAME(packed_at)(output, begin, k), length, sums + row * GROUP + output,
-                                   begin == 0);
+                const T *const from = w + NAME(packed_at)(output, begin, k);
+                const T *const ahead = num_tiles == 1 ? from + AHEAD_BYTES / sizeof(T) : from + length * GROUP;
+                NAME(packed_tiles)(height, x + row * x_stride + begin, x_stride, from, length,
+                                   sums + row * GROUP + output, begin == 0, tile == 0 ? ahead : NULL);
                 row += height;
             }
     }
@@ -323,6 +337,7 @@ static int NAME(linear_packed)(const T *x, long x_stride, const T *w, const T *b
 #undef GROUP
 #undef PACKED_BLOCK_K
 #undef PACKED_CHUNKS
+#undef AHEAD_BYTES
 #undef PACKED_ROWS
 #undef PACKED_VECTORS
 #undef PACKED_WIDTH
