@@ -26,30 +26,6 @@ INLINE void NAME(locate)(const NAME(Cache) *c, const int32_t *table, long kv_hea
     }
 }
 
-#define FORM(name) NAME(GLUE(name, _stored))
-#define KV T
-#define LOAD_KV LOAD_T
-#include "attention_tile.h"
-#undef FORM
-#undef KV
-#undef LOAD_KV
-
-/* Packed into scratch as sums are: narrow keys that serve many rows, and heads that are no whole number of chunks. */
-#if STORAGE_IS_NARROW
-#define FORM(name) NAME(GLUE(name, _packed))
-#define KV ACC
-#define LOAD_KV LOAD_A
-#include "attention_tile.h"
-#undef FORM
-#undef KV
-#undef LOAD_KV
-#define ALL_SCORES_PACKED NAME(all_scores_packed)
-#define ALL_VALUES_PACKED NAME(all_values_packed)
-#else
-#define ALL_SCORES_PACKED NAME(all_scores_stored)
-#define ALL_VALUES_PACKED NAME(all_values_stored)
-#endif
-
 /* Turn one row's scores of a tile into weights relative to the running maximum and rescale what was summed so far. */
 static void NAME(online_softmax)(ACC *restrict scores, long valid, long padded, ACC scale, ACC *restrict maximum,
                                  ACC *restrict total, ACC *restrict out, long width) {
@@ -78,6 +54,49 @@ static void NAME(online_softmax)(ACC *restrict scores, long valid, long padded, 
         *maximum = new_max;
     }
     *total += sum;
+}
+
+#if defined(BF16_DOT)
+#include "attention_dot.h"
+#else
+#define FORM(name) NAME(GLUE(name, _stored))
+#define KV T
+#define LOAD_KV LOAD_T
+#include "attention_tile.h"
+#undef FORM
+#undef KV
+#undef LOAD_KV
+
+/* Packed into scratch as sums are: narrow keys that serve many rows, and heads that are no whole number of chunks. */
+#if STORAGE_IS_NARROW
+#define FORM(name) NAME(GLUE(name, _packed))
+#define KV ACC
+#define LOAD_KV LOAD_A
+#include "attention_tile.h"
+#undef FORM
+#undef KV
+#undef LOAD_KV
+#define ALL_SCORES_PACKED NAME(all_scores_packed)
+#define ALL_VALUES_PACKED NAME(all_values_packed)
+#else
+#define ALL_SCORES_PACKED NAME(all_scores_stored)
+#define ALL_VALUES_PACKED NAME(all_values_stored)
+#endif
+
+/* Sums to stored numbers, times `factor`. */
+static void NAME(narrow_scaled)(const ACC *x, ACC factor, long n, T *out) {
+    VACC lo, hi;
+    long i = 0;
+    for (; i + CHUNK <= n; i += CHUNK) {
+        LOAD_A(x + i, &lo, &hi);
+        STORE_T(out + i, lo * factor, hi * factor);
+    }
+    if (i < n) {
+        T rest[CHUNK];
+        LOAD_A(x + i, &lo, &hi);
+        STORE_T(rest, lo * factor, hi * factor);
+        memcpy(out + i, rest, (size_t)(n - i) * sizeof(T));
+    }
 }
 
 /* Working space of one item. */
@@ -148,6 +167,7 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
         NAME(narrow_scaled)(s->out + m * width, 1 / total[m], dim, out + m / group * out_stride + m % group * dim);
     for (long m = 0; lse && m < rows; m++) lse[m / group * lse_stride + m % group] = maximum[m] + LOG(total[m]);
 }
+#endif
 
 typedef struct {
     NAME(Cache) cache;

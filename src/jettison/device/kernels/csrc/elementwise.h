@@ -83,19 +83,3 @@ static void NAME(widen)(const T *x, long n, ACC *out) {
         STORE_A(out + i, lo, hi);
     }
 }
-
-/* The way back, times `factor`. */
-static void NAME(narrow_scaled)(const ACC *x, ACC factor, long n, T *out) {
-    VACC lo, hi;
-    long i = 0;
-    for (; i + CHUNK <= n; i += CHUNK) {
-        LOAD_A(x + i, &lo, &hi);
-        STORE_T(out + i, lo * factor, hi * factor);
-    }
-    if (i < n) {
-        T rest[CHUNK];
-        LOAD_A(x + i, &lo, &hi);
-        STORE_T(rest, lo * factor, hi * factor);
-        memcpy(out + i, rest, (size_t)(n - i) * sizeof(T));
-    }
-}
