@@ -116,7 +116,7 @@ def block_contents(history: list[int]) -> list[dict[int, tuple[int, int]]]:
 
 @lru_cache(1 << 16)
 def _contents(start: int, *tokens: int) -> dict[int, tuple[int, int]]:
-    """Of one block. Every step asks for all of its requests' histories, which only grow: nobody changes what he gets."""
+    """Of one block, made once: every step asks for whole histories, which only grow. Nobody changes what is given."""
     return {slot: (token, start + slot) for slot, token in enumerate(tokens)}
 
 
