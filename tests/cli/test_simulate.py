@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,7 @@ def test_what_the_caller_can_mend_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("jettison.report.terminal.LINE_EVERY_S", math.inf)  # a slow machine would be told how far it is
     (tmp_path / "bad.csv").write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\nyesterday,1,2\n"
         "2023-11-16 18:15:47.0000000,3,-1\n"

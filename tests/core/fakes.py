@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from jettison.config.offline import harvest_parts
 from jettison.core import ports
@@ -110,10 +111,13 @@ def next_token(tokens: list[int]) -> int:
 
 def block_contents(history: list[int]) -> list[dict[int, tuple[int, int]]]:
     """What the blocks of a request hold in every layer: slot -> (token, position)."""
-    return [
-        {slot: (token, start + slot) for slot, token in enumerate(history[start : start + BLOCK_SIZE])}
-        for start in range(0, len(history), BLOCK_SIZE)
-    ]
+    return [_contents(start, *history[start : start + BLOCK_SIZE]) for start in range(0, len(history), BLOCK_SIZE)]
+
+
+@lru_cache(1 << 16)
+def _contents(start: int, *tokens: int) -> dict[int, tuple[int, int]]:
+    """Of one block, made once: every step asks for whole histories, which only grow. Nobody changes what is given."""
+    return {slot: (token, start + slot) for slot, token in enumerate(tokens)}
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The programs of ``examples/`` run as they are, but for their port and the length of the load."""
+"""The programs of ``examples/`` run as they are, but for their port, their threads and the length of the load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module, "PORT", port)
     monkeypatch.setattr(module, "URL", f"http://127.0.0.1:{port}")
     if hasattr(module, "SERVE"):
-        monkeypatch.setattr(module, "SERVE", [str(port) if word == fixed else word for word in module.SERVE])
+        serve = [str(port) if word == fixed else word for word in module.SERVE]
+        monkeypatch.setattr(module, "SERVE", [*serve, "--num-threads", "1"])  # other tests want the other cores
     return module
 
 

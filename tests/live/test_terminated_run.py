@@ -59,7 +59,12 @@ def test_nothing_is_left(options: tuple[str, ...], to_worker: bool, number: sign
     env |= {"PYTHONPATH": os.pathsep.join([str(tests), env.get("PYTHONPATH", "")]), "PIDS": str(told)}
     command = [sys.executable, "-m", "pytest", "-p", "leftovers", "-p", "no:cacheprovider", "-c", "/dev/null",
                "--rootdir", str(tmp_path), *options, str(tmp_path / "test_child.py")]  # fmt: skip
-    run = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # What a shell has started in the background ignores SIGINT, and so does all that it starts.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        run = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    finally:
+        signal.signal(signal.SIGINT, before)
     try:
         await_that(lambda: told.exists() or run.poll() is not None)
         tester, child = map(int, told.read_text().split())

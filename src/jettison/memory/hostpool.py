@@ -15,7 +15,9 @@ are moved by ``device.hostpool``.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import chain
 
 from jettison.errors import OutOfBlocksError
 from jettison.types import ModelShape
@@ -163,10 +165,7 @@ class HostPool:
 
     def check(self) -> None:
         """Raise AssertionError on any broken invariant."""
-        holders: dict[int, int] = {}
-        for slots in self._held.values():
-            for slot in slots:
-                holders[slot] = holders.get(slot, 0) + 1
+        holders = Counter(chain.from_iterable(self._held.values()))
         assert sorted([*holders, *self._free]) == list(range(self.num_slots)), "free + held slots are not the pool"
         assert self._taken == holders.keys(), "slots that are taken are not those that are held"
         shared = {slot: num - 1 for slot, num in holders.items() if num > 1}

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from jettison.config import EngineConfig
 from jettison.core.driving.dispatching import Dispatcher
@@ -29,6 +30,8 @@ from jettison.live.wire import messages as m
 from jettison.memory.prefix import PrefixHasher
 from jettison.types import FinishReason, Request, SamplingParams, ServiceClass
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # of the engines that several tests use
+
 BLOCK_SIZE = 4
 
 
@@ -39,6 +42,20 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder, arch="qwen2", layers=4, hidden=32, heads=4, kv_heads=2, seed=5, max_position_embeddings=512, std=0.2
     )
     return folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def ample(model_dir: Path) -> AsyncIterator[Engine]:
+    """Nothing moves, and there is room for everything: what an undisturbed engine answers, in float64."""
+    async with running(model_dir, 900, dtype="float64", overload="recompute", enable_prefix_caching=False) as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def plain(model_dir: Path) -> AsyncIterator[Engine]:
+    """For requests that are refused, or fail alone: one may wait."""
+    async with running(model_dir, 100, max_num_queued_reqs=1) as engine:
+        yield engine
 
 
 @asynccontextmanager
@@ -134,7 +151,7 @@ async def test_two_thousand_mixed_requests_leave_nothing_behind(model_dir: Path)
             assert worker.dropped_parameter_bytes == 0
 
 
-async def test_tokens_are_the_same_with_and_without_a_drop(model_dir: Path) -> None:
+async def test_tokens_are_the_same_with_and_without_a_drop(model_dir: Path, ample: Engine) -> None:
     rng = random.Random(1)
     prompts = [[rng.randrange(256) for _ in range(rng.randint(5, 30))] for _ in range(12)]
 
@@ -144,8 +161,7 @@ async def test_tokens_are_the_same_with_and_without_a_drop(model_dir: Path) -> N
             for i, p in enumerate(prompts)
         ]
 
-    async with running(model_dir, 400, dtype="float64", overload="recompute") as engine:
-        expected = await asyncio.gather(*(collect(engine, r) for r in requests()))
+    expected = await asyncio.gather(*(collect(ample, r) for r in requests()))
     async with running(model_dir, 400, dtype="float64") as engine:
         streams = [asyncio.create_task(collect(engine, r)) for r in requests()]
         await asyncio.sleep(0.15)
@@ -183,13 +199,12 @@ async def test_overload_drops_by_itself_and_restores(model_dir: Path, caplog: py
     assert "worker 0 (layers" in decided and "worker 1 (layers" in decided and "reason: " in decided
 
 
-async def test_the_queue_limit_counts_answers_not_choices(model_dir: Path) -> None:
-    async with running(model_dir, 40, max_num_queued_reqs=1) as engine:
-        streams = [engine.submit(request(f"s{i}", [i, 1], 2), is_further=i > 0) for i in range(8)]
-        with pytest.raises(OverCapacityError):
-            engine.submit(request("another", [1, 1], 2))
-        for stream in streams:
-            assert [e async for e in stream][-1].finish_reason is FinishReason.LENGTH
+async def test_the_queue_limit_counts_answers_not_choices(plain: Engine) -> None:
+    streams = [plain.submit(request(f"s{i}", [i, 1], 2), is_further=i > 0) for i in range(8)]
+    with pytest.raises(OverCapacityError):
+        plain.submit(request("another", [1, 1], 2))
+    for stream in streams:
+        assert [e async for e in stream][-1].finish_reason is FinishReason.LENGTH
 
 
 async def test_refusals(model_dir: Path) -> None:
@@ -237,31 +252,30 @@ async def test_a_prompt_that_fills_the_context_is_scored(model_dir: Path) -> Non
     ("owner", "name"), [(Dispatcher, "_freeness"), (Queues, "enqueue"), (PrefixHasher, "chain")]
 )
 async def test_one_bad_request_fails_alone(
-    model_dir: Path, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+    plain: Engine, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(model_dir, 100) as engine:
-        core = engine.core
-        other = asyncio.create_task(collect(engine, request("other", [1, 2, 3], 60)))
-        await asyncio.sleep(0.02)
-        original = getattr(owner, name)
+    core = plain.core
+    other = asyncio.create_task(collect(plain, request("other", [1, 2, 3], 60)))
+    await asyncio.sleep(0.02)
+    original = getattr(owner, name)
 
-        def broken(*arguments: object) -> object:
-            if name == "enqueue":  # the worst moment: it is in the queue already
-                original(*arguments)
-            raise RuntimeError("a bug that this request meets")
+    def broken(*arguments: object) -> object:
+        if name == "enqueue":  # the worst moment: it is in the queue already
+            original(*arguments)
+        raise RuntimeError("a bug that this request meets")
 
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, broken)
-            stream = engine.submit(request("bad", list(range(20)), 5))
-        [event] = [e async for e in stream]
-        assert (event.tokens, event.finish_reason) == ([], FinishReason.ERROR)
-        assert event.error is not None and "bug" not in event.error
-        assert engine.state == "ready"
-        assert core.state.requests.keys() <= {"other"}
-        core.check()
-        assert (await other)[1] is FinishReason.LENGTH
-        assert (await collect(engine, request("bad", list(range(20)), 5)))[1] is FinishReason.LENGTH
-        await rest(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, broken)
+        stream = plain.submit(request("bad", list(range(20)), 5))
+    [event] = [e async for e in stream]
+    assert (event.tokens, event.finish_reason) == ([], FinishReason.ERROR)
+    assert event.error is not None and "bug" not in event.error
+    assert plain.state == "ready"
+    assert core.state.requests.keys() <= {"other"}
+    core.check()
+    assert (await other)[1] is FinishReason.LENGTH
+    assert (await collect(plain, request("bad", list(range(20)), 5)))[1] is FinishReason.LENGTH
+    await rest(plain)
 
 
 async def test_a_bug_that_is_not_one_request_s_fails_the_engine(
@@ -351,14 +365,13 @@ async def test_requests_that_no_worker_can_take_are_waiting_ones(model_dir: Path
         assert snapshot.num_unplaced == snapshot.num_unplaced_offline == 0 and snapshot.counters["worker_losses"] == 2
 
 
-async def test_what_would_break_further_in_is_refused(model_dir: Path) -> None:
-    async with running(model_dir, 40) as engine:
-        for prompt in ([], [-1], [1, 1 << 40], [engine.info.vocab_size]):
-            with pytest.raises(RequestError, match="token ids"):
-                engine.submit(request("ids", prompt, 2))
-        with pytest.raises(RequestError, match="cache_salt"):
-            engine.submit(Request("salt", (1, 2), SamplingParams(), 0, 0, "\ud800"))
-        assert engine.core.state.is_idle()
+async def test_what_would_break_further_in_is_refused(plain: Engine) -> None:
+    for prompt in ([], [-1], [1, 1 << 40], [plain.info.vocab_size]):
+        with pytest.raises(RequestError, match="token ids"):
+            plain.submit(request("ids", prompt, 2))
+    with pytest.raises(RequestError, match="cache_salt"):
+        plain.submit(Request("salt", (1, 2), SamplingParams(), 0, 0, "\ud800"))
+    assert plain.core.state.is_idle()
 
 
 async def test_workers_that_stay_down_end_every_stream_with_an_error(model_dir: Path) -> None:
@@ -381,7 +394,9 @@ async def test_workers_that_stay_down_end_every_stream_with_an_error(model_dir: 
 @pytest.mark.parametrize(
     ("policy", "counter"), [("swap", "swapped_in_blocks"), ("migrate", "migrations"), ("pipeline", None)]
 )
-async def test_the_baselines_serve_over_real_processes(model_dir: Path, policy: str, counter: str | None) -> None:
+async def test_the_baselines_serve_over_real_processes(
+    model_dir: Path, ample: Engine, policy: str, counter: str | None
+) -> None:
     """The flag reaches the workers, the event happens, and tokens are those of an engine with ample memory."""
     rng = random.Random(2)
     prompts = [[rng.randrange(256) for _ in range(rng.randint(5, 30))] for _ in range(10)]
@@ -403,8 +418,7 @@ async def test_the_baselines_serve_over_real_processes(model_dir: Path, policy: 
         async with asyncio.timeout(120):
             return [tokens for tokens, _ in await asyncio.gather(*tasks)]
 
-    async with running(model_dir, 700, overload="recompute", dtype="float64") as engine:
-        expected = await serve(engine)
+    expected = await serve(ample)
     blocks = {"swap": 60, "migrate": 700, "pipeline": 40}[policy]
     # An instance with five requests gives from 100 of its 700 blocks on, after some 60 tokens of each.
     flags: dict[str, object] = {"migrate_threshold": 120, "migrate_period_ms": 1} if policy == "migrate" else {}
@@ -420,7 +434,7 @@ async def test_the_baselines_serve_over_real_processes(model_dir: Path, policy: 
         assert mine == theirs[: len(mine)] and (len(mine) == len(theirs) or policy == "migrate")
 
 
-async def test_drops_and_restores_over_stored_and_migrating_requests(model_dir: Path) -> None:
+async def test_drops_and_restores_over_stored_and_migrating_requests(model_dir: Path, ample: Engine) -> None:
     """Real processes under three rungs at once: a drop begins at the order, stored requests run on in the pipeline, not
     computed again, and every token is the one of an engine with ample memory."""
     rng = random.Random(5)
@@ -444,8 +458,7 @@ async def test_drops_and_restores_over_stored_and_migrating_requests(model_dir: 
         requests = engine.core.state.requests
         return sum(requests[name].num_preemptions == before for name, before in names.items() if name in requests)
 
-    async with running(model_dir, 700, overload="recompute", dtype="float64") as engine:
-        expected = await asyncio.gather(*serve(engine))
+    expected = await asyncio.gather(*serve(ample))
     flags = {"swap_budget_blocks": 8, "migrate_threshold": 12, "migrate_period_ms": 1, "restore_dwell_ms": 3_600_000,
              "overload_min_wait_ms": 3_600_000}  # fmt: skip
     async with running(model_dir, 90, overload="swap+migrate+drop", dtype="float64", **flags) as engine:
@@ -478,7 +491,7 @@ async def test_drops_and_restores_over_stored_and_migrating_requests(model_dir: 
 
 
 @pytest.mark.live
-async def test_requests_that_run_while_their_kv_moves_produce_the_same_tokens(model_dir: Path) -> None:
+async def test_requests_that_run_while_their_kv_moves_produce_the_same_tokens(model_dir: Path, ample: Engine) -> None:
     """Two real processes, float64: tokens of an undisturbed engine, though attention is remote for a while."""
     rng = random.Random(11)
     prompts = [[rng.randrange(256) for _ in range(150 + 7 * i)] for i in range(10)]
@@ -496,8 +509,7 @@ async def test_requests_that_run_while_their_kv_moves_produce_the_same_tokens(mo
         assert all(reason is FinishReason.LENGTH for _, reason in results)
         return [tokens for tokens, _ in results]
 
-    async with running(model_dir, 900, **flags) as engine:
-        expected = await outputs(engine, drop=False)
+    expected = await outputs(ample, drop=False)
     async with running(model_dir, 900, **flags, exchange="live", exchange_piece_bytes=4096) as engine:
         assert await outputs(engine, drop=True) == expected
         await rest(engine)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from jettison.device.model.create import create_model
 from jettison.live.verify import fault_rounds
@@ -30,6 +32,9 @@ from jettison.memory.kvtransfers import ExchangeMode
 
 pytestmark = pytest.mark.live
 
+IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
+"""Of tests that share an engine. They come last: it would not be looked after while another loop runs."""
+
 N_SCHEDULES = int(os.environ.get("JETTISON_FAULT_SCHEDULES", "8"))
 
 
@@ -42,52 +47,11 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def test_seeded_deaths_lose_nothing(model_dir: Path) -> None:
-    step = max(1, len(NAMES) // N_SCHEDULES)
-    num_token_migrations = 0
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rounds(model_dir: Path) -> AsyncIterator[FaultRounds]:
+    """One engine for all rounds that want nothing of their own."""
     async with FaultRounds.running(model_dir) as rounds:
-        for index in range(N_SCHEDULES):
-            report = await rounds.run(Schedule.draw(index * step if len(NAMES) > N_SCHEDULES else index))
-            assert not report.problems, report
-            assert report.num_tokens > 0
-            num_token_migrations += report.num_token_migrations
-    if N_SCHEDULES >= len(NAMES):  # in a few rounds it is chance; one that dies in such a move is below
-        assert num_token_migrations > 0, "deaths are to meet requests that go as tokens"
-
-
-@pytest.mark.parametrize("name", [
-    "after_sleep", "before_wake", *(pytest.param(n, marks=pytest.mark.slow) for n in ("before_sleep", "after_wake"))
-])
-async def test_deaths_on_the_way_to_sleep_and_back(name: str, model_dir: Path) -> None:
-    async with FaultRounds.running(model_dir) as rounds:
-        report = await rounds.run(Schedule(3, 1, name, 1, signal.SIGKILL))
-        assert not report.problems, report
-        assert report.reached
-
-
-async def test_deaths_at_phases_of_migrations_and_of_waking(model_dir: Path) -> None:
-    async with FaultRounds.running(model_dir) as rounds:
-        for seed, name in enumerate(("source:kv_last", "destination:tokens_stop", "waker:before_load")):
-            report = await rounds.run(schedule_of(name, seed % 2, seed))
-            assert not report.problems, report
-            assert report.reached, name
-
-
-async def test_deaths_in_copies_and_in_steps_that_are_given_up_lose_nothing(model_dir: Path) -> None:
-    async with FaultRounds.running(model_dir) as rounds:
-        for seed, name in enumerate(OFFLINE_NAMES):
-            report = await rounds.run(Schedule(seed, seed % 2, name, 2, signal.SIGKILL))
-            assert not report.problems, report
-            assert report.reached, name
-
-
-async def test_a_stopped_worker_that_wakes_up_reaches_nobody(model_dir: Path) -> None:
-    """Stopped before its tokens go out, replaced, and woken; and a stop that is too short to mean anything."""
-    async with FaultRounds.running(model_dir) as rounds:
-        for seed, name, wake in ((0, "before_flush", Wake.LATE), (1, "before_sample", Wake.SOON)):
-            report = await rounds.run(Schedule(seed, 0, name, 20, signal.SIGSTOP, wake))
-            assert not report.problems, report
-            assert report.reached
+        yield rounds
 
 
 @pytest.mark.parametrize(
@@ -150,3 +114,51 @@ def test_every_place_of_a_move_is_drawn_with_what_it_takes_to_meet_it() -> None:
             assert schedule.source is not Source.PEERS, "peers are asked first"
         if schedule.point.startswith(("before_shard", "after_shard")):
             assert schedule.source is Source.PEERS
+
+
+@IN_ONE_LOOP
+async def test_seeded_deaths_lose_nothing(rounds: FaultRounds) -> None:
+    step = max(1, len(NAMES) // N_SCHEDULES)
+    num_token_migrations = 0
+    for index in range(N_SCHEDULES):
+        report = await rounds.run(Schedule.draw(index * step if len(NAMES) > N_SCHEDULES else index))
+        assert not report.problems, report
+        assert report.num_tokens > 0
+        num_token_migrations += report.num_token_migrations
+    if len(NAMES) <= N_SCHEDULES:  # in a few rounds it is chance; one that dies in such a move is below
+        assert num_token_migrations > 0, "deaths are to meet requests that go as tokens"
+
+
+@IN_ONE_LOOP
+@pytest.mark.parametrize("name", [
+    "after_sleep", "before_wake", *(pytest.param(n, marks=pytest.mark.slow) for n in ("before_sleep", "after_wake"))
+])
+async def test_deaths_on_the_way_to_sleep_and_back(name: str, rounds: FaultRounds) -> None:
+    report = await rounds.run(Schedule(3, 1, name, 1, signal.SIGKILL))
+    assert not report.problems, report
+    assert report.reached
+
+
+@IN_ONE_LOOP
+async def test_deaths_at_phases_of_migrations_and_of_waking(rounds: FaultRounds) -> None:
+    for seed, name in enumerate(("source:kv_last", "destination:tokens_stop", "waker:before_load")):
+        report = await rounds.run(schedule_of(name, seed % 2, seed))
+        assert not report.problems, report
+        assert report.reached, name
+
+
+@IN_ONE_LOOP
+async def test_deaths_in_copies_and_in_steps_that_are_given_up_lose_nothing(rounds: FaultRounds) -> None:
+    for seed, name in enumerate(OFFLINE_NAMES):
+        report = await rounds.run(Schedule(seed, seed % 2, name, 2, signal.SIGKILL))
+        assert not report.problems, report
+        assert report.reached, name
+
+
+@IN_ONE_LOOP
+async def test_a_stopped_worker_that_wakes_up_reaches_nobody(rounds: FaultRounds) -> None:
+    """Stopped before its tokens go out, replaced, and woken; and a stop that is too short to mean anything."""
+    for seed, name, wake in ((0, "before_flush", Wake.LATE), (1, "before_sample", Wake.SOON)):
+        report = await rounds.run(Schedule(seed, 0, name, 20, signal.SIGSTOP, wake))
+        assert not report.problems, report
+        assert report.reached

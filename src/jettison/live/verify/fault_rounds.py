@@ -130,6 +130,8 @@ class FaultRounds:
         self._prompts = [[rng.randrange(vocab) for _ in range(rng.randint(6, MAX_PROMPT))] for _ in range(NUM_PROMPTS)]
         """Requests of each round draw from these."""
         self._expected = expected_tokens(config, self._prompts, load.num_tokens)
+        self._exchange = engine.core.params.exchange
+        """Of rounds that name none."""
         self._num_rounds = 0
         self._cut_off: list[str] = []
         """What was waited for when the waiting was ended from outside."""
@@ -155,8 +157,8 @@ class FaultRounds:
         report = RoundReport(schedule, reached=False)
         self._num_rounds += 1
         self._cut_off.clear()
-        if schedule.mode is not None:
-            self.engine.core.reconfigure(replace(self.engine.core.params, exchange=schedule.mode))
+        exchange = schedule.mode or self._exchange
+        self.engine.core.reconfigure(replace(self.engine.core.params, exchange=exchange))
         self.engine.keep_hung_workers(schedule.wake is Wake.LATE)
         over = asyncio.Event()
         try:
