@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jettison.device.kernels import layer, load_kernels
 from jettison.device.kernels.base import Kernels, PackedMatrix, Weight
-from jettison.device.kernels.layer import LayerWeights, LayerConstants
+from jettison.device.kernels.layer import LayerConstants, LayerWeights
 
 NAMES = ("native", "native+torch-linear", "torch")
 HEADS, KV_HEADS, DIM, INNER, BLOCK = 4, 2, 16, 96, 4
@@ -51,7 +51,9 @@ def matrix(kernels: Kernels, rows: int, cols: int, dtype: torch.dtype) -> Weight
     return packed
 
 
-def make(kernels: Kernels, dtype: torch.dtype, hidden: int, has_norms: bool) -> tuple[LayerWeights, Buffers, LayerConstants]:
+def make(
+    kernels: Kernels, dtype: torch.dtype, hidden: int, has_norms: bool
+) -> tuple[LayerWeights, Buffers, LayerConstants]:
     qkv_size = (HEADS + 2 * KV_HEADS) * DIM
     tensors: dict[str, Any] = {
         "input_norm": some(hidden, dtype=dtype), "post_norm": some(hidden, dtype=dtype),
@@ -74,7 +76,8 @@ def make(kernels: Kernels, dtype: torch.dtype, hidden: int, has_norms: bool) -> 
     )  # fmt: skip
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     angles = torch.outer(torch.arange(64, dtype=torch.float64), torch.arange(DIM, dtype=torch.float64))
-    return LayerWeights(tensors, arena), buffers, LayerConstants(angles.cos().to(wide), angles.sin().to(wide), 1e-6, DIM**-0.5)
+    constants = LayerConstants(angles.cos().to(wide), angles.sin().to(wide), 1e-6, DIM**-0.5)
+    return LayerWeights(tensors, arena), buffers, constants
 
 
 def rows() -> tuple[Any, ...]:
@@ -144,5 +147,5 @@ def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
     assert torch.equal(weights.arena.nan_to_num(7.0), kept.nan_to_num(7.0))
     buffers.activated = some(sum(QUERY_LENS), INNER + 1, dtype=torch.float64)
     buffers.bound = None
-    with pytest.raises(ValueError, match="gate_up|activated|down"):
+    with pytest.raises(ValueError, match=r"gate_up|activated|down"):
         kernels.attend_layer(weights, buffers, constants, tables, lens, contexts, positions)

@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import subprocess
+from itertools import pairwise
 
 import hypothesis.strategies as st
 import pytest
@@ -37,7 +38,7 @@ def packed(kernels, plain: torch.Tensor, cuts=()) -> PackedMatrix:
     around = torch.full((plain.numel() + 128,), math.nan, dtype=plain.dtype)
     matrix = PackedMatrix(around[64:-64].view(plain.shape))
     bounds = [0, *sorted(cuts), plain.shape[0]]
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         kernels.pack_rows(plain[start:end], start, matrix)
     return matrix
 
@@ -153,7 +154,7 @@ def test_tiles(emulated):
 
 
 def test_tiles_sum_in_one_order(emulated):
-    """Even and odd k in chains of their own over 32 k, then one addition: what a kernel without tiles would have to copy."""
+    """Even and odd k in chains of their own over 32 k, then one addition."""
     dtype = torch.bfloat16
     x, plain = randn(3, 64, dtype=dtype), randn(32, 64, dtype=dtype, seed=1)
     out = torch.empty(3, 32, dtype=dtype)
@@ -163,6 +164,6 @@ def test_tiles_sum_in_one_order(emulated):
         chains = [torch.zeros(3, 32, dtype=torch.float32) for _ in range(2)]
         for k in range(step, step + 32):
             product = x[:, k : k + 1].double() * plain[:, k].double()  # exact
-            chains[k % 2] = (chains[k % 2].double() + product).float()  # one rounding, as an FMA has (53 bits hold the sum)
+            chains[k % 2] = (chains[k % 2].double() + product).float()  # one rounding (53 bits hold the sum)
         sums = sums + (chains[0] + chains[1])
     assert torch.equal(out, sums.to(dtype))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from jettison.device.kernels.layer import Activations, LayerWeights, LayerConstants
+    from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights
 
 Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
 """Host int32 array, torch or numpy. Not to be resized in place between calls."""
@@ -28,8 +28,8 @@ Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
 class PackedMatrix(NamedTuple):
     """A weight matrix [N, K] in the form that a back end multiplies fastest (``csrc/packed.h``).
 
-    As many bytes as the plain matrix, so whatever moves slabs of parameters moves packed ones. Workers of one cluster have
-    the same kernels, and with them the same forms.
+    As many bytes as the plain matrix, so whatever moves slabs of parameters moves packed ones. Workers of one cluster
+    have the same kernels, and with them the same forms.
     """
 
     data: Tensor
@@ -125,8 +125,8 @@ class Kernels(Protocol):
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
         """``out = x @ weight.T + bias``.
 
-        ``x``: [T, K]; ``weight``: plain row-major [N, K], or packed by ``pack_rows``; ``bias``: [N]; ``out``: [T, N], not
-        overlapping ``x``. No copy of ``weight`` outlives the call: a drop gives its pages away.
+        ``x``: [T, K]; ``weight``: plain row-major [N, K], or packed by ``pack_rows``; ``bias``: [N]; ``out``: [T, N],
+        not overlapping ``x``. No copy of ``weight`` outlives the call: a drop gives its pages away.
         """
         ...
 
@@ -157,7 +157,7 @@ class Kernels(Protocol):
         ...
 
     def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:
-        """``out[i] = row ids[i] of weight``: ``ids`` int64 [n], ``out`` [n, K]. Raises IndexError for an unknown row."""
+        """``out[i] = row ids[i] of weight``: ``ids`` int64 [n], ``out`` [n, K]. Raises IndexError for unknown rows."""
         ...
 
 

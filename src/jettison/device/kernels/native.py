@@ -35,7 +35,7 @@ from jettison.device.kernels.base import (
     check_vector,
     fail,
 )
-from jettison.device.kernels.layer import Activations, LayerWeights, LayerConstants
+from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights
 
 LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
 
@@ -209,7 +209,7 @@ def _bind(weights: LayerWeights) -> _BoundLayer:
     ):
         is_packed = isinstance(weight, PackedMatrix)
         matrix = weight.data if isinstance(weight, PackedMatrix) else weight
-        check_matrix("weight", matrix, *matrix.shape, dtype)
+        check_matrix("weight", matrix, matrix.shape[0], matrix.shape[1], dtype)
         if not matrix.is_contiguous():
             fail("weight: must be contiguous")
         if bias is not None:

@@ -28,7 +28,7 @@ from jettison.device.kernels.base import (
     fail,
     sum_dtype,
 )
-from jettison.device.kernels.layer import Activations, LayerWeights, LayerConstants, attend_layer, feed_forward
+from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights, attend_layer, feed_forward
 from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from jettison.device.kernels.base import Int32Array, PackedMatrix, Weight, check_linear
-from jettison.device.kernels.layer import Activations, LayerWeights, LayerConstants, attend_layer, feed_forward
+from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights, attend_layer, feed_forward
 from jettison.device.kernels.native import NativeKernels
 from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
 from jettison.device.kernels.processor import TORCH_LINEAR

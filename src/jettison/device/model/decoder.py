@@ -19,7 +19,7 @@ from torch import Tensor
 
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.base import PackedMatrix, Weight
-from jettison.device.kernels.layer import LayerWeights, LayerConstants, prepare_heads
+from jettison.device.kernels.layer import LayerConstants, LayerWeights, prepare_heads
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.shards import shard_layouts
 from jettison.device.model.workspace import StepBuffers, Workspace

@@ -79,7 +79,7 @@ class WeightsIdentity:
     """What a copy of the weights, or a part of one, is."""
 
     digests: dict[ShardId, Digest]
-    """Of each shard's slab, in the serving dtype and in the form that the kernels want, with zeros between its tensors."""
+    """Of each shard's slab, in the serving dtype and in the kernels' form, with zeros between its tensors."""
     final_norm: bytes
     """Itself: a few KiB, and of no shard."""
     config: Digest
