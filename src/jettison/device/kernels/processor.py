@@ -38,8 +38,8 @@ def choose_kind(
     """The kind of kernels for a model that is computed in ``dtype`` on a processor with these features.
 
     ``has_native_tiles``: the native library was built with AMX, and may use it here. Where the processor has AMX and
-    the library has not, torch has: all products in bfloat16 go there, whatever their number of rows. In other precisions
-    AMX has nothing to offer.
+    the library has not, torch has: all products in bfloat16 go there, whatever their number of rows. In other
+    precisions AMX has nothing to offer.
     """
     if not has_native:
         return TORCH
