@@ -23,6 +23,7 @@ import torch
 from evidence import write_result
 
 from jettison.device.kernels import Kernels, load_kernels
+from jettison.device.kernels.base import PackedMatrix, Weight
 from jettison.device.sampler import Sampler
 from jettison.device.step import SamplingRow
 
@@ -68,14 +69,27 @@ def linear_cases(dtype: torch.dtype, batches: list[int]) -> Iterator[Case]:
         for m in batches:
             weight_bytes = n * k * dtype.itemsize
             copies = max(1, CACHE_BYTES // weight_bytes) if m <= 16 else 1
-            weights = [torch.randn(n, k).to(dtype) for _ in range(copies)]
+            plain = [torch.randn(n, k).to(dtype) for _ in range(copies)]
             x, out = torch.randn(m, k).to(dtype), torch.empty(m, n, dtype=dtype)
 
-            def run(kernels: Kernels, weights: Any = weights, x: Any = x, out: Any = out) -> None:
-                for weight in weights:
+            forms: dict[str, list[Weight]] = {}
+
+            def run(kernels: Kernels, plain: Any = plain, x: Any = x, out: Any = out, forms: Any = forms) -> None:
+                if kernels.name not in forms:  # in the first run, which is thrown away
+                    forms[kernels.name] = [in_slab(kernels, weight) for weight in plain]
+                for weight in forms[kernels.name]:
                     kernels.linear(x, weight, None, out)
 
             yield Case("linear", f"M={m} N={n} K={k}", _name(dtype), run, 2.0 * m * n * k, copies)
+
+
+def in_slab(kernels: Kernels, plain: torch.Tensor) -> Weight:
+    """A matrix as it lies in a slab of a worker with these kernels."""
+    if not kernels.packs(tuple(plain.shape), plain.dtype):
+        return plain
+    packed = PackedMatrix(torch.empty_like(plain))
+    kernels.pack_rows(plain, 0, packed)
+    return packed
 
 
 def attention_cases(dtype: torch.dtype, shapes: list[tuple[int, int, int]]) -> Iterator[Case]:

@@ -61,9 +61,20 @@ def drop_over_stored_requests(setting: Setting) -> Outcome:
 
 
 def restore_over_stored_requests(setting: Setting) -> Outcome:
-    """A drop and, at its end, a restore: what was stored before runs on in the groups after the split."""
+    """A drop and, at its end, a restore: what was stored before runs on in the groups after the split.
+
+    How much is stored at the split depends on how fast steps are: other numbers of requests are tried until some is.
+    """
+    outcome = _restore_over_stored(setting, NUM_REQUESTS + 2)
+    for more in (0, 4):
+        if not outcome.happened:
+            outcome = _restore_over_stored(setting, NUM_REQUESTS + more)
+    return outcome
+
+
+def _restore_over_stored(setting: Setting, num_requests: int) -> Outcome:
     with _crowded(setting) as cluster:
-        prompts = make_prompts(setting, cluster, 10, 40)
+        prompts = make_prompts(setting, cluster, 10, 40, num_requests)
         submit(cluster, prompts, setting.num_output_tokens)
         cluster.run(Until("stored requests", lambda: len(_stored(cluster)) >= 2))
         stored = _stored(cluster)
