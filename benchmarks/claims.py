@@ -105,7 +105,9 @@ def seen_engines(document: Document) -> str:
     """Of output tokens a second beside tuned vLLM's in the same round."""
     flags, shown = document["machine"]["flags"], ("jettison", "openvino", "transformers")
     parts = [
-        f"{load}: " + ", ".join(f"{name} {spread(engines[name]['ratio_to_reference'], 2)}" for name in shown)
+        f"{load}: " + ", ".join(
+            f"{name} {spread(engines[name]['ratio_to_reference'], 2)}" for name in shown if name in engines
+        )
         for load, engines in document["workloads"].items()
     ]
     return f"{'; '.join(parts)} (bfloat16, {'AMX' if 'amx_bf16' in flags else 'no AMX'})"
