@@ -1,4 +1,4 @@
-"""Native kernels with torch's ``linear`` in bfloat16: for processors with AMX, which the native products do not use."""
+"""Native kernels with torch's ``linear`` in bfloat16: where there is AMX and the native products cannot use it."""
 
 from __future__ import annotations
 
