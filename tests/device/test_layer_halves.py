@@ -141,6 +141,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
         (np.full_like(tables, 64), lens, contexts, positions),
         (tables, lens, contexts, positions + 64),
         (tables, lens + np.int32(1), contexts, positions),
+        (tables, lens + np.int32(1), contexts, np.append(positions, np.zeros(4, np.int32))),
     ):
         with pytest.raises((IndexError, ValueError)):
             kernels.attend_layer(weights, buffers, constants, *wrong)

@@ -35,11 +35,10 @@ from jettison.device.kernels.base import (
     check_vector,
     fail,
 )
+from jettison.device.kernels.bound import DTYPE_CODES, bind_buffers, bind_layer, int64s
 from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights
 
 LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
-
-_DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
 
 TILES = "amxbf16"
 """The variant whose products of bfloat16 use tile registers."""
@@ -186,84 +185,6 @@ class _Batch(NamedTuple):
     addresses: ctypes.Array[ctypes.c_int64]
 
 
-class _BoundLayer(NamedTuple):
-    """``LayerWeights`` of kernels.c: addresses never change while memory is open."""
-
-    dtype: int
-    addresses: ctypes.Array[ctypes.c_int64]
-
-
-def _int64s(*values: int) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * len(values))(*values)
-
-
-def _bind(weights: LayerWeights) -> _BoundLayer:
-    """Check a layer's parameters against each other, and note where they are."""
-    dtype, hidden = weights.input_norm.dtype, weights.input_norm.shape[0]
-    check_arena(weights.arena, dtype)
-    num_blocks, _, _, _, head_dim = weights.arena.shape
-    numbers: list[int] = []
-    for weight, bias in (
-        (weights.qkv_weight, weights.qkv_bias), (weights.o_weight, weights.o_bias),
-        (weights.gate_up_weight, weights.gate_up_bias), (weights.down_weight, weights.down_bias),
-    ):
-        is_packed = isinstance(weight, PackedMatrix)
-        matrix = weight.data if isinstance(weight, PackedMatrix) else weight
-        check_matrix("weight", matrix, matrix.shape[0], matrix.shape[1], dtype)
-        if not matrix.is_contiguous():
-            fail("weight: must be contiguous")
-        if bias is not None:
-            check_vector("bias", bias, matrix.shape[0], dtype)
-        numbers += [matrix.data_ptr(), 0 if bias is None else bias.data_ptr(), is_packed]
-    for norm, size in ((weights.q_norm, head_dim), (weights.k_norm, head_dim), (weights.post_norm, hidden)):
-        if norm is not None:
-            check_vector("norm", norm, size, dtype)
-        numbers.append(0 if norm is None else norm.data_ptr())
-    weights.bound = _BoundLayer(_DTYPE_CODES[dtype], _int64s(*numbers, weights.arena.data_ptr(), num_blocks))
-    return weights.bound
-
-
-def _bind_buffers(
-    buffers: Activations, weights: LayerWeights, constants: LayerConstants
-) -> ctypes.Array[ctypes.c_int64]:
-    """``LayerShape`` of kernels.c; checks what ``_bind`` could not."""
-    dtype, hidden = weights.input_norm.dtype, weights.input_norm.shape[0]
-    _, _, num_kv_heads, block_size, head_dim = weights.arena.shape
-    tokens, num_heads, inner = buffers.x.shape[0], buffers.q.shape[1], buffers.activated.shape[1]
-    q_size, qkv_size = num_heads * head_dim, (num_heads + 2 * num_kv_heads) * head_dim
-    if num_heads % num_kv_heads:
-        fail(f"{num_heads} heads do not go with {num_kv_heads} KV heads")
-    for name, tensor, cols in (
-        ("residual", buffers.residual, hidden), ("x", buffers.x, hidden), ("qkv", buffers.qkv, qkv_size),
-        ("attention", buffers.attention_flat, q_size), ("gate_up", buffers.gate_up, 2 * inner),
-        ("activated", buffers.activated, inner),
-    ):
-        check_matrix(name, tensor, tokens, cols, dtype)
-        if not tensor.is_contiguous():
-            fail(f"{name}: must be contiguous")
-    shapes = {
-        "qkv": (weights.qkv_weight, (qkv_size, hidden)), "o": (weights.o_weight, (hidden, q_size)),
-        "gate_up": (weights.gate_up_weight, (2 * inner, hidden)), "down": (weights.down_weight, (hidden, inner)),
-    }
-    for name, (weight, shape) in shapes.items():
-        matrix = weight.data if isinstance(weight, PackedMatrix) else weight
-        if matrix.shape != shape:
-            fail(f"{name}: shape is {tuple(matrix.shape)}, expected {shape}")
-    check_rotary_tables(constants.cos, constants.sin, dtype, head_dim)
-    pointers = [
-        t.data_ptr() for t in (
-            buffers.residual, buffers.x, buffers.qkv, buffers.attention_flat, buffers.gate_up, buffers.activated,
-            constants.cos, constants.sin,
-        )
-    ]  # fmt: skip
-    max_positions, rotary_dim = constants.cos.shape
-    doubles = np.array([constants.eps, constants.scale]).view(np.int64).tolist()
-    buffers.bound = _int64s(
-        *pointers, hidden, num_heads, num_kv_heads, head_dim, inner, rotary_dim, max_positions, block_size, *doubles
-    )
-    return buffers.bound
-
-
 class NativeKernels:
     """``Kernels`` in C; see ``base.Kernels`` for the contract.
 
@@ -312,7 +233,7 @@ class NativeKernels:
         if k.shape != (tokens, num_kv_heads, head_dim) or v.shape != k.shape:
             fail(f"k {tuple(k.shape)}, v {tuple(v.shape)} do not go with arena {tuple(arena.shape)}")
         code = self._write_kv(
-            _DTYPE_CODES[dtype], k.data_ptr(), k.stride()[0], v.data_ptr(), v.stride()[0],
+            DTYPE_CODES[dtype], k.data_ptr(), k.stride()[0], v.data_ptr(), v.stride()[0],
             arena.data_ptr(), num_blocks, num_kv_heads, block_size, head_dim,
             *self._rows(block_tables, query_lens, context_lens), tokens,
         )  # fmt: skip
@@ -343,7 +264,7 @@ class NativeKernels:
         if lse is not None:
             check_lse(lse, q)
         code = self._attention(
-            _DTYPE_CODES[dtype], q.data_ptr(), q.stride()[0], num_heads,
+            DTYPE_CODES[dtype], q.data_ptr(), q.stride()[0], num_heads,
             arena.data_ptr(), num_blocks, num_kv_heads, block_size, head_dim,
             *self._rows(block_tables, query_lens, context_lens), tokens,
             out.data_ptr(), out.stride()[0], None if lse is None else lse.data_ptr(), only_context, scale,
@@ -357,7 +278,7 @@ class NativeKernels:
         check_norm(x, weight, out)
         rows, cols = x.shape
         self._rms_norm(
-            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), eps, out.data_ptr(), out.stride()[0],
+            DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), eps, out.data_ptr(), out.stride()[0],
             rows, cols,
         )  # fmt: skip
 
@@ -366,7 +287,7 @@ class NativeKernels:
         check_norm(x, weight, out, residual)
         rows, cols = x.shape
         self._add_rms_norm(
-            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], residual.data_ptr(), residual.stride()[0],
+            DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], residual.data_ptr(), residual.stride()[0],
             weight.data_ptr(), eps, out.data_ptr(), out.stride()[0], rows, cols, torch.get_num_threads(),
         )  # fmt: skip
 
@@ -382,7 +303,7 @@ class NativeKernels:
         max_positions, rotary_dim = tables[4]
         pointer, wide = _positions_pointer(positions)
         code = self._rotary(
-            _DTYPE_CODES[dtype], q.data_ptr(), q.stride()[0], num_heads, k.data_ptr(), k.stride()[0], k.shape[1],
+            DTYPE_CODES[dtype], q.data_ptr(), q.stride()[0], num_heads, k.data_ptr(), k.stride()[0], k.shape[1],
             *tables[3], pointer, wide, tokens, head_dim, rotary_dim, max_positions,
         )  # fmt: skip
         if code:
@@ -394,7 +315,7 @@ class NativeKernels:
         tokens, heads, head_dim = x.shape
         check_vector("weight", weight, head_dim, x.dtype)
         self._head_rms_norm(
-            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), eps, tokens, heads, head_dim
+            DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), eps, tokens, heads, head_dim
         )
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
@@ -404,7 +325,7 @@ class NativeKernels:
         check_matrix("gate_up", gate_up, rows, 2 * cols, dtype)
         check_matrix("out", out, rows, cols, dtype)
         self._silu_mul(
-            _DTYPE_CODES[dtype], gate_up.data_ptr(), gate_up.stride()[0], out.data_ptr(), out.stride()[0], rows, cols
+            DTYPE_CODES[dtype], gate_up.data_ptr(), gate_up.stride()[0], out.data_ptr(), out.stride()[0], rows, cols
         )
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
@@ -415,7 +336,7 @@ class NativeKernels:
         check_linear(x, weight, bias, out)
         rows, inner = x.shape
         code = self._linear(
-            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), weight.stride()[0],
+            DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), weight.stride()[0],
             None if bias is None else bias.data_ptr(), out.data_ptr(), out.stride()[0],
             rows, weight.shape[0], inner, torch.get_num_threads(),
         )  # fmt: skip
@@ -426,7 +347,7 @@ class NativeKernels:
         check_linear(x, data, bias, out)
         rows, inner = x.shape
         code = self._linear_packed(
-            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], data.data_ptr(),
+            DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], data.data_ptr(),
             None if bias is None else bias.data_ptr(), out.data_ptr(), out.stride()[0],
             rows, data.shape[0], inner, torch.get_num_threads(),
         )  # fmt: skip
@@ -438,7 +359,9 @@ class NativeKernels:
         query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array,
     ) -> None:
         """See ``Kernels.attend_layer``."""
-        bound, shape = weights.bound or _bind(weights), buffers.bound or _bind_buffers(buffers, weights, constants)
+        if positions.shape[0] != buffers.x.shape[0]:
+            fail(f"positions: expected {buffers.x.shape[0]}, got {positions.shape[0]}")
+        bound, shape = weights.bound or bind_layer(weights), buffers.bound or bind_buffers(buffers, weights, constants)
         code = self._attend_layer(
             bound.dtype, shape, bound.addresses, self._batch(block_tables, query_lens, context_lens, positions),
             torch.get_num_threads(),
@@ -448,7 +371,7 @@ class NativeKernels:
 
     def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
         """See ``Kernels.feed_forward``."""
-        bound, shape = weights.bound or _bind(weights), buffers.bound or _bind_buffers(buffers, weights, constants)
+        bound, shape = weights.bound or bind_layer(weights), buffers.bound or bind_buffers(buffers, weights, constants)
         code = self._feed_forward(bound.dtype, shape, bound.addresses, buffers.x.shape[0], torch.get_num_threads())
         if code:
             _raise(code)
@@ -459,7 +382,7 @@ class NativeKernels:
         check_matrix("logits", logits, rows, cols, logits.dtype)
         tokens = np.empty(rows, dtype=np.int64)
         self._functions["argmax"](
-            _DTYPE_CODES[logits.dtype], logits.data_ptr(), logits.stride()[0], rows, cols, tokens.ctypes.data,
+            DTYPE_CODES[logits.dtype], logits.data_ptr(), logits.stride()[0], rows, cols, tokens.ctypes.data,
             torch.get_num_threads(),
         )  # fmt: skip
         return tokens
@@ -475,7 +398,7 @@ class NativeKernels:
         if first < 0 or first + rows.shape[0] > num_rows:
             fail(f"rows {first} to {first + rows.shape[0]} are not in a matrix of {num_rows}")
         code = self._functions["pack_rows"](
-            _DTYPE_CODES[rows.dtype], rows.data_ptr(), rows.stride()[0], first, rows.shape[0], num_rows, inner,
+            DTYPE_CODES[rows.dtype], rows.data_ptr(), rows.stride()[0], first, rows.shape[0], num_rows, inner,
             packed.data.data_ptr(),
         )  # fmt: skip
         if code:
@@ -488,7 +411,7 @@ class NativeKernels:
             return
         check_gather(weight.data, ids, out)
         code = self._functions["gather_rows"](
-            _DTYPE_CODES[out.dtype], weight.data.data_ptr(), *weight.data.shape, ids.data_ptr(), ids.shape[0],
+            DTYPE_CODES[out.dtype], weight.data.data_ptr(), *weight.data.shape, ids.data_ptr(), ids.shape[0],
             out.data_ptr(), out.stride()[0],
         )  # fmt: skip
         if code:
@@ -505,7 +428,7 @@ class NativeKernels:
         pointer, is_wide = _positions_pointer(positions)
         if is_wide or len(positions.shape) != 1:
             fail("positions: expected an int32 vector")
-        addresses = _int64s(*arguments, pointer, positions.shape[0])
+        addresses = int64s(*arguments, pointer, positions.shape[0])
         # It keeps what it points at.
         self._last_rows.batch = _Batch(tables, positions, (query_lens, context_lens), addresses)
         return addresses

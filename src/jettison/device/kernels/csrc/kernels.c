@@ -302,15 +302,13 @@ API(feed_forward)(int dtype, const LayerShape *shape, const LayerWeights *weight
 }
 
 API(argmax)(int dtype, const void *logits, long stride, long num_rows, long n, int64_t *tokens, int num_threads) {
+    num_threads = num_rows * n < 65536 ? 1 : num_threads;
 #define CALL(S, T)                                                                                                   \
-    do {                                                                                                             \
-        argmax_body_work(S, T);                                                                                      \
-    } while (0)
-#define argmax_body_work(S, T)                                                                                       \
-    GLUE(ArgmaxWork_, S) work = {(const T *)logits, tokens, stride, n};                                              \
-    jettison_pool_run(num_rows * n < 65536 ? 1 : num_threads, num_rows, argmax_body_##S, &work)
+    {                                                                                                                \
+        GLUE(ArgmaxWork_, S) work = {(const T *)logits, tokens, stride, n};                                          \
+        jettison_pool_run(num_threads, num_rows, argmax_body_##S, &work);                                            \
+    }
     BY_DTYPE(dtype, CALL(f64, double), CALL(f32, float), CALL(bf16, bf16))
 #undef CALL
-#undef argmax_body_work
     return 0;
 }

@@ -1,0 +1,104 @@
+"""A layer's parameters and a step's buffers as the C structs of ``csrc/kernels.c``: checked once, then addresses.
+
+Every field of those structs has 64 bits, so that each is an array of integers here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from jettison.device.kernels.base import (
+    PackedMatrix,
+    check_arena,
+    check_matrix,
+    check_rotary_tables,
+    check_vector,
+    fail,
+)
+from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights
+
+DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
+"""As ``kernels.c`` has them."""
+
+
+class BoundLayer(NamedTuple):
+    """``LayerWeights`` of kernels.c: addresses never change while memory is open."""
+
+    dtype: int
+    addresses: ctypes.Array[ctypes.c_int64]
+
+
+def int64s(*values: int) -> ctypes.Array[ctypes.c_int64]:
+    """A struct of these fields; it must live as long as its address is used."""
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def bind_layer(weights: LayerWeights) -> BoundLayer:
+    """Check a layer's parameters against each other, and note where they are."""
+    dtype, hidden = weights.input_norm.dtype, weights.input_norm.shape[0]
+    check_arena(weights.arena, dtype)
+    num_blocks, _, _, _, head_dim = weights.arena.shape
+    numbers: list[int] = []
+    for weight, bias in (
+        (weights.qkv_weight, weights.qkv_bias), (weights.o_weight, weights.o_bias),
+        (weights.gate_up_weight, weights.gate_up_bias), (weights.down_weight, weights.down_bias),
+    ):
+        is_packed = isinstance(weight, PackedMatrix)
+        matrix = weight.data if isinstance(weight, PackedMatrix) else weight
+        check_matrix("weight", matrix, matrix.shape[0], matrix.shape[1], dtype)
+        if not matrix.is_contiguous():
+            fail("weight: must be contiguous")
+        if bias is not None:
+            check_vector("bias", bias, matrix.shape[0], dtype)
+        numbers += [matrix.data_ptr(), 0 if bias is None else bias.data_ptr(), is_packed]
+    for norm, size in ((weights.q_norm, head_dim), (weights.k_norm, head_dim), (weights.post_norm, hidden)):
+        if norm is not None:
+            check_vector("norm", norm, size, dtype)
+        numbers.append(0 if norm is None else norm.data_ptr())
+    weights.bound = BoundLayer(DTYPE_CODES[dtype], int64s(*numbers, weights.arena.data_ptr(), num_blocks))
+    return weights.bound
+
+
+def bind_buffers(
+    buffers: Activations, weights: LayerWeights, constants: LayerConstants
+) -> ctypes.Array[ctypes.c_int64]:
+    """``LayerShape`` of kernels.c; checks what ``bind_layer`` could not."""
+    dtype, hidden = weights.input_norm.dtype, weights.input_norm.shape[0]
+    _, _, num_kv_heads, block_size, head_dim = weights.arena.shape
+    tokens, num_heads, inner = buffers.x.shape[0], buffers.q.shape[1], buffers.activated.shape[1]
+    q_size, qkv_size = num_heads * head_dim, (num_heads + 2 * num_kv_heads) * head_dim
+    if num_heads % num_kv_heads:
+        fail(f"{num_heads} heads do not go with {num_kv_heads} KV heads")
+    for name, tensor, cols in (
+        ("residual", buffers.residual, hidden), ("x", buffers.x, hidden), ("qkv", buffers.qkv, qkv_size),
+        ("attention", buffers.attention_flat, q_size), ("gate_up", buffers.gate_up, 2 * inner),
+        ("activated", buffers.activated, inner),
+    ):
+        check_matrix(name, tensor, tokens, cols, dtype)
+        if not tensor.is_contiguous():
+            fail(f"{name}: must be contiguous")
+    shapes = {
+        "qkv": (weights.qkv_weight, (qkv_size, hidden)), "o": (weights.o_weight, (hidden, q_size)),
+        "gate_up": (weights.gate_up_weight, (2 * inner, hidden)), "down": (weights.down_weight, (hidden, inner)),
+    }
+    for name, (weight, shape) in shapes.items():
+        matrix = weight.data if isinstance(weight, PackedMatrix) else weight
+        if matrix.shape != shape:
+            fail(f"{name}: shape is {tuple(matrix.shape)}, expected {shape}")
+    check_rotary_tables(constants.cos, constants.sin, dtype, head_dim)
+    pointers = [
+        t.data_ptr() for t in (
+            buffers.residual, buffers.x, buffers.qkv, buffers.attention_flat, buffers.gate_up, buffers.activated,
+            constants.cos, constants.sin,
+        )
+    ]  # fmt: skip
+    max_positions, rotary_dim = constants.cos.shape
+    doubles = np.array([constants.eps, constants.scale]).view(np.int64).tolist()
+    buffers.bound = int64s(
+        *pointers, hidden, num_heads, num_kv_heads, head_dim, inner, rotary_dim, max_positions, block_size, *doubles
+    )
+    return buffers.bound
