@@ -215,8 +215,9 @@ class PackRung(Rung):
             return "layers are being dropped or restored"
         if state.unplaced and any(not s.is_offline for s in state.unplaced.values()):
             return "no group takes a request"
-        if any(not w.alive and not w.is_gone for w in state.workers.values()):
-            return "a worker is down"
+        for worker in state.workers.values():
+            if not worker.alive and not worker.is_gone:
+                return "a worker is down"
         return KEPT_OUT if self._loads.kept_out else None
 
     def _runs_short(self) -> bool:
@@ -228,9 +229,7 @@ class PackRung(Rung):
         ahead = -(-EARLY_STEPS // limits.block_size)
         if len(running) * (ahead + 1) <= blocks.num_allocatable:
             return False
-        ledger = blocks.ledgers[0]
-        grown = (limits.blocks_for(s.num_tokens + EARLY_STEPS) - ledger.num_blocks_of(r) for r, s in running.items())
-        return sum(max(0, num) for num in grown) > blocks.num_allocatable
+        return blocks.num_to_grow(running.values(), EARLY_STEPS) > blocks.num_allocatable
 
     def _epoch(self, pressure: str | None, now_ns: int, *, is_new: bool, is_early: bool) -> Iterator[Offer | Record]:
         owed = list(self.desired.owed())
