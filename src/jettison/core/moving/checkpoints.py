@@ -80,7 +80,7 @@ class Checkpoints:
         return state.num_computed // self._cluster.limits.block_size
 
     def _num_slots(self, entry: HostedKV) -> int:
-        return self._hosted.pools[entry.pools.worker_ids[0]].num_blocks_of(entry.state.request_id)
+        return self._hosted.pools[next(iter(entry.pools.places)).worker_id].num_blocks_of(entry.state.request_id)
 
     # --- copying ----------------------------------------------------------------------------------------------
 

@@ -304,6 +304,10 @@ FIGURES = (
         is_long=True,
     ),
     a_day(
+        "ladder-day-short", "the same with all instances and a fifth of the time",
+        "two minutes of each part at 64 instances", smaller(64, 120.0), is_long=True,
+    ),
+    a_day(
         "ladder-day-small", "the same with a quarter of the instances and a twentieth of the time",
         "a day at 16 instances", smaller(16, 30.0),
     ),
