@@ -1,8 +1,8 @@
 """llama.cpp's server (``llama-server``) as a child; its binding for Python has no continuous batching.
 
 Settings: ``binary``, ``gguf``, ``dtype`` of its weights, ``slots``: requests that are served together, ``context``:
-tokens of each, ``options``: further arguments. Every request is a connection of its own that is answered at its end, not
-streamed: the cheapest way in.
+tokens of each, ``options``: further arguments. Every request is a connection of its own that is answered at its end,
+not streamed: the cheapest way in.
 """
 
 from __future__ import annotations
