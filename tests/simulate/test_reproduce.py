@@ -31,7 +31,7 @@ from jettison.simulate.reproduce.figures.v3_burst import lowest
 from jettison.simulate.reproduce.jobs import changed, job_text
 from jettison.simulate.reproduce.load import search
 from jettison.simulate.reproduce.measures import bubble_share, throughput, ttft, values
-from jettison.simulate.reproduce.page import renew_page, row_cells, table, write_page
+from jettison.simulate.reproduce.page import row_cells, table, write_page
 from jettison.simulate.reproduce.parameter_swap import StreamedParameters
 from jettison.simulate.reproduce.pictures import DRAWING, bars
 from jettison.simulate.reproduce.plots import over_time
@@ -191,27 +191,6 @@ def test_a_small_figure_from_the_spec_to_the_page(tmp_path: Path, monkeypatch: p
     assert "page/kunserve-fig13-time-line.png" in above and "(figures.md#kunserve-fig13)" in above
     assert text.endswith("\n8 simulations took 60 s here.\n")
     assert (tmp_path / "page" / "kunserve-fig13-time-line.png").stat().st_size < 150_000
-
-
-def test_a_figure_renewed_in_a_page_leaves_the_others_as_they_are(tmp_path: Path) -> None:
-    def told(seen: str) -> Outcome:
-        return Outcome([], {}, {"two instances": [("seen", seen)]})
-
-    page, names = tmp_path / "page.md", ("kunserve-fig2", "kunserve-fig13", "conserve-fig2")
-    write_page(page, {name: told("first") for name in names}, "The first run.")
-    before = page.read_text()
-    assert before.count("- seen: first") == 3
-    for _ in range(2):  # again: nothing more
-        renew_page(page, {"kunserve-fig13": told("second"), "kunserve-fig12": told("third")}, "Another run.")
-    after = page.read_text()
-    sections = {text.split("\n", 1)[0]: text for text in after.split("\n## ")[1:]}
-    assert list(sections) == ["Summary", "kunserve-fig2", "kunserve-fig12", "kunserve-fig13", "conserve-fig2"]
-    for name in ("kunserve-fig2", "conserve-fig2"):
-        assert sections[name] in before and "Another run" not in sections[name]
-    for name, seen in (("kunserve-fig12", "third"), ("kunserve-fig13", "second")):
-        assert f"- seen: {seen}" in sections[name] and "A run of its own: Another run." in sections[name]
-        assert sections["Summary"].count(f"[{name}](#{name})") == 1
-    assert after.startswith(before.split("\n## ")[0]) and after.endswith("\nThe first run.\n")
 
 
 def test_what_a_variant_changes_beyond_its_settings() -> None:

@@ -22,8 +22,7 @@ def reproduce(
     ] = None,
     page: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a page with its plots, or renew them in one that is there (`all`: "
-                     "docs/reproduction.md, whole)."),
+        typer.Option(metavar="FILE", help="Write a page with its plots (with `all`: docs/reproduction.md)."),
     ] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Simulate so many runs at once (default: one a core).")

@@ -18,7 +18,7 @@ from jettison.report.output import check_writable, write_whole
 from jettison.report.terminal import print_whole
 from jettison.simulate.reproduce import engine
 from jettison.simulate.reproduce.figure import Figure
-from jettison.simulate.reproduce.page import renew_page, row_cells, save_pictures, write_page
+from jettison.simulate.reproduce.page import row_cells, save_pictures, write_page
 from jettison.simulate.reproduce.pool import Runs
 from jettison.simulate.reproduce.registry import FIGURES, figure_named
 from jettison.simulate.reproduce.rows import Outcome
@@ -66,7 +66,6 @@ def reproduce(
         check_writable(json_out)
     if plots is not None:
         check_writable(plots / "plot.png")
-    write = renew_page if page is not None and page.exists() and list(names) != ["all"] else write_page
     started_s = time.monotonic()
     num_processes = processes or usable_cores()
     outcomes: dict[str, Outcome] = {}
@@ -84,7 +83,7 @@ def reproduce(
                 told = ", ".join(str(plots / file) for file in files)
                 console.print(f"plots: {told}", soft_wrap=True, highlight=False)
             if page is not None:
-                write(page, outcomes, told_of_effort(runs, time.monotonic() - started_s))
+                write_page(page, outcomes, told_of_effort(runs, time.monotonic() - started_s))
     console.print(told_of_effort(runs, time.monotonic() - started_s), style="dim")
 
 

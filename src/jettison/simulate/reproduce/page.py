@@ -12,7 +12,6 @@ from jettison.simulate.reproduce.registry import FIGURES
 from jettison.simulate.reproduce.rows import Outcome, Row
 
 DPI = 70
-SECTION = "\n## "
 TOLD_IN = "figures.md"
 """Beside the page: how each figure is set up, and why ours differs, by the figure's name."""
 
@@ -43,28 +42,6 @@ def write_page(path: Path, outcomes: Mapping[str, Outcome], effort: str) -> None
     path.write_text("\n".join(parts), encoding="utf-8")
 
 
-def renew_page(path: Path, outcomes: Mapping[str, Outcome], effort: str) -> None:
-    """In a page that is there, put the sections of these figures, and their rows of the summary, in the place of older
-    ones; the others stay as they are. ``effort``: a sentence for each of them on what their run took. Raises OSError.
-    """
-    head, summary, *sections = path.read_text(encoding="utf-8").split(SECTION)
-    *earlier, last = sections
-    last, mark, end = last.rpartition("</details>\n")  # the page's own effort follows
-    texts = {section.split("\n", 1)[0]: section for section in (*earlier, last + mark)}
-    rows = summary.split("\n")
-    for name, outcome in outcomes.items():
-        section = _section(FIGURES[name], outcome, save_pictures(path.with_suffix(""), name, outcome), path.stem)
-        title, set_up = section.removeprefix(SECTION.lstrip()).split("\n", 1)
-        texts[name] = f"{title}\n\nA run of its own: {effort}\n{set_up}"
-        found = [at for at, row in enumerate(rows) if row.startswith(_row_begins(name))]
-        at = found[0] if found else 1 + max(at for at, row in enumerate(rows) if row.startswith("|"))
-        rows[at : at + len(found)] = [_summary_row(name, outcome)]
-    places = {name: place for place, name in enumerate(FIGURES)}
-    in_order = sorted(texts, key=lambda name: places.get(name, -1))
-    page = SECTION.join([head, "\n".join(rows), *(texts[name] for name in in_order)])
-    path.write_text(page + end, encoding="utf-8")
-
-
 def save_pictures(folder: Path, name: str, outcome: Outcome) -> list[str]:
     """Write the plots as PNG; their file names."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,21 +61,13 @@ def _summary(outcomes: Mapping[str, Outcome]) -> str:
         "| figure | rows judged | inside | not judged, as nothing dropped |", "|---|---|---|---|",
     ]  # fmt: skip
     for name, outcome in outcomes.items():
-        lines.append(_summary_row(name, outcome))
+        judged = [row.in_band for row in outcome.rows if row.in_band is not None]
+        idle = sum(row.in_band is None and row.is_idle and row.claim.band is not None for row in outcome.rows)
+        lines.append(f"| [{name}](#{name}) | {len(judged)} | {sum(judged)} | {idle or ''} |")
     missing = [name for name in FIGURES if name not in outcomes]
     if missing and len(missing) < len(outcomes):
         lines += ["", f"Not run for this page: {', '.join(missing)}."]
     return "\n".join([*lines, ""])
-
-
-def _row_begins(name: str) -> str:
-    return f"| [{name}]("
-
-
-def _summary_row(name: str, outcome: Outcome) -> str:
-    judged = [row.in_band for row in outcome.rows if row.in_band is not None]
-    idle = sum(row.in_band is None and row.is_idle and row.claim.band is not None for row in outcome.rows)
-    return f"{_row_begins(name)}#{name}) | {len(judged)} | {sum(judged)} | {idle or ''} |"
 
 
 def _section(figure: Figure, outcome: Outcome, files: Sequence[str], folder: str) -> str:
