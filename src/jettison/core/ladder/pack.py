@@ -112,9 +112,9 @@ class PackRung(Rung):
         """In the last epoch: what the move costs and saves, device-seconds."""
         self._num_owed = 0
         self._num_lost = 0
+        """Groups that refused moves cost when they were counted last."""
         self._lost_due_ns = 0
         """From when on they are counted again."""
-        """Groups that refused moves cost in the last epoch."""
         self._last_told: Mapping[str, object] = {}
 
     @property
