@@ -140,7 +140,7 @@ class ClusterCore:
         Raises ConfigError, and changes nothing, for another layout at the start, other host pools or another profile
         (memory and fits have been made from these), and for rungs that cannot be (``Ladder.change``).
         """
-        if (why := _why_fixed(self.state.params, params)) is not None:
+        if (why := self.state.params.why_fixed(params)) is not None:
             raise ConfigError(f"{why} cannot be changed later")
         blocks_before = self.max_request_blocks()
         self.ladder.change(params.rungs)
@@ -490,15 +490,6 @@ class ClusterCore:
         self.migrations.check()
         self.ladder.check()
         assert all(m.phase is not MergePhase.SETTLED for m in self.merges)
-
-
-def _why_fixed(before: ClusterParams, after: ClusterParams) -> str | None:
-    """What differs and cannot; None: nothing."""
-    if before.static_pipeline != after.static_pipeline:
-        return "the layout at the start"
-    if before.swap.num_host_slots != after.swap.num_host_slots:
-        return "the size of host pools"
-    return "the profile" if before.profile != after.profile else None
 
 
 def initial_groups(
