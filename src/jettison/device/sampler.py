@@ -4,7 +4,7 @@ A draw is a pure function of the row's own logits and of ``(seed, position)``: o
 counter-based hash, inverted through the cumulative distribution in token-id order. Batch, slot and machine
 state do not enter, so a preempted, migrated or recomputed request draws the same tokens again. For the same
 reason every sum runs along one row of a C-contiguous array in numpy, whose grouping does not depend on the number
-of rows (nor on threads: a row is one thread's).
+of rows (nor on threads: it has none; two of them waited for the interpreter as long as they saved).
 
 Order of processing (as in vLLM): bias and bans; repetition, frequency, presence penalty; temperature; min-p;
 top-k; top-p; draw. Log-probabilities are of the raw distribution, before all of that.
@@ -14,11 +14,9 @@ Not here: stop conditions and sequence state, which the core owns.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +30,7 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: the division would overflow long before it changed the outcome."""
 
 _CHUNK_ELEMENTS = 1 << 18
-"""Logits that a thread works on at once (1 MiB in float32): every pass over them stays in the cache."""
+"""Logits worked on at once (1 MiB in float32): every pass over them stays in the cache."""
 
 _SUM_BLOCK = 128
 """Weights whose sum is one entry of the running sum along the vocabulary."""
@@ -45,14 +43,8 @@ Floats = npt.NDArray[np.floating]
 _Made = TypeVar("_Made", int, TokenLogprobs)
 
 
-@functools.cache
-def _threads(num_threads: int) -> ThreadPoolExecutor:
-    """Of this process, for all samplers; numpy lets go of the interpreter while it works on a row."""
-    return ThreadPoolExecutor(num_threads, thread_name_prefix="jettison-sampler")
-
-
 class Sampler:
-    """Stateless sampler for one vocabulary; thread-safe. Rows are divided over as many threads as torch has."""
+    """Stateless sampler for one vocabulary; thread-safe."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -99,17 +91,9 @@ class Sampler:
         return results
 
     def _by_parts(self, num_rows: int, work: Callable[[int, int], list[_Made]]) -> list[_Made]:
-        """What ``work(start, end)`` makes of all rows, in order; raises what it raises."""
+        """What ``work(start, end)`` makes of all rows, in order."""
         step = max(1, _CHUNK_ELEMENTS // self.vocab_size)
-        num_threads = torch.get_num_threads()
-        if num_threads > 1:
-            step = min(step, -(-num_rows // num_threads))
-        starts = range(0, num_rows, max(1, step))
-        if len(starts) < 2 or num_threads < 2 or num_rows * self.vocab_size < _CHUNK_ELEMENTS:
-            parts = [work(start, min(start + step, num_rows)) for start in starts]
-        else:
-            ends = [min(start + step, num_rows) for start in starts]
-            parts = list(_threads(num_threads).map(work, starts, ends))
+        parts = (work(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
         return [made for part in parts for made in part]
 
     def prompt_logprobs(self, logits: Tensor, target_token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
@@ -164,15 +148,14 @@ def _widen(logits: Tensor, slots: list[int]) -> Floats:
     """A private copy of some rows in float32 (float64 for float64 logits), padded with -inf to whole sum blocks."""
     vocab_size = logits.shape[1]
     shape = len(slots), -(-vocab_size // _SUM_BLOCK) * _SUM_BLOCK
-    wide: Floats
-    if logits.dtype == torch.bfloat16:  # the upper half of a float32
-        bits = np.empty(shape, dtype=np.uint32)
-        bits[:, :vocab_size] = logits.view(torch.uint16).numpy()[slots]
-        bits <<= 16
-        wide = bits.view(np.float32)
-    else:
-        wide = np.empty(shape, dtype=np.float64 if logits.dtype == torch.float64 else np.float32)
-        wide[:, :vocab_size] = logits.numpy()[slots]
+    is_half = logits.dtype == torch.bfloat16
+    source = logits.view(torch.uint16).numpy() if is_half else logits.numpy()
+    wide: npt.NDArray[Any] = np.empty(shape, dtype=np.uint32 if is_half else source.dtype)
+    for row, slot in zip(wide, slots, strict=True):
+        row[:vocab_size] = source[slot]
+    if is_half:  # the upper half of a float32
+        wide <<= np.uint32(16)
+        wide = wide.view(np.float32)
     wide[:, vocab_size:] = -math.inf
     return wide
 
@@ -264,9 +247,9 @@ def _draw_narrow(weights: Floats, top_k: int, top_p: float, uniform: float) -> i
     Top-k keeps every token that ties with the k-th. Top-p keeps the smallest set of likeliest tokens whose share
     of what top-k left reaches ``top_p``; among equal weights at its edge the lowest ids.
     """
-    least = np.finfo(weights.dtype).smallest_subnormal
+    least = float(np.finfo(weights.dtype).smallest_subnormal)
     if top_k:
-        edge = np.partition(weights, len(weights) - top_k)[len(weights) - top_k]
+        edge = float(np.partition(weights, len(weights) - top_k)[len(weights) - top_k])
         ids = np.flatnonzero(weights >= max(edge, least))
         kept = weights[ids]
         total = float(kept.sum(dtype=np.float64))
