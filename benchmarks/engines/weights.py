@@ -31,6 +31,7 @@ class Shape:
 
 
 QWEN3_110M = Shape("qwen3-110m", 12, 768, 12, 4, 64, 2304, 32_000)
+QWEN3_500M = Shape("qwen3-0.5b", 28, 1024, 16, 8, 64, 3072, 64_000)
 QWEN3_02M = Shape("qwen3-0.2m", 4, 64, 2, 1, 32, 176, 512)
 
 
@@ -45,19 +46,24 @@ def make_folder(folder: Path, shape: Shape, dtype: str = "bfloat16") -> Path:
     return path
 
 
-def make_gguf(model_dir: Path) -> Path:
-    """The folder's weights in float16 (OpenVINO reads no bfloat16 GGUF) beside it, unless they are there."""
+def make_gguf(model_dir: Path, dtype: str = "float16") -> Path:
+    """The folder's weights beside it in float16 (OpenVINO reads no bfloat16 GGUF), bfloat16 or float32, unless they are
+    there."""
     import gguf
     import torch
     from safetensors import safe_open
 
-    path = model_dir.with_suffix(".gguf")
+    path = model_dir.with_name(f"{model_dir.name}-as-{dtype}.gguf")
     if path.exists():
         return path
     config = json.loads((model_dir / "config.json").read_text())
     writer = gguf.GGUFWriter(str(path), "qwen3")
     writer.add_name(model_dir.name)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    file_types = {
+        "float16": gguf.LlamaFileType.MOSTLY_F16, "bfloat16": gguf.LlamaFileType.MOSTLY_BF16,
+        "float32": gguf.LlamaFileType.ALL_F32,
+    }  # fmt: skip
+    writer.add_file_type(file_types[dtype])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -74,8 +80,11 @@ def make_gguf(model_dir: Path) -> Path:
     with safe_open(model_dir / "model.safetensors", "pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118  (not a mapping)
             tensor = tensors.get_tensor(name)
-            kind = torch.float32 if tensor.ndim == 1 else torch.float16  # norms stay wide, as llama.cpp has them
-            writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.to(kind).numpy())
+            kind = torch.float32 if tensor.ndim == 1 else getattr(torch, dtype)  # norms stay wide as llama.cpp's
+            tensor = tensor.to(kind).contiguous()
+            raw = gguf.GGMLQuantizationType.BF16 if kind is torch.bfloat16 else None
+            data = tensor.numpy() if raw is None else tensor.view(torch.uint8).numpy()
+            writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), data, raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

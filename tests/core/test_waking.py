@@ -195,6 +195,48 @@ def test_that_somebody_waits_for_a_step_elsewhere_keeps_nobody_awake() -> None:
     cluster.expect_outputs()
 
 
+def steady_prompts(cluster: FakeCluster, *, end_ms: int, num: int, num_tokens: int = 60) -> None:
+    """So many every 100 ms, each with an answer of two tokens: nearly all compute, and little memory."""
+    rng = random.Random(num)
+    for at_ms in range(50, end_ms, 100):
+        for i in range(num):
+            cluster.submit(f"p{at_ms}-{i}", [rng.randrange(1, 60) for _ in range(num_tokens)], 2, at_ms)
+
+
+def with_objective(num_workers: int, after_s: float = 0.3, **changes: object) -> FakeCluster:
+    offline = OfflineParams(checkpoints=False, prefetches=False, slo=SloParams(ttft_s=1.0))
+    return FakeCluster(
+        num_workers=num_workers, full_blocks=400, policy="recompute", max_tokens=16,
+        awake=AwakeParams(1, None, True, after_s), offline=offline, **changes,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(("num", "num_awake"), [(1, 1), (8, 2), (14, 3)])
+def test_so_many_stay_awake_as_arriving_prompts_keep_half_busy(num: int, num_awake: int) -> None:
+    """Memory would do with one. 600 tokens a second for each of ``num``, where an instance computes 6,000 to 7,500."""
+    cluster = with_objective(6, 4.0, packing=PackParams(packer="mell", epoch_s=0.05, head_room=0.05))
+    steady_prompts(cluster, end_ms=9_000, num=num)
+    run_to(cluster, 9_000)
+    assert 6 - len(cluster.core.sleepers.asleep) == num_awake
+    assert cluster.core.ladder.gauges()["devices_needed"] == num_awake
+    run_to(cluster, 30_000)
+    assert len(cluster.core.sleepers.asleep) == 5, "prompts have ceased"
+    cluster.expect_outputs()
+
+
+def test_more_prompts_than_those_awake_compute_wake_before_queues_break_the_objective() -> None:
+    cluster = with_objective(4)
+    sleep(cluster, 1, 2, 3)
+    cluster.run(stop=lambda: {1, 2, 3} <= cluster.core.sleepers.asleep)
+    steady_prompts(cluster, end_ms=6_000, num=10)
+    run_to(cluster, 6_000)
+    decided = of_kind(cluster, "wake_decided")
+    assert [r.fields["reason"] for r in decided] == ["more prompts arrive than those who are awake compute"]
+    assert len(cluster.core.groups) == 2, "6,000 tokens a second, and one computes as many"
+    cluster.run()
+    cluster.expect_outputs()
+
+
 def test_whom_a_packing_empties_falls_asleep_while_others_serve() -> None:
     cluster = FakeCluster(
         num_workers=3, full_blocks=400, policy="recompute", max_tokens=64, awake=AwakeParams(1, None, True, 0.2),

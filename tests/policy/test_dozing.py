@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.policy.dozing import IdleGroup, OfflineWork, choose_sleepers, misses_deadline, next_patience
+from jettison.policy.dozing import (
+    IdleGroup,
+    OfflineWork,
+    choose_sleepers,
+    misses_deadline,
+    next_patience,
+    num_for_prompts,
+)
 
 IDLE = st.lists(st.floats(0.0, 100.0), max_size=8).map(lambda each: [IdleGroup(i, s) for i, s in enumerate(each)])
 
@@ -46,6 +53,19 @@ def test_patience_has_bounds_and_is_lost_by_long_sleeps(patience: int, after_s: 
     for _ in range(4):
         patience = next_patience(patience, 8 * after_s, after_s)
     assert patience == 1
+
+
+@given(st.floats(0.1, 1e6), st.lists(st.floats(0.1, 1e6), min_size=1, max_size=8), st.floats(0.05, 1.0))
+def test_the_least_number_that_has_time_for_the_prompts_that_arrive(
+    arriving: float, rates: list[float], share: float
+) -> None:
+    num, each = num_for_prompts(arriving, rates, share), share * sum(rates) / len(rates)
+    assert num * each >= arriving * (1 - 1e-9) and (num - 1) * each < arriving
+
+
+def test_nobody_stays_for_prompts_of_which_nothing_is_known() -> None:
+    assert num_for_prompts(100.0, []) == 0 and num_for_prompts(0.0, [1.0]) == 0
+    assert num_for_prompts(100.0, [0.0, 0.0]) == 3, "decodes leave no time: all, and one more"
 
 
 def test_a_deadline_that_fewer_would_miss() -> None:

@@ -1,15 +1,19 @@
 """Who falls asleep by itself, and when (MELL section VI: an idle device is terminated). Pure.
 
 Only without pressure; one that no online request has used for a while, and that the packing (where there is one) does
-not want; never so many that fewer than ``min_awake`` serve. Offline work keeps nobody awake, unless a deadline of it
-would be missed by those that are left.
+not want; never so many that fewer than ``min_awake`` serve, or that those who are left could not compute the prompts
+that arrive: a packing knows of memory alone. Offline work keeps nobody awake, unless a deadline of it would be missed
+by those that are left.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
+from jettison.policy.slo import AHEAD_SHARE
 from jettison.types import GroupId
 
 
@@ -35,6 +39,24 @@ SHORT_SLEEP = 8
 
 MOST_PATIENCE = 8
 """Times ``--sleep-after-s``, for which a need that comes back must have been gone."""
+
+
+WAKE_SHARE = 0.8
+"""Of what those who are awake can compute of prompts: where as much arrives, their queues are about to grow. Above
+``AHEAD_SHARE``, for which somebody stays awake: else chance would wake and put to sleep by turns."""
+
+
+def num_for_prompts(arriving_tokens_per_s: float, rates: Sequence[float], share: float = AHEAD_SHARE) -> int:
+    """Instances for which the prompts that arrive take ``share`` of the time that their steps have for prompts.
+
+    ``rates``: tokens of prompts a second that each of some instances computes beside its requests. By the share of an
+    objective that prompts ahead of a newcomer may take: what arrives within an objective is computed in that part of
+    it. 0 where nothing is known of rates; one more than there are rates where decodes leave no time for prompts.
+    """
+    if not rates or not arriving_tokens_per_s:
+        return 0
+    each = share * fmean(rates)
+    return math.ceil(arriving_tokens_per_s / each) if each else len(rates) + 1
 
 
 def next_patience(patience: int, slept_s: float, after_s: float) -> int:

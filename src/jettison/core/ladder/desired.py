@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jettison.core.ladder.movekinds import decodes_of, prompt_rate_of
 from jettison.core.ladder.prefixes import Prefixes
+from jettison.core.ladder.prompts import decodes_of, num_for_arrivals, prompt_rate_of
 from jettison.core.load.views import Loads
 from jettison.core.moving.migrations import Migrations, may_go
 from jettison.core.moving.moves import Moves
@@ -124,13 +124,15 @@ class Desired:
         return frozenset(g for g in empty if not groups[g].queues.serves_online and not groups[g].queues.waiting)
 
     def num_needed(self) -> int:
-        """Groups that the packings take, and what waits for memory beside them."""
+        """Groups that the packings take, and what waits for memory beside them; at least those that arriving prompts
+        take."""
         cluster, num_active = self._cluster, sum(len(pool.packer.active) for pool in self._pools.values())
         out = [s for g in self._loads.kept_out if g in cluster.groups for s in cluster.groups[g].queues.waiting]
         waiting = [s for s in (*out, *cluster.unplaced_online()) if s.request_id not in self._seats]
         num_blocks = sum(cluster.limits.blocks_for(s.num_tokens) for s in waiting)
         largest = max((pool.capacity for pool in self._pools.values()), default=0)
-        return devices_needed(num_active, num_blocks, largest) if largest else num_active
+        num_packed = devices_needed(num_active, num_blocks, largest) if largest else num_active
+        return max(num_packed, num_for_arrivals(cluster, self._loads, cluster.groups.values()))
 
     def refuses(self) -> bool:
         """Somebody is held where it is, because its move costs more than it saves."""

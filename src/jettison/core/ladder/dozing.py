@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
+from jettison.core.ladder.prompts import num_for_arrivals
 from jettison.core.ladder.rung import Means
 from jettison.core.ports import Action
 from jettison.core.serving.group import Group
@@ -98,6 +99,10 @@ class Dozing:
             since_ns = max(self._empty_since_ns.setdefault(group.group_id, now_ns), self._calm_since_ns)
             idle.append(IdleGroup(group.group_id, (now_ns - since_ns) / NANOSECONDS))
         chosen = choose_sleepers(idle, len(serving), awake.min_awake, self._after_s, self._means.ask_closed())
+        if chosen:
+            staying = [g for g in state.groups.values() if g.group_id not in chosen]
+            num_least = num_for_arrivals(state, self._means.loads, staying)
+            chosen = chosen[: max(0, len(serving) - num_least)]
         while chosen and misses_deadline(self._offline_work(now_ns), len(serving) - len(chosen)):
             chosen.pop()
         return chosen

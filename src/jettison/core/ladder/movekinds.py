@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from jettison.core.advice import Going, Wanted
+from jettison.core.ladder.prompts import decodes_of
 from jettison.core.load.pullrates import PullRates
 from jettison.core.moving.astokens import TokenRelocation
 from jettison.core.moving.migrations import Migrations
@@ -20,11 +21,10 @@ from jettison.core.residence import in_arenas
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.cost.boundaries import PrefillBoundary, link_boundary, prefill_boundary
-from jettison.cost.stepwork import NOTHING, StepWork, step_of
+from jettison.cost.stepwork import step_of
 from jettison.memory.kvtransfers import MigrationKind, plan_kv_transfers
 from jettison.policy.exchange import LinkId
 from jettison.policy.movekinds import Bin, Move, divide_moves, rest_as_kv
-from jettison.policy.slo import Pace, prompt_tokens_per_s
 from jettison.types import GroupId, RequestId
 
 
@@ -75,23 +75,6 @@ def reconsider(cluster: ClusterState, migrations: Migrations, now_ns: int) -> li
         if num_final_blocks:
             actions += passage.go_on_as_kv(num_final_blocks, now_ns)
     return actions
-
-
-def decodes_of(group: Group) -> StepWork:
-    """One of its steps, were all its requests to decode; nothing without any."""
-    num_stages, num_running = len(group.stages), len(group.queues.running)
-    if not num_running:
-        return NOTHING
-    num_kv_tokens = group.blocks.num_used * group.limits.block_size
-    return StepWork.decodes(max(1, num_running // num_stages), num_kv_tokens // num_stages)
-
-
-def prompt_rate_of(cluster: ClusterState, group: Group) -> float | None:
-    """Tokens of prompts a second that its steps compute beside its requests, were all of them to decode."""
-    most, decodes, num_stages = group.limits.max_num_batched_tokens, decodes_of(group), len(group.stages)
-    if group.limits.prefill_first:  # its steps keep to no objective
-        return cluster.predictor.prefill_tokens_per_s(most, decodes, num_stages)
-    return prompt_tokens_per_s(Pace(cluster.params.offline, cluster.predictor), most, decodes, num_stages)
 
 
 def prefill_boundary_of(cluster: ClusterState, group: Group) -> PrefillBoundary | None:

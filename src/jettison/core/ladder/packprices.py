@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jettison.core.ladder.desired import Owed
-from jettison.core.ladder.movekinds import decodes_of
+from jettison.core.ladder.prompts import decodes_of
 from jettison.core.load.pullrates import PullRates
 from jettison.core.load.views import Loads
 from jettison.core.residence import in_arenas

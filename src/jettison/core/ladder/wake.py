@@ -17,18 +17,22 @@ from typing import NamedTuple
 
 from jettison.core.ladder.dozing import Dozing
 from jettison.core.ladder.dropplans import block_bytes, required_bytes
-from jettison.core.ladder.movekinds import prompt_rate_of
+from jettison.core.ladder.prompts import num_for_arrivals, prompt_rate_of
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.waysout import WaysOut
 from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
+from jettison.policy.dozing import WAKE_SHARE
 from jettison.policy.slo import AHEAD_SHARE, objectives
 from jettison.policy.soonest import Source, Times, Wake, Way, may_wake, num_to_wake, soonest, ways_as_fields
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 NEWS_S = 5.0
 """How often it is told that another way is taken for the same group."""
+
+ARRIVALS_S = 1.0
+"""Between two looks at what arrives, which is a mean over longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,8 @@ class WakeRung(Rung):
         self._dozing = Dozing(means)
         self._num_losses = means.state.counters.num_worker_losses
         self._others: dict[GroupId, _Other] = {}
+        self._arrivals_due_ns = 0
+        """From when on it is asked again whether too much arrives for those who are awake."""
         self._needed_ns: int | None = None
         """When a rung last lacked memory that it could not get."""
 
@@ -90,6 +96,7 @@ class WakeRung(Rung):
         yield from self._answer_memory(now_ns)
         if moment is Moment.TICK:
             yield from self._answer_compute()
+            yield from self._answer_arrivals(now_ns)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
         """Wake them."""
@@ -261,6 +268,21 @@ class WakeRung(Rung):
         wanted_bytes = wanted * state.workers[candidates[0][0]].full_blocks * block_bytes(state)
         told: dict[str, object] = {"compute_wait_s": min(waits), "slo_ttft_s": ttft_s}
         offer = self._offer(None, "prompts ahead break the objective for first tokens", wanted_bytes, told)
+        if offer is not None:
+            yield offer
+
+    def _answer_arrivals(self, now_ns: int) -> Iterator[Offer]:
+        """More prompts arrive than those who are awake can compute for long: their queues are about to grow."""
+        state, candidates = self._state, self._sleepers.can_wake
+        if now_ns < self._arrivals_due_ns or not candidates:
+            return
+        self._arrivals_due_ns = now_ns + round(ARRIVALS_S * NANOSECONDS)
+        groups = [g for g in state.groups.values() if not self.means.moves.is_emptying(g)]
+        num_missing = num_for_arrivals(state, self.means.loads, groups, WAKE_SHARE) - len(groups)
+        if num_missing <= len(self._sleepers.waking):
+            return
+        missing_bytes = num_missing * max(state.workers[w].full_blocks for w in candidates) * block_bytes(state)
+        offer = self._offer(None, "more prompts arrive than those who are awake compute", missing_bytes)
         if offer is not None:
             yield offer
 

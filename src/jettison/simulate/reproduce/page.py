@@ -15,9 +15,9 @@ DPI = 70
 TOLD_IN = "figures.md"
 """Beside the page: how each figure is set up, and why ours differs, by the figure's name."""
 
-_HEAD = f"""# The papers' figures, reproduced in virtual time
+_TITLE = "# The papers' figures, reproduced in virtual time"
 
-Written by `jettison reproduce all`. One figure: `jettison reproduce NAME`; all names: `jettison reproduce list`.
+_HEAD = f"""One figure: `jettison reproduce NAME`; all names: `jettison reproduce list`.
 How the figures are set up, what stands in for what, and why rows lie outside of their bands: [{TOLD_IN}]({TOLD_IN}).
 
 A band is what reference figures of the papers were judged to allow beforehand, or the paper's own range; a row
@@ -33,7 +33,9 @@ def write_page(path: Path, outcomes: Mapping[str, Outcome], effort: str) -> None
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
-    parts = [_HEAD, _summary(outcomes)]
+    is_all = all(name in outcomes or figure.is_long for name, figure in FIGURES.items())
+    names = "all" if is_all else " ".join(outcomes)
+    parts = [_TITLE, f"\nWritten by `jettison reproduce {names}`.", _HEAD, _summary(outcomes)]
     for name, outcome in outcomes.items():
         parts.append(_section(FIGURES[name], outcome, save_pictures(folder, name, outcome), folder.name))
     parts.append(f"\n{effort}\n")
@@ -63,7 +65,7 @@ def _summary(outcomes: Mapping[str, Outcome]) -> str:
         idle = sum(row.in_band is None and row.is_idle and row.claim.band is not None for row in outcome.rows)
         lines.append(f"| [{name}](#{name}) | {len(judged)} | {sum(judged)} | {idle or ''} |")
     missing = [name for name in FIGURES if name not in outcomes]
-    if missing:
+    if missing and len(missing) < len(outcomes):
         lines += ["", f"Not run for this page: {', '.join(missing)}."]
     return "\n".join([*lines, ""])
 

@@ -1,0 +1,45 @@
+"""What groups compute of prompts beside their requests, and for how many what arrives is too much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jettison.core.load.views import Loads
+from jettison.core.serving.group import Group
+from jettison.core.state import ClusterState
+from jettison.cost.stepwork import NOTHING, StepWork
+from jettison.policy.dozing import num_for_prompts
+from jettison.policy.slo import AHEAD_SHARE, Pace, objectives, prompt_tokens_per_s
+
+
+def decodes_of(group: Group) -> StepWork:
+    """One of its steps, were all its requests to decode; nothing without any."""
+    num_stages, num_running = len(group.stages), len(group.queues.running)
+    if not num_running:
+        return NOTHING
+    num_kv_tokens = group.blocks.num_used * group.limits.block_size
+    return StepWork.decodes(max(1, num_running // num_stages), num_kv_tokens // num_stages)
+
+
+def prompt_rate_of(cluster: ClusterState, group: Group) -> float | None:
+    """Tokens of prompts a second that its steps compute beside its requests, were all of them to decode."""
+    most, decodes, num_stages = group.limits.max_num_batched_tokens, decodes_of(group), len(group.stages)
+    if group.limits.prefill_first:  # its steps keep to no objective
+        return cluster.predictor.prefill_tokens_per_s(most, decodes, num_stages)
+    return prompt_tokens_per_s(Pace(cluster.params.offline, cluster.predictor), most, decodes, num_stages)
+
+
+def num_for_arrivals(
+    cluster: ClusterState, loads: Loads, groups: Iterable[Group], share: float = AHEAD_SHARE
+) -> int:
+    """Groups like these that the prompts which arrive keep busy for ``share`` of their time. 0 while too little is
+    known of steps or arrivals, and where there is no objective for first tokens."""
+    traffic = loads.traffic.traffic()
+    if traffic is None or objectives(cluster.params.offline.slo, cluster.predictor).ttft_s is None:
+        return 0
+    rates: list[float] = []
+    for group in groups:
+        cluster.catch_up(group.group_id)
+        if (rate := prompt_rate_of(cluster, group)) is not None:
+            rates.append(rate)
+    return num_for_prompts(traffic.requests_per_s * traffic.prompt_tokens, rates, share)
