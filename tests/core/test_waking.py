@@ -73,7 +73,7 @@ def test_a_queue_that_is_let_in_by_itself_wakes_nobody() -> None:
 def test_a_migration_is_predicted_by_the_ways_in_which_it_may_go(kind: str) -> None:
     cluster = FakeCluster(
         num_workers=2, full_blocks=60, policy="migrate", migration_kind=kind, awake=AwakeParams(), max_tokens=512,
-        prefix_caching=False, migrate_threshold=1e9,
+        prefix_caching=False, migrate_threshold=1e9, profile=profiled(1e9, 1e9),
     )
     state, group = cluster.core.state, cluster.core.groups[0]
     cluster.core.dispatcher.place = lambda s: group.queues.enqueue(s) or True  # type: ignore[method-assign, func-returns-value]
