@@ -7,6 +7,7 @@ import random
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster
 
+from jettison.core.ladder.desired import Owed
 from jettison.core.ladder.lists import parse_overload, with_packing
 from jettison.core.ladder.pack import PackRung, StopOffer
 from jettison.core.ladder.rung import Moment
@@ -223,4 +224,53 @@ def test_what_refused_moves_cost_in_instances_is_told() -> None:
     cluster.run(until_ms=cluster.now / MS + 120)
     told = [r.fields for r in cluster.records if r.kind == "packed" and r.fields["lost"]]
     assert told and rung_of(cluster).gauges["packing_lost"] >= 1
+    expect_all_well(cluster)
+
+
+def unlike(*full_blocks: int, head_room: float = 0.05) -> FakeCluster:
+    """Packed instances of these capacities: a pool for each."""
+    packing = PackParams(epoch_s=0.05, head_room=head_room)
+    cluster = FakeCluster(
+        policy="recompute", num_workers=len(full_blocks), full_blocks=min(full_blocks), max_tokens=2048,
+        prefix_caching=False, packing=packing,
+    )
+    for worker_id, num_blocks in enumerate(full_blocks):
+        fake, worker = cluster.workers[worker_id], cluster.core.state.workers[worker_id]
+        fake.full_blocks = fake.capacity = worker.full_blocks = num_blocks
+        worker.ledger.resize(num_blocks)
+    return cluster
+
+
+@pytest.mark.parametrize("spare_blocks", [60, 200])
+def test_two_that_change_places_pass_through_a_spare_of_their_own_pool_alone(spare_blocks: int) -> None:
+    cluster = unlike(60, 60, spare_blocks)
+    placed_by_hand(cluster, {"a": 0, "b": 1})
+    for name in ("a", "b"):
+        cluster.submit(name, tokens(ord(name), 36 * BLOCK_SIZE), 40, ignore_eos=True)
+    cluster.run(stop=lambda: sum(s.num_output > 2 for s in cluster.core.state.requests.values()) == 2)
+    rung, groups = rung_of(cluster), cluster.core.groups
+    rung.desired.refresh(cluster.now)
+    a, b = (cluster.core.state.requests[name] for name in ("a", "b"))
+    moves = list(rung._ordered([Owed(a, groups[0], groups[1]), Owed(b, groups[1], groups[0])]))
+    by_way = {o.destination.group_id for o in moves}
+    assert by_way == ({2} if spare_blocks == 60 else set()), "else one is computed again"
+    assert bool(rung._leaving) == (spare_blocks != 60)
+    expect_all_well(cluster)
+
+
+def test_a_newcomer_for_whom_a_pool_has_no_place_in_time_goes_to_one_in_use_of_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = unlike(60, 60, 200)
+    desired = rung_of(cluster).desired
+    cluster.submit("first", tokens(1, 20), 60, ignore_eos=True)
+    cluster.submit("late", tokens(2, 20), 60, 30.0, ignore_eos=True)
+    cluster.run(stop=lambda: "first" in cluster.core.state.requests)
+    takes = desired.takes
+    monkeypatch.setattr(desired, "takes", lambda group_id, state: group_id != 2 and takes(group_id, state))
+    cluster.run(stop=lambda: "late" in cluster.core.state.requests)
+    assert cluster.core.state.requests["late"].group_id in (0, 1)
+    assert desired.place(cluster.core.state.requests["late"]) in (0, 1)
+    desired.check()
+    monkeypatch.undo()
     expect_all_well(cluster)

@@ -223,7 +223,7 @@ class Desired:
                         continue
                     self._set_grip(seat, state, moving, now_ns)
                     held = min(_held(group, state), pool.capacity)
-                    growing[full].append(Growing(state.request_id, held, seat.num_blocks, rate))
+                    growing[full].append(Growing(state.request_id, held, seat.num_blocks, rate, self._most(state)))
         for request_id in [r for r in self._seats if r not in seen]:
             self._leave_seat(request_id)
         for full, rows in growing.items():
@@ -393,10 +393,13 @@ class Desired:
             seat.pool.packer.pin(state.request_id, grip)
 
     def _size(self, state: RequestState, pool: _Pool, num_blocks: int, rate: float) -> int:
-        limits, params = self._cluster.limits, state.request.params
-        most = limits.blocks_for(min(state.num_prompt + params.max_tokens, limits.max_model_len))
-        reserved = reserved_blocks(num_blocks, rate, pool.capacity, self._params.reserve)
-        return min(max(num_blocks, min(reserved, most)), pool.capacity)
+        reserved = reserved_blocks(num_blocks, rate, pool.capacity, self._params.reserve, self._most(state))
+        return min(reserved, pool.capacity)
+
+    def _most(self, state: RequestState) -> int:
+        """Blocks that it may ever hold."""
+        limits = self._cluster.limits
+        return limits.blocks_for(min(state.num_prompt + state.request.params.max_tokens, limits.max_model_len))
 
     def _growth(self, group: Group) -> float:
         """Blocks a second of one request that decodes there; 0 while too little is known."""
@@ -434,7 +437,7 @@ class Desired:
                 others = [d for d in pool.packer.active if self.takes(d, state)]
                 if not others:
                     pool.prefixes.leave(state.request_id)
-                    return None
+                    continue
                 device = min(others, key=lambda d: (self._cluster.groups[d].blocks.num_free, d))
                 pool.batch.append(_arrive(state.request_id, size, pool, device))
                 _apply(pool)
