@@ -26,6 +26,23 @@ INLINE void NAME(locate)(const NAME(Cache) *c, const int32_t *table, long kv_hea
     }
 }
 
+/* Keys and values of up to KEY_TILE positions from `first` on are needed soon. Blocks lie anywhere: the processor sees no
+ * stream in them, and each of its own misses would be waited for. */
+static void NAME(ask_for_tile)(const NAME(Cache) *c, const int32_t *table, long kv_head, long first, long num_keys) {
+    const long head = c->block_size * c->head_dim, value_offset = c->kv_heads * head;
+    const long end = num_keys - first < KEY_TILE ? num_keys : first + KEY_TILE;
+    for (long at = first; at < end;) {
+        const long block = table[at / c->block_size], offset = at % c->block_size, left = c->block_size - offset;
+        const long count = end - at < left ? end - at : left;
+        const T *const keys = c->arena + (block * 2 * c->kv_heads + kv_head) * head + offset * c->head_dim;
+        for (long i = 0; i < count * c->head_dim; i += 64 / (long)sizeof(T)) {
+            __builtin_prefetch(keys + i, 0, 3);
+            __builtin_prefetch(keys + value_offset + i, 0, 3);
+        }
+        at += count;
+    }
+}
+
 /* Turn one row's scores of a tile into weights relative to the running maximum and rescale what was summed so far. */
 static void NAME(online_softmax)(ACC *restrict scores, long valid, long padded, ACC scale, ACC *restrict maximum,
                                  ACC *restrict total, ACC *restrict out, long width) {
@@ -135,6 +152,7 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
     for (long tile = 0; tile < num_keys; tile += KEY_TILE) {
         const long count = num_keys - tile < KEY_TILE ? num_keys - tile : KEY_TILE;
         const T *keys[KEY_TILE], *values[KEY_TILE];
+        NAME(ask_for_tile)(c, table, kv_head, tile + KEY_TILE, num_keys);
         NAME(locate)(c, table, kv_head, tile, count, keys);
         for (long j = 0; j < count; j++) values[j] = keys[j] + value_offset;
         const ACC *packed_keys[KEY_TILE], *packed_values[KEY_TILE];
@@ -180,7 +198,30 @@ typedef struct {
     int only_context, error;
 } NAME(Attention);
 
-/* Every thread walks all items and takes those whose number it draws. */
+/* An item of work: tokens from `token` on of a row, which begins at `start` of all tokens, and a KV head. */
+typedef struct {
+    long item, row, token, head, start;
+} NAME(Place);
+
+/* Go on to an item; items are numbered by row, tokens, and head. */
+static void NAME(walk)(const NAME(Attention) *a, NAME(Place) *p, long item) {
+    const long kv_heads = a->cache.kv_heads;
+    for (;;) {
+        const long num_items = (a->query_lens[p->row] + a->step - 1) / a->step * kv_heads;
+        if (item - p->item < num_items) break;
+        p->item += num_items;
+        p->start += a->query_lens[p->row++];
+    }
+    p->token = (item - p->item) / kv_heads * a->step;
+    p->head = (item - p->item) % kv_heads;
+}
+
+/* Keys that the first token of an item sees. */
+INLINE long NAME(visible)(const NAME(Attention) *a, const NAME(Place) *p) {
+    return a->context_lens[p->row] + (a->only_context ? 0 : p->token + 1);
+}
+
+/* A thread draws an item while it has one, so that memory is asked for what it begins with. */
 static void NAME(attention_body)(void *arguments, Draw *draw) {
     NAME(Attention) *const a = arguments;
     const long dim = a->cache.head_dim, kv_heads = a->cache.kv_heads, group = a->num_heads / kv_heads;
@@ -189,25 +230,26 @@ static void NAME(attention_body)(void *arguments, Draw *draw) {
     char *base = scratch(NAME(space)(NULL, width, NULL));
     if (base) NAME(space)(base, width, &space);
     else __atomic_store_n(&a->error, ERROR_MEMORY, __ATOMIC_RELAXED);
-    long item = 0, mine = jettison_pool_next(draw), start = 0;
-    for (long r = 0; r < a->num_rows && mine >= 0; start += a->query_lens[r++]) {
-        const long tokens = a->query_lens[r];
-        for (long t = 0; t < tokens; t += a->step)
-            for (long h = 0; h < kv_heads; h++) {
-                if (item++ != mine) continue;
-                const long n = tokens - t < a->step ? tokens - t : a->step;
-                for (long g = 0; base && g < group; g += MAX_QUERIES) {
-                    const long heads = group - g < MAX_QUERIES ? group - g : MAX_QUERIES;
-                    const long column = (h * group + g) * dim;
-                    const long visible = a->only_context ? a->context_lens[r] : a->context_lens[r] + t + 1;
-                    ACC *const lse = a->lse ? a->lse + (start + t) * a->num_heads + h * group + g : NULL;
-                    NAME(attend)(&a->cache, a->tables + r * a->table_stride, h, visible, !a->only_context, n, heads,
-                                 a->q + (start + t) * a->q_stride + column, a->q_stride,
-                                 a->out + (start + t) * a->out_stride + column, a->out_stride, lse, a->num_heads,
-                                 a->scale, &space);
-                }
-                mine = jettison_pool_next(draw);
-            }
+    NAME(Place) next = {0};
+    long mine = jettison_pool_next(draw);
+    if (mine >= 0) NAME(walk)(a, &next, mine);
+    while (mine >= 0) {
+        const NAME(Place) p = next;
+        if ((mine = jettison_pool_next(draw)) >= 0) {
+            NAME(walk)(a, &next, mine);
+            const int32_t *const table = a->tables + next.row * a->table_stride;
+            NAME(ask_for_tile)(&a->cache, table, next.head, 0, NAME(visible)(a, &next));
+        }
+        const long left = a->query_lens[p.row] - p.token, n = left < a->step ? left : a->step;
+        const long first = p.start + p.token;
+        for (long g = 0; base && g < group; g += MAX_QUERIES) {
+            const long heads = group - g < MAX_QUERIES ? group - g : MAX_QUERIES;
+            const long column = (p.head * group + g) * dim;
+            ACC *const lse = a->lse ? a->lse + first * a->num_heads + p.head * group + g : NULL;
+            NAME(attend)(&a->cache, a->tables + p.row * a->table_stride, p.head, NAME(visible)(a, &p), !a->only_context,
+                         n, heads, a->q + first * a->q_stride + column, a->q_stride,
+                         a->out + first * a->out_stride + column, a->out_stride, lse, a->num_heads, a->scale, &space);
+        }
     }
 }
 

@@ -255,14 +255,13 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
     for (long tile = 0; tile < num_keys; tile += KEY_TILE) {
         const long count = num_keys - tile < KEY_TILE ? num_keys - tile : KEY_TILE;
         const T *keys[KEY_TILE], *values[KEY_TILE];
+        NAME(ask_for_tile)(c, table, kv_head, tile + KEY_TILE, num_keys);
         NAME(locate)(c, table, kv_head, tile, count, keys);
         for (long j = 0; j < count; j++) {
             values[j] = keys[j] + value_offset;
             if (width != dim) {
                 keys[j] = memcpy(s->keys + j * width, keys[j], (size_t)dim * sizeof(T));
                 values[j] = memcpy(s->values + j * width, values[j], (size_t)dim * sizeof(T));
-            } else {
-                for (long i = 0; i < dim; i += 32) __builtin_prefetch(values[j] + i, 0, 3);
             }
         }
         for (long j = count; j < KEY_TILE; j++) {

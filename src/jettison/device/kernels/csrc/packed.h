@@ -13,7 +13,11 @@
 #define GROUP 32
 #define PACKED_BLOCK_K 256 /* elements of k: 16 or 32 KiB of a group stay in the first-level cache for all rows */
 #define PACKED_CHUNKS 8    /* pieces of work a thread */
-#define AHEAD_BYTES 8192   /* how far on weights are asked for that serve one tile's rows alone */
+/* How far on weights are asked for that serve one tile's rows alone: with few rows the processor's own prefetchers keep
+ * up, and asking far ahead takes their place. */
+#define FEW_ROWS 4
+#define AHEAD_OF_FEW_BYTES 2048
+#define AHEAD_BYTES 8192
 
 #if STORAGE_IS_NARROW && defined(TILES)
 #define PACKED_ROWS TILE_ROWS_OF_X
@@ -152,9 +156,9 @@ static void NAME(packed_group)(const T *x, long x_stride, const T *w, const T *b
 #else
 /* `rows` rows of x by PACKED_WIDTH outputs of a group, over `k` elements: adds to `sums` (from zero, where `begins`).
  * `w` points at the first output's first element, `x` at the first row's. Weights at `ahead` are asked for meanwhile, as
- * many as are used here (or none): a group is used by all rows while the next comes from memory. */
+ * many as are used here, or half of them, or none: a group is used by all rows while the next comes from memory. */
 INLINE void NAME(packed_tile)(const int rows, const NAME(PackedX) *x, long x_stride, const T *w, long k, ACC *sums,
-                              int begins, const T *ahead) {
+                              int begins, const T *ahead, int is_half) {
     vf32 acc[PACKED_ROWS][PACKED_VECTORS];
 #pragma GCC unroll 16
     for (int m = 0; m < rows; m++)
@@ -169,7 +173,7 @@ INLINE void NAME(packed_tile)(const int rows, const NAME(PackedX) *x, long x_str
             __m512bh column[PACKED_VECTORS];
             column[0] = (__m512bh)_mm512_loadu_si512(w + pair * 32);
             column[1] = (__m512bh)_mm512_loadu_si512(w + 512 + pair * 32);
-            NAME(ask_for)(&ahead, 128);
+            NAME(ask_for)(&ahead, 128 >> is_half);
 #pragma GCC unroll 16
             for (int m = 0; m < rows; m++) {
                 int32_t two;
@@ -184,7 +188,7 @@ INLINE void NAME(packed_tile)(const int rows, const NAME(PackedX) *x, long x_str
     for (long step = 0; step < k; step += 32, w += 1024)
         for (int pair = 0; pair < 16; pair++) {
             vf32 even[PACKED_VECTORS], odd[PACKED_VECTORS];
-            NAME(ask_for)(&ahead, 64 * PACKED_VECTORS * LANES_F32 / 16);
+            NAME(ask_for)(&ahead, 64 * PACKED_VECTORS * LANES_F32 / 16 >> is_half);
 #pragma GCC unroll 4
             for (int v = 0; v < PACKED_VECTORS; v++) {
                 const long output = v * LANES_F32;
@@ -202,7 +206,7 @@ INLINE void NAME(packed_tile)(const int rows, const NAME(PackedX) *x, long x_str
 #else
     for (long i = 0; i < k; i++, w += GROUP) {
         vf32 column[PACKED_VECTORS];
-        NAME(ask_for)(&ahead, 4 * PACKED_WIDTH);
+        NAME(ask_for)(&ahead, 4 * PACKED_WIDTH >> is_half);
 #pragma GCC unroll 4
         for (int v = 0; v < PACKED_VECTORS; v++) column[v] = *(const vf32_mem *)(w + v * LANES_F32);
 #pragma GCC unroll 16
@@ -220,8 +224,8 @@ INLINE void NAME(packed_tile)(const int rows, const NAME(PackedX) *x, long x_str
 }
 
 static void NAME(packed_tiles)(long rows, const NAME(PackedX) *x, long x_stride, const T *w, long k, ACC *sums,
-                               int begins, const T *ahead) {
-#define CASE(n) case n: NAME(packed_tile)(n, x, x_stride, w, k, sums, begins, ahead); break;
+                               int begins, const T *ahead, int is_half) {
+#define CASE(n) case n: NAME(packed_tile)(n, x, x_stride, w, k, sums, begins, ahead, is_half); break;
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4)
 #if VEC_BYTES > 16
@@ -239,15 +243,18 @@ static void NAME(packed_group)(const NAME(PackedX) *x, long x_stride, const T *w
                                long out_stride, long rows, long k, ACC *sums) {
     const long num_tiles = (rows + PACKED_ROWS - 1) / PACKED_ROWS;
     const long block = num_tiles == 1 ? k : PACKED_BLOCK_K;
+    const long ahead_bytes = rows <= FEW_ROWS ? AHEAD_OF_FEW_BYTES : AHEAD_BYTES;
     for (long begin = 0; begin < k; begin += block) {
         const long length = k - begin < block ? k - begin : block;
         for (long output = 0; output < GROUP; output += PACKED_WIDTH)
             for (long tile = 0, row = 0; tile < num_tiles; tile++) {
                 const long height = rows / num_tiles + (tile < rows % num_tiles);
                 const T *const from = w + NAME(packed_at)(output, begin, k);
-                const T *const ahead = num_tiles == 1 ? from + AHEAD_BYTES / sizeof(T) : from + length * GROUP;
+                const T *ahead = NULL;
+                if (num_tiles == 1) ahead = from + ahead_bytes / (long)sizeof(T);
+                else if (tile < 2) ahead = from + (2 + tile) * length * GROUP / 2; /* the next block: half of it each */
                 NAME(packed_tiles)(height, x + row * x_stride + begin, x_stride, from, length,
-                                   sums + row * GROUP + output, begin == 0, tile == 0 ? ahead : NULL);
+                                   sums + row * GROUP + output, begin == 0, ahead, num_tiles > 1);
                 row += height;
             }
     }
@@ -337,6 +344,8 @@ static int NAME(linear_packed)(const T *x, long x_stride, const T *w, const T *b
 #undef GROUP
 #undef PACKED_BLOCK_K
 #undef PACKED_CHUNKS
+#undef FEW_ROWS
+#undef AHEAD_OF_FEW_BYTES
 #undef AHEAD_BYTES
 #undef PACKED_ROWS
 #undef PACKED_VECTORS
