@@ -17,7 +17,8 @@ others are stopped. A round is
 Which server is first turns by one each round, and each round has other arrivals. `--rounds` runs some of them and adds
 to the file. The client (`jettison.workload.client`: one process, a connection a request, chunks are not parsed) shares
 the cores with the server. ITL are gaps between chunks that reach the client: of tokens that a server puts into one
-chunk only the first has one (`gaps_per_token`). Tokens are the server's own count (`usage`). Prints tables, writes JSON.
+chunk only the first has one (`gaps_per_token`). Tokens are the server's own count (`usage`). Prints tables, writes
+JSON.
 """
 
 from __future__ import annotations
