@@ -27,6 +27,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -292,6 +293,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.shares and args.vllm_python is None:
         parser.error(f"arrivals are at shares of what {REFERENCE} can do: give --vllm-python, or --shares without any")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers end with it
     args.work.mkdir(parents=True, exist_ok=True)
     document: Document = json.loads(args.json.read_text()) if args.json.exists() else {"rounds": {}}
     for number in args.rounds:
