@@ -1,10 +1,10 @@
 """A vLLM server as a child, loopback only, held still while another engine works: on one core or on all.
 
 Settings follow vLLM's guide for CPUs (its cores named, none reserved, its own libiomp5 and tcmalloc preloaded), but for
-one where several replicas have a core each: by default the model runs in a process below the engine's, which spins while
-it waits for it. With as many replicas as cores that takes the cores from the models. There the engine runs the model
-itself: 1.2 to 1.7 times the throughput on two cores. Where requests of replicas go is ``least_connections.py``; what is
-measured is ``../overload_vllm.py`` (a core each), ``../serving.py`` (all cores).
+one where several replicas have a core each: by default the model runs in a process below the engine's, which spins
+while it waits for it. With as many replicas as cores that takes the cores from the models. There the engine runs the
+model itself: 1.2 to 1.7 times the throughput on two cores. Where requests of replicas go is ``least_connections.py``;
+what is measured is ``../overload_vllm.py`` (a core each), ``../serving.py`` (all cores).
 """
 
 from __future__ import annotations
