@@ -136,7 +136,7 @@ def arrivals(rate_per_s: float, seed: int) -> Workload:
     times = np.cumsum(rng.exponential(1.0 / rate_per_s, number))
     lengths = zip(rng.choice(PROMPTS, number), rng.choice(OUTPUTS, number), strict=True)
     rows = [TraceRow(float(at), int(a), int(b)) for at, (a, b) in zip(times, lengths, strict=True)]
-    return Workload(tuple(rows), f"{rate_per_s:.1f} requests/s", "synthetic", duration_s=float(times[-1]))
+    return Workload(tuple(rows), f"{rate_per_s:.1f} requests/s", "synthetic")
 
 
 def meet(server: ChildServer, load: Workload, seed: int) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def one_round(number: int, args: argparse.Namespace, document: Document) -> Docu
         for share in args.shares:
             rate = share * capacity["tokens_per_s"] / statistics.mean(OUTPUTS)
             load = arrivals(rate, 1000 * number + round(100 * share))
-            point = kept["points"].setdefault(f"{share:g}", {"rate_per_s": len(load.rows) / load.duration_s})
+            point = kept["points"].setdefault(f"{share:g}", {"rate_per_s": round(load.mean_rate_per_s, 3)})
             for name, server in running.items():
                 point[name] = meet(server, load, number)
                 say(f"{share:g}, {name}: {point[name]}")

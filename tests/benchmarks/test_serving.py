@@ -32,7 +32,7 @@ def test_a_point_is_long_enough_and_its_gaps_are_those_of_its_rate(rate_per_s: f
     gaps = [after - before for before, after in zip([0.0, *times], times, strict=False)]
     number = len(load.rows)
     assert number >= LEAST_REQUESTS and number >= round(rate_per_s * POINT_S)
-    assert min(gaps) >= 0.0 and load.duration_s == times[-1]
+    assert min(gaps) >= 0.0
     assert {row.input_tokens for row in load.rows} == set(PROMPTS)
     assert {row.output_tokens for row in load.rows} == set(OUTPUTS)
     # Ten deviations of the mean of exponential gaps: no seed is that unlucky, a wrong rate is.
