@@ -299,7 +299,7 @@ def main() -> None:
     for number in args.rounds:
         say(f"round {number}")
         document["rounds"][str(number)] = one_round(number, args, document)
-        write_result(args.json, document | {"machine": machine()}, *LIVE)
+        write_result(args.json, document | {"machine": machine(), "niceness": os.nice(0)}, *LIVE)
     show(document)
 
 
