@@ -223,7 +223,7 @@ class Desired:
                         continue
                     self._set_grip(seat, state, moving, now_ns)
                     held = min(_held(group, state), pool.capacity)
-                    growing[full].append(Growing(state.request_id, held, seat.num_blocks, rate, self._most(state)))
+                    growing[full].append(Growing(state.request_id, held, seat.num_blocks, rate))
         for request_id in [r for r in self._seats if r not in seen]:
             self._leave_seat(request_id)
         for full, rows in growing.items():
@@ -393,13 +393,9 @@ class Desired:
             seat.pool.packer.pin(state.request_id, grip)
 
     def _size(self, state: RequestState, pool: _Pool, num_blocks: int, rate: float) -> int:
-        reserved = reserved_blocks(num_blocks, rate, pool.capacity, self._params.reserve, self._most(state))
-        return min(reserved, pool.capacity)
-
-    def _most(self, state: RequestState) -> int:
-        """Blocks that it may ever hold."""
-        limits = self._cluster.limits
-        return limits.blocks_for(min(state.num_prompt + state.request.params.max_tokens, limits.max_model_len))
+        limits, params = self._cluster.limits, state.request.params
+        most = limits.blocks_for(min(state.num_prompt + params.max_tokens, limits.max_model_len))
+        return min(reserved_blocks(num_blocks, rate, pool.capacity, self._params.reserve, most), pool.capacity)
 
     def _growth(self, group: Group) -> float:
         """Blocks a second of one request that decodes there; 0 while too little is known."""
