@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -31,7 +31,9 @@ import uvloop
 from evidence import write_result
 from tokenizers import decoders, models, pre_tokenizers
 
+from jettison.core.ports import StoredWork
 from jettison.live.engine.api import EngineInfo, EngineSnapshot, EngineState, RequestTimings, TokenEvent
+from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
 from jettison.server.app import ServerSettings, Tokenizer, create_app
 from jettison.server.serving import run_server
 from jettison.types import FinishReason, Request, RequestId, SampledToken, SamplingParams
@@ -44,7 +46,7 @@ class StubEngine:
     """One token for every stream at each step, ``interval_s`` apart (0: as soon as all have been taken)."""
 
     state: EngineState = "ready"
-    info = EngineInfo("stub", 1 << 20, 1 << 20, 1 << 31, ())
+    info = EngineInfo("stub", 1 << 20, 1 << 20, 1 << 20, 1 << 31, ())
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -88,6 +90,15 @@ class StubEngine:
             queue.put_nowait(TokenEvent([], FinishReason.CANCELLED))
 
     finish_early = cancel
+
+    def check_queue(self, tenant: str, num_arriving: int = 0) -> None:
+        """No queue is full."""
+
+    def note_stored(self, works: Sequence[StoredWork]) -> None:
+        """Nobody sleeps."""
+
+    def objectives(self) -> Objectives:
+        return UNKNOWN_OBJECTIVES
 
     def snapshot(self) -> EngineSnapshot:
         return EngineSnapshot("ready", 16)

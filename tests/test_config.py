@@ -203,6 +203,16 @@ def test_how_many_are_awake():
         EngineConfig.resolve(model="m", instances=4, min_awake=3, max_awake=2)
 
 
+@pytest.mark.parametrize(
+    ("given", "is_told"),
+    [({}, True), ({"min_awake": 3}, True), ({"min_awake": 1}, False), ({"instances": 3}, False),
+     ({"sleep": "never"}, False)],
+)
+def test_who_asks_for_sleep_is_told_that_all_are_to_stay_awake(given, is_told):
+    config = EngineConfig.resolve(model="m", **{"instances": 2, "sleep": "auto"} | given)
+    assert (config.sleep.why_nobody_sleeps(config.instances) is not None) == is_told
+
+
 def test_an_admin_key_is_shown_to_nobody():
     config = EngineConfig.resolve(model="m", admin_key=["secret-one"])
     assert config.server.admin_keys == ("secret-one",) and "secret-one" not in repr(config)

@@ -16,8 +16,9 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
-import aiohttp
+import uvloop
 from child import main
 
 import jettison
@@ -114,41 +115,59 @@ class HttpMode:
         file = log.with_suffix(".yaml")
         file.write_text(json.dumps({name: value for name, value in config.items() if name != "model"}))  # JSON is YAML
         self._server = ServerProcess(Path(config["model"]), {"config": file}, log)
-        self._loop = asyncio.new_event_loop()
-        self._session: aiohttp.ClientSession | None = None
+        self._loop = uvloop.new_event_loop()
 
     def start(self) -> None:
         self._server.start()
 
     def run(self, prompts: Prompts, max_tokens: int) -> list[int]:
         async def all_at_once() -> list[int]:
-            if self._session is None:
-                self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
             return await asyncio.gather(*(self._stream(prompt, max_tokens) for prompt in prompts.values()))
 
         return self._loop.run_until_complete(all_at_once())
 
     async def _stream(self, prompt: list[int], max_tokens: int) -> int:
-        """The tokens that the server says it has sent; the chunks are read and, but for the last, not looked at."""
-        assert self._session is not None
-        body = {
+        """The tokens that the server says it has sent."""
+        fields = {
             "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
             "stream_options": {"include_usage": True},
         }  # fmt: skip
-        tail = b""
-        async with self._session.post(f"{self._server.url}/v1/completions", json=body) as response:
-            if response.status != 200:
-                raise RuntimeError(f"HTTP {response.status}: {await response.text()}")
-            async for data in response.content.iter_any():
-                tail = (tail + data)[-1000:]
+        body, url = json.dumps(fields).encode(), urlsplit(self._server.url)
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: {url.netloc}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        ended: asyncio.Future[bytes] = self._loop.create_future()
+        await self._loop.create_connection(lambda: _Reader(head.encode() + body, ended), url.hostname, url.port)
+        tail = await ended
         _, found, count = tail.rpartition(b'"completion_tokens":')
-        return int(count.lstrip().split(b",")[0].split(b"}")[0]) if found else 0
+        if not found or b"data: [DONE]" not in tail:
+            raise RuntimeError(f"not a whole stream: {tail!r}")
+        return int(count.lstrip().split(b",")[0].split(b"}")[0])
 
     def close(self) -> None:
-        if self._session is not None:
-            self._loop.run_until_complete(self._session.close())
         self._loop.close()
         self._server.close()
+
+
+class _Reader(asyncio.Protocol):
+    """Reads an answer to its end and keeps the last of it: a client that takes as little as one can of the cores that
+    it shares with the server."""
+
+    def __init__(self, request: bytes, ended: asyncio.Future[bytes]) -> None:
+        self._request = request
+        self._ended = ended
+        self._tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.write(self._request)  # type: ignore[attr-defined]  # uvloop's do not derive from asyncio's classes
+
+    def data_received(self, data: bytes) -> None:
+        self._tail = data if len(data) > 1000 else self._tail[-1000:] + data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._ended.done():
+            self._ended.set_result(self._tail)
 
 
 def _params(max_tokens: int) -> SamplingParams:

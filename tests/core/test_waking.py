@@ -69,6 +69,25 @@ def test_a_queue_that_is_let_in_by_itself_wakes_nobody() -> None:
     cluster.expect_outputs()
 
 
+@pytest.mark.parametrize("kind", ["kv", "tokens", "adaptive"])
+def test_a_migration_is_predicted_by_the_ways_in_which_it_may_go(kind: str) -> None:
+    cluster = FakeCluster(
+        num_workers=2, full_blocks=60, policy="migrate", migration_kind=kind, awake=AwakeParams(), max_tokens=512,
+        prefix_caching=False, migrate_threshold=1e9,
+    )
+    state, group = cluster.core.state, cluster.core.groups[0]
+    cluster.core.dispatcher.place = lambda s: group.queues.enqueue(s) or True  # type: ignore[method-assign, func-returns-value]
+    cluster.submit("runs", [3] * 88, 40, ignore_eos=True)
+    cluster.run(stop=lambda: "runs" in state.requests and state.requests["runs"].num_output > 2)
+    cluster.submit("head", [7] * 200, 4, cluster.now / MS, ignore_eos=True)
+    cluster.run(stop=lambda: group.queues.waiting.head is not None)
+    rung = cluster.core.ladder.rung("wake")
+    found = rung._ways.migration(group)  # type: ignore[union-attr]
+    assert found is not None
+    assert (found.bytes_per_epoch is not None) == (kind != "tokens")
+    assert (found.tokens_per_epoch is not None) == (kind != "kv")
+
+
 def test_one_that_is_about_to_sleep_is_called_back_at_once() -> None:
     cluster = FakeCluster(num_workers=2, full_blocks=24, policy="recompute", awake=AwakeParams())
     crowd(cluster, 12)

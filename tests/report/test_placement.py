@@ -34,6 +34,14 @@ def test_what_is_larger_than_a_device_fills_one_and_is_counted() -> None:
         demand_of([], 10, block_size=16)
 
 
+def test_a_reserve_is_no_larger_than_what_may_be_written() -> None:
+    known, unknown = (
+        demand_of([Life(0.0, 0.1, 0.6, 10, 20, max_tokens)], 1000, block_size=1) for max_tokens in (20, None)
+    )
+    assert known.sizes == [[30]], "it may write no more than it did"
+    assert unknown.sizes == [[30 + 4 * 40]], "four seconds at its rate"
+
+
 def test_it_ends_where_it_is_told_to() -> None:
     lives = [Life(float(at), at + 0.5, at + 9.0, 10, 9) for at in range(8)]
     assert len(demand_of(lives, 100, until_s=4.5).batches) == 5

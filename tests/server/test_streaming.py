@@ -144,6 +144,38 @@ async def test_an_event_beside_a_waiting_comment_still_counts_as_waiting():
     assert stream.sending_since_s is None
 
 
+async def test_events_go_out_in_order_whether_written_at_once_or_sent():
+    """The protocol takes some at once, refuses others, and none while a comment waits."""
+    out, gate, takes = [], asyncio.Event(), True
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            if message["body"].startswith(b":"):
+                await gate.wait()
+            out.append(message["body"])
+
+    def write_now(events):
+        if takes:
+            out.append(events)
+        return takes
+
+    stream = EventStream(send, write_now)
+    await stream.start()
+    assert stream.write(b"1") is None
+    takes = False
+    await stream.write(b"2")
+    takes = True
+    comment = asyncio.create_task(stream.comment())
+    await asyncio.sleep(0)
+    waiting = stream.write(b"3")
+    assert waiting is not None
+    gate.set()
+    await comment
+    await waiting
+    assert stream.write(b"4") is None
+    assert [events for events in out if not events.startswith(b":")] == [b"1", b"2", b"3", b"4"]
+
+
 async def test_a_client_that_takes_nothing_is_dropped(serve):
     engine = FakeEngine(lambda request: [0x01] * 300, delay_s=0)
     async with serve(engine, keep_alive_s=0.2, write_timeout_s=0.1) as served:

@@ -81,7 +81,7 @@ def test_objectives_are_kept_by_requests_that_were_served() -> None:
     assert unanswered(found) == 1.0
 
 
-@pytest.mark.parametrize("name", ["ladder-day", "ladder-day-small"])
+@pytest.mark.parametrize("name", ["ladder-day", "ladder-day-short", "ladder-day-small"])
 def test_the_day_has_six_parts(name: str) -> None:
     (part,) = figure_named(name).parts
     parts = parts_of(read_spec("ladder-day").changed(**part.changes))

@@ -49,7 +49,8 @@ NAMES = {
     *(f"kunserve-fig{n}" for n in (2, 5, 12, 13, 14, 15, 16, 17)),
     *(f"kunserve-v1-fig{n}" for n in (4, 5, 10, 11, 12, 13, 14, 15, 16)),
     *(f"conserve-fig{n}" for n in (2, 5, 6, 7, 8)), "conserve-safepoints", "conserve-slo", "conserve-link",
-    *(f"mell-fig{n}" for n in (6, 11, 12, 13, 14, 15)), "ladder-day", "ladder-day-small",
+    *(f"mell-fig{n}" for n in (6, 11, 12, 13, 14, 15)), "ladder-day", "ladder-day-short",
+    "ladder-day-small",
 }  # fmt: skip
 
 TINY = {

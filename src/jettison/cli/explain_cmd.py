@@ -69,38 +69,39 @@ def explain(
     the same arrivals at the same point of a sweep, and under the other policies,
     simulated; a live run needs a cost profile of its machine for that (`jettison profile`).
     """
-    from jettison.report.decisions import KINDS
     from jettison.report.output import check_writable, write_whole
     from jettison.report.results import read_results
     from jettison.simulate.counterfactual import parse_policies
 
-    asked = Asked(parse_policies(counterfactual) if counterfactual is not None else None, profile, processes)
-    _check_flags(asked, no_counterfactual, why_offline)
-    no_counterfactual = no_counterfactual or why_offline
-    for kind in kinds or ():
-        if kind not in KINDS:
-            raise UserError(f"--kind {kind!r}: no such kind (there are: {', '.join(map(repr, KINDS))})")
+    asked = Asked(
+        parse_policies(counterfactual) if counterfactual is not None else None, profile, processes, slo_ttft_s,
+        tuple(kinds or ()), why_offline, not (no_counterfactual or why_offline),
+    )  # fmt: skip
+    _check_flags(asked, no_counterfactual)
     if json_out is not None:
         check_writable(json_out)
-    runs = read_results(run_file)
-    chosen = _chosen(runs, name, run_file)
-    console = Console()
+    documents = _explain_all(read_results(run_file), name, asked, run_file, Console())
+    if json_out is not None:
+        write_whole(json_out, json.dumps({"runs": documents}, indent=1, sort_keys=True) + "\n")
+
+
+def _explain_all(
+    runs: Sequence[RunResult], name: str | None, asked: Asked, run_file: Path, console: Console
+) -> list[dict[str, Any]]:
+    """Each of the runs that are meant, with what was simulated of it."""
     documents = []
     num_simulated = 0
     told: dict[str, str] = {}
-    for run in chosen:
+    for run in _chosen(runs, name, run_file):
         others = _others(run, runs)
         simulated: dict[str, RunResult] = {}
         why_not = None
-        if not no_counterfactual:
-            simulated, why_not = _simulated(run, others, asked, slo_ttft_s, run_file, num_simulated, console)
+        if asked.simulates:
+            simulated, why_not = _simulated(run, others, asked, run_file, num_simulated, console)
             num_simulated += len(simulated) * run.requests.submitted
             why_not = None if why_not is None else _told_once(run, why_not, told)
-        documents.append(
-            _explain(run, others, simulated, slo_ttft_s, kinds or (), why_not, console, why_offline=why_offline)
-        )
-    if json_out is not None:
-        write_whole(json_out, json.dumps({"runs": documents}, indent=1, sort_keys=True) + "\n")
+        documents.append(_explain(run, others, simulated, asked, why_not, console))
+    return documents
 
 
 def _told_once(run: RunResult, why_not: str, told: dict[str, str]) -> str:
@@ -111,27 +112,37 @@ def _told_once(run: RunResult, why_not: str, told: dict[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line says of simulations."""
+    """What the command line says."""
 
     policies: tuple[str, ...] | None
-    """None: nothing; runs with a card are simulated under the policies that the file has no run of."""
+    """To be simulated. None: nothing is said; runs with a card are, under the policies that the file has no run of."""
     profile: Path | None
     processes: int | None
+    slo_ttft_s: float | None
+    kinds: tuple[str, ...]
+    """Of decisions; none: all."""
+    why_offline: bool
+    """Of offline work alone."""
+    simulates: bool
 
 
-def _check_flags(asked: Asked, no_counterfactual: bool, why_offline: bool) -> None:
-    """Raises UserError for what contradicts itself."""
+def _check_flags(asked: Asked, no_counterfactual: bool) -> None:
+    """Raises UserError for what contradicts itself, and for kinds that there are not."""
+    from jettison.report.decisions import KINDS
+
+    for kind in asked.kinds:
+        if kind not in KINDS:
+            raise UserError(f"--kind {kind!r}: no such kind (there are: {', '.join(map(repr, KINDS))})")
     refusing = "--no-counterfactual" if no_counterfactual else "--why-offline"
     for flag, value in (
         ("--counterfactual", asked.policies), ("--profile", asked.profile), ("--processes", asked.processes),
     ):  # fmt: skip
-        if (no_counterfactual or why_offline) and value is not None:
+        if not asked.simulates and value is not None:
             raise UserError(f"{flag} does not go with {refusing}")
 
 
 def _simulated(
-    run: RunResult, others: dict[str, RunResult], asked: Asked, asked_slo_s: float | None, run_file: Path,
-    num_before: int, console: Console,
+    run: RunResult, others: dict[str, RunResult], asked: Asked, run_file: Path, num_before: int, console: Console
 ) -> tuple[dict[str, RunResult], str | None]:
     """What was simulated of a run, and one line that says why nothing was, where something could be expected.
 
@@ -145,7 +156,7 @@ def _simulated(
     policies = asked.policies
     if policies is None:
         policies = other_policies(run, others)
-        if not policies or not incidents_of(run, slo_ttft_of(run, asked_slo_s), others):
+        if not policies or not incidents_of(run, slo_ttft_of(run, asked.slo_ttft_s), others):
             return {}, None
         if (told := told_if_long(run, len(policies), num_before)) is not None:
             return {}, f"{told}: ask for them with --counterfactual {','.join(policies)}"
@@ -171,8 +182,8 @@ def _simulate(
 
 
 def _explain(
-    run: RunResult, others: dict[str, RunResult], simulated: dict[str, RunResult], asked_slo_s: float | None,
-    kinds: Sequence[str], why_not: str | None, console: Console, *, why_offline: bool,
+    run: RunResult, others: dict[str, RunResult], simulated: dict[str, RunResult], asked: Asked, why_not: str | None,
+    console: Console,
 ) -> dict[str, Any]:
     """Print what is to be told of one run, or (``why_offline``) of its offline work alone; the same as a document.
 
@@ -192,13 +203,13 @@ def _explain(
     from jettison.report.terminal import print_line
     from jettison.simulate.counterfactual import told_if_far, untold_of
 
-    slo_ttft_s = slo_ttft_of(run, asked_slo_s)
+    slo_ttft_s = slo_ttft_of(run, asked.slo_ttft_s)
     warning = told_if_far(run, simulated)
     untold = untold_of(run, simulated, warning)
     elsewhere = others | simulated
     incidents = incidents_of(run, slo_ttft_s, elsewhere, untold=untold)
     console.rule(run.name, align="left")
-    if why_offline:
+    if asked.why_offline:
         print_why_offline(run, console)
         return explain_document(run, incidents, slo_ttft_s)
     for number, incident in enumerate(incidents, 1):
@@ -212,10 +223,10 @@ def _explain(
         print_conditions(run, compared, console)
     if why_not is not None:
         print_line(f"not simulated under other policies: {why_not}", console, "dim")
-    if decisions := [d for d in decisions_of(run) if not kinds or d.kind in kinds]:
-        print_decisions(decisions, console, folds=not kinds)
+    if decisions := [d for d in decisions_of(run) if not asked.kinds or d.kind in asked.kinds]:
+        print_decisions(decisions, console, folds=not asked.kinds)
     else:
-        console.print("nothing was decided" if not kinds else "no such decision")
+        console.print("no such decision" if asked.kinds else "nothing was decided")
     return explain_document(run, incidents, slo_ttft_s, warning, whole, compared)
 
 

@@ -27,6 +27,9 @@ def verify(
     kernels: Annotated[
         str, typer.Option(metavar="KERNELS", help="As in `jettison serve`: auto, native, native+torch-linear, torch.")
     ] = "auto",
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Compare with each request alone, by the same kernels.")
+    ] = False,
     full: Annotated[
         bool, typer.Option("--full", help="Also three and four instances, and workers killed in every phase of a move.")
     ] = False,
@@ -41,5 +44,7 @@ def verify(
     from jettison.live.verify.run import run_verify
 
     with ended_by_sigterm():
-        code = run_verify(model_dir, json_out, dtype, full=full, max_model_len=max_model_len, kernels=kernels)
+        code = run_verify(
+            model_dir, json_out, dtype, full=full, max_model_len=max_model_len, kernels=kernels, alone=alone
+        )
     raise typer.Exit(code)

@@ -312,6 +312,12 @@ class SleepConfig:
         None, int_from(1, 1024), "Instances that may be awake at one time (all: as many as there are).", metavar="N",
         unset="all")
 
+    def why_nobody_sleeps(self, instances: int) -> str | None:
+        """For who asked that instances fall asleep, where none of so many ever will; None: some may."""
+        if self.mode != "auto" or self.min_awake < instances:
+            return None
+        return f"--sleep auto puts nobody to sleep: --min-awake {self.min_awake}, and {instances} instance(s)"
+
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:

@@ -140,7 +140,7 @@ class ClusterCore:
         Raises ConfigError, and changes nothing, for another layout at the start, other host pools or another profile
         (memory and fits have been made from these), and for rungs that cannot be (``Ladder.change``).
         """
-        if (why := _why_fixed(self.state.params, params)) is not None:
+        if (why := self.state.params.why_fixed(params)) is not None:
             raise ConfigError(f"{why} cannot be changed later")
         blocks_before = self.max_request_blocks()
         self.ladder.change(params.rungs)
@@ -464,15 +464,20 @@ class ClusterCore:
 
     def _why_needed(self, without: Collection[WorkerId]) -> str | None:
         """Why some request could never be held without these workers; None: no request needs them."""
-        reasons = (self._why_too_large(state, without) for state in self.state.requests.values())
+        rooms = self._rooms_without(without)
+        reasons = (self.unplaced.why_too_large(state, *rooms) for state in self.state.requests.values())
         return next((why for why in reasons if why is not None), None)
 
     def _why_too_large(self, state: RequestState, without: Collection[WorkerId]) -> str | None:
+        return self.unplaced.why_too_large(state, *self._rooms_without(without))
+
+    def _rooms_without(self, without: Collection[WorkerId]) -> tuple[int, ...]:
+        """Blocks that one request could have, merged and alone."""
         key = (self.state.num_roster_changes, self.ladder.forms_pipelines, frozenset(without))
         if self._room_without is None or self._room_without[0] != key:
             rooms = (self._max_request_blocks(may_merge=may, without=without) for may in (key[1], False))
             self._room_without = key, tuple(rooms)
-        return self.unplaced.why_too_large(state, *self._room_without[1])
+        return self._room_without[1]
 
     # --- checks -----------------------------------------------------------------------------------------------
 
@@ -485,15 +490,6 @@ class ClusterCore:
         self.migrations.check()
         self.ladder.check()
         assert all(m.phase is not MergePhase.SETTLED for m in self.merges)
-
-
-def _why_fixed(before: ClusterParams, after: ClusterParams) -> str | None:
-    """What differs and cannot; None: nothing."""
-    if before.static_pipeline != after.static_pipeline:
-        return "the layout at the start"
-    if before.swap.num_host_slots != after.swap.num_host_slots:
-        return "the size of host pools"
-    return "the profile" if before.profile != after.profile else None
 
 
 def initial_groups(

@@ -108,3 +108,12 @@ class ClusterParams:
         if self.profile is None or not self.has_profiled_links:
             return None
         return self.profile.link_bytes_per_s, 2 * self.profile.link_latency_s
+
+    def why_fixed(self, after: ClusterParams) -> str | None:
+        """What of ``after`` cannot be put in the place of this one while a cluster runs: memory and fits have been made
+        from it. None: nothing."""
+        if self.static_pipeline != after.static_pipeline:
+            return "the layout at the start"
+        if self.swap.num_host_slots != after.swap.num_host_slots:
+            return "the size of host pools"
+        return "the profile" if self.profile != after.profile else None

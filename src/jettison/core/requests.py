@@ -101,7 +101,8 @@ class RequestState:
         "request", "request_id", "num_prompt", "num_tokens", "output", "num_computed", "num_pending", "phase",
         "group_id", "residences", "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns",
         "first_token_ns", "finished_ns", "num_preemptions", "order", "prompt_logprobs", "transfers", "paused", "remote",
-        "recompute", "tenant", "is_offline", "turn", "is_in_line", "num_prompt_seen", "_suspicion",
+        "recompute", "tenant", "is_offline", "turn", "is_in_line", "num_prompt_seen", "num_live_rows",
+        "_suspicion",
     )
 
     def __init__(self, request: Request, order: int, policy: SchedulingPolicy = "fcfs") -> None:
@@ -135,6 +136,8 @@ class RequestState:
         self.first_token_ns: int | None = None
         self.finished_ns: int | None = None
         self.num_preemptions = 0
+        self.num_live_rows = 0
+        """Rows of steps in which it attended to KV at its old home."""
         self._suspicion: Suspicion | None = None
         self.order = own_key(request.deadline_ns, request.priority, order, policy)
         """Among its tenant's own. Who else goes before it: ``policy.order``."""

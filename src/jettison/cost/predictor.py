@@ -207,6 +207,11 @@ class StepTimePredictor:
             return None
         return _product(coefficients, self._terms(work, part))
 
+    def taking(self, part: Part = LONE_STEP) -> Callable[[StepWork], float] | None:
+        """``predict_s`` by what is known now, for many works; it is not to be kept. None while too little is known."""
+        coefficients = self._coefficients(part)
+        return None if coefficients is None else lambda work: _product(coefficients, self._terms(work, part))
+
     @property
     def error(self) -> float:
         """Mean absolute error of whole steps of late, in what was predicted for them."""

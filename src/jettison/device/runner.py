@@ -158,23 +158,24 @@ class Runner:
         likeliest = self._kernels.argmax(logits[:, : self.config.vocab_size])
         finite = likeliest >= 0
         if bool(finite.all()):
+            tokens = likeliest.tolist()
             if not sampling:
-                return [SampledToken(token) for token in likeliest.tolist()]
+                return [SampledToken(token) for token in tokens]
             try:
-                return self._sampler.sample(logits, rows, sampling)
+                return self._sampler.sample(logits, rows, sampling, tokens)
             except Exception:
                 logger.exception("sampling %d rows failed: trying them one by one", len(rows))
-        tokens: list[SampledToken] = []
+        sampled: list[SampledToken] = []
         for index, row in enumerate(rows):
             try:
                 if not finite[index]:
                     raise ValueError("logits are not finite")
                 mine = [s for s in sampling if s.row == row]
-                tokens += self._sampler.sample(logits[index : index + 1], [row], mine)
+                sampled += self._sampler.sample(logits[index : index + 1], [row], mine)
             except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row only
                 logger.error("row %d of %d cannot be sampled: %s", row, len(rows), error)
-                tokens.append(SampledToken(FAILED_TOKEN_ID))
-        return tokens
+                sampled.append(SampledToken(FAILED_TOKEN_ID))
+        return sampled
 
     def _prompt_logprobs(self, step: StepInput, x: Tensor, row_ends: Int32s) -> dict[int, list[TokenLogprobs]]:
         """As many positions at a time as the logits buffer has rows."""

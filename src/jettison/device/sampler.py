@@ -4,7 +4,7 @@ A draw is a pure function of the row's own logits and of ``(seed, position)``: o
 counter-based hash, inverted through the cumulative distribution in token-id order. Batch, slot and machine
 state do not enter, so a preempted, migrated or recomputed request draws the same tokens again. For the same
 reason every sum runs along one row of a C-contiguous array in numpy, whose grouping does not depend on the number
-of rows (nor on threads: it has none).
+of rows (nor on threads: it has none; two of them waited for the interpreter as long as they saved).
 
 Order of processing (as in vLLM): bias and bans; repetition, frequency, presence penalty; temperature; min-p;
 top-k; top-p; draw. Log-probabilities are of the raw distribution, before all of that.
@@ -15,7 +15,8 @@ Not here: stop conditions and sequence state, which the core owns.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +36,11 @@ _SUM_BLOCK = 128
 """Weights whose sum is one entry of the running sum along the vocabulary."""
 
 _FEW_CANDIDATES = 1024
-"""Tokens looked at first for top-p; rows whose nucleus is larger are sorted whole."""
+"""Of the likeliest tokens, whose sum is tried first for top-p."""
 
 Floats = npt.NDArray[np.floating]
+
+_Made = TypeVar("_Made", int, TokenLogprobs)
 
 
 class Sampler:
@@ -46,40 +49,52 @@ class Sampler:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def sample(self, logits: Tensor, rows: Sequence[int], sampling: Sequence[SamplingRow]) -> list[SampledToken]:
+    def sample(
+        self, logits: Tensor, rows: Sequence[int], sampling: Sequence[SamplingRow],
+        likeliest: Sequence[int] | None = None,
+    ) -> list[SampledToken]:
         """Choose one token a row.
 
         ``logits``: [n, >= vocab_size], any float dtype, columns beyond the vocabulary (padding of the head) are
         ignored; not modified. ``rows``: the step's ``sample_rows`` in order, length n. ``sampling``: entries whose
-        ``row`` is in ``rows``; every other row is argmax, ties going to the lowest id. Raises ValueError when the
-        lengths differ or an entry's row is not sampled.
+        ``row`` is in ``rows``; every other row is argmax, ties going to the lowest id. ``likeliest``: the argmax of all
+        rows, where it is known. Raises ValueError when the lengths differ or an entry's row is not sampled.
         """
         if len(rows) != logits.shape[0]:
             raise ValueError(f"{len(rows)} rows for logits of {tuple(logits.shape)}")
         logits = logits[:, : self.vocab_size]
-        if not sampling:
-            return [SampledToken(token) for token in _argmax(logits)]
         slot_of = {int(row): slot for slot, row in enumerate(rows)}
         try:
             slots = [slot_of[spec.row] for spec in sampling]
         except KeyError as error:
             raise ValueError(f"row {error} is not among the sampled rows") from None
-        tokens = _argmax(logits) if len(slots) < len(rows) else [0] * len(rows)
-        step = max(1, _CHUNK_ELEMENTS // self.vocab_size)
-        for start in range(0, len(slots), step):
-            part = slots[start : start + step]
-            chosen = _choose(_widen(logits, part), self.vocab_size, sampling[start : start + step])
-            for slot, token in zip(part, chosen, strict=True):
-                tokens[slot] = token
+        if likeliest is not None:
+            tokens = list(likeliest)
+        else:
+            tokens = _argmax(logits) if len(slots) < len(rows) else [0] * len(rows)
+
+        def choose(start: int, end: int) -> list[int]:
+            return _choose(_widen(logits, slots[start:end]), self.vocab_size, sampling[start:end])
+
+        for slot, token in zip(slots, self._by_parts(len(slots), choose), strict=True):
+            tokens[slot] = token
         results = [SampledToken(token) for token in tokens]
         described = [(slot, spec.logprobs) for slot, spec in zip(slots, sampling, strict=True) if spec.logprobs >= 0]
-        for start in range(0, len(described), step):
-            part = [slot for slot, _ in described[start : start + step]]
-            chosen = [tokens[slot] for slot in part]
-            num_tops = [num_top for _, num_top in described[start : start + step]]
-            for slot, logprobs in zip(part, _describe(_log_softmax(logits[part]), chosen, num_tops), strict=True):
-                results[slot] = SampledToken(tokens[slot], logprobs)
+
+        def describe(start: int, end: int) -> list[TokenLogprobs]:
+            part = [slot for slot, _ in described[start:end]]
+            num_tops = [num_top for _, num_top in described[start:end]]
+            return _describe(_log_softmax(logits, part), [tokens[slot] for slot in part], num_tops)
+
+        for (slot, _), logprobs in zip(described, self._by_parts(len(described), describe), strict=True):
+            results[slot] = SampledToken(tokens[slot], logprobs)
         return results
+
+    def _by_parts(self, num_rows: int, work: Callable[[int, int], list[_Made]]) -> list[_Made]:
+        """What ``work(start, end)`` makes of all rows, in order."""
+        step = max(1, _CHUNK_ELEMENTS // self.vocab_size)
+        parts = (work(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
+        return [made for part in parts for made in part]
 
     def prompt_logprobs(self, logits: Tensor, target_token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
         """Log-probability, rank and ``num_top`` likeliest alternatives of the token that followed each position.
@@ -88,13 +103,14 @@ class Sampler:
         """
         if len(target_token_ids) != logits.shape[0]:
             raise ValueError(f"{len(target_token_ids)} targets for logits of {tuple(logits.shape)}")
-        step = max(1, _CHUNK_ELEMENTS // self.vocab_size)
-        result: list[TokenLogprobs] = []
-        for start in range(0, len(target_token_ids), step):
-            logprobs = _log_softmax(logits[start : start + step, : self.vocab_size])
-            targets = [int(token) for token in target_token_ids[start : start + step]]
-            result += _describe(logprobs, targets, [num_top] * len(targets))
-        return result
+        targets = [int(token) for token in target_token_ids]
+        logits = logits[:, : self.vocab_size]
+
+        def describe(start: int, end: int) -> list[TokenLogprobs]:
+            logprobs = _log_softmax(logits, list(range(start, end)))
+            return _describe(logprobs, targets[start:end], [num_top] * (end - start))
+
+        return self._by_parts(len(targets), describe)
 
 
 def uniform_draws(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -131,11 +147,17 @@ def _argmax(logits: Tensor) -> list[int]:
 def _widen(logits: Tensor, slots: list[int]) -> Floats:
     """A private copy of some rows in float32 (float64 for float64 logits), padded with -inf to whole sum blocks."""
     vocab_size = logits.shape[1]
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    wide = torch.empty(len(slots), -(-vocab_size // _SUM_BLOCK) * _SUM_BLOCK, dtype=dtype)
-    wide[:, :vocab_size] = logits[slots]
+    shape = len(slots), -(-vocab_size // _SUM_BLOCK) * _SUM_BLOCK
+    is_half = logits.dtype == torch.bfloat16
+    source = logits.view(torch.uint16).numpy() if is_half else logits.numpy()
+    wide: npt.NDArray[Any] = np.empty(shape, dtype=np.uint32 if is_half else source.dtype)
+    for row, slot in zip(wide, slots, strict=True):
+        row[:vocab_size] = source[slot]
+    if is_half:  # the upper half of a float32
+        wide <<= np.uint32(16)
+        wide = wide.view(np.float32)
     wide[:, vocab_size:] = -math.inf
-    return wide.numpy()
+    return wide
 
 
 def _choose(logits: Floats, vocab_size: int, sampling: Sequence[SamplingRow]) -> list[int]:
@@ -182,9 +204,19 @@ def _draw(logits: Floats, vocab_size: int, sampling: Sequence[SamplingRow]) -> l
     np.exp(weights, out=weights)
     if any(spec.min_p > 0.0 for spec in sampling):
         weights[weights < _column([min(spec.min_p, 1.0) for spec in sampling], weights.dtype)] = 0.0
-    _truncate(weights, vocab_size, sampling)
     uniforms = uniform_draws([spec.seed for spec in sampling], [spec.position for spec in sampling])
-    return _invert(weights, uniforms)
+    limits = [spec.top_k if 0 < spec.top_k < vocab_size else 0 for spec in sampling]
+    narrow = [i for i, spec in enumerate(sampling) if limits[i] or spec.top_p < 1.0]
+    if not narrow:
+        return _invert(weights, uniforms)
+    tokens = [0] * len(sampling)
+    for i in narrow:
+        tokens[i] = _draw_narrow(weights[i], limits[i], sampling[i].top_p, float(uniforms[i]))
+    whole = sorted(set(range(len(sampling))).difference(narrow))
+    if whole:
+        for i, token in zip(whole, _invert(weights[whole], uniforms[whole]), strict=True):
+            tokens[i] = token
+    return tokens
 
 
 def _running_sum(weights: Floats) -> npt.NDArray[np.float64]:
@@ -209,71 +241,50 @@ def _invert(weights: Floats, uniforms: npt.NDArray[np.float64]) -> list[int]:
     return tokens
 
 
-def _truncate(weights: Floats, vocab_size: int, sampling: Sequence[SamplingRow]) -> None:
-    """Zero the weights that top-k, then top-p exclude, in place.
+def _draw_narrow(weights: Floats, top_k: int, top_p: float, uniform: float) -> int:
+    """The token at ``uniform`` of one row's weights, after top-k (0: all), then top-p.
 
     Top-k keeps every token that ties with the k-th. Top-p keeps the smallest set of likeliest tokens whose share
     of what top-k left reaches ``top_p``; among equal weights at its edge the lowest ids.
     """
-    ks = [spec.top_k if 0 < spec.top_k < vocab_size else 0 for spec in sampling]
-    narrow = [i for i, k in enumerate(ks) if k or sampling[i].top_p < 1.0]
-    if not narrow:
-        return
-    has_top_p = any(sampling[i].top_p < 1.0 for i in narrow)
-    part = weights if len(narrow) == len(sampling) else weights[narrow]
-    best = _largest(part, max([ks[i] for i in narrow] + [_FEW_CANDIDATES if has_top_p else 1]))
-    k = np.array([ks[i] for i in narrow])[:, None]
-    if k.any():
-        edge = np.where(k > 0, np.take_along_axis(best, np.maximum(k - 1, 0), axis=1), 0.0)
-        part[part < edge] = 0.0
-        best[best < edge] = 0.0
-    if has_top_p:
-        _keep_nucleus(part, best, np.array([sampling[i].top_p for i in narrow]))
-    if part is not weights:
-        weights[narrow] = part
+    least = float(np.finfo(weights.dtype).smallest_subnormal)
+    if top_k:
+        edge = float(np.partition(weights, len(weights) - top_k)[len(weights) - top_k])
+        ids = np.flatnonzero(weights >= max(edge, least))
+        kept = weights[ids]
+        total = float(kept.sum(dtype=np.float64))
+    else:
+        total = float(_running_sum(weights[None])[0, -1])
+        # Tokens below this weigh less than 1 - top_p of the whole, together: the nucleus is among the others.
+        bound = 0.999 * (1.0 - top_p) * total / len(weights)
+        ids = np.flatnonzero(weights >= max(bound, least))
+        kept = weights[ids]
+    if top_p < 1.0:
+        nucleus = _nucleus(kept, top_p * total)
+        ids, kept = ids[nucleus], kept[nucleus]
+    cumulative = kept.cumsum(dtype=np.float64)
+    place = int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
+    return int(ids[min(place, len(ids) - 1)])
 
 
-def _largest(weights: Floats, count: int) -> Floats:
-    """Each row's ``count`` largest weights (all of them, if that is as cheap), descending."""
-    width = weights.shape[1]
-    if count * 4 < width:
-        weights = np.partition(weights, width - count, axis=1)[:, width - count :]
-    return np.sort(weights, axis=1)[:, ::-1]
+def _nucleus(weights: Floats, target: float) -> npt.NDArray[np.intp]:
+    """Which of ``weights`` are the fewest likeliest whose sum reaches ``target``, ascending; ties by lowest place."""
+    ranked = np.sort(weights)[::-1]
+    sums = ranked[:_FEW_CANDIDATES].cumsum(dtype=np.float64)
+    if sums[-1] < target:
+        sums = ranked.cumsum(dtype=np.float64)
+    last = min(int(sums.searchsorted(target)), len(ranked) - 1)
+    edge = ranked[last]
+    chosen = weights > edge
+    num_at_edge = last + 1 - np.count_nonzero(chosen)
+    chosen[np.flatnonzero(weights == edge)[:num_at_edge]] = True
+    return np.flatnonzero(chosen)
 
 
-def _keep_nucleus(weights: Floats, best: Floats, top_p: npt.NDArray[np.float64]) -> None:
-    """Top-p in place; ``best`` holds each row's largest weights, descending, possibly too few of them."""
-    target = top_p * _running_sum(weights)[:, -1]
-    limited = top_p < 1.0
-    enough = best.cumsum(axis=1, dtype=np.float64)[:, -1] >= target
-    for rows, ranked in (
-        (np.flatnonzero(limited & enough), best),
-        (np.flatnonzero(limited & ~enough), None),
-    ):
-        if rows.size:
-            part = weights[rows]
-            ordered = _largest(part, part.shape[1]) if ranked is None else ranked[rows]
-            _cut(part, ordered, target[rows, None])
-            weights[rows] = part
-
-
-def _cut(weights: Floats, ranked: Floats, target: npt.NDArray[np.float64]) -> None:
-    """Keep the fewest of ``ranked`` (descending) whose sum reaches ``target``; ties at the edge by lowest id."""
-    num_short = (ranked.cumsum(axis=1, dtype=np.float64) < target).sum(axis=1, keepdims=True)
-    last = np.minimum(num_short, ranked.shape[1] - 1)
-    edge = np.take_along_axis(ranked, last, axis=1)
-    num_edge_kept = last + 1 - (ranked > edge).sum(axis=1, keepdims=True)
-    drop = weights < edge
-    at_edge = weights == edge
-    crowded = np.flatnonzero(at_edge.sum(axis=1) > num_edge_kept[:, 0])
-    drop[crowded] |= at_edge[crowded] & (at_edge[crowded].cumsum(axis=1) > num_edge_kept[crowded])
-    weights[drop] = 0.0
-
-
-def _log_softmax(logits: Tensor) -> Floats:
-    """Natural-log probabilities in float64."""
-    wide: Floats = logits.double().numpy()
-    shifted = wide - wide.max(axis=1, keepdims=True)
+def _log_softmax(logits: Tensor, slots: list[int]) -> Floats:
+    """Natural-log probabilities of some rows, in float64."""
+    wide = _widen(logits, slots)[:, : logits.shape[1]]
+    shifted = wide - wide.max(axis=1, keepdims=True).astype(np.float64)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 

@@ -16,7 +16,7 @@ raises has changed nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from jettison.errors import OutOfBlocksError, StalePlanError
 from jettison.memory.freeblocks import FreeBlocks, runs_of
@@ -99,6 +99,11 @@ class BlockLedger:
     def is_shared(self, block_id: int) -> bool:
         """Whether more than one request holds this block."""
         return block_id in self._more_holders
+
+    @property
+    def shared(self) -> Set[int]:
+        """Blocks that more than one request holds; a view of the ledger's own."""
+        return self._more_holders.keys()
 
     # --- tables -----------------------------------------------------------------------------------------------
 

@@ -63,6 +63,10 @@ def plan_kv_transfers(places: Mapping[Place, LayerRange], stages: Sequence[Stage
     """
     transfers: list[KVTransferPlan] = []
     for stage in stages:
+        if (all_at := _only_place(places, stage)) is not None:
+            if all_at != Place(stage.worker_id):
+                transfers.append(KVTransferPlan(all_at.worker_id, stage.worker_id, stage.layers, all_at.is_host))
+            continue
         pool = Place(stage.worker_id, is_host=True)
         for layer in stage.layers.layers():
             if _has(places, Place(stage.worker_id), layer):
@@ -82,6 +86,14 @@ def plan_kv_transfers(places: Mapping[Place, LayerRange], stages: Sequence[Stage
             layers = LayerRange(layer, layer + 1)
             transfers.append(KVTransferPlan(source.worker_id, stage.worker_id, layers, source.is_host))
     return tuple(transfers)
+
+
+def _only_place(places: Mapping[Place, LayerRange], stage: StagePlan) -> Place | None:
+    """Where all KV is, if that is one place which has all that the stage wants: most requests lie so."""
+    if len(places) != 1 or not len(stage.layers):
+        return None
+    ((place, layers),) = places.items()
+    return place if layers.lo <= stage.layers.lo and stage.layers.hi <= layers.hi else None
 
 
 def _has(places: Mapping[Place, LayerRange], place: Place, layer: int) -> bool:

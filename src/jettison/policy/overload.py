@@ -160,21 +160,7 @@ class Assessment:
 def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
     """Decide for one group. 95 % used without a queue is healthy."""
     pressure = (load.used_blocks + load.head_need_blocks) / max(1, load.capacity_blocks)
-    missing = load.used_blocks + load.queue_need_blocks - load.capacity_blocks
-    if load.freed_blocks_per_s is None or load.freed_blocks_per_s <= 0.0:
-        memory_wait_s = float("inf") if missing > 0 else 0.0
-    else:
-        memory_wait_s = max(0, missing) / load.freed_blocks_per_s
-        if is_burst(load, params, if_unknown=False):
-            memory_wait_s /= max(load.admitted_share, LEAST_ADMITTED_SHARE)
-    if load.admitted_blocks_per_s is not None:
-        # Seen, and not predicted: what runs grows by as much as comes free, for as long as memory is full.
-        seen_s = load.queue_need_blocks / load.admitted_blocks_per_s if load.admitted_blocks_per_s > 0.0 else math.inf
-        memory_wait_s = max(memory_wait_s, seen_s)
-    if load.prefill_tokens_per_s is None or load.prefill_tokens_per_s <= 0.0:
-        compute_wait_s = 0.0
-    else:
-        compute_wait_s = load.queued_prefill_tokens / load.prefill_tokens_per_s
+    memory_wait_s, compute_wait_s = _memory_wait_s(load, params), _compute_wait_s(load)
     is_seen = load.head_blocked_s >= params.min_seen_s
     ahead_s = compute_wait_s * share_ahead_of_last(load) if is_seen else compute_wait_s
 
@@ -184,21 +170,9 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
             load.merged_compute_load, load.separate_compute_load, memory_wait_s - ahead_s, load.prefill_fill,
         )
 
-    missing_soon = foreseen_missing_blocks(load, params)
-    if missing_soon > 0 and load.foreseen_s >= params.min_foreseen_s:
-        # Long before the queue is there: what would have to wait for memory a second from now, and how long.
-        release = expected_release_per_s(load)
-        missing_s = missing_soon / release if release else float("inf")
-        # What arrives until then has to be computed, too: a burst of long prompts binds both.
-        compute_soon_s = max(0.0, compute_wait_s + arriving_compute_s(load, params) - params.horizon_s)
-        if (
-            missing_s - compute_soon_s >= params.surge_gain_s
-            and missing_s >= params.min_gain_ratio * compute_soon_s
-            and load.prefill_fill <= params.max_prefill_fill
-            and not (cannot_keep_up(load, params) and missing_s <= merging_costs_s(load, params))
-        ):
-            memory_wait_s = missing_s
-            return verdict(True, "memory will bind")
+    if (foreseen_s := _foreseen_wait_s(load, params, compute_wait_s)) is not None:
+        memory_wait_s = foreseen_s
+        return verdict(True, "memory will bind")
     blocked_s = load.head_blocked_s if load.head_blocked_by_memory else None
     reason = why_queue_is_no_reason(
         load.num_waiting, load.used_blocks, load.head_need_blocks, load.capacity_blocks, blocked_s, params
@@ -219,6 +193,48 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
     if cannot_keep_up(load, params) and memory_wait_s <= merging_costs_s(load, params):
         return verdict(False, CANNOT_KEEP_UP)
     return verdict(True, "memory binds")
+
+
+def _memory_wait_s(load: GroupLoad, params: OverloadParams) -> float:
+    """Until the whole queue has its memory."""
+    missing = load.used_blocks + load.queue_need_blocks - load.capacity_blocks
+    if load.freed_blocks_per_s is None or load.freed_blocks_per_s <= 0.0:
+        predicted_s = math.inf if missing > 0 else 0.0
+    else:
+        predicted_s = max(0, missing) / load.freed_blocks_per_s
+        if is_burst(load, params, if_unknown=False):
+            predicted_s /= max(load.admitted_share, LEAST_ADMITTED_SHARE)
+    if load.admitted_blocks_per_s is None:
+        return predicted_s
+    # Seen, and not predicted: what runs grows by as much as comes free, for as long as memory is full.
+    seen_s = load.queue_need_blocks / load.admitted_blocks_per_s if load.admitted_blocks_per_s > 0.0 else math.inf
+    return max(predicted_s, seen_s)
+
+
+def _compute_wait_s(load: GroupLoad) -> float:
+    """Until the whole queue has been prefilled; 0 where no rate is known."""
+    if load.prefill_tokens_per_s is None or load.prefill_tokens_per_s <= 0.0:
+        return 0.0
+    return load.queued_prefill_tokens / load.prefill_tokens_per_s
+
+
+def _foreseen_wait_s(load: GroupLoad, params: OverloadParams, compute_wait_s: float) -> float | None:
+    """Long before the queue is there: how long what will lack memory a horizon from now would wait for it. None where
+    that is no reason to drop."""
+    missing_soon = foreseen_missing_blocks(load, params)
+    if missing_soon <= 0 or load.foreseen_s < params.min_foreseen_s:
+        return None
+    release = expected_release_per_s(load)
+    missing_s = missing_soon / release if release else math.inf
+    # What arrives until then has to be computed, too: a burst of long prompts binds both.
+    compute_soon_s = max(0.0, compute_wait_s + arriving_compute_s(load, params) - params.horizon_s)
+    binds = (
+        missing_s - compute_soon_s >= params.surge_gain_s
+        and missing_s >= params.min_gain_ratio * compute_soon_s
+        and load.prefill_fill <= params.max_prefill_fill
+        and not (cannot_keep_up(load, params) and missing_s <= merging_costs_s(load, params))
+    )
+    return missing_s if binds else None
 
 
 def share_ahead_of_last(load: GroupLoad) -> float:

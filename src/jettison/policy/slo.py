@@ -180,10 +180,10 @@ def filler_s(objectives: Objectives, longest_wait_s: Callable[[], float | None])
 def saturating_tokens(predictor: StepTimePredictor, most: int, num_stages: int) -> int:
     """Prompt tokens, up to ``most``, of the smallest microbatch with ``SATURATED`` of the rate of the largest one; all
     while nothing is known. What attention adds is left out: it does not saturate."""
-    part = _own_part(num_stages)
+    taking = predictor.taking(_own_part(num_stages))
 
     def took_s(num_tokens: int) -> float:
-        return predictor.predict_s(NOTHING._replace(num_rows=1, num_tokens=num_tokens), part) or 0.0
+        return 0.0 if taking is None else taking(StepWork(1, num_tokens, 0, 0))
 
     least_rate = SATURATED * most / most_s if (most_s := took_s(most)) else 0.0
     low, high = (0 if least_rate else most - 1), most  # high saturates, low does not

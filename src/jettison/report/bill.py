@@ -121,7 +121,8 @@ def lives_of(run: RunResult) -> list[Life]:
         if row["ttft_s"] is not None and row["e2e_s"] is not None:
             at_s = row["scheduled_s"]
             first_s, end_s = at_s + row["ttft_s"], at_s + row["e2e_s"]
-            lives.append(Life(at_s, first_s, end_s, row["input_tokens"], row["output_tokens"]))
+            lengths = row["input_tokens"], row["output_tokens"], row.get("wanted_tokens")
+            lives.append(Life(at_s, first_s, end_s, *lengths))
     if not lives:
         raise UserError(f"in the run {run.name!r} no request was answered: nothing can be billed")
     return lives

@@ -36,6 +36,8 @@ class Life(NamedTuple):
     end_s: float
     input_tokens: int
     output_tokens: int
+    max_tokens: int | None = None
+    """That it may have written, as whoever packs knows; None: nobody knows."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -110,13 +112,13 @@ def demand_of(
             timed.append((lives[i].end_s, i, Depart(str(i))))
         for i, reserved in alive.items():
             if (needed := min(capacity, _blocks(lives[i], end_s, block_size))) > reserved:
-                alive[i] = reserved_blocks(needed, lives[i].tokens_per_s / block_size, capacity, params)
+                alive[i] = _reserved(lives[i], needed, block_size, capacity, params)
                 timed.append((start_s, i, Resize(str(i), alive[i])))
         while at < len(coming) and lives[coming[at]].arrival_s < end_s:
             i = coming[at]
             at += 1
             needed = min(capacity, _blocks(lives[i], end_s, block_size))
-            alive[i] = reserved_blocks(needed, lives[i].tokens_per_s / block_size, capacity, params)
+            alive[i] = _reserved(lives[i], needed, block_size, capacity, params)
             timed.append((lives[i].arrival_s, i, Arrive(str(i), alive[i])))
         demand.batches.append([operation for _, _, operation in sorted(timed, key=lambda entry: entry[:2])])
         demand.sizes.append(list(alive.values()))
@@ -126,6 +128,11 @@ def demand_of(
             for i in alive if lives[i].arrival_s <= middle_s < lives[i].end_s
         ))  # fmt: skip
     return demand
+
+
+def _reserved(life: Life, needed: int, block_size: int, capacity: int, params: ReserveParams) -> int:
+    most = None if life.max_tokens is None else math.ceil((life.input_tokens + life.max_tokens) / block_size)
+    return reserved_blocks(needed, life.tokens_per_s / block_size, capacity, params, most)
 
 
 def _blocks(life: Life, at_s: float, block_size: int) -> int:

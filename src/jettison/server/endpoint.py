@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from jettison.server.generation import Generation, Job
 from jettison.server.limits import Arrival
 from jettison.server.prompts import Prompt
 from jettison.server.sampling import OFFLINE_TIER, GenerationPlan, too_long
-from jettison.server.sse import EventStream, error_event
+from jettison.server.sse import WRITE_NOW, EventStream, WriteNow, error_event
 from jettison.server.state import ServerState
 from jettison.types import Request, ServiceClass
 
@@ -136,7 +136,7 @@ class GenerationEndpoint(ABC):
             generation.submit()
             arrival.accepted()
             if plan.stream:
-                await self._stream(generation, answer, receive, send)
+                await self._stream(generation, answer, receive, send, scope.get(WRITE_NOW))
             else:
                 await self._whole(generation, answer, scope, receive, send)
         finally:
@@ -193,7 +193,7 @@ class GenerationEndpoint(ABC):
     """The field that a too long prompt is blamed on."""
 
     async def _whole(self, generation: Generation, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
-        async def keep(job: Job, event: TokenEvent, delta: Delta) -> None:
+        def keep(job: Job, event: TokenEvent, delta: Delta) -> None:
             answer.collect(job, event, delta)
 
         await generation.run(receive, keep)
@@ -202,11 +202,13 @@ class GenerationEndpoint(ABC):
         body = msgspec.json.encode(answer.document(generation))
         await Response(body, media_type="application/json")(scope, receive, send)
 
-    async def _stream(self, generation: Generation, answer: Answer, receive: Receive, send: Send) -> None:
-        stream = EventStream(send)
+    async def _stream(
+        self, generation: Generation, answer: Answer, receive: Receive, send: Send, write_now: WriteNow | None
+    ) -> None:
+        stream = EventStream(send, write_now)
 
-        async def write(job: Job, event: TokenEvent, delta: Delta) -> None:
-            await stream.write(answer.chunk(job, event, delta, generation))
+        def write(job: Job, event: TokenEvent, delta: Delta) -> Awaitable[None] | None:
+            return stream.write(answer.chunk(job, event, delta, generation))
 
         await stream.start()
         self.state.keeper.add(stream)

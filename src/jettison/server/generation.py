@@ -21,8 +21,9 @@ from jettison.server.metrics import NANOSECONDS, ServerMetrics
 from jettison.server.prompts import Prompt
 from jettison.types import FinishReason, Request
 
-Sink = Callable[["Job", TokenEvent, Delta], Awaitable[None]]
-"""Takes what an event added to a choice. Called in order for each choice; choices interleave."""
+Sink = Callable[["Job", TokenEvent, Delta], Awaitable[None] | None]
+"""Takes what an event added to a choice; what it returns is awaited before the choice's next event. Called in order for
+each choice; choices interleave."""
 
 RecordRequest = Callable[[int, int, int, int, bool, str], None]
 """``ServerSettings.record_request``."""
@@ -164,7 +165,8 @@ class Generation:
                 continue
             if delta.finish_reason is not None and event.finish_reason is None:
                 self._engine.finish_early(job.request.request_id)
-            await sink(job, event, delta)
+            if (taken := sink(job, event, delta)) is not None:
+                await taken
             job.num_events += 1
         if not job.is_over and not self.client_is_gone:
             raise RuntimeError("the engine ended a request without a reason")

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httptools
@@ -21,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, retry_headers
 from jettison.server.quiet_log import Seldom
 from jettison.server.settings import ServerSettings
+from jettison.server.sse import WRITE_NOW
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.ERROR)  # a line for each malformed request would let any client fill the log
@@ -86,6 +88,15 @@ class _AnswerTransport:
     def is_closing(self) -> bool:
         """As a transport's."""
         return self._protocol._is_refused or self._protocol.transport.is_closing()
+
+
+def _write_now(cycle: RequestResponseCycle, body: bytes) -> bool:
+    """A piece of a chunked answer; see ``sse.WriteNow``. What ``send`` would wait for or refuse is left to it."""
+    is_plain = cycle.response_started and cycle.chunked_encoding and not cycle.response_complete
+    if not is_plain or cycle.flow.write_paused or cycle.disconnected or not body:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+    return True
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -266,6 +277,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self.cycle.keep_alive = False
             self._is_in_headers = False
             self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]
+            self.scope[WRITE_NOW] = partial(_write_now, self.cycle)  # type: ignore[literal-required]
             self._num_body_bytes = int(dict(self.headers).get(b"content-length", 0))  # llhttp has checked it
 
     def on_body(self, body: bytes) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.types import Send
 
@@ -27,13 +27,25 @@ _HEADERS = (
 )
 
 
+WRITE_NOW = "jettison.write_now"
+"""Key of a ``WriteNow`` in the scope of a request, where the HTTP protocol has one."""
+
+WriteNow = Callable[[bytes], bool]
+"""Write a piece of the answer that has begun; False, and nothing is written, where that has to wait or cannot be."""
+
+
 class EventStream:
-    """One answer as it is made. ``send`` is ASGI's; each call of it writes whole events."""
+    """One answer as it is made. ``send`` is ASGI's; each call of it writes whole events.
 
-    __slots__ = ("_num_sending", "_send", "is_open", "last_s", "sending_since_s")
+    ``write_now`` does the same without the way through all layers of the application, which costs more than a token's
+    chunk. Those layers have nothing to do with an answer between its first and its last piece.
+    """
 
-    def __init__(self, send: Send) -> None:
+    __slots__ = ("_num_sending", "_send", "_write_now", "is_open", "last_s", "sending_since_s")
+
+    def __init__(self, send: Send, write_now: WriteNow | None = None) -> None:
         self._send = send
+        self._write_now = write_now
         self.is_open = False
         self.last_s = 0.0
         """When the last event went out."""
@@ -47,9 +59,12 @@ class EventStream:
         self.last_s = time.monotonic()
         self.is_open = True
 
-    async def write(self, events: bytes) -> None:
-        """Whole events, terminated."""
-        await self._put(events, more=True)
+    def write(self, events: bytes) -> Awaitable[None] | None:
+        """Whole events, terminated; what is returned is to be awaited."""
+        if self._write_now is not None and not self._num_sending and self._write_now(events):
+            self.last_s = time.monotonic()
+            return None
+        return self._put(events, more=True)
 
     async def comment(self) -> None:
         """Something for proxies to see, unless the stream has ended or got busy since this was thought of."""

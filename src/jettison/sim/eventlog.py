@@ -41,11 +41,11 @@ class EventLog:
 
     def note_action(self, now_ns: int, action: ports.Action) -> None:
         """Add what the core decided: records, and ends of requests."""
-        match action:
-            case ports.Record():
-                self.note(now_ns, "record", action.kind, sorted((k, repr(v)) for k, v in action.fields.items()))
-            case ports.Emit() if action.finish_reason is not None:
+        if isinstance(action, ports.Emit):
+            if action.finish_reason is not None:
                 self.note(now_ns, "end", action.request_id, str(action.finish_reason))
+        elif isinstance(action, ports.Record):
+            self.note(now_ns, "record", action.kind, sorted((k, repr(v)) for k, v in action.fields.items()))
 
     @property
     def hexdigest(self) -> str:

@@ -40,13 +40,16 @@ class GapHistogram:
         self._counts: dict[int, int] = {}
         self._sum_s = 0.0
         self._max_s = 0.0
+        self._last_s, self._last_at = -1.0, 0
+        """The last gap and its bin: requests of one step have equal ones."""
 
-    def add(self, gap_s: float, count: int = 1) -> None:
-        """Add equal gaps."""
-        at = round(math.log10(max(gap_s, _LEAST_GAP_S)) * _BINS_PER_DECADE)
-        self._counts[at] = self._counts.get(at, 0) + count
-        self._sum_s += gap_s * count
-        self._max_s = max(self._max_s, gap_s)
+    def add(self, gap_s: float) -> None:
+        """Add one."""
+        if gap_s != self._last_s:
+            self._last_s, self._last_at = gap_s, round(math.log10(max(gap_s, _LEAST_GAP_S)) * _BINS_PER_DECADE)
+            self._max_s = max(self._max_s, gap_s)
+        self._counts[self._last_at] = self._counts.get(self._last_at, 0) + 1
+        self._sum_s += gap_s
 
     def add_all(self, gaps_s: npt.NDArray[np.float64], count: int) -> None:
         """Add ``count`` of each of these gaps."""
@@ -185,7 +188,8 @@ class Clients:
 
     def _add_gap(self, record: RequestRecord, gap_s: float) -> None:
         (self.offline_gaps if record.is_offline else self.gaps).add(gap_s)
-        record.longest_gap_s = max(record.longest_gap_s or 0.0, gap_s)
+        if record.longest_gap_s is None or gap_s > record.longest_gap_s:
+            record.longest_gap_s = max(0.0, gap_s)
 
     def _is_of_batch(self, record: RequestRecord) -> bool:
         return record.index >= len(self.records)

@@ -115,6 +115,7 @@ class Stepping:
         for row in flight.step.rows:
             if row.remote:
                 self._state.counters.num_live_rows += 1
+                row.state.num_live_rows += 1
             if row.state.ending is not None:
                 self._state.reap(row.state)
         return actions

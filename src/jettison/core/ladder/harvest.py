@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
@@ -29,6 +30,7 @@ from jettison.policy.checkpointing import (
     copy_bound_s,
     is_faster_recomputed,
 )
+from jettison.policy.exchange import ExchangeCosts
 from jettison.policy.order import in_service_order
 from jettison.policy.slo import objectives
 from jettison.policy.swapping import StoredRow, choose_swap_ins
@@ -176,9 +178,10 @@ class HarvestRung(Rung):
 
     def _decide(self, group: Group) -> None:
         below_free = self._state.params.offline.checkpoint_below_free
+        costs = cache(lambda: self.means.loads.exchange_costs(group))  # of this moment, where they are asked for at all
         self._decided[group.group_id] = self._policies[group.group_id].blocks_to_checkpoint(
             group.blocks.num_allocatable, group.blocks.capacity, below_free, lambda: self._budget_blocks(group),
-            lambda num_blocks: self._is_faster_recomputed(group, num_blocks, num_blocks),
+            cache(lambda num_blocks: self._is_faster_recomputed(group, num_blocks, num_blocks, costs())),
         )
 
     def _budget_blocks(self, group: Group) -> int:
@@ -226,7 +229,8 @@ class HarvestRung(Rung):
         if not chosen:
             return
         budget = self._budget_blocks(group)
-        again = tuple(r for r in chosen if self._is_faster_recomputed(group, entries[r].num_blocks, budget))
+        costs = self.means.loads.exchange_costs(group)
+        again = tuple(r for r in chosen if self._is_faster_recomputed(group, entries[r].num_blocks, budget, costs))
         why = "there is room beside what online requests need"
         if again:
             slow = "the link would take longer than computing it"
@@ -236,19 +240,16 @@ class HarvestRung(Rung):
                 groups=(group.group_id,), why=why, come_back=tuple(r for r in chosen if r not in again)
             )
 
-    def _is_faster_recomputed(self, group: Group, num_blocks: int, budget_blocks: int) -> bool:
-        costs = self.means.loads.exchange_costs(group)
+    def _is_faster_recomputed(
+        self, group: Group, num_blocks: int, budget_blocks: int, costs: ExchangeCosts
+    ) -> bool:
         num_tokens = num_blocks * group.limits.block_size
         link_s = self.means.loads.copied_beside_s(group, num_blocks)
         return is_faster_recomputed(num_blocks, budget_blocks, costs.step_s, costs.recompute_s(num_tokens), link_s)
 
     def _growth(self, group: Group) -> int:
         """Blocks that those who run will take in the next steps."""
-        limits, ledger = group.limits, group.blocks.ledgers[0]
-        return sum(
-            max(0, limits.blocks_for(s.num_tokens + AHEAD_STEPS) - ledger.num_blocks_of(s.request_id))
-            for s in group.queues.running.values()
-        )
+        return group.blocks.num_to_grow(group.queues.running.values(), AHEAD_STEPS)
 
     def _keep_room(self, group: Group) -> None:
         """Newcomers leave room for online requests that were freed: those were admitted before them."""

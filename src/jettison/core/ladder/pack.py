@@ -112,9 +112,9 @@ class PackRung(Rung):
         """In the last epoch: what the move costs and saves, device-seconds."""
         self._num_owed = 0
         self._num_lost = 0
+        """Groups that refused moves cost when they were counted last."""
         self._lost_due_ns = 0
         """From when on they are counted again."""
-        """Groups that refused moves cost in the last epoch."""
         self._last_told: Mapping[str, object] = {}
 
     @property
@@ -215,7 +215,7 @@ class PackRung(Rung):
             return "layers are being dropped or restored"
         if state.unplaced and any(not s.is_offline for s in state.unplaced.values()):
             return "no group takes a request"
-        if any(not w.alive and not w.is_gone for w in state.workers.values()):
+        if any(not w.alive and not w.is_gone and not w.is_asleep for w in state.workers.values()):
             return "a worker is down"
         return KEPT_OUT if self._loads.kept_out else None
 
@@ -228,9 +228,7 @@ class PackRung(Rung):
         ahead = -(-EARLY_STEPS // limits.block_size)
         if len(running) * (ahead + 1) <= blocks.num_allocatable:
             return False
-        ledger = blocks.ledgers[0]
-        grown = (limits.blocks_for(s.num_tokens + EARLY_STEPS) - ledger.num_blocks_of(r) for r, s in running.items())
-        return sum(max(0, num) for num in grown) > blocks.num_allocatable
+        return blocks.num_to_grow(running.values(), EARLY_STEPS) > blocks.num_allocatable
 
     def _epoch(self, pressure: str | None, now_ns: int, *, is_new: bool, is_early: bool) -> Iterator[Offer | Record]:
         owed = list(self.desired.owed())
@@ -297,15 +295,22 @@ class PackRung(Rung):
         return worthy
 
     def _ordered(self, owed: Sequence[Owed]) -> Iterator[Owed]:
-        """Those for whom there is room now; who waits for the way of another goes when that has gone."""
-        if not owed:
-            return
+        """Those for whom there is room now; who waits for the way of another goes when that has gone. Pool by pool: a
+        spare of another one would keep who was to pass through it."""
+        groups = self._state.groups
+        by_pool: defaultdict[int, list[Owed]] = defaultdict(list)
+        for o in owed:
+            by_pool[o.source.blocks.capacity].append(o)
+        for capacity, moves in by_pool.items():
+            spares = sorted(d for d in self.desired.closed() if groups[d].blocks.capacity == capacity)
+            yield from self._ordered_with(moves, spares)
+
+    def _ordered_with(self, owed: Sequence[Owed], spares: Sequence[GroupId]) -> Iterator[Owed]:
         groups = self._state.groups
         by_id = {o.state.request_id: o for o in owed}
-        devices = {g.group_id for o in owed for g in (o.source, o.destination)} | self.desired.closed()
+        devices = {g.group_id for o in owed for g in (o.source, o.destination)}.union(spares)
         free = {d: max(0, groups[d].blocks.num_free - groups[d].blocks.watermark) for d in devices}
         moves = [Move(r, o.source.group_id, o.destination.group_id, self._blocks(o.state)) for r, o in by_id.items()]
-        spares = sorted(self.desired.closed())
         for step in order_moves(moves, free, spares).steps:
             if step.wave > 0:
                 return

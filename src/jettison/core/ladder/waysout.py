@@ -194,10 +194,10 @@ class WaysOut:
             return None
         params, (num_blocks, num_tokens) = state.params.migration, fitting
         rate = PullRates(state).of_kv((group.worker_ids[0], to.worker_ids[0]))
-        is_kv = params.kind is MigrationKind.KV
-        prefill = None if is_kv else state.predictor.prefill_tokens_per_s(state.limits.max_num_batched_tokens)
+        may_kv, may_tokens = params.kind is not MigrationKind.TOKENS, params.kind is not MigrationKind.KV
+        prefill = state.predictor.prefill_tokens_per_s(state.limits.max_num_batched_tokens) if may_tokens else None
         return Migration(
-            num_blocks * block_bytes(state), rate * params.period_s if is_kv and rate else None,
+            num_blocks * block_bytes(state), rate * params.period_s if may_kv and rate else None,
             num_tokens, prefill * params.period_s if prefill else None, params.period_s,
         )
 

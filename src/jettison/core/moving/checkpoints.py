@@ -64,8 +64,9 @@ class Checkpoints:
         if entry is None:
             return 0
         num_sealed, num_copied = self._num_sealed(state), self._num_slots(entry)
-        is_fixed = not _is_in_pools_of(entry, group.stages) and num_sealed <= 2 * num_copied
-        return num_sealed if is_fixed else min(num_copied, num_sealed)
+        if num_copied < num_sealed <= 2 * num_copied and not _is_in_pools_of(entry, group.stages):
+            return num_sealed
+        return min(num_copied, num_sealed)
 
     def num_written_blocks(self, state: RequestState) -> int:
         """Leading blocks that would stay at the host, were it freed now."""
@@ -79,7 +80,7 @@ class Checkpoints:
         return state.num_computed // self._cluster.limits.block_size
 
     def _num_slots(self, entry: HostedKV) -> int:
-        return self._hosted.pools[entry.pools.worker_ids[0]].num_blocks_of(entry.state.request_id)
+        return self._hosted.pools[next(iter(entry.pools.places)).worker_id].num_blocks_of(entry.state.request_id)
 
     # --- copying ----------------------------------------------------------------------------------------------
 

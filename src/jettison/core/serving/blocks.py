@@ -118,17 +118,31 @@ class GroupBlocks:
 
     def num_used_by(self, request_ids: Iterable[RequestId]) -> int:
         """Blocks of these requests (the ledgers may hold those of other groups, too)."""
-        return sum(self.ledgers[0].num_blocks_of(request_id) for request_id in request_ids)
+        tables = self.ledgers[0].tables
+        return sum([len(tables[request_id].ids) for request_id in request_ids if request_id in tables])
 
     def num_distinct(self, request_ids: Iterable[RequestId]) -> int:
-        """The same, each block once. O(their blocks)."""
-        ledger = self.ledgers[0]
-        return len({i for r in request_ids if ledger.has(r) for i in ledger.table(r).ids})
+        """The same, each block once. O(their blocks), where any is shared."""
+        tables, shared = self.ledgers[0].tables, self.ledgers[0].shared
+        held = [tables[request_id].ids for request_id in request_ids if request_id in tables]
+        twice = [i for ids in held if not shared.isdisjoint(ids) for i in ids if i in shared] if shared else []
+        return sum(map(len, held)) - len(twice) + len(set(twice))
 
     def num_used_without(self, request_ids: Iterable[RequestId]) -> int:
         """Blocks that are held, but for those that only one of these requests holds."""
         ledger = self.ledgers[0]
         return self.num_used - sum(ledger.num_exclusive_blocks(r) for r in request_ids if ledger.has(r))
+
+    def num_to_grow(self, states: Iterable[RequestState], num_steps: int) -> int:
+        """Blocks that these requests take in so many more steps of a token each."""
+        tables, size = self.ledgers[0].tables, self._limits.block_size
+        total = 0
+        for state in states:
+            table = tables.get(state.request_id)
+            lacking = -(-(state.num_tokens + num_steps) // size) - (len(table.ids) if table is not None else 0)
+            if lacking > 0:
+                total += lacking
+        return total
 
     @property
     def watermark(self) -> int:

@@ -77,7 +77,8 @@ class Assembly:
 
         BudgetError where a worker's first layout does not fit into its memory, its memory not into addresses, or all
         processes not into the machine; ModelError where the folder's weights are not those of its configuration (their
-        headers are read). Logs a warning where the workers may come to use more than the machine has.
+        headers are read). Logs a warning where the workers may come to use more than the machine has, or
+        none of them will ever fall asleep.
         """
         memory = self.config.memory
         sizes = PageSizes.of(self.shape, memory.block_size, memory.page_bytes)
@@ -107,7 +108,10 @@ class Assembly:
         limit = memory_limit()
         if (complaint := wanted.complaint(limit)) is not None:
             raise BudgetError(complaint)
-        for warning in (wanted.warning(limit), cores_warning(len(specs), specs[0].num_threads, usable_cores())):
+        for warning in (
+            wanted.warning(limit), cores_warning(len(specs), specs[0].num_threads, usable_cores()),
+            self.config.sleep.why_nobody_sleeps(len(specs)),
+        ):  # fmt: skip
             if warning is not None:
                 log.warning("%s", warning)
 

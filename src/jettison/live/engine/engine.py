@@ -278,7 +278,10 @@ class Engine:
     async def _events(self, request_id: RequestId, stream: Stream) -> AsyncIterator[TokenEvent]:
         try:
             while True:
-                event = await stream.get()
+                event = stream.take()
+                if event is None:
+                    await stream.more()
+                    continue
                 yield event
                 if event.finish_reason is not None:
                     return

@@ -466,8 +466,6 @@ def worker_environment(num_threads: int) -> dict[str, str]:
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         env[variable] = str(num_threads)
-    # Threads of torch that wait for its next operation would hold the cores that the kernels' own threads need.
-    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     bound_onednn_caches(env)
     return env
 

@@ -74,6 +74,7 @@ class Completion:
     error: str | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_live_rows: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
@@ -265,5 +266,6 @@ class LocalCluster:
             if emit.state is not None:
                 completion.num_cached_tokens = emit.state.num_cached
                 completion.num_preemptions = emit.state.num_preemptions
+                completion.num_live_rows = emit.state.num_live_rows
                 completion.prompt_logprobs = emit.state.prompt_logprobs
 

@@ -32,9 +32,11 @@ class Stream:
             if not waiter.done():  # a reader that was cancelled has left it so
                 waiter.set_result(None)
 
-    async def get(self) -> TokenEvent:
-        """The next event, waited for."""
-        while not self._events:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return self._events.popleft()
+    def take(self) -> TokenEvent | None:
+        """The next event, if it has come."""
+        return self._events.popleft() if self._events else None
+
+    def more(self) -> asyncio.Future[None]:
+        """Done when another event has come; only where ``take`` gave none."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter

@@ -2,7 +2,8 @@
 
 Every architecture goes through every memory event on a real cluster (real pages, real moves, in one process); each
 token is compared with what ``transformers`` computes from the same history, up to the first difference of a
-request. Without ``transformers`` the reference is one instance with ample memory. An event that a model cannot have,
+request. Without ``transformers``, and where one asks for it, the reference is one instance with ample memory that has
+each request alone. An event that a model cannot have,
 and one that fails or hangs, are rows like the others.
 """
 
@@ -31,6 +32,7 @@ from jettison.live.verify.scenarios_many import MANY
 from jettison.live.verify.scenarios_migration import MIGRATIONS
 from jettison.live.verify.scenarios_packing import PACKING
 from jettison.live.verify.scenarios_sleep import SLEEP
+from jettison.live.verify.scenarios_steps import STEPS
 from jettison.live.verify.scenarios_together import RUNGS_TOGETHER
 from jettison.live.verify.solo_reference import SoloReference
 from jettison.memory.kvtransfers import ExchangeMode
@@ -62,7 +64,7 @@ class Architecture:
     head_dim: int | None = None
 
 
-SCENARIOS = scenarios.SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | HARVEST | SLEEP | PACKING
+SCENARIOS = STEPS | scenarios.SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | HARVEST | SLEEP | PACKING
 FULL_ONLY = MANY | HARVEST_IN_PIPELINES
 
 ARCHITECTURES = (
@@ -76,7 +78,7 @@ ARCHITECTURES = (
 
 def run_verify(
     model_dir: Path | None, json_out: Path | None, dtype: str = "float64", seed: int = 0, *, full: bool = False,
-    max_model_len: int | None = None, kernels: str = "auto",
+    max_model_len: int | None = None, kernels: str = "auto", alone: bool = False,
 ) -> int:
     """Run the table, print it, write it; 0 if every event that the models can have happened, every request was answered
     in full and nothing differs, else 1. What has been found is in ``json_out`` after each event, and is printed however
@@ -84,13 +86,14 @@ def run_verify(
 
     ``full``: also three and four instances, offline requests in pipelines, and real worker processes that are killed
     at every named place of a move in every mode of exchange (each of these on one of the architectures in turn).
-    ``max_model_len``: context that is served, as ``jettison serve`` has it.
+    ``max_model_len``: context that is served, as ``jettison serve`` has it. ``alone``: compare with each request alone,
+    computed by the same kernels, whatever is installed.
 
     Raises ModelError or ConfigError for a folder or precision that cannot be served, before the first event.
     """
     console = Console()
-    has_reference = transformers_available()
-    if not has_reference:
+    has_reference = transformers_available() and not alone
+    if not has_reference and not alone:
         console.print(f"[red]{NO_REFERENCE}[/red]")
     with tempfile.TemporaryDirectory(prefix="jettison-verify-") as scratch:
         models = [
@@ -100,7 +103,9 @@ def run_verify(
         served = [check_served(setting) for _, setting in models]
         of_all = served[0].worker_specs[0]
         against = "transformers" if has_reference else SOLO
-        table = ProofTable(Conditions(of_all.dtype, against, of_all.kernels, max_model_len), json_out)
+        parts_apart = alone and of_all.dtype != "float64"
+        conditions = Conditions(of_all.dtype, against, of_all.kernels, max_model_len, parts_apart)
+        table = ProofTable(conditions, json_out)
         events = SCENARIOS | FULL_ONLY if full else SCENARIOS
         deaths = [death_plan(i, len(models)) if full else [] for i in range(len(models))]
         total = len(models) * len(events) + sum(len(places) for plan in deaths for _, _, places in plan)
@@ -109,7 +114,8 @@ def run_verify(
                 bar = _Bar(progress, progress.add_task("verifying", total=total), console)
                 for (name, setting), assembly, plan in zip(models, served, deaths, strict=True):
                     resolved = replace(setting, dtype=of_all.dtype)
-                    run = _Run(name, resolved, assembly.shape.num_layers, table, bar)
+                    reference = make_reference(resolved) if not alone else solo_reference(resolved)
+                    run = _Run(name, resolved, assembly.shape.num_layers, table, bar, reference)
                     run.events(events)
                     for mode, instances, places in plan:
                         run.deaths(mode, instances, places)
@@ -136,7 +142,12 @@ def make_reference(setting: Setting) -> Reference:
     """``transformers`` where it is installed."""
     if transformers_available():
         return TransformersReference(setting.model_dir, setting.dtype, setting.max_model_len)
-    return SoloReference(setting.model_dir, setting.dtype, setting.max_model_len)
+    return solo_reference(setting)
+
+
+def solo_reference(setting: Setting) -> Reference:
+    """Each request alone, by the kernels of the events."""
+    return SoloReference(setting.model_dir, setting.dtype, setting.max_model_len, setting.kernels)
 
 
 class _Bar:
@@ -157,10 +168,12 @@ class _Bar:
 class _Run:
     """One model's way through the events."""
 
-    def __init__(self, name: str, setting: Setting, num_layers: int, table: ProofTable, bar: _Bar) -> None:
+    def __init__(
+        self, name: str, setting: Setting, num_layers: int, table: ProofTable, bar: _Bar, reference: Reference
+    ) -> None:
         self._name, self._setting, self._num_layers = name, setting, num_layers
         self._table, self._bar = table, bar
-        self._reference = make_reference(setting)
+        self._reference = reference
 
     def events(self, events: Mapping[str, Event]) -> None:
         """One after the other; one that fails is a row that says so, and the others are run."""
@@ -197,7 +210,8 @@ class _Run:
     def _attempt(self, event: str, scenario: Callable[[], Outcome]) -> Row:
         """What goes wrong in an event is its row; what is wrong with the model is no event's affair (ModelError)."""
         try:
-            return compare(self._name, event, scenario(), self._reference)
+            parts_apart = self._table.conditions.parts_apart
+            return compare(self._name, event, scenario(), self._reference, parts_apart=parts_apart)
         except ModelError:
             raise
         except JettisonError as error:

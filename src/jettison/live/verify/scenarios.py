@@ -45,6 +45,8 @@ class Observed:
     output: list[int]
     problem: str = ""
     """Why it counts as cut off: it ended early though no client cancelled it."""
+    was_live: bool = False
+    """It attended to KV at its old home for a while: its attention was computed in parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,10 @@ def observed(cluster: LocalCluster, prompts: list[list[int]]) -> list[Observed]:
     """What ``request-0`` and on have produced."""
     found = [(prompt, cluster.completions[f"request-{i}"]) for i, prompt in enumerate(prompts)]
     context = cluster.assembly.limits.max_model_len
-    return [Observed(prompt, done.token_ids, _problem(len(prompt), done, context)) for prompt, done in found]
+    return [
+        Observed(prompt, done.token_ids, _problem(len(prompt), done, context), done.num_live_rows > 0)
+        for prompt, done in found
+    ]
 
 
 def _problem(num_prompt: int, done: Completion, context: int) -> str:

@@ -31,11 +31,16 @@ class Growing(NamedTuple):
     """Its size in the packing."""
     blocks_per_s: float
     """By which it grows."""
+    most_blocks: int | None = None
+    """That it may ever hold; None: not known."""
 
 
-def reserved_blocks(num_blocks: int, blocks_per_s: float, capacity: int, params: ReserveParams) -> int:
-    """The size to pack with: at least what it holds, at most the capacity."""
-    return max(num_blocks, min(capacity, math.ceil(num_blocks + blocks_per_s * params.ahead_s)))
+def reserved_blocks(
+    num_blocks: int, blocks_per_s: float, capacity: int, params: ReserveParams, most_blocks: int | None = None
+) -> int:
+    """The size to pack with: at least what it holds, at most the capacity and what the request may ever hold."""
+    most = capacity if most_blocks is None else min(capacity, most_blocks)
+    return max(num_blocks, min(most, math.ceil(num_blocks + blocks_per_s * params.ahead_s)))
 
 
 def plan_resizes(rows: Iterable[Growing], capacity: int, params: ReserveParams) -> list[Resize]:
@@ -44,7 +49,7 @@ def plan_resizes(rows: Iterable[Growing], capacity: int, params: ReserveParams) 
     resizes = []
     for row in rows:
         if row.num_blocks + row.blocks_per_s * params.epoch_s > row.reserved_blocks:
-            size = reserved_blocks(row.num_blocks, row.blocks_per_s, capacity, params)
+            size = reserved_blocks(row.num_blocks, row.blocks_per_s, capacity, params, row.most_blocks)
             if size > row.reserved_blocks:
                 resizes.append(Resize(row.request_id, size))
     return resizes

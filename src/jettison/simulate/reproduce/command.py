@@ -31,7 +31,7 @@ PLOTS = Path("reproduction")
 def list_figures(console: Console) -> None:
     """Names and titles."""
     for figure in FIGURES.values():
-        by_name = "; takes hours, no part of `all`" if figure.is_long else ""
+        by_name = "; takes long, no part of `all`" if figure.is_long else ""
         console.print(f"{figure.name:20} {figure.title} ({figure.source}{by_name})", markup=False, highlight=False)
 
 

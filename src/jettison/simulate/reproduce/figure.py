@@ -126,7 +126,7 @@ class Figure:
     parts: tuple[Part, ...]
     plots: tuple[Plot, ...] = ()
     is_long: bool = False
-    """It takes hours, and is run only where it is asked for by name."""
+    """It takes half an hour or more, and is run only where it is asked for by name."""
 
     @property
     def specs(self) -> tuple[str, ...]:

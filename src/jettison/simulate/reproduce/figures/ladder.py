@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from statistics import fmean
 from typing import Any
 
@@ -269,11 +269,16 @@ def _bars_by_part(
 # --- the figures
 
 
-def a_day(name: str, title: str, workload: str, changes: Mapping[str, Any], *, is_long: bool = False) -> Figure:
-    """The spec with such changes, as a figure."""
+def a_day(
+    name: str, title: str, workload: str, changes: Mapping[str, Any], *, is_long: bool = False,
+    only: Collection[str] | None = None,
+) -> Figure:
+    """The spec with such changes, as a figure; ``only``: of these of its systems."""
     spec = read_spec(SPEC)
     parts = parts_of(spec.changed(**changes))
-    systems = tuple(Variant(v.name, v.policy, dict(v.settings)) for v in spec.parsed.variants)
+    systems = tuple(
+        Variant(v.name, v.policy, dict(v.settings)) for v in spec.parsed.variants if only is None or v.name in only
+    )
     claims = _claims((v.name for v in systems), parts)
     plots = (
         Plot("awake", _draw_awake(workload, parts)),
@@ -302,6 +307,11 @@ FIGURES = (
     a_day(
         "ladder-day", "a day under the whole ladder, and under each part of it alone", "a day at 64 instances", {},
         is_long=True,
+    ),
+    a_day(
+        "ladder-day-short", "the same with all instances and a fifth of the time",
+        "two minutes of each part at 64 instances", smaller(64, 120.0), is_long=True,
+        only=(*SIDE_BY_SIDE, PACK_AND_SLEEP),
     ),
     a_day(
         "ladder-day-small", "the same with a quarter of the instances and a twentieth of the time",
