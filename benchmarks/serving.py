@@ -11,7 +11,7 @@ others are stopped. A round is
    cache and vLLM's cache of compiled code are warm;
 2. floods: 64 requests of 128 tokens in and 64 out at once, over HTTP, and the same in Jettison's process without HTTP;
 3. points: Poisson arrivals at shares of one rate for all servers, so that they are compared at equal load: the rate at
-   which vLLM's flooded output (of the file's first round) would just be used up. Prompts have 64, 128 or 192 tokens and
+   which vLLM's best flood (of the file's first round) would just be used up. Prompts have 64, 128 or 192 tokens and
    outputs 32, 64 or 96, each with equal chance, independent of each other; greedy, end of sequence ignored.
 
 Which server is first turns by one each round, and each round has other arrivals. `--rounds` runs some of them and adds
@@ -57,7 +57,7 @@ CONTEXT, STEP_TOKENS, MAX_REQUESTS = 512, 512, 128
 FLOOD = Batch(64, 128, 64)
 PROMPTS, OUTPUTS = (64, 128, 192), (32, 64, 96)
 LEAST_REQUESTS = 100
-POINT_S = 10.0
+POINT_S = 8.0
 """A point lasts at least so long, and has at least so many requests."""
 TIMEOUT_S = 90.0
 """What a load has not got by then counts as not answered."""
@@ -191,11 +191,11 @@ def start(server: ChildServer, seed: int) -> dict[str, float]:
     return {"ready_s": round(ready_s, 3), "first_token_s": round(first_s, 3)}
 
 
-def one_round(number: int, args: argparse.Namespace, document: Document) -> Document:
-    """Start all, flood all, meet all points, end all. Returns what is to be kept of the round."""
+def one_round(number: int, args: argparse.Namespace, document: Document) -> None:
+    """Start all, flood all, meet all points, end all. The document gets what is found as it is found."""
     makers = servers(args)
     names = [*makers][number % len(makers) :] + [*makers][: number % len(makers)]
-    kept: Document = {"startup": {}, "flood_tokens_per_s": {}, "points": {}}
+    kept = document["rounds"][str(number)] = {"startup": {}, "flood_tokens_per_s": {}, "points": {}}
     with contextlib.ExitStack() as ending:
         running: dict[str, ChildServer] = {}
         for name in names:
@@ -204,7 +204,7 @@ def one_round(number: int, args: argparse.Namespace, document: Document) -> Docu
             kept["startup"][name] = start(running[name], number)
             say(f"{name}: {kept['startup'][name]}")
         if not args.shares:
-            return kept
+            return
         config = jettison_config(make_folder(args.models, QWEN3_110M))
         spec = EngineSpec(IN_PROCESS, "jettison_engine.py", {"mode": "local", "config": config})
         local = EngineProcess(spec, list(range(os.cpu_count() or 1)))
@@ -213,7 +213,7 @@ def one_round(number: int, args: argparse.Namespace, document: Document) -> Docu
         kept["flood_tokens_per_s"] = flood_all(running, local, 10 * number)
         local.close()  # its memory is the servers'
         capacity = document.setdefault(
-            "capacity", {"of": REFERENCE, "tokens_per_s": kept["flood_tokens_per_s"][REFERENCE][0]}
+            "capacity", {"of": REFERENCE, "tokens_per_s": max(kept["flood_tokens_per_s"][REFERENCE])}
         )
         for share in args.shares:
             rate = share * capacity["tokens_per_s"] / statistics.mean(OUTPUTS)
@@ -222,7 +222,6 @@ def one_round(number: int, args: argparse.Namespace, document: Document) -> Docu
             for name, server in running.items():
                 point[name] = meet(server, load, number)
                 say(f"{share:g}, {name}: {point[name]}")
-    return kept
 
 
 def flood_all(running: dict[str, ChildServer], local: EngineProcess, seed: int) -> dict[str, list[float]]:
@@ -269,6 +268,8 @@ def show(document: Document) -> None:
     pairs = [p for r in loaded for p in zip(r["flood_tokens_per_s"]["jettison"], r["flood_tokens_per_s"][IN_PROCESS])]
     print(f"HTTP costs {spread([100 * (1 - http / local) for http, local in pairs])} %, flood by flood")
     for share in loaded[0]["points"]:
+        if not all(len(r["points"].get(share, ())) == 1 + len(names) for r in loaded):
+            continue  # one was cut off
         rate = statistics.median(r["points"][share]["rate_per_s"] for r in loaded)
         print(f"\n{share} of {REFERENCE}'s flooded output: {rate:.1f} requests a second; milliseconds\n")
         for name in names:
@@ -298,8 +299,10 @@ def main() -> None:
     document: Document = json.loads(args.json.read_text()) if args.json.exists() else {"rounds": {}}
     for number in args.rounds:
         say(f"round {number}")
-        document["rounds"][str(number)] = one_round(number, args, document)
-        write_result(args.json, document | {"machine": machine(), "niceness": os.nice(0)}, *LIVE)
+        try:
+            one_round(number, args, document)
+        finally:  # a run that is cut off leaves what it has
+            write_result(args.json, document | {"machine": machine(), "niceness": os.nice(0)}, *LIVE)
     show(document)
 
 

