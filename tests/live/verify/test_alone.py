@@ -68,11 +68,11 @@ def logprobs(cluster: LocalCluster, name: str) -> list[TokenLogprobs | None]:
 @pytest.mark.parametrize(
     "flags",
     [
-        {}, {"max_num_batched_tokens": 7, "max_num_seqs": 7}, {"max_num_batched_tokens": 32},
+        {}, {"max_num_batched_tokens": 7, "max_num_seqs": 7}, {"max_num_batched_tokens": 32}, {"num_threads": 2},
         {"instances": 2, "overload": "pipeline"},
     ],
 )  # fmt: skip
-def test_in_bfloat16_logits_have_the_same_bits_in_any_batch_chunk_and_stage(
+def test_in_bfloat16_logits_have_the_same_bits_in_any_batch_chunk_stage_and_number_of_threads(
     flags: dict[str, Any], model_dir: Path
 ) -> None:
     setting = Setting(model_dir, "bfloat16", NUM_TOKENS, seed=1, kernels="native")
