@@ -70,6 +70,8 @@ async def test_orders_reach_the_engine(client_with, control):
         ("/sleep?level=3", 400, "invalid_value", "level"),
         ("/sleep?level=x", 400, "invalid_value", "level"),
         ("/sleep?instance=-1", 400, "invalid_value", "instance"),
+        ("/sleep?instanse=1", 400, "invalid_value", "instanse"),
+        ("/wake_up?level=1", 400, "invalid_value", "level"),
         ("/sleep?instance=7", 400, "unknown_instance", "instance"),
         ("/sleep?instance=3", 409, "sleep_refused", None),
         ("/wake_up?instance=3", 409, "sleep_refused", None),

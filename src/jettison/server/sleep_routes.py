@@ -6,6 +6,8 @@ need their time, and ``/is_sleeping`` says how far it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -32,6 +34,7 @@ class SleepRoutes:
     async def sleep(self, request: Request) -> Response:
         """``level`` 1 (the default) keeps a copy of the parameters in host memory, 2 relies on peers; ``instance``: one
         (else all, and the first request wakes one)."""
+        _check_names(request, ("level", "instance"))
         level = _whole_number(request, "level")
         if level not in (None, 1, 2):
             raise bad_request("level must be 1 or 2.", "level")
@@ -39,11 +42,20 @@ class SleepRoutes:
 
     async def wake_up(self, request: Request) -> Response:
         """``instance``: one (else all that sleep)."""
+        _check_names(request, ("instance",))
         return json_response(self._control.wake(_whole_number(request, "instance")))
 
     async def is_sleeping(self, request: Request) -> Response:
         """``instance``: one (else whether all sleep)."""
+        _check_names(request, ("instance",))
         return json_response(self._control.states(_whole_number(request, "instance")))
+
+
+def _check_names(request: Request, known: Sequence[str]) -> None:
+    """A parameter that is not known is refused: a slip in ``instance`` would be an order to all of them."""
+    for name in request.query_params:
+        if name not in known:
+            raise bad_request(f"{name[:40]!r} is no parameter here: there are {', '.join(known)}.", name[:40])
 
 
 def _whole_number(request: Request, name: str) -> int | None:
@@ -51,5 +63,5 @@ def _whole_number(request: Request, name: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise bad_request(f"{name} must be a whole number, not {text[:40]!r}.", name)
+        raise bad_request(f"{name} must be a whole number of at least 0, not {text[:40]!r}.", name)
     return int(text)
