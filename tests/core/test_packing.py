@@ -6,6 +6,7 @@ import random
 
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster
+from sleepers import is_asleep, sleep
 
 from jettison.core.ladder.desired import Owed
 from jettison.core.ladder.lists import parse_overload, with_packing
@@ -25,11 +26,14 @@ def tokens(seed: int, num: int) -> list[int]:
     return [rng.randrange(1, 60) for _ in range(num)]
 
 
-def packed(packer: str = "mell", *, workers: int = 3, full_blocks: int = 160, **more: object) -> FakeCluster:
+def packed(
+    packer: str = "mell", *, workers: int = 3, full_blocks: int = 160, max_seqs: int = 16, offline: str | None = None,
+    **more: object,
+) -> FakeCluster:
     packing = PackParams(packer=packer, epoch_s=0.05, head_room=0.05, **more)  # type: ignore[arg-type]
     return FakeCluster(
         policy="recompute", num_workers=workers, full_blocks=full_blocks, max_tokens=64, prefix_caching=False,
-        packing=packing,
+        max_seqs=max_seqs, offline=offline, packing=packing,
     )
 
 
@@ -94,6 +98,48 @@ def test_offline_requests_are_not_packed() -> None:
     assert rung.gauges["devices_used"] == rung.gauges["devices_needed"] == 0
     assert rung.closed == frozenset(cluster.core.groups)
     expect_all_well(cluster)
+
+
+def test_offline_work_that_fills_all_memory_spreads_no_newcomers() -> None:
+    """One instance holds all that is online at once; offline work, which makes way, has all blocks of all three."""
+    cluster = packed(max_seqs=64, offline="harvest")
+    for i in range(600):
+        cluster.submit(f"o{i}", tokens(i, 12), 40, 0.05 * i, service_class=ServiceClass.OFFLINE)
+    for i in range(20):
+        cluster.submit(f"r{i}", tokens(i, 20), 20, 100 + 15.0 * i)
+    used: list[int] = []
+    for at_ms in range(110, 400, 10):
+        cluster.run(until_ms=at_ms)
+        groups = cluster.core.groups.values()
+        assert sum(g.queues.num_running_offline for g in groups) > 16
+        used.append(sum(bool(g.queues.online_requests()) for g in groups))
+    assert sum(used) <= 1.1 * len(used), used
+    expect_all_well(cluster)
+
+
+def test_where_memory_is_unlike_one_small_request_does_not_make_a_pool_of_one_full() -> None:
+    """Any request takes all devices of such a pool; three of them fit it all the same."""
+    cluster = packed(workers=2)
+    fake, worker = cluster.workers[1], cluster.core.state.workers[1]
+    fake.full_blocks = fake.capacity = worker.full_blocks = 80
+    worker.ledger.resize(80)
+    for i in range(3):
+        cluster.submit(f"r{i}", tokens(i, 20), 60, 20.0 * i)
+    cluster.run(until_ms=55)
+    assert homes(cluster) == {0}
+    expect_all_well(cluster)
+
+
+def test_a_dead_sleeper_is_no_pressure() -> None:
+    cluster = packed()
+    sleep(cluster, 2)
+    cluster.run(stop=lambda: is_asleep(cluster, 2))
+    cluster.kill(2)
+    cluster.run(stop=lambda: any(r.kind == "worker_lost" for r in cluster.records))
+    assert rung_of(cluster).pressure() is None
+    cluster.kill(1)
+    cluster.run(stop=lambda: sum(r.kind == "worker_lost" for r in cluster.records) == 2)
+    assert rung_of(cluster).pressure() == "a worker is down"
 
 
 def test_a_dear_move_is_refused_and_told() -> None:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sleepers import crowd, is_asleep, sleep
 
+from jettison.core.ladder.wake import WakeRung
 from jettison.core.params import AwakeParams
 from jettison.core.ports import LoadShard, OfflineStored, Record, SendShard, StoredWork
 from jettison.cost.hardware import HardwareProfile
@@ -73,7 +74,7 @@ def test_a_queue_that_is_let_in_by_itself_wakes_nobody() -> None:
 def test_a_migration_is_predicted_by_the_ways_in_which_it_may_go(kind: str) -> None:
     cluster = FakeCluster(
         num_workers=2, full_blocks=60, policy="migrate", migration_kind=kind, awake=AwakeParams(), max_tokens=512,
-        prefix_caching=False, migrate_threshold=1e9,
+        prefix_caching=False, migrate_threshold=1e9, profile=profiled(1e9, 1e9),
     )
     state, group = cluster.core.state, cluster.core.groups[0]
     cluster.core.dispatcher.place = lambda s: group.queues.enqueue(s) or True  # type: ignore[method-assign, func-returns-value]
@@ -82,7 +83,8 @@ def test_a_migration_is_predicted_by_the_ways_in_which_it_may_go(kind: str) -> N
     cluster.submit("head", [7] * 200, 4, cluster.now / MS, ignore_eos=True)
     cluster.run(stop=lambda: group.queues.waiting.head is not None)
     rung = cluster.core.ladder.rung("wake")
-    found = rung._ways.migration(group)  # type: ignore[union-attr]
+    assert isinstance(rung, WakeRung)
+    found = rung._ways.migration(group)
     assert found is not None
     assert (found.bytes_per_epoch is not None) == (kind != "tokens")
     assert (found.tokens_per_epoch is not None) == (kind != "kv")

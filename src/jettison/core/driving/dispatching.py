@@ -238,11 +238,7 @@ def _taken(group: Group, *, counts_offline: bool) -> tuple[int, int]:
 
 def _served(group: Group, *, counts_offline: bool) -> int:
     """The places alone: blocks take long to count, and are asked of few groups."""
-    queues = group.queues
-    if counts_offline or not (queues.num_running_offline or queues.moving or queues.stored):
-        return queues.num_served
-    others = (*queues.moving.values(), *queues.stored.values())
-    return queues.num_served - queues.num_running_offline - sum(s.is_offline for s in others)
+    return group.queues.num_served if counts_offline else group.queues.num_served_online
 
 
 def _rows(group: Group, waiting: WaitingQueue) -> list[QueuedRequest]:

@@ -223,7 +223,7 @@ class Desired:
                         continue
                     self._set_grip(seat, state, moving, now_ns)
                     held = min(_held(group, state), pool.capacity)
-                    growing[full].append(Growing(state.request_id, held, seat.num_blocks, rate, self._most(state)))
+                    growing[full].append(Growing(state.request_id, held, seat.num_blocks, rate))
         for request_id in [r for r in self._seats if r not in seen]:
             self._leave_seat(request_id)
         for full, rows in growing.items():
@@ -393,13 +393,9 @@ class Desired:
             seat.pool.packer.pin(state.request_id, grip)
 
     def _size(self, state: RequestState, pool: _Pool, num_blocks: int, rate: float) -> int:
-        reserved = reserved_blocks(num_blocks, rate, pool.capacity, self._params.reserve, self._most(state))
-        return min(reserved, pool.capacity)
-
-    def _most(self, state: RequestState) -> int:
-        """Blocks that it may ever hold."""
-        limits = self._cluster.limits
-        return limits.blocks_for(min(state.num_prompt + state.request.params.max_tokens, limits.max_model_len))
+        limits, params = self._cluster.limits, state.request.params
+        most = limits.blocks_for(min(state.num_prompt + params.max_tokens, limits.max_model_len))
+        return min(reserved_blocks(num_blocks, rate, pool.capacity, self._params.reserve, most), pool.capacity)
 
     def _growth(self, group: Group) -> float:
         """Blocks a second of one request that decodes there; 0 while too little is known."""
@@ -416,9 +412,11 @@ class Desired:
             self._update_pools()
         if state.request_id in self._seats:
             self._leave_seat(state.request_id)
-        for pool in self._pools.values():
-            blocks = self._cluster.limits.blocks_for(state.num_tokens)
-            if blocks > pool.full or pool.is_saturated:
+        if all(pool.is_saturated for pool in self._pools.values()):  # no placement empties a group
+            return None
+        blocks = self._cluster.limits.blocks_for(state.num_tokens)
+        for _, pool in sorted(self._pools.items(), reverse=True):
+            if blocks > pool.full:
                 continue
             rate = max((self._blocks_per_s.get(d, 0.0) for d in pool.packer.active), default=0.0)
             size = self._size(state, pool, blocks, rate)
@@ -452,17 +450,22 @@ class Desired:
         self._stale.clear()
 
     def takes(self, group_id: GroupId, state: RequestState) -> bool:
-        """It exists, has room now, and the prompts ahead there leave the newcomer its objective."""
+        """It exists, has room now or offline work that makes way, and the prompts ahead there leave the newcomer its
+        objective."""
         cluster = self._cluster
         group = cluster.groups.get(group_id)
         if group is None or not self.is_packed(group):
             return False
         cluster.catch_up(group_id)
         blocks, queues = group.blocks, group.queues
+        num_free, num_served = blocks.num_free, queues.num_served
+        if cluster.params.offline.slo_aware and num_served != queues.num_served_online:  # offline work makes way
+            num_free += blocks.num_used - blocks.num_used_without(s.request_id for s in queues.holding_offline())
+            num_served = queues.num_served_online
         _, needed = blocks.cached_prefix(state)
-        if blocks.num_free - blocks.watermark - queues.queued_blocks() < needed:
+        if num_free - blocks.watermark - queues.queued_blocks() < needed:
             return False
-        if queues.num_served + len(queues.waiting) >= group.max_running:
+        if num_served + len(queues.waiting) >= group.max_running:
             return False
         ahead = queues.queued_tokens() + queues.unfinished_tokens()
         if not ahead:

@@ -215,9 +215,8 @@ class PackRung(Rung):
             return "layers are being dropped or restored"
         if state.unplaced and any(not s.is_offline for s in state.unplaced.values()):
             return "no group takes a request"
-        for worker in state.workers.values():
-            if not worker.alive and not worker.is_gone:
-                return "a worker is down"
+        if any(not w.alive and not w.is_gone and not w.is_asleep for w in state.workers.values()):
+            return "a worker is down"
         return KEPT_OUT if self._loads.kept_out else None
 
     def _runs_short(self) -> bool:

@@ -151,6 +151,14 @@ class Queues:
         """Requests that have been admitted: running, moving, or stored."""
         return len(self.running) + len(self.moving) + len(self.stored)
 
+    @property
+    def num_served_online(self) -> int:
+        """The online ones of those."""
+        if not (self._num_offline or self.moving or self.stored):
+            return len(self.running)
+        others = chain(self.moving.values(), self.stored.values())
+        return len(self.running) - self._num_offline + sum(not s.is_offline for s in others)
+
     def queued_blocks(self) -> int:
         """Need of all waiting online requests."""
         return self._num_queued_blocks

@@ -31,8 +31,6 @@ class Growing(NamedTuple):
     """Its size in the packing."""
     blocks_per_s: float
     """By which it grows."""
-    most_blocks: int | None = None
-    """That it may ever hold; None: not known."""
 
 
 def reserved_blocks(
@@ -49,7 +47,7 @@ def plan_resizes(rows: Iterable[Growing], capacity: int, params: ReserveParams) 
     resizes = []
     for row in rows:
         if row.num_blocks + row.blocks_per_s * params.epoch_s > row.reserved_blocks:
-            size = reserved_blocks(row.num_blocks, row.blocks_per_s, capacity, params, row.most_blocks)
+            size = reserved_blocks(row.num_blocks, row.blocks_per_s, capacity, params)
             if size > row.reserved_blocks:
                 resizes.append(Resize(row.request_id, size))
     return resizes
