@@ -52,6 +52,15 @@ def seen_exact(proof: Document) -> str:
             f"`{proof['reference']}`, {proof['incomplete']} are missing")  # fmt: skip
 
 
+def seen_alone(proof: Document) -> str:
+    """Of `verify --alone` below float64."""
+    rows = proof["rows"]
+    names, events = ({row[key] for row in rows} for key in ("architecture", "event"))
+    return (f"{proof['tokens_compared']:,} tokens over {len(names)} architectures and {len(events)} events: "
+            f"{proof['mismatches']} differ, {proof['incomplete']} are missing; of requests that ran as their KV moved "
+            f"(`--exchange live`) {proof['in_parts']} differ, counted apart ([why](docs/decisions.md))")  # fmt: skip
+
+
 def seen_burst(seeds: Document) -> str:
     """Of the demo's seeds."""
     rows = [row for row in seeds["rows"] if row["label"] == "burst"]
@@ -185,6 +194,8 @@ def seen_burst_beside(document: Document) -> str:
 CLAIMS = (
     Claim("Greedy output is the same tokens whatever memory did meanwhile (float64)", ("verify_full.json",),
           seen_exact, "`jettison verify --full`"),
+    Claim("In bfloat16 native kernels give a request the tokens it has alone, whatever batch, chunk, stage or move",
+          ("verify_alone_bfloat16.json",), seen_alone, "`jettison verify --alone --dtype bfloat16`"),
     Claim("In a burst that exhausts KV memory, P99 TTFT falls with dropping", ("demo_seeds.json",), seen_burst,
           "`python benchmarks/demo_seeds.py`, `jettison demo --scene burst`"),
     Claim("On real arrivals it wins where memory binds hard, and is level where compute binds or nothing does",
