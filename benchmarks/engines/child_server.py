@@ -19,8 +19,9 @@ import psutil
 
 from jettison.live.experiments.server_process import ENDS_WITH_STDIN
 
-_NOT_INHERITED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LD_PRELOAD")
-"""What the caller's shell may hold, and every server must be told in its own way."""
+_NOT_INHERITED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "LD_PRELOAD")
+"""What the caller may hold (its shell; or our packages, which have torch's threads sleep), and every server must be
+told in its own way."""
 _POLL_S = 0.02
 
 

@@ -22,8 +22,9 @@ from typing import Any
 
 import psutil
 
-_NOT_INHERITED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LD_PRELOAD")
-"""What the caller's shell may hold, and every engine must be told in its own way."""
+_NOT_INHERITED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "LD_PRELOAD")
+"""What the caller may hold (its shell; or our packages, which have torch's threads sleep), and every engine must be
+told in its own way."""
 
 HERE = Path(__file__).resolve().parent
 
