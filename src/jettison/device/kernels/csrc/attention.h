@@ -7,7 +7,11 @@
  * the batch nor on how its prompt was chunked. Masked scores have weight exactly 0 and change nothing.
  */
 #define KEY_TILE 64
-#define MAX_QUERIES 48 /* rows (token x head) of one item */
+#if defined(BF16_DOT)
+#define MAX_QUERIES 96 /* rows (token x head) of one item */
+#else
+#define MAX_QUERIES 48
+#endif
 
 /* One layer's arena. */
 typedef struct {
@@ -26,7 +30,7 @@ INLINE void NAME(locate)(const NAME(Cache) *c, const int32_t *table, long kv_hea
     }
 }
 
-/* The keys that an item begins with: the first `num_keys` of a row's. */
+/* The first `num_keys` keys of a row and KV head. */
 typedef struct {
     const int32_t *table;
     long kv_head, num_keys;
@@ -140,8 +144,9 @@ static size_t NAME(space)(char *base, long width, NAME(Space) *s) {
 }
 
 /* Tokens of one row: q and out point at the first of them, at the KV head's first query head. The first one sees
- * `num_visible` keys and, where `grows`, each next one sees one more; all see the same keys otherwise. `next`: what comes after them. `lse`, if not
- * NULL, gets the log of each row's sum of exponentials, so that parts over disjoint keys can be merged. */
+ * `num_visible` keys and, where `grows`, each next one sees one more; all see the same keys otherwise. `next` is asked
+ * for at the end. `lse`, if not NULL, gets the log of each row's sum of exponentials, so that parts over disjoint keys
+ * can be merged. */
 static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_head, long num_visible, int grows,
                          long num_tokens, long group, const T *q, long q_stride, T *out, long out_stride, ACC *lse,
                          long lse_stride, ACC scale, const NAME(Keys) *next, NAME(Space) *s) {
@@ -278,7 +283,8 @@ static void NAME(write_kv)(const T *k, long k_stride, const T *v, long v_stride,
     for (long r = 0; r < num_rows; r++) {
         for (long i = 0; i < query_lens[r]; i++, k += k_stride, v += v_stride) {
             const long position = context_lens[r] + i;
-            T *to = arena + tables[r * table_stride + position / block_size] * 2 * plane + position % block_size * head_dim;
+            const long block = tables[r * table_stride + position / block_size];
+            T *to = arena + block * 2 * plane + position % block_size * head_dim;
             for (long h = 0; h < num_kv_heads; h++, to += block_size * head_dim) {
                 memcpy(to, k + h * head_dim, (size_t)head_dim * sizeof(T));
                 memcpy(to + plane, v + h * head_dim, (size_t)head_dim * sizeof(T));

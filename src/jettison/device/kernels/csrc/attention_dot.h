@@ -1,10 +1,12 @@
-/* Attention of one item where there are products of pairs of bfloat16 (VDPBF16PS, or tiles), in place of attention_tile.h.
+/* Attention of one item where there are products of pairs of bfloat16 (VDPBF16PS, or tiles), in place of
+ * attention_tile.h.
  *
- * A tile of keys is turned first (pairs of the head's dimension by keys), one of values taken in pairs of positions: both are then
- * what the second operand of such a product is, with a lane a key or a column. The rows of an item meet them in strips:
- * scores, weights relative to the running maximum, and their sums of values, while a strip's numbers are in the first-level
- * cache. A score is one chain of sums over ascending pairs, a column of the result one over ascending positions, whatever the
- * number of rows. Weights are powers of two (exp(x) = 2^(x log2 e)), and are rounded to bfloat16 for the sum over values.
+ * A tile of keys is turned first (pairs of the head's dimension by keys), and one of values is taken in pairs of
+ * positions: both are then what the second operand of such a product is, with a lane a key or a column. The rows of an
+ * item meet them in strips: scores, weights relative to the running maximum, and sums of values, while a strip's
+ * numbers are in the first-level cache. A score is one chain of sums over ascending pairs, a column of the result one
+ * over ascending positions, whatever the number of rows. Weights are powers of two (exp(x) = 2^(x log2 e)), and are
+ * rounded to bfloat16 for the sum over values.
  */
 #if defined(TILES)
 #define STRIP TILE_ROWS_OF_X
@@ -14,14 +16,12 @@
 #define WHOLE_STRIPS 0
 #endif
 #define LANES 16
-#ifndef AHEAD
-#define AHEAD 3
-#endif
 #define SPACE_ROWS ROUND_UP(MAX_QUERIES, STRIP)
 
 typedef struct {
-    T *q, *turned, *paired, *weights; /* [SPACE_ROWS, width], [width / 2, KEY_TILE, 2], [KEY_TILE / 2, width, 2], [STRIP, KEY_TILE] */
-    ACC *out, *totals, *scores;       /* [SPACE_ROWS, width], [SPACE_ROWS, LANES], [STRIP, KEY_TILE] */
+    T *q, *turned, *paired;     /* [SPACE_ROWS, width], [width / 2, KEY_TILE, 2], [KEY_TILE / 2, width, 2] */
+    ACC *out, *totals, *scores; /* [SPACE_ROWS, width], [SPACE_ROWS, LANES], [STRIP, KEY_TILE] */
+    T *weights;                 /* [STRIP, KEY_TILE] */
 } NAME(Space);
 
 static size_t NAME(space)(char *base, long width, NAME(Space) *s) {
@@ -43,14 +43,14 @@ INLINE __m512i columns_of_head(const T *head, long at, long dim) {
     return _mm512_maskz_loadu_epi16(dim - at >= 32 ? 0xffffffffu : (1u << (dim - at)) - 1, head + at);
 }
 
-/* 16 keys by 16 pairs to 16 pairs by 16 keys. For each cache line that is read, the same one of `next` is asked for, here and
- * below: as many at once as a processor can wait for. */
+/* 16 keys by 16 pairs to 16 pairs by 16 keys. For each cache line that is read, the same one of `next` is asked for,
+ * here and below: never more at once than a core can wait for. */
 INLINE void turn_block(const T *const *keys, const T *const *next, long at, long dim, T *turned) {
     __m512i r[16], t[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) {
         r[i] = columns_of_head(keys[i], at, dim);
-        __builtin_prefetch(next[i] + at, 0, AHEAD);
+        __builtin_prefetch(next[i] + at, 0, 3);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < 16; i += 2) {
@@ -92,8 +92,8 @@ static void pair_values(const T *const *values, const T *const *next, long count
     for (long j = 0; j < count; j += 2, paired += 2 * width)
         for (long at = 0; at < dim; at += 32) {
             const __m512i first = columns_of_head(values[j], at, dim), second = columns_of_head(values[j + 1], at, dim);
-            __builtin_prefetch(next[j] + at, 0, AHEAD);
-            __builtin_prefetch(next[j + 1] + at, 0, AHEAD);
+            __builtin_prefetch(next[j] + at, 0, 3);
+            __builtin_prefetch(next[j + 1] + at, 0, 3);
             _mm512_storeu_si512(paired + 2 * at, _mm512_permutex2var_epi16(first, lower, second));
             _mm512_storeu_si512(paired + 2 * at + 32, _mm512_permutex2var_epi16(first, upper, second));
         }
@@ -147,7 +147,8 @@ INLINE __m512bh one_pair(const T *p) {
     return (__m512bh)_mm512_set1_epi32(two);
 }
 
-/* acc[m][v] += left[m] . right[v]: `steps` pairs of mr rows, `left_stride` apart, by nv vectors of pairs, `right_stride` a step. */
+/* acc[m][v] += left[m] . right[v] over `steps` pairs: mr rows, `left_stride` apart, by nv vectors, `right_stride` a
+ * step. */
 INLINE void multiply_pairs(const int mr, const int nv, const T *left, long left_stride, const T *right,
                            long right_stride, long steps, __m512 acc[STRIP][4]) {
     for (long i = 0; i < steps; i++, left += 2, right += right_stride) {
@@ -182,7 +183,8 @@ INLINE void some_scores(const int mr, const int nv, const T *q, long width, cons
 }
 
 /* out[m] += weights[m] . values, for mr rows and LANES * nv columns. */
-INLINE void some_values(const int mr, const int nv, const T *weights, const T *paired, long count, long width, ACC *out) {
+INLINE void some_values(const int mr, const int nv, const T *weights, const T *paired, long count, long width,
+                        ACC *out) {
     __m512 acc[STRIP][4];
 #pragma GCC unroll 6
     for (int m = 0; m < mr; m++)
@@ -239,10 +241,11 @@ INLINE __m512 two_to(__m512 x) {
     return _mm512_scalef_ps(p, whole);
 }
 
-/* One row's scores of a tile of LANES * nv keys, of which it sees `valid`, to weights relative to the running maximum (of
- * score times `factor`, in powers of two); what was summed so far is rescaled. The total is a lane's own until the end. */
-INLINE void weigh(const int nv, const ACC *scores, long valid, ACC factor, ACC *maximum, ACC *total, ACC *out, long width,
-                  T *weights) {
+/* One row's scores of a tile of LANES * nv keys, of which it sees `valid`, to weights relative to the running maximum
+ * (of score times `factor`, as powers of two); what was summed so far is rescaled. `total`: LANES sums, added at the
+ * end. */
+INLINE void weigh(const int nv, const ACC *scores, long valid, ACC factor, ACC *maximum, ACC *total, ACC *out,
+                  long width, T *weights) {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     __m512 x[4], largest = _mm512_set1_ps(-INFINITY);
     __mmask16 seen[4];
@@ -253,7 +256,7 @@ INLINE void weigh(const int nv, const ACC *scores, long valid, ACC factor, ACC *
         largest = _mm512_mask_max_ps(largest, seen[v], largest, x[v]);
     }
     const ACC tile_max = _mm512_reduce_max_ps(largest) * factor;
-    ACC before = *maximum, now = tile_max > before ? tile_max : before;
+    const ACC before = *maximum, now = tile_max > before ? tile_max : before;
     __m512 shrink = _mm512_set1_ps(1.0f);
     if (now != before) {
         *maximum = now;
@@ -329,15 +332,13 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
             const long seen = num_visible - tile; /* by the first token, and one more by each next where they grow */
             if (seen + (grows ? (first + left - 1) / group : 0) <= 0) continue;
             strip_scores(left, padded, s->q + first * width, width, s->turned, s->scores);
-            for (long i = 0; i < left; i++) {
-                const long m = first + i;
+            for (long i = 0, m = first; i < left; i++, m++) {
                 const ACC *const scores = s->scores + i * KEY_TILE;
                 T *const weights = s->weights + i * KEY_TILE;
+                ACC *const total = s->totals + m * LANES, *const sums = s->out + m * width;
                 const long valid = seen + (grows ? m / group : 0);
-                if (padded == KEY_TILE)
-                    weigh(4, scores, valid, factor, maximum + m, s->totals + m * LANES, s->out + m * width, width, weights);
-                else
-                    weigh(2, scores, valid, factor, maximum + m, s->totals + m * LANES, s->out + m * width, width, weights);
+                if (padded == KEY_TILE) weigh(4, scores, valid, factor, maximum + m, total, sums, width, weights);
+                else weigh(2, scores, valid, factor, maximum + m, total, sums, width, weights);
             }
             strip_values(left, s->weights, s->paired, count, width, s->out + first * width);
         }
