@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
+import os
 import random
+import shlex
+import shutil
+import subprocess
 import sys
 import types
 from dataclasses import dataclass, field
@@ -14,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from jettison.device.kernels import build, native
 from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.shards import model_shape
@@ -50,6 +56,22 @@ def tiny_models(tmp_path_factory) -> dict[str, Path]:
         folders[name] = tmp_path_factory.mktemp(name) / "model"
         create_model(folders[name], **options, dtype="float64", seed=seed)
     return folders
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory):
+    """The kernels with tile registers, which a model in C stands in for: they run on any processor, and attend by tiles
+    where it has AVX512_BF16."""
+    library = tmp_path_factory.mktemp("tiles") / "emulated.so"
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    if shutil.which(compiler[0]) is None:
+        pytest.skip("no C compiler")
+    flags = ["-std=gnu11", "-O1", "-fPIC", "-pthread", "-shared", "-DEMULATE_TILES", "-DVARIANT=emulated"]
+    if "avx512bf16" in native.supported_variants():
+        flags += next(variant.flags for variant in build.variants() if variant.name == "avx512bf16")
+    sources = [str(build.SOURCES / name) for name in ("kernels.c", "pool.c")]
+    subprocess.run([*compiler, *flags, *sources, "-o", str(library), "-lm"], check=True, capture_output=True)
+    return native.NativeKernels(ctypes.CDLL(str(library)), "emulated")
 
 
 @dataclass

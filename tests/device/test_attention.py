@@ -24,8 +24,14 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_matches_dense_attention(name: str, dtype: torch.dtype) -> None:
-    kernels = load_kernels(name)
+    check_dense(load_kernels(name), dtype)
 
+
+def test_tiles_match_dense_attention(emulated: Kernels) -> None:
+    check_dense(emulated, torch.bfloat16)
+
+
+def check_dense(kernels: Kernels, dtype: torch.dtype) -> None:
     @settings(max_examples=12, deadline=None, derandomize=True)
     @given(batches())
     def check(shape: dict[str, object]) -> None:
@@ -74,7 +80,14 @@ def test_row_does_not_depend_on_the_batch(kernels: Kernels, dtype: torch.dtype) 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "torch"])
 def test_token_does_not_depend_on_chunking(name: str, dtype: torch.dtype) -> None:
-    kernels = load_kernels(name)
+    check_chunks(load_kernels(name), dtype)
+
+
+def test_token_does_not_depend_on_chunking_with_tiles(emulated: Kernels) -> None:
+    check_chunks(emulated, torch.bfloat16)
+
+
+def check_chunks(kernels: Kernels, dtype: torch.dtype) -> None:
     batch = Batch([(0, 131)], dtype=dtype, heads=4, head_dim=32, block_size=16)
     batch.write(kernels)
     whole = batch.attend(kernels)

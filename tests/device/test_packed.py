@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
-import shlex
-import shutil
-import subprocess
 from itertools import pairwise
 
 import hypothesis.strategies as st
@@ -15,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from jettison.device.kernels import build, load_kernels, native
+from jettison.device.kernels import load_kernels, native
 from jettison.device.kernels.base import PackedMatrix
 from jettison.device.kernels.processor import TORCH_LINEAR
 from jettison.device.model.hf_config import read_config
@@ -124,19 +119,6 @@ def test_a_slab_holds_what_the_folder_has_and_its_digest_is_of_its_bytes(tiny_mo
                     found = rows
                 assert torch.equal(found, wanted[slot.name]), slot.name
     assert num_packed > 0
-
-
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory):
-    """The kernels with tile registers, which a model in C stands in for: they run on any processor."""
-    library = tmp_path_factory.mktemp("tiles") / "emulated.so"
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    if shutil.which(compiler[0]) is None:
-        pytest.skip("no C compiler")
-    flags = ["-std=gnu11", "-O1", "-fPIC", "-pthread", "-shared", "-DEMULATE_TILES", "-DVARIANT=emulated"]
-    sources = [str(build.SOURCES / name) for name in ("kernels.c", "pool.c")]
-    subprocess.run([*compiler, *flags, *sources, "-o", str(library), "-lm"], check=True, capture_output=True)
-    return native.NativeKernels(ctypes.CDLL(str(library)), "emulated")
 
 
 def test_tiles(emulated):

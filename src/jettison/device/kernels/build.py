@@ -47,7 +47,7 @@ class Variant(NamedTuple):
 
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mavx2", "-mprefer-vector-width=512")
 _X86_VARIANTS = (
-    Variant("amxbf16", (*_AVX512, "-DUSE_TILES")),
+    Variant("amxbf16", (*_AVX512, "-mavx512bf16", "-DUSE_TILES")),
     Variant("avx512bf16", (*_AVX512, "-mavx512bf16")),
     Variant("avx512", _AVX512),
     Variant("avx2", ("-mavx2", "-mfma")),

@@ -7,7 +7,11 @@
  * the batch nor on how its prompt was chunked. Masked scores have weight exactly 0 and change nothing.
  */
 #define KEY_TILE 64
-#define MAX_QUERIES 48 /* rows (token x head) of one item */
+#if defined(BF16_DOT)
+#define MAX_QUERIES 96 /* rows (token x head) of one item */
+#else
+#define MAX_QUERIES 48
+#endif
 
 /* One layer's arena. */
 typedef struct {
@@ -26,6 +30,12 @@ INLINE void NAME(locate)(const NAME(Cache) *c, const int32_t *table, long kv_hea
     }
 }
 
+/* The first `num_keys` keys of a row and KV head. */
+typedef struct {
+    const int32_t *table;
+    long kv_head, num_keys;
+} NAME(Keys);
+
 /* Keys and values of up to KEY_TILE positions from `first` on are needed soon. Blocks lie anywhere: the processor sees no
  * stream in them, and each of its own misses would be waited for. */
 static void NAME(ask_for_tile)(const NAME(Cache) *c, const int32_t *table, long kv_head, long first, long num_keys) {
@@ -43,6 +53,9 @@ static void NAME(ask_for_tile)(const NAME(Cache) *c, const int32_t *table, long 
     }
 }
 
+#if defined(BF16_DOT)
+#include "attention_dot.h"
+#else
 /* Turn one row's scores of a tile into weights relative to the running maximum and rescale what was summed so far. */
 static void NAME(online_softmax)(ACC *restrict scores, long valid, long padded, ACC scale, ACC *restrict maximum,
                                  ACC *restrict total, ACC *restrict out, long width) {
@@ -73,9 +86,6 @@ static void NAME(online_softmax)(ACC *restrict scores, long valid, long padded, 
     *total += sum;
 }
 
-#if defined(BF16_DOT)
-#include "attention_dot.h"
-#else
 #define FORM(name) NAME(GLUE(name, _stored))
 #define KV T
 #define LOAD_KV LOAD_T
@@ -134,11 +144,12 @@ static size_t NAME(space)(char *base, long width, NAME(Space) *s) {
 }
 
 /* Tokens of one row: q and out point at the first of them, at the KV head's first query head. The first one sees
- * `num_visible` keys and, where `grows`, each next one sees one more; all see the same keys otherwise. `lse`, if not
- * NULL, gets the log of each row's sum of exponentials, so that parts over disjoint keys can be merged. */
+ * `num_visible` keys and, where `grows`, each next one sees one more; all see the same keys otherwise. `next` is asked
+ * for at the end. `lse`, if not NULL, gets the log of each row's sum of exponentials, so that parts over disjoint keys
+ * can be merged. */
 static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_head, long num_visible, int grows,
                          long num_tokens, long group, const T *q, long q_stride, T *out, long out_stride, ACC *lse,
-                         long lse_stride, ACC scale, NAME(Space) *s) {
+                         long lse_stride, ACC scale, const NAME(Keys) *next, NAME(Space) *s) {
     const long dim = c->head_dim, width = ROUND_UP(dim, CHUNK), rows = num_tokens * group;
     const int pack = width != dim || (STORAGE_IS_NARROW && rows >= PACK_FROM);
     ACC maximum[MAX_QUERIES], total[MAX_QUERIES];
@@ -152,7 +163,8 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
     for (long tile = 0; tile < num_keys; tile += KEY_TILE) {
         const long count = num_keys - tile < KEY_TILE ? num_keys - tile : KEY_TILE;
         const T *keys[KEY_TILE], *values[KEY_TILE];
-        NAME(ask_for_tile)(c, table, kv_head, tile + KEY_TILE, num_keys);
+        if (tile + KEY_TILE < num_keys) NAME(ask_for_tile)(c, table, kv_head, tile + KEY_TILE, num_keys);
+        else NAME(ask_for_tile)(c, next->table, next->kv_head, 0, next->num_keys);
         NAME(locate)(c, table, kv_head, tile, count, keys);
         for (long j = 0; j < count; j++) values[j] = keys[j] + value_offset;
         const ACC *packed_keys[KEY_TILE], *packed_values[KEY_TILE];
@@ -235,11 +247,8 @@ static void NAME(attention_body)(void *arguments, Draw *draw) {
     if (mine >= 0) NAME(walk)(a, &next, mine);
     while (mine >= 0) {
         const NAME(Place) p = next;
-        if ((mine = jettison_pool_next(draw)) >= 0) {
-            NAME(walk)(a, &next, mine);
-            const int32_t *const table = a->tables + next.row * a->table_stride;
-            NAME(ask_for_tile)(&a->cache, table, next.head, 0, NAME(visible)(a, &next));
-        }
+        if ((mine = jettison_pool_next(draw)) >= 0) NAME(walk)(a, &next, mine);
+        const NAME(Keys) soon = {a->tables + next.row * a->table_stride, next.head, NAME(visible)(a, &next)};
         const long left = a->query_lens[p.row] - p.token, n = left < a->step ? left : a->step;
         const long first = p.start + p.token;
         for (long g = 0; base && g < group; g += MAX_QUERIES) {
@@ -248,7 +257,8 @@ static void NAME(attention_body)(void *arguments, Draw *draw) {
             ACC *const lse = a->lse ? a->lse + first * a->num_heads + p.head * group + g : NULL;
             NAME(attend)(&a->cache, a->tables + p.row * a->table_stride, p.head, NAME(visible)(a, &p), !a->only_context,
                          n, heads, a->q + first * a->q_stride + column, a->q_stride,
-                         a->out + first * a->out_stride + column, a->out_stride, lse, a->num_heads, a->scale, &space);
+                         a->out + first * a->out_stride + column, a->out_stride, lse, a->num_heads, a->scale,
+                         &soon, &space);
         }
     }
 }
@@ -273,7 +283,8 @@ static void NAME(write_kv)(const T *k, long k_stride, const T *v, long v_stride,
     for (long r = 0; r < num_rows; r++) {
         for (long i = 0; i < query_lens[r]; i++, k += k_stride, v += v_stride) {
             const long position = context_lens[r] + i;
-            T *to = arena + tables[r * table_stride + position / block_size] * 2 * plane + position % block_size * head_dim;
+            const long block = tables[r * table_stride + position / block_size];
+            T *to = arena + block * 2 * plane + position % block_size * head_dim;
             for (long h = 0; h < num_kv_heads; h++, to += block_size * head_dim) {
                 memcpy(to, k + h * head_dim, (size_t)head_dim * sizeof(T));
                 memcpy(to + plane, v + h * head_dim, (size_t)head_dim * sizeof(T));

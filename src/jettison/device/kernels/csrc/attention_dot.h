@@ -1,75 +1,57 @@
-/* Attention of one item by VDPBF16PS (pairs of bfloat16, summed in float32), in place of attention_tile.h's products.
+/* Attention of one item where there are products of pairs of bfloat16 (VDPBF16PS, or tiles), in place of
+ * attention_tile.h.
  *
- * A score is 16 sums, of pairs l, l + 16, l + 32, ... of the head's dimension, added as a tree: ((0+8)+(1+9)) + ((2+10)+(3+11))
- * and so on. One query against four keys has the 16 in the lanes of a register; many queries against keys that were
- * turned (pairs by keys) have them one after the other, and the same tree. So a score has the same bits in both ways, and
- * which way is taken depends on the number of queries alone.
- * Weights are rounded to bfloat16 for the sum over values, which runs over pairs of positions in ascending order.
+ * A tile of keys is turned first (pairs of the head's dimension by keys), and one of values is taken in pairs of
+ * positions: both are then what the second operand of such a product is, with a lane a key or a column. The rows of an
+ * item meet them in strips: scores, weights relative to the running maximum, and sums of values, while a strip's
+ * numbers are in the first-level cache. A score is one chain of sums over ascending pairs, a column of the result one
+ * over ascending positions, whatever the number of rows. Weights are powers of two (exp(x) = 2^(x log2 e)), and are
+ * rounded to bfloat16 for the sum over values.
  */
-#define TURN_FROM 8 /* rows from which keys are turned */
+#if defined(TILES)
+#define STRIP TILE_ROWS_OF_X
+#define WHOLE_STRIPS 1
+#else
+#define STRIP 6 /* with 4 vectors of keys or columns: 24 sums in registers */
+#define WHOLE_STRIPS 0
+#endif
+#define LANES 16
+#define SPACE_ROWS ROUND_UP(MAX_QUERIES, STRIP)
 
 typedef struct {
-    T *q, *keys, *values, *weights; /* [MAX_QUERIES, width], [KEY_TILE, width] twice, [MAX_QUERIES, KEY_TILE] */
-    T *turned;                      /* [width / 2, KEY_TILE, 2] */
-    ACC *out, *scores;              /* [MAX_QUERIES, width] in the order of `unpacked`, [MAX_QUERIES, KEY_TILE] */
+    T *q, *turned, *paired;     /* [SPACE_ROWS, width], [width / 2, KEY_TILE, 2], [KEY_TILE / 2, width, 2] */
+    ACC *out, *totals, *scores; /* [SPACE_ROWS, width], [SPACE_ROWS, LANES], [STRIP, KEY_TILE] */
+    T *weights;                 /* [STRIP, KEY_TILE] */
 } NAME(Space);
 
 static size_t NAME(space)(char *base, long width, NAME(Space) *s) {
-    const size_t rows = MAX_QUERIES * (size_t)width, tile = KEY_TILE * (size_t)width, square = MAX_QUERIES * KEY_TILE;
+    const size_t rows = SPACE_ROWS * (size_t)width, tile = KEY_TILE * (size_t)width, square = STRIP * KEY_TILE;
     if (base) {
         s->out = (ACC *)base;
-        s->scores = s->out + rows;
+        s->totals = s->out + rows;
+        s->scores = s->totals + SPACE_ROWS * LANES;
         s->q = (T *)(s->scores + square);
-        s->keys = s->q + rows;
-        s->values = s->keys + tile;
-        s->turned = s->values + tile;
-        s->weights = s->turned + tile;
+        s->turned = s->q + rows;
+        s->paired = s->turned + tile;
+        s->weights = s->paired + tile;
     }
-    return (rows + square) * sizeof(ACC) + (rows + 3 * tile + square) * sizeof(T);
+    return (rows + SPACE_ROWS * LANES + square) * sizeof(ACC) + (rows + 2 * tile + square) * sizeof(T);
 }
 
-INLINE __m512bh load_pairs(const T *p) { return (__m512bh)_mm512_loadu_si512(p); }
-
-INLINE __m512bh one_pair(const T *p) {
-    int32_t two;
-    memcpy(&two, p, 4);
-    return (__m512bh)_mm512_set1_epi32(two);
+/* 32 columns from `at` on of a head of `dim`, zeros beyond it. */
+INLINE __m512i columns_of_head(const T *head, long at, long dim) {
+    return _mm512_maskz_loadu_epi16(dim - at >= 32 ? 0xffffffffu : (1u << (dim - at)) - 1, head + at);
 }
 
-/* scores[m][0..3] = q[m] . keys[0..3] for mr rows. */
-INLINE void dot_scores(const int mr, const T *q, long width, const T *const *keys, ACC *scores) {
-    __m512 acc[4][3];
-#pragma GCC unroll 4
-    for (int n = 0; n < 4; n++)
-#pragma GCC unroll 3
-        for (int m = 0; m < mr; m++) acc[n][m] = _mm512_setzero_ps();
-    for (long i = 0; i < width; i += 32)
-#pragma GCC unroll 4
-        for (int n = 0; n < 4; n++) {
-            const __m512bh key = load_pairs(keys[n] + i);
-#pragma GCC unroll 3
-            for (int m = 0; m < mr; m++)
-                acc[n][m] = _mm512_dpbf16_ps(acc[n][m], load_pairs(q + m * width + i), key);
-        }
-#pragma GCC unroll 3
-    for (int m = 0; m < mr; m++)
-        sum4_f32((vf32)acc[0][m], (vf32)acc[1][m], (vf32)acc[2][m], (vf32)acc[3][m], scores + m * KEY_TILE);
-}
-
-static void all_dot_scores(long rows, const T *q, long width, const T *const *keys, long count, ACC *scores) {
-    for (long j = 0; j < count; j += 4) {
-        long m = 0;
-        for (; m + 3 <= rows; m += 3) dot_scores(3, q + m * width, width, keys + j, scores + m * KEY_TILE + j);
-        if (rows - m == 2) dot_scores(2, q + m * width, width, keys + j, scores + m * KEY_TILE + j);
-        if (rows - m == 1) dot_scores(1, q + m * width, width, keys + j, scores + m * KEY_TILE + j);
-    }
-}
-
-/* 16 keys by 16 pairs to 16 pairs by 16 keys. */
-INLINE void turn_block(const T *const *keys, long at, T *turned) {
+/* 16 keys by 16 pairs to 16 pairs by 16 keys. For each cache line that is read, the same one of `next` is asked for,
+ * here and below: never more at once than a core can wait for. */
+INLINE void turn_block(const T *const *keys, const T *const *next, long at, long dim, T *turned) {
     __m512i r[16], t[16];
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(keys[i] + at);
+    for (int i = 0; i < 16; i++) {
+        r[i] = columns_of_head(keys[i], at, dim);
+        __builtin_prefetch(next[i] + at, 0, 3);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < 16; i += 2) {
         t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
@@ -95,195 +77,282 @@ INLINE void turn_block(const T *const *keys, long at, T *turned) {
     }
 }
 
-/* Sum l of a score, and sum l + 8, added: for mr rows against 32 keys. */
-INLINE void turned_lane(const int mr, const T *q, long width, const T *turned, int lane, __m512 sum[4][2]) {
-    __m512 acc[2][4][2];
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; half++)
-#pragma GCC unroll 4
-        for (int m = 0; m < mr; m++) acc[half][m][0] = acc[half][m][1] = _mm512_setzero_ps();
-    for (long i = 0; i < width; i += 32)
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            const long pair = i / 2 + lane + 8 * half;
-            const __m512bh left = load_pairs(turned + pair * 2 * KEY_TILE);
-            const __m512bh right = load_pairs(turned + pair * 2 * KEY_TILE + 32);
-#pragma GCC unroll 4
-            for (int m = 0; m < mr; m++) {
-                const __m512bh query = one_pair(q + m * width + 2 * pair);
-                acc[half][m][0] = _mm512_dpbf16_ps(acc[half][m][0], query, left);
-                acc[half][m][1] = _mm512_dpbf16_ps(acc[half][m][1], query, right);
-            }
-        }
-#pragma GCC unroll 4
-    for (int m = 0; m < mr; m++)
-#pragma GCC unroll 2
-        for (int v = 0; v < 2; v++) sum[m][v] = _mm512_add_ps(acc[0][m][v], acc[1][m][v]);
+static void turn_keys(const T *const *keys, const T *const *next, long count, long dim, T *turned) {
+    for (long at = 0; at < dim; at += 32)
+        for (long j = 0; j < count; j += 16) turn_block(keys + j, next + j, at, dim, turned + at * KEY_TILE + 2 * j);
 }
 
-/* scores[m][0..31] for mr rows, from keys that were turned. */
-INLINE void turned_scores(const int mr, const T *q, long width, const T *turned, ACC *scores) {
-    __m512 whole[4][2], half[4][2], quarter[4][2], lane[4][2];
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; h++) {
-#pragma GCC unroll 2
-        for (int p = 0; p < 2; p++) {
-            turned_lane(mr, q, width, turned, 4 * h + 2 * p, quarter);
-            turned_lane(mr, q, width, turned, 4 * h + 2 * p + 1, lane);
-#pragma GCC unroll 4
-            for (int m = 0; m < mr; m++)
-#pragma GCC unroll 2
-                for (int v = 0; v < 2; v++) {
-                    const __m512 two = _mm512_add_ps(quarter[m][v], lane[m][v]);
-                    half[m][v] = p ? _mm512_add_ps(half[m][v], two) : two;
-                }
-        }
-#pragma GCC unroll 4
-        for (int m = 0; m < mr; m++)
-#pragma GCC unroll 2
-            for (int v = 0; v < 2; v++) whole[m][v] = h ? _mm512_add_ps(whole[m][v], half[m][v]) : half[m][v];
+static void pair_values(const T *const *values, const T *const *next, long count, long dim, long width, T *paired) {
+    int16_t order[64];
+    for (int i = 0; i < 32; i++) {
+        order[2 * i] = (int16_t)i;
+        order[2 * i + 1] = (int16_t)(32 + i);
     }
+    const __m512i lower = _mm512_loadu_si512(order), upper = _mm512_loadu_si512(order + 32);
+    for (long j = 0; j < count; j += 2, paired += 2 * width)
+        for (long at = 0; at < dim; at += 32) {
+            const __m512i first = columns_of_head(values[j], at, dim), second = columns_of_head(values[j + 1], at, dim);
+            __builtin_prefetch(next[j] + at, 0, 3);
+            __builtin_prefetch(next[j + 1] + at, 0, 3);
+            _mm512_storeu_si512(paired + 2 * at, _mm512_permutex2var_epi16(first, lower, second));
+            _mm512_storeu_si512(paired + 2 * at + 32, _mm512_permutex2var_epi16(first, upper, second));
+        }
+}
+
+#if defined(TILES)
+/* scores[m][0..63] of a strip. */
+static void strip_scores(long rows, long num_keys, const T *q, long width, const T *turned, ACC *scores) {
+    (void)rows, (void)num_keys;
+    TILE_ZERO(0); TILE_ZERO(1); TILE_ZERO(2); TILE_ZERO(3);
+    for (long i = 0; i < width; i += 32, turned += 32 * KEY_TILE) {
+        TILE_LOAD(4, q + i, width * 2);
+        TILE_LOAD(5, turned, KEY_TILE * 4);
+        TILE_LOAD(6, turned + 32, KEY_TILE * 4);
+        TILE_MULTIPLY(0, 4, 5);
+        TILE_MULTIPLY(1, 4, 6);
+        TILE_LOAD(5, turned + 64, KEY_TILE * 4);
+        TILE_LOAD(6, turned + 96, KEY_TILE * 4);
+        TILE_MULTIPLY(2, 4, 5);
+        TILE_MULTIPLY(3, 4, 6);
+    }
+    TILE_STORE(0, scores, KEY_TILE * 4);
+    TILE_STORE(1, scores + 16, KEY_TILE * 4);
+    TILE_STORE(2, scores + 32, KEY_TILE * 4);
+    TILE_STORE(3, scores + 48, KEY_TILE * 4);
+}
+
+/* out[m] += weights[m] . values of a strip. */
+static void strip_values(long rows, const T *weights, const T *paired, long count, long width, ACC *out) {
+    (void)rows;
+    for (long column = 0; column < width; column += 32) {
+        TILE_LOAD(0, out + column, width * 4);
+        TILE_LOAD(1, out + column + 16, width * 4);
+        for (long j = 0; j < count; j += 32) {
+            TILE_LOAD(4, weights + j, KEY_TILE * 2);
+            TILE_LOAD(5, paired + j * width + 2 * column, width * 4);
+            TILE_LOAD(6, paired + j * width + 2 * column + 32, width * 4);
+            TILE_MULTIPLY(0, 4, 5);
+            TILE_MULTIPLY(1, 4, 6);
+        }
+        TILE_STORE(0, out + column, width * 4);
+        TILE_STORE(1, out + column + 16, width * 4);
+    }
+}
+#else
+INLINE __m512bh load_pairs(const T *p) { return (__m512bh)_mm512_loadu_si512(p); }
+
+INLINE __m512bh one_pair(const T *p) {
+    int32_t two;
+    memcpy(&two, p, 4);
+    return (__m512bh)_mm512_set1_epi32(two);
+}
+
+/* acc[m][v] += left[m] . right[v] over `steps` pairs: mr rows, `left_stride` apart, by nv vectors, `right_stride` a
+ * step. */
+INLINE void multiply_pairs(const int mr, const int nv, const T *left, long left_stride, const T *right,
+                           long right_stride, long steps, __m512 acc[STRIP][4]) {
+    for (long i = 0; i < steps; i++, left += 2, right += right_stride) {
+        __m512bh vectors[4];
 #pragma GCC unroll 4
-    for (int m = 0; m < mr; m++)
-#pragma GCC unroll 2
-        for (int v = 0; v < 2; v++) _mm512_storeu_ps(scores + m * KEY_TILE + 16 * v, whole[m][v]);
-}
-
-/* All rows against a tile; `keys` has KEY_TILE pointers, those beyond `count` to some key. */
-static void all_turned_scores(long rows, const T *q, long width, const T *const *keys, long count, T *turned,
-                              ACC *scores) {
-    const long padded = ROUND_UP(count, 32);
-    for (long at = 0; at < width; at += 32)
-        for (long j = 0; j < padded; j += 16) turn_block(keys + j, at, turned + at * KEY_TILE + 2 * j);
-    for (long j = 0; j < padded; j += 32)
-        for (long m = 0; m < rows; m += 4) {
-            const T *const query = q + m * width;
-            ACC *const to = scores + m * KEY_TILE + j;
-            switch (rows - m) {
-            case 1: turned_scores(1, query, width, turned + 2 * j, to); break;
-            case 2: turned_scores(2, query, width, turned + 2 * j, to); break;
-            case 3: turned_scores(3, query, width, turned + 2 * j, to); break;
-            default: turned_scores(4, query, width, turned + 2 * j, to); break;
-            }
-        }
-}
-
-/* out[m] += weights[m] . values for mr rows and nc times 32 columns; out has a chunk's columns as unpack gives them:
- * 0-3, 8-11, 16-19, 24-27, then the others. `count` is even. */
-INLINE void dot_values(const int mr, const int nc, const T *weights, const T *const *values, long count, long column,
-                       ACC *out, long width) {
-    __m512 low[6][2], high[6][2];
-#pragma GCC unroll 6
-    for (int m = 0; m < mr; m++)
-#pragma GCC unroll 2
-        for (int c = 0; c < nc; c++) {
-            low[m][c] = _mm512_loadu_ps(out + m * width + column + 32 * c);
-            high[m][c] = _mm512_loadu_ps(out + m * width + column + 32 * c + 16);
-        }
-    for (long j = 0; j < count; j += 2) {
-        __m512bh below[2], above[2];
-#pragma GCC unroll 2
-        for (int c = 0; c < nc; c++) {
-            const __m512i first = _mm512_loadu_si512(values[j] + column + 32 * c);
-            const __m512i second = _mm512_loadu_si512(values[j + 1] + column + 32 * c);
-            below[c] = (__m512bh)_mm512_unpacklo_epi16(first, second);
-            above[c] = (__m512bh)_mm512_unpackhi_epi16(first, second);
-        }
+        for (int v = 0; v < nv; v++) vectors[v] = load_pairs(right + 32 * v);
 #pragma GCC unroll 6
         for (int m = 0; m < mr; m++) {
-            const __m512bh weight = one_pair(weights + m * KEY_TILE + j);
-#pragma GCC unroll 2
-            for (int c = 0; c < nc; c++) {
-                low[m][c] = _mm512_dpbf16_ps(low[m][c], weight, below[c]);
-                high[m][c] = _mm512_dpbf16_ps(high[m][c], weight, above[c]);
-            }
+            const __m512bh pair = one_pair(left + m * left_stride);
+#pragma GCC unroll 4
+            for (int v = 0; v < nv; v++) acc[m][v] = _mm512_dpbf16_ps(acc[m][v], pair, vectors[v]);
         }
     }
+}
+
+INLINE void store_sums(const int mr, const int nv, __m512 acc[STRIP][4], ACC *out, long stride) {
 #pragma GCC unroll 6
     for (int m = 0; m < mr; m++)
-#pragma GCC unroll 2
-        for (int c = 0; c < nc; c++) {
-            _mm512_storeu_ps(out + m * width + column + 32 * c, low[m][c]);
-            _mm512_storeu_ps(out + m * width + column + 32 * c + 16, high[m][c]);
-        }
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) _mm512_storeu_ps(out + m * stride + LANES * v, acc[m][v]);
 }
 
-INLINE void dot_values_row(const int mr, const T *weights, const T *const *values, long count, ACC *out, long width) {
+/* scores[m] of mr rows against LANES * nv keys. */
+INLINE void some_scores(const int mr, const int nv, const T *q, long width, const T *turned, ACC *scores) {
+    __m512 acc[STRIP][4];
+#pragma GCC unroll 6
+    for (int m = 0; m < mr; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) acc[m][v] = _mm512_setzero_ps();
+    multiply_pairs(mr, nv, q, width, turned, 2 * KEY_TILE, width / 2, acc);
+    store_sums(mr, nv, acc, scores, KEY_TILE);
+}
+
+/* out[m] += weights[m] . values, for mr rows and LANES * nv columns. */
+INLINE void some_values(const int mr, const int nv, const T *weights, const T *paired, long count, long width,
+                        ACC *out) {
+    __m512 acc[STRIP][4];
+#pragma GCC unroll 6
+    for (int m = 0; m < mr; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) acc[m][v] = _mm512_loadu_ps(out + m * width + LANES * v);
+    multiply_pairs(mr, nv, weights, KEY_TILE, paired, 2 * width, (count + 1) / 2, acc);
+    store_sums(mr, nv, acc, out, width);
+}
+
+INLINE void rows_of_scores(const int mr, long num_keys, const T *q, long width, const T *turned, ACC *scores) {
+    if (num_keys > 2 * LANES) some_scores(mr, 4, q, width, turned, scores);
+    else some_scores(mr, 2, q, width, turned, scores);
+}
+
+INLINE void rows_of_values(const int mr, const T *weights, const T *paired, long count, long width, ACC *out) {
     long column = 0;
-    for (; column + 64 <= width; column += 64) dot_values(mr, 2, weights, values, count, column, out, width);
-    if (column < width) dot_values(mr, 1, weights, values, count, column, out, width);
+    for (; column + 64 <= width; column += 64)
+        some_values(mr, 4, weights, paired + 2 * column, count, width, out + column);
+    if (column < width) some_values(mr, 2, weights, paired + 2 * column, count, width, out + column);
 }
 
-static void all_dot_values(long rows, const T *weights, const T *const *values, long count, long width, ACC *out) {
-    for (long m = 0; m < rows; m += 6, weights += 6 * KEY_TILE, out += 6 * width)
-        switch (rows - m) {
-        case 1: dot_values_row(1, weights, values, count, out, width); break;
-        case 2: dot_values_row(2, weights, values, count, out, width); break;
-        case 3: dot_values_row(3, weights, values, count, out, width); break;
-        case 4: dot_values_row(4, weights, values, count, out, width); break;
-        case 5: dot_values_row(5, weights, values, count, out, width); break;
-        default: dot_values_row(6, weights, values, count, out, width); break;
-        }
+#define BY_ROWS(rows, function, ...)                                                                                 \
+    switch (rows) {                                                                                                  \
+    case 1: function(1, __VA_ARGS__); break;                                                                         \
+    case 2: function(2, __VA_ARGS__); break;                                                                         \
+    case 3: function(3, __VA_ARGS__); break;                                                                         \
+    case 4: function(4, __VA_ARGS__); break;                                                                         \
+    case 5: function(5, __VA_ARGS__); break;                                                                         \
+    default: function(6, __VA_ARGS__); break;                                                                        \
+    }
+
+static void strip_scores(long rows, long num_keys, const T *q, long width, const T *turned, ACC *scores) {
+    BY_ROWS(rows, rows_of_scores, num_keys, q, width, turned, scores)
 }
 
-/* Sums in the order of dot_values, times `factor`, to `dim` numbers in their own. */
-static void unpacked(const ACC *sums, ACC factor, long dim, long width, T *out) {
-    for (long i = 0; i < width; i += 32) {
-        const vu32 low = round_bits_vf32(*(const vf32_mem *)(sums + i) * factor) >> 16;
-        const vu32 high = round_bits_vf32(*(const vf32_mem *)(sums + i + 16) * factor) >> 16;
-        const __m512i both = _mm512_packus_epi32((__m512i)low, (__m512i)high);
+static void strip_values(long rows, const T *weights, const T *paired, long count, long width, ACC *out) {
+    BY_ROWS(rows, rows_of_values, weights, paired, count, width, out)
+}
+#undef BY_ROWS
+#endif
+
+/* 2^x by its Taylor series on [-1/2, 1/2] (truncated at an ulp); 0 from -150 down; NaN gives NaN. */
+INLINE __m512 two_to(__m512 x) {
+    x = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);
+    const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 rest = _mm512_sub_ps(x, whole);
+    __m512 p = _mm512_set1_ps(1.5403530e-4f); /* ln(2)^k / k! */
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.3333558e-3f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(9.6181291e-3f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(5.5504109e-2f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(2.4022651e-1f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(6.9314718e-1f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, whole);
+}
+
+/* One row's scores of a tile of LANES * nv keys, of which it sees `valid`, to weights relative to the running maximum
+ * (of score times `factor`, as powers of two); what was summed so far is rescaled. `total`: LANES sums, added at the
+ * end. */
+INLINE void weigh(const int nv, const ACC *scores, long valid, ACC factor, ACC *maximum, ACC *total, ACC *out,
+                  long width, T *weights) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512 x[4], largest = _mm512_set1_ps(-INFINITY);
+    __mmask16 seen[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < nv; v++) {
+        seen[v] = _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32((int)valid - LANES * v));
+        x[v] = _mm512_loadu_ps(scores + LANES * v);
+        largest = _mm512_mask_max_ps(largest, seen[v], largest, x[v]);
+    }
+    const ACC tile_max = _mm512_reduce_max_ps(largest) * factor;
+    const ACC before = *maximum, now = tile_max > before ? tile_max : before;
+    __m512 shrink = _mm512_set1_ps(1.0f);
+    if (now != before) {
+        *maximum = now;
+        shrink = two_to(_mm512_set1_ps(before - now)); /* 0 on the first tile */
+        for (long i = 0; i < width; i += LANES)
+            _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_loadu_ps(out + i), shrink));
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < nv; v++)
+        x[v] = _mm512_maskz_mov_ps(
+            seen[v], two_to(_mm512_fmsub_ps(x[v], _mm512_set1_ps(factor), _mm512_set1_ps(now))));
+    __m512 sum = _mm512_add_ps(x[0], x[1]);
+    if (nv == 4) sum = _mm512_add_ps(sum, _mm512_add_ps(x[2], x[3]));
+    _mm512_storeu_ps(total, _mm512_fmadd_ps(_mm512_loadu_ps(total), shrink, sum));
+#pragma GCC unroll 2
+    for (int v = 0; v < nv; v += 2) /* the first of the two is the upper half */
+        _mm512_storeu_si512(weights + LANES * v, (__m512i)_mm512_cvtne2ps_pbh(x[v + 1], x[v]));
+}
+
+/* One row's sums of values times `factor`, stored. */
+INLINE void store_row(const ACC *sums, ACC factor, long dim, T *out) {
+    const __m512 by = _mm512_set1_ps(factor);
+    for (long i = 0; i < dim; i += 32) {
+        const __m512 low = _mm512_mul_ps(_mm512_loadu_ps(sums + i), by);
+        const __m512 high = _mm512_mul_ps(_mm512_loadu_ps(sums + i + LANES), by);
         const __mmask32 there = dim - i >= 32 ? 0xffffffffu : (1u << (dim - i)) - 1;
-        _mm512_mask_storeu_epi16(out + i, there, both);
+        _mm512_mask_storeu_epi16(out + i, there, (__m512i)_mm512_cvtne2ps_pbh(high, low));
     }
 }
 
-/* As the `attend` of attention.h. */
+/* Where keys and values of KEY_TILE positions from `first` on lie; beyond the last of them it is repeated. */
+static void locate_tile(const NAME(Cache) *c, const int32_t *table, long kv_head, long first, long num_keys,
+                        const T **keys, const T **values) {
+    const long count = num_keys - first < KEY_TILE ? num_keys - first : KEY_TILE;
+    NAME(locate)(c, table, kv_head, first, count, keys);
+    for (long j = count; j < KEY_TILE; j++) keys[j] = keys[count - 1];
+    for (long j = 0; j < KEY_TILE; j++) values[j] = keys[j] + c->kv_heads * c->block_size * c->head_dim;
+}
+
+/* As the `attend` of attention.h; `scale` is above 0. */
 static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_head, long num_visible, int grows,
                          long num_tokens, long group, const T *q, long q_stride, T *out, long out_stride, ACC *lse,
-                         long lse_stride, ACC scale, NAME(Space) *s) {
+                         long lse_stride, ACC scale, const NAME(Keys) *next, NAME(Space) *s) {
     const long dim = c->head_dim, width = ROUND_UP(dim, 32), rows = num_tokens * group;
-    ACC maximum[MAX_QUERIES], total[MAX_QUERIES];
+    const ACC factor = scale * 1.44269504088896341f;
+    ACC maximum[MAX_QUERIES];
+    const size_t all_rows = WHOLE_STRIPS ? ROUND_UP(rows, STRIP) : rows;
+    memset(s->q, 0, all_rows * (size_t)width * sizeof(T));
+    memset(s->out, 0, all_rows * (size_t)width * sizeof(ACC));
+    memset(s->totals, 0, all_rows * LANES * sizeof(ACC));
     for (long m = 0; m < rows; m++) {
-        memset(s->q + m * width, 0, (size_t)width * sizeof(T));
         memcpy(s->q + m * width, q + m / group * q_stride + m % group * dim, (size_t)dim * sizeof(T));
         maximum[m] = -INFINITY;
-        total[m] = 0;
     }
-    memset(s->out, 0, (size_t)(rows * width) * sizeof(ACC));
-    if (width != dim) memset(s->keys, 0, (size_t)(2 * KEY_TILE * width) * sizeof(T)); /* values too */
-    const long num_keys = num_visible + (grows ? num_tokens - 1 : 0), value_offset = c->kv_heads * c->block_size * dim;
+#if defined(TILES)
+    tiles_begin();
+#endif
+    const long num_keys = num_visible + (grows ? num_tokens - 1 : 0);
+    const T *keys[2][KEY_TILE], *values[2][KEY_TILE];
+    locate_tile(c, table, kv_head, 0, num_keys, keys[0], values[0]);
     for (long tile = 0; tile < num_keys; tile += KEY_TILE) {
         const long count = num_keys - tile < KEY_TILE ? num_keys - tile : KEY_TILE;
-        const T *keys[KEY_TILE], *values[KEY_TILE];
-        NAME(ask_for_tile)(c, table, kv_head, tile + KEY_TILE, num_keys);
-        NAME(locate)(c, table, kv_head, tile, count, keys);
-        for (long j = 0; j < count; j++) {
-            values[j] = keys[j] + value_offset;
-            if (width != dim) {
-                keys[j] = memcpy(s->keys + j * width, keys[j], (size_t)dim * sizeof(T));
-                values[j] = memcpy(s->values + j * width, values[j], (size_t)dim * sizeof(T));
-            }
-        }
-        for (long j = count; j < KEY_TILE; j++) {
-            keys[j] = keys[count - 1];
-            values[j] = values[count - 1];
-        }
-        if (rows >= TURN_FROM)
-            all_turned_scores(rows, s->q, width, keys, count, s->turned, s->scores);
+        const int now = tile / KEY_TILE % 2, ahead = !now;
+        if (tile + KEY_TILE < num_keys)
+            locate_tile(c, table, kv_head, tile + KEY_TILE, num_keys, keys[ahead], values[ahead]);
         else
-            all_dot_scores(rows, s->q, width, keys, count, s->scores);
-        const long padded = ROUND_UP(count, 16);
-        for (long m = 0; m < rows; m++) {
-            ACC *const scores = s->scores + m * KEY_TILE;
-            long valid = num_visible + (grows ? m / group : 0) - tile;
-            valid = valid < 0 ? 0 : valid > count ? count : valid;
-            NAME(online_softmax)(scores, valid, padded, scale, maximum + m, total + m, s->out + m * width, width);
-            for (long j = 0; j < padded; j++) s->weights[m * KEY_TILE + j] = f32_to_bf16(scores[j]);
+            locate_tile(c, next->table, next->kv_head, 0, next->num_keys, keys[ahead], values[ahead]);
+        const long padded = count > 2 * LANES ? KEY_TILE : 2 * LANES;
+        turn_keys(keys[now], keys[ahead], padded, dim, s->turned);
+        pair_values(values[now], values[ahead], padded, dim, width, s->paired);
+        for (long first = 0; first < rows; first += STRIP) {
+            const long left = rows - first < STRIP ? rows - first : STRIP;
+            const long seen = num_visible - tile; /* by the first token, and one more by each next where they grow */
+            if (seen + (grows ? (first + left - 1) / group : 0) <= 0) continue;
+            strip_scores(left, padded, s->q + first * width, width, s->turned, s->scores);
+            for (long i = 0, m = first; i < left; i++, m++) {
+                const ACC *const scores = s->scores + i * KEY_TILE;
+                T *const weights = s->weights + i * KEY_TILE;
+                ACC *const total = s->totals + m * LANES, *const sums = s->out + m * width;
+                const long valid = seen + (grows ? m / group : 0);
+                if (padded == KEY_TILE) weigh(4, scores, valid, factor, maximum + m, total, sums, width, weights);
+                else weigh(2, scores, valid, factor, maximum + m, total, sums, width, weights);
+            }
+            strip_values(left, s->weights, s->paired, count, width, s->out + first * width);
         }
-        all_dot_values(rows, s->weights, values, ROUND_UP(count, 2), width, s->out);
     }
-    for (long m = 0; m < rows; m++)
-        unpacked(s->out + m * width, 1 / total[m], dim, width, out + m / group * out_stride + m % group * dim);
-    for (long m = 0; lse && m < rows; m++) lse[m / group * lse_stride + m % group] = maximum[m] + LOG(total[m]);
+#if defined(TILES)
+    tiles_end();
+#endif
+    for (long m = 0; m < rows; m++) {
+        const ACC total = _mm512_reduce_add_ps(_mm512_loadu_ps(s->totals + m * LANES));
+        store_row(s->out + m * width, 1 / total, dim, out + m / group * out_stride + m % group * dim);
+        if (lse) lse[m / group * lse_stride + m % group] = maximum[m] * 0.693147180559945309f + LOG(total);
+    }
 }
-#undef TURN_FROM
+#undef STRIP
+#undef WHOLE_STRIPS
+#undef LANES
+#undef SPACE_ROWS

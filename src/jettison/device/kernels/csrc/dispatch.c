@@ -61,7 +61,7 @@ EXPORT int jettison_cpu_supports(const char *variant) {
                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     if (strcmp(variant, "avx512") == 0) return avx512;
 #if defined(HAVE_AMXBF16) && defined(__linux__)
-    if (strcmp(variant, "amxbf16") == 0) return avx512 && has_tiles();
+    if (strcmp(variant, "amxbf16") == 0) return avx512 && __builtin_cpu_supports("avx512bf16") && has_tiles();
 #endif
 #ifdef HAVE_AVX512BF16
     if (strcmp(variant, "avx512bf16") == 0) return avx512 && __builtin_cpu_supports("avx512bf16");
