@@ -36,6 +36,9 @@ typedef struct {
     long kv_head, num_keys;
 } NAME(Keys);
 
+#if defined(BF16_DOT)
+#include "attention_dot.h"
+#else
 /* Keys and values of up to KEY_TILE positions from `first` on are needed soon. Blocks lie anywhere: the processor sees no
  * stream in them, and each of its own misses would be waited for. */
 static void NAME(ask_for_tile)(const NAME(Cache) *c, const int32_t *table, long kv_head, long first, long num_keys) {
@@ -53,9 +56,6 @@ static void NAME(ask_for_tile)(const NAME(Cache) *c, const int32_t *table, long 
     }
 }
 
-#if defined(BF16_DOT)
-#include "attention_dot.h"
-#else
 /* Turn one row's scores of a tile into weights relative to the running maximum and rescale what was summed so far. */
 static void NAME(online_softmax)(ACC *restrict scores, long valid, long padded, ACC scale, ACC *restrict maximum,
                                  ACC *restrict total, ACC *restrict out, long width) {

@@ -10,17 +10,14 @@
  */
 #if defined(TILES)
 #define STRIP TILE_ROWS_OF_X
-#define WHOLE_STRIPS 1
 #else
 #define STRIP 6 /* with 4 vectors of keys or columns: 24 sums in registers */
-#define WHOLE_STRIPS 0
 #endif
-#define LANES 16
 #define SPACE_ROWS ROUND_UP(MAX_QUERIES, STRIP)
 
 typedef struct {
     T *q, *turned, *paired;     /* [SPACE_ROWS, width], [width / 2, KEY_TILE, 2], [KEY_TILE / 2, width, 2] */
-    ACC *out, *totals, *scores; /* [SPACE_ROWS, width], [SPACE_ROWS, LANES], [STRIP, KEY_TILE] */
+    ACC *out, *totals, *scores; /* [SPACE_ROWS, width], [SPACE_ROWS, LANES_F32], [STRIP, KEY_TILE] */
     T *weights;                 /* [STRIP, KEY_TILE] */
 } NAME(Space);
 
@@ -29,18 +26,21 @@ static size_t NAME(space)(char *base, long width, NAME(Space) *s) {
     if (base) {
         s->out = (ACC *)base;
         s->totals = s->out + rows;
-        s->scores = s->totals + SPACE_ROWS * LANES;
+        s->scores = s->totals + SPACE_ROWS * LANES_F32;
         s->q = (T *)(s->scores + square);
         s->turned = s->q + rows;
         s->paired = s->turned + tile;
         s->weights = s->paired + tile;
     }
-    return (rows + SPACE_ROWS * LANES + square) * sizeof(ACC) + (rows + 2 * tile + square) * sizeof(T);
+    return (rows + SPACE_ROWS * LANES_F32 + square) * sizeof(ACC) + (rows + 2 * tile + square) * sizeof(T);
 }
+
+/* Which of 32 columns from `at` on a head of `dim` has. */
+INLINE __mmask32 columns_there(long at, long dim) { return dim - at >= 32 ? 0xffffffffu : (1u << (dim - at)) - 1; }
 
 /* 32 columns from `at` on of a head of `dim`, zeros beyond it. */
 INLINE __m512i columns_of_head(const T *head, long at, long dim) {
-    return _mm512_maskz_loadu_epi16(dim - at >= 32 ? 0xffffffffu : (1u << (dim - at)) - 1, head + at);
+    return _mm512_maskz_loadu_epi16(columns_there(at, dim), head + at);
 }
 
 /* 16 keys by 16 pairs to 16 pairs by 16 keys. For each cache line that is read, the same one of `next` is asked for,
@@ -168,10 +168,10 @@ INLINE void store_sums(const int mr, const int nv, __m512 acc[STRIP][4], ACC *ou
 #pragma GCC unroll 6
     for (int m = 0; m < mr; m++)
 #pragma GCC unroll 4
-        for (int v = 0; v < nv; v++) _mm512_storeu_ps(out + m * stride + LANES * v, acc[m][v]);
+        for (int v = 0; v < nv; v++) _mm512_storeu_ps(out + m * stride + LANES_F32 * v, acc[m][v]);
 }
 
-/* scores[m] of mr rows against LANES * nv keys. */
+/* scores[m] of mr rows against LANES_F32 * nv keys. */
 INLINE void some_scores(const int mr, const int nv, const T *q, long width, const T *turned, ACC *scores) {
     __m512 acc[STRIP][4];
 #pragma GCC unroll 6
@@ -182,20 +182,20 @@ INLINE void some_scores(const int mr, const int nv, const T *q, long width, cons
     store_sums(mr, nv, acc, scores, KEY_TILE);
 }
 
-/* out[m] += weights[m] . values, for mr rows and LANES * nv columns. */
+/* out[m] += weights[m] . values, for mr rows and LANES_F32 * nv columns. */
 INLINE void some_values(const int mr, const int nv, const T *weights, const T *paired, long count, long width,
                         ACC *out) {
     __m512 acc[STRIP][4];
 #pragma GCC unroll 6
     for (int m = 0; m < mr; m++)
 #pragma GCC unroll 4
-        for (int v = 0; v < nv; v++) acc[m][v] = _mm512_loadu_ps(out + m * width + LANES * v);
+        for (int v = 0; v < nv; v++) acc[m][v] = _mm512_loadu_ps(out + m * width + LANES_F32 * v);
     multiply_pairs(mr, nv, weights, KEY_TILE, paired, 2 * width, (count + 1) / 2, acc);
     store_sums(mr, nv, acc, out, width);
 }
 
 INLINE void rows_of_scores(const int mr, long num_keys, const T *q, long width, const T *turned, ACC *scores) {
-    if (num_keys > 2 * LANES) some_scores(mr, 4, q, width, turned, scores);
+    if (num_keys > 2 * LANES_F32) some_scores(mr, 4, q, width, turned, scores);
     else some_scores(mr, 2, q, width, turned, scores);
 }
 
@@ -241,9 +241,9 @@ INLINE __m512 two_to(__m512 x) {
     return _mm512_scalef_ps(p, whole);
 }
 
-/* One row's scores of a tile of LANES * nv keys, of which it sees `valid`, to weights relative to the running maximum
- * (of score times `factor`, as powers of two); what was summed so far is rescaled. `total`: LANES sums, added at the
- * end. */
+/* One row's scores of a tile of LANES_F32 * nv keys, of which it sees `valid`, to weights relative to the running
+ * maximum (of score times `factor`, as powers of two); what was summed so far is rescaled. `total`: LANES_F32 sums,
+ * added at the end. */
 INLINE void weigh(const int nv, const ACC *scores, long valid, ACC factor, ACC *maximum, ACC *total, ACC *out,
                   long width, T *weights) {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -251,8 +251,8 @@ INLINE void weigh(const int nv, const ACC *scores, long valid, ACC factor, ACC *
     __mmask16 seen[4];
 #pragma GCC unroll 4
     for (int v = 0; v < nv; v++) {
-        seen[v] = _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32((int)valid - LANES * v));
-        x[v] = _mm512_loadu_ps(scores + LANES * v);
+        seen[v] = _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32((int)valid - LANES_F32 * v));
+        x[v] = _mm512_loadu_ps(scores + LANES_F32 * v);
         largest = _mm512_mask_max_ps(largest, seen[v], largest, x[v]);
     }
     const ACC tile_max = _mm512_reduce_max_ps(largest) * factor;
@@ -261,7 +261,7 @@ INLINE void weigh(const int nv, const ACC *scores, long valid, ACC factor, ACC *
     if (now != before) {
         *maximum = now;
         shrink = two_to(_mm512_set1_ps(before - now)); /* 0 on the first tile */
-        for (long i = 0; i < width; i += LANES)
+        for (long i = 0; i < width; i += LANES_F32)
             _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_loadu_ps(out + i), shrink));
     }
 #pragma GCC unroll 4
@@ -273,7 +273,7 @@ INLINE void weigh(const int nv, const ACC *scores, long valid, ACC factor, ACC *
     _mm512_storeu_ps(total, _mm512_fmadd_ps(_mm512_loadu_ps(total), shrink, sum));
 #pragma GCC unroll 2
     for (int v = 0; v < nv; v += 2) /* the first of the two is the upper half */
-        _mm512_storeu_si512(weights + LANES * v, (__m512i)_mm512_cvtne2ps_pbh(x[v + 1], x[v]));
+        _mm512_storeu_si512(weights + LANES_F32 * v, (__m512i)_mm512_cvtne2ps_pbh(x[v + 1], x[v]));
 }
 
 /* One row's sums of values times `factor`, stored. */
@@ -281,9 +281,8 @@ INLINE void store_row(const ACC *sums, ACC factor, long dim, T *out) {
     const __m512 by = _mm512_set1_ps(factor);
     for (long i = 0; i < dim; i += 32) {
         const __m512 low = _mm512_mul_ps(_mm512_loadu_ps(sums + i), by);
-        const __m512 high = _mm512_mul_ps(_mm512_loadu_ps(sums + i + LANES), by);
-        const __mmask32 there = dim - i >= 32 ? 0xffffffffu : (1u << (dim - i)) - 1;
-        _mm512_mask_storeu_epi16(out + i, there, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        const __m512 high = _mm512_mul_ps(_mm512_loadu_ps(sums + i + LANES_F32), by);
+        _mm512_mask_storeu_epi16(out + i, columns_there(i, dim), (__m512i)_mm512_cvtne2ps_pbh(high, low));
     }
 }
 
@@ -303,10 +302,10 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
     const long dim = c->head_dim, width = ROUND_UP(dim, 32), rows = num_tokens * group;
     const ACC factor = scale * 1.44269504088896341f;
     ACC maximum[MAX_QUERIES];
-    const size_t all_rows = WHOLE_STRIPS ? ROUND_UP(rows, STRIP) : rows;
+    const size_t all_rows = ROUND_UP(rows, STRIP);
     memset(s->q, 0, all_rows * (size_t)width * sizeof(T));
     memset(s->out, 0, all_rows * (size_t)width * sizeof(ACC));
-    memset(s->totals, 0, all_rows * LANES * sizeof(ACC));
+    memset(s->totals, 0, all_rows * LANES_F32 * sizeof(ACC));
     for (long m = 0; m < rows; m++) {
         memcpy(s->q + m * width, q + m / group * q_stride + m % group * dim, (size_t)dim * sizeof(T));
         maximum[m] = -INFINITY;
@@ -324,7 +323,7 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
             locate_tile(c, table, kv_head, tile + KEY_TILE, num_keys, keys[ahead], values[ahead]);
         else
             locate_tile(c, next->table, next->kv_head, 0, next->num_keys, keys[ahead], values[ahead]);
-        const long padded = count > 2 * LANES ? KEY_TILE : 2 * LANES;
+        const long padded = count > 2 * LANES_F32 ? KEY_TILE : 2 * LANES_F32;
         turn_keys(keys[now], keys[ahead], padded, dim, s->turned);
         pair_values(values[now], values[ahead], padded, dim, width, s->paired);
         for (long first = 0; first < rows; first += STRIP) {
@@ -335,7 +334,7 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
             for (long i = 0, m = first; i < left; i++, m++) {
                 const ACC *const scores = s->scores + i * KEY_TILE;
                 T *const weights = s->weights + i * KEY_TILE;
-                ACC *const total = s->totals + m * LANES, *const sums = s->out + m * width;
+                ACC *const total = s->totals + m * LANES_F32, *const sums = s->out + m * width;
                 const long valid = seen + (grows ? m / group : 0);
                 if (padded == KEY_TILE) weigh(4, scores, valid, factor, maximum + m, total, sums, width, weights);
                 else weigh(2, scores, valid, factor, maximum + m, total, sums, width, weights);
@@ -347,12 +346,10 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
     tiles_end();
 #endif
     for (long m = 0; m < rows; m++) {
-        const ACC total = _mm512_reduce_add_ps(_mm512_loadu_ps(s->totals + m * LANES));
+        const ACC total = _mm512_reduce_add_ps(_mm512_loadu_ps(s->totals + m * LANES_F32));
         store_row(s->out + m * width, 1 / total, dim, out + m / group * out_stride + m % group * dim);
         if (lse) lse[m / group * lse_stride + m % group] = maximum[m] * 0.693147180559945309f + LOG(total);
     }
 }
 #undef STRIP
-#undef WHOLE_STRIPS
-#undef LANES
 #undef SPACE_ROWS
