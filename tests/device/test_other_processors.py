@@ -16,12 +16,12 @@ import pytest
 from jettison.device.kernels import build
 
 CHECKS = Path(__file__).with_name("other_processor.c")
-FLAGS = ["-std=gnu11", "-O2", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-pthread", "-static"]
+FLAGS = ["-std=gnu11", "-O2", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
 
 
 @pytest.mark.parametrize(
     ("compiler", "emulator"),
-    [(shlex.split(os.environ.get("CC", "cc")), []), (["aarch64-linux-gnu-gcc"], ["qemu-aarch64"])],
+    [(shlex.split(os.environ.get("CC", "cc")), []), (["aarch64-linux-gnu-gcc", "-static"], ["qemu-aarch64"])],
     ids=["here", "aarch64"],
 )
 def test_products_and_attention(tmp_path: Path, compiler: list[str], emulator: list[str]) -> None:
