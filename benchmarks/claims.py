@@ -48,8 +48,10 @@ def spread(values: list[float], digits: int = 1) -> str:
 def seen_exact(proof: Document) -> str:
     """Of `verify --full`."""
     names = {row["architecture"] for row in proof["rows"]}
+    absent = sum(not row["happened"] for row in proof["rows"])
     return (f"{proof['tokens_compared']:,} tokens over {len(names)} architectures: {proof['mismatches']} differ from "
-            f"`{proof['reference']}`, {proof['incomplete']} are missing")  # fmt: skip
+            f"`{proof['reference']}`, {proof['incomplete']} are missing; {absent} of {len(proof['rows'])} events did "
+            f"not happen")  # fmt: skip
 
 
 def seen_alone(proof: Document) -> str:
