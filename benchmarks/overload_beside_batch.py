@@ -13,8 +13,8 @@ the first online request comes, and is to end after the last. Its answers are co
 
 Judged: the median of P99 TTFT beside the batch over P99 TTFT alone is at most 1.25; every batch ends, exactly; and each
 of what was to be shown has been there: drops, checkpoints that were freed, and tokens of the batch. The row of a seed
-whose ratio is above 2 says what its slowest request met in either arm, and ``--kept DIR`` keeps its runs with all events
-and series, for ``jettison explain``.
+whose ratio is above 2 says what its slowest request met in either arm, and ``--kept DIR`` keeps its runs with all
+events and series, for ``jettison explain``.
 """
 
 from __future__ import annotations
