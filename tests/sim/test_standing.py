@@ -113,7 +113,8 @@ def _beside_arrivals(every_s: float) -> Watched:
     return watched
 
 
-def test_a_host_link_that_steps_have_less_room_for_than_computing_again_takes() -> None:
+def beside_a_dear_host_link() -> Watched:
+    """A batch that is freed for a burst, and whose KV the link brings back later than steps compute it again."""
     setup = make_setup("recompute", num_workers=1, num_blocks=60)
     dear = replace(PROFILE, host_copy_bytes_per_s=1e9, beside_bytes_per_s=1e9, beside_byte_s=1e-6)
     setup = replace(setup, profile=dear, params=replace(
@@ -124,6 +125,11 @@ def test_a_host_link_that_steps_have_less_room_for_than_computing_again_takes() 
         watched.submit(f"chat-{i}", 120, 60, 0.3 + 0.004 * i)
     watched.cluster.run()
     watched.expect_all_served()
+    return watched
+
+
+def test_a_host_link_that_steps_have_less_room_for_than_computing_again_takes() -> None:
+    watched = beside_a_dear_host_link()
     told = [r.fields for r in watched.records if r.kind == "offline_computed_again"]
     assert told and {t["reason"] for t in told} == {"the link would take longer than computing it"}
     assert all(t["requests"] and t["blocks"] > t["blocks_a_step"] for t in told)
