@@ -18,6 +18,7 @@ LEVEL = {
     "device": 3, "transport": 3, "sim": 3, "workload": 3, "report": 3, "profiles": 3,
     "live": 4, "simulate": 4,
     "demo": 5, "server": 5, "cli": 5, "__main__": 5,
+    "papers": 6,
 }
 """Room -> level. A room imports only from rooms of its own level or a lower one."""
 
@@ -87,6 +88,8 @@ def imported_names(tree: ast.AST, module: str, is_package: bool) -> list[tuple[s
 def room_of(dotted_name: str) -> str | None:
     """The room a dotted name lies in; None outside the package."""
     head, _, rest = dotted_name.partition(".")
+    if head == "papers":
+        return "papers"
     if head != "jettison":
         return None
     room = rest.partition(".")[0]

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "sim"))
 
 from scenarios import Watched, make_setup
 
-ROOMS = ("sim", "simulate")
+ROOMS = ("sim", "simulate", "papers")
 
 FROM_CORE = {
     "jettison.core.ports": None,
@@ -54,7 +54,7 @@ DECIDING_NAMES = ("plan_", "choose_", "should_", "decide_", "assess_", "by_freen
 CORE_CLASSES = {"ClusterCore", "Group", "Queues", "GroupBlocks", "Ladder", "StepPlanner"}
 """No class of the simulator builds on these."""
 
-WITHOUT_CLUSTER = {"jettison.simulate.reproduce.placements"}
+WITHOUT_CLUSTER = {"papers.placements"}
 """No cluster is simulated there: the policies themselves place the same sizes, for MELL's figures."""
 
 DECIDES_NOTHING = {"_plan_cost"}

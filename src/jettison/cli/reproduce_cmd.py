@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+import jettison
 from jettison.errors import ConfigError
+
+CHECKOUT = Path(jettison.__file__).resolve().parents[2]
+"""Where ``papers/`` lies beside ``src/``, if this is a checkout."""
+
+
+def _laboratory() -> Any:
+    """The command of ``papers/``. Raises ConfigError outside of a checkout: an installed package does not have it."""
+    if not (CHECKOUT / "papers" / "command.py").is_file():
+        raise ConfigError(
+            "the papers' figures are in a checkout of the source and in no installed package: "
+            "get the repository, `make install` there, and run .venv/bin/jettison reproduce"
+        )
+    if str(CHECKOUT) not in sys.path:
+        sys.path.append(str(CHECKOUT))
+    return importlib.import_module("papers.command")
 
 
 def reproduce(
@@ -36,8 +54,7 @@ def reproduce(
     ] = None,
 ) -> None:
     """Simulate the experiments behind figures of the KunServe and ConServe papers, beside the papers' numbers."""
-    from jettison.simulate.reproduce import command
-
+    command = _laboratory()
     console = Console()
     if names == ["list"]:
         command.list_figures(console)
