@@ -117,7 +117,7 @@ def test_a_chunk_that_ends_before_the_chunk_it_follows_is_named_and_counts_for_n
     assert first is not None and second is not None
     assert bench.group.overtaking(first.step_id) == []
     assert bench.group.overtaking(second.step_id) == [state]
-    state.recompute = True
+    state.distrust()
     assert bench.group.overtaking(second.step_id) == [], "it is known already"
     assert bench.commit(second) == []
     assert bench.group.fail(first.step_id) == [state]
@@ -383,7 +383,7 @@ def test_an_ending_request_gets_no_more_tokens_and_no_more_steps() -> None:
     bench.ask("b", 4)
     step = bench.plan()
     assert step is not None
-    state.ending = FinishReason.CANCELLED
+    state.end_with(FinishReason.CANCELLED)
     assert [r.state.request_id for r in bench.commit(step)] == ["b"]
     assert state.num_output == 0 and state.num_pending == 0
     assert bench.step() == [("b", 4, 1)]

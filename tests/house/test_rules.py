@@ -182,10 +182,26 @@ def compares_no_policy_name(tree: ast.Module) -> Complaints:
                 yield side.lineno, f"compares with {side.value!r}"
 
 
+HELD = {"holds", "ending", "remote"}
+"""Of a request: set together, by its own methods."""
+
+
+def holds_by_its_methods(tree: ast.Module) -> Complaints:
+    """What holds a request is set by the request's own methods, so that the names of its holds stay true."""
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Attribute) and target.attr in HELD and _dotted(target.value) != "self":
+                yield target.lineno, f"sets {_dotted(target)}"
+    for name, call in _calls(tree):
+        if re.search(r"(state|request)\.transfers\.(add|discard|remove|clear|pop|update)$", name):
+            yield call.lineno, f"calls {name}()"
+
+
 EVERYWHERE = (nothing_executed, no_blind_except, no_hidden_counters, nothing_unfinished, has_docstring)
 IN_PURE_ROOMS = (no_world, no_hidden_randomness)
 IN_POLICY = (no_globals,)
-IN_CORE = (compares_no_policy_name,)
+IN_CORE = (compares_no_policy_name, holds_by_its_methods)
 IN_RUNGS = (begins_no_transfer,)
 
 
@@ -228,6 +244,9 @@ BROKEN = [
     (compares_no_policy_name, "'pipeline' in names"),
     (compares_no_policy_name, "rung.name in ('drop', 'swap')"),
     (compares_no_policy_name, "match name:\n    case 'restore':\n        pass"),
+    (holds_by_its_methods, "def f(state):\n    state.ending = 1"),
+    (holds_by_its_methods, "def f(state):\n    state.holds |= 4"),
+    (holds_by_its_methods, "def f(self):\n    self.state.transfers.discard(3)"),
     (begins_no_transfer, "def begin(self):\n    return [SendKV(1, 0, 1)]"),
     (begins_no_transfer, "def begin(self):\n    return [ports.SendShard(1, 0, 1, 'x')]"),
     (begins_no_transfer, "self.means.state.send_kv(state, 0, 1)"),
@@ -253,6 +272,7 @@ KEPT = [
     (nothing_executed, "import re\nre.compile('x')\nyaml.load(text, Loader=Safe)"),
     (no_blind_except, "try:\n    pass\nexcept ValueError:\n    pass"),
     (compares_no_policy_name, "phase == 'priority queue'\nRecord('drop', now_ns, {})\ncounts_priority(policy)"),
+    (holds_by_its_methods, "def f(state):\n    state.end_with(1)\n    state.note_transfer_ended(3)"),
     (begins_no_transfer, "def begin(self):\n    return self.means.hosted.send(budget)"),
     (has_docstring, '"""What lives here."""'),
 ]

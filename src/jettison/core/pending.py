@@ -184,7 +184,7 @@ class Book:
         self.transfers[transfer.transfer_id] = pending
         self._count(pending, pending.num_bytes)
         if request is not None:
-            request.transfers.add(transfer.transfer_id)
+            request.note_transfer(transfer.transfer_id)
         return pending
 
     def _count(self, pending: PendingTransfer, num_bytes: int) -> None:
@@ -229,13 +229,13 @@ class Book:
             return None
         self._count(pending, -pending.num_bytes)
         if pending.request is not None:
-            pending.request.transfers.discard(transfer_id)
+            pending.request.note_transfer_ended(transfer_id)
         return pending
 
     def disown(self, pending: PendingTransfer) -> None:
         """The transfer is no more its request's: nothing of the request waits for its end."""
         if pending.request is not None:
-            pending.request.transfers.discard(pending.transfer.transfer_id)
+            pending.request.note_transfer_ended(pending.transfer.transfer_id)
             pending.request = None
 
     def take_told(self) -> set[Owner]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import IntFlag, StrEnum
 from math import ceil
 from typing import NamedTuple
 
@@ -36,6 +36,27 @@ class Phase(StrEnum):
     MOVING = "moving"
     STORED = "stored"
     FINISHED = "finished"
+
+
+class Hold(IntFlag):
+    """What keeps a request from being touched, beside its phase. ``RequestState`` alone sets and clears holds."""
+
+    ENDING = 1
+    """It must end, but a part of it is still in flight or on a link; ``ending`` says how."""
+    RECOMPUTE = 2
+    """Its KV cannot be completed or trusted: it is computed again from its tokens as soon as no step and no transfer
+    touches it."""
+    MOVING = 4
+    """The last blocks of its KV are on their way to its new home."""
+    REMOTE = 8
+    """Its steps attend to KV elsewhere; ``remote`` says where."""
+    COPYING = 16
+    """``transfers`` of its KV have not ended: until then its blocks stay reserved on both sides."""
+
+
+NOT_HELD = Hold(0)
+UNSCHEDULED = Hold.ENDING | Hold.RECOMPUTE | Hold.MOVING
+"""No step takes a request that is held so."""
 
 
 class RemotePart(NamedTuple):
@@ -99,10 +120,10 @@ class RequestState:
 
     __slots__ = (
         "request", "request_id", "num_prompt", "num_tokens", "output", "num_computed", "num_pending", "phase",
-        "group_id", "residences", "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns",
-        "first_token_ns", "finished_ns", "num_preemptions", "order", "prompt_logprobs", "transfers", "paused", "remote",
-        "recompute", "tenant", "is_offline", "turn", "is_in_line", "num_prompt_seen", "num_live_rows",
-        "_suspicion",
+        "group_id", "residences", "num_cached", "num_sealed", "hashes", "holds", "ending", "finish_reason",
+        "first_scheduled_ns",
+        "first_token_ns", "finished_ns", "num_preemptions", "order", "prompt_logprobs", "transfers", "remote",
+        "tenant", "is_offline", "turn", "is_in_line", "num_prompt_seen", "num_live_rows", "_suspicion",
     )
 
     def __init__(self, request: Request, order: int, policy: SchedulingPolicy = "fcfs") -> None:
@@ -129,8 +150,10 @@ class RequestState:
         """Leading blocks registered in the prefix cache."""
         self.hashes: list[bytes] = []
         """Chain hashes of the leading full blocks, computed as needed."""
+        self.holds = NOT_HELD
+        """What keeps it from being touched."""
         self.ending: FinishReason | None = None
-        """Set when the request must end but part of it is still in flight or on a link."""
+        """How it ends or has ended (``Hold.ENDING``)."""
         self.finish_reason: FinishReason | None = None
         self.first_scheduled_ns: int | None = None
         self.first_token_ns: int | None = None
@@ -151,14 +174,71 @@ class RequestState:
             [None] if request.params.prompt_logprobs is not None else None
         )
         self.transfers: set[int] = set()
-        """Transfers of its KV that have not ended: until then its blocks stay reserved on both sides."""
-        self.paused = False
-        """Not scheduled: the last blocks of its KV are on their way to its new home."""
+        """Transfers of its KV that have not ended (``Hold.COPYING``)."""
         self.remote: tuple[RemotePart, ...] = ()
-        """KV that its steps attend to elsewhere (live exchange)."""
-        self.recompute = False
-        """Its KV cannot be completed or trusted: not scheduled, and computed again from its tokens as soon as no step
-        and no transfer touches it."""
+        """KV that its steps attend to elsewhere, in a live exchange (``Hold.REMOTE``)."""
+
+    # --- holds ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing holds it: it neither ends nor starts again, and no copy has to do with it. (A step may: see
+        ``num_pending``.)"""
+        return not self.holds
+
+    @property
+    def paused(self) -> bool:
+        """The last blocks of its KV are on their way to its new home."""
+        return bool(self.holds & Hold.MOVING)
+
+    @property
+    def recompute(self) -> bool:
+        """It starts again from its tokens as soon as nothing touches it."""
+        return bool(self.holds & Hold.RECOMPUTE)
+
+    def end_with(self, reason: FinishReason) -> None:
+        """It must end, in this way, as soon as nothing touches it; for good."""
+        self.ending = reason
+        self.holds |= Hold.ENDING
+
+    def pause(self) -> None:
+        """The last blocks of its KV leave for its new home."""
+        self.holds |= Hold.MOVING
+
+    def resume(self) -> None:
+        """They have arrived, or stay. Idempotent."""
+        self.holds &= ~Hold.MOVING
+
+    def distrust(self) -> None:
+        """Its KV cannot be completed or trusted."""
+        self.holds |= Hold.RECOMPUTE
+
+    def attend_at(self, parts: tuple[RemotePart, ...]) -> None:
+        """From now on its steps attend to these parts elsewhere; none: to its own KV alone."""
+        self.remote = parts
+        self.holds = self.holds | Hold.REMOTE if parts else self.holds & ~Hold.REMOTE
+
+    def note_transfer(self, transfer_id: int) -> None:
+        """A transfer of its KV has begun."""
+        self.transfers.add(transfer_id)
+        self.holds |= Hold.COPYING
+
+    def note_transfer_ended(self, transfer_id: int) -> None:
+        """A transfer has ended, or is its own no more. Idempotent."""
+        self.transfers.discard(transfer_id)
+        if not self.transfers:
+            self.holds &= ~Hold.COPYING
+
+    def start_again(self) -> None:
+        """It has given its KV up and waits to be computed again: what held that KV holds it no more."""
+        self.remote = ()
+        self.holds &= ~(Hold.MOVING | Hold.RECOMPUTE | Hold.REMOTE)
+
+    def check_holds(self) -> None:
+        """The holds agree with what they stand for. Raises AssertionError."""
+        named = {Hold.ENDING: self.ending is not None, Hold.REMOTE: self.remote, Hold.COPYING: self.transfers}
+        for hold, is_so in named.items():
+            assert bool(self.holds & hold) == bool(is_so), (self, hold)
 
     # --- tokens: the prompt, which is the request's own and never copied, then the output ---------------------
 

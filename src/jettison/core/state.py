@@ -278,7 +278,7 @@ class ClusterState:
 
     def distrust(self, state: RequestState) -> None:
         """Something of the request's KV got lost: it starts again from its tokens, as soon as it may."""
-        state.recompute = True
+        state.distrust()
         self.touch(state)
         self.distrusted[state.request_id] = state
 
@@ -302,7 +302,7 @@ class ClusterState:
             return []
         state.finish_reason = reason
         state.finished_ns = now_ns
-        state.ending = reason
+        state.end_with(reason)
         self.touch(state)
         if reason is FinishReason.CANCELLED:
             self.counters.num_cancelled += 1
@@ -311,7 +311,8 @@ class ClusterState:
 
     def refuse(self, state: RequestState, error: str, now_ns: int) -> Action:
         """The terminal event of a request that nothing can ever hold: it is taken into no queue."""
-        state.finish_reason = state.ending = FinishReason.ERROR
+        state.finish_reason = FinishReason.ERROR
+        state.end_with(FinishReason.ERROR)
         state.finished_ns = now_ns
         state.phase = Phase.FINISHED
         return Emit(state.request_id, (), FinishReason.ERROR, None, error, state)
@@ -362,6 +363,7 @@ class ClusterState:
             for state in group.queues.all_requests():
                 assert state.request_id not in queued, f"{state} is in two queues"
                 queued[state.request_id] = group.group_id
+                state.check_holds()
         for state in self.unplaced.values():
             assert state.request_id not in queued and state.num_computed + state.num_pending == 0, state
             queued[state.request_id] = -1

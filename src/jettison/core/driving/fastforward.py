@@ -144,8 +144,7 @@ def _steps_left(state: RequestState, max_model_len: int) -> int:
     """Steps, the one in flight included, after which a decoding request goes on all the same."""
     params = state.request.params
     is_plain = (
-        state.first_token_ns is not None and state.ending is None and state.prompt_logprobs is None
-        and not (state.paused or state.recompute or state.remote or state.transfers)
+        state.first_token_ns is not None and state.is_settled and state.prompt_logprobs is None
         and params.ignore_eos and not params.stop_token_ids
     )  # fmt: skip
     if not is_plain:

@@ -93,9 +93,7 @@ class FreeRung(Rung):
 
 def is_preemptible(state: RequestState) -> bool:
     """It could give its blocks up now."""
-    return state.num_pending == 0 and not (
-        state.paused or state.recompute or state.ending or state.transfers or state.remote
-    )
+    return state.num_pending == 0 and state.is_settled
 
 
 def is_checkpointed(state: RequestState) -> bool:

@@ -140,7 +140,7 @@ class SwapRung(Rung):
                 s.request_id, _reclaimable(s, group), group.limits.blocks_for(s.num_computed), self._growth(s, group)
             )
             for s in reversed(group.queues.running.values())
-            if s.num_pending == 0 and not (s.paused or s.ending or s.transfers or s.remote or s.recompute)
+            if s.num_pending == 0 and s.is_settled
         ]
         slots = self.means.hosted.num_free_slots(group.worker_ids)
         return tuple(choose_swap_outs(

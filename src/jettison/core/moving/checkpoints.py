@@ -281,9 +281,7 @@ class Checkpoints:
 
 def is_copyable(state: RequestState) -> bool:
     """All of its KV is in its group's arenas, and it stays there for now (rule 1)."""
-    return state.phase is Phase.RUNNING and state.ending is None and not (
-        state.transfers or state.remote or state.paused or state.recompute
-    )
+    return state.phase is Phase.RUNNING and state.is_settled
 
 
 def _is_in_pools_of(entry: HostedKV, stages: Sequence[StagePlan]) -> bool:

@@ -162,7 +162,7 @@ class Exchange:
                 group.queues.keep_stored(state)
                 self._cluster.counters.hosted_carried += 1
                 continue
-            state.paused = False
+            state.resume()
             old = in_arenas(state.residences)
             transfers = plan_kv_transfers(old.places, self._stage_order)
             if not transfers and state.ending is None:
@@ -396,7 +396,7 @@ class Exchange:
         if state.phase is Phase.MOVING:
             group.queues.resume(state)
             self._cluster.counters.note_stall(now_ns - self._started_ns)
-        state.remote = entry.remote
+        state.attend_at(entry.remote)
         self._cluster.touch(state)
         if not entry.is_complete:
             return

@@ -171,7 +171,7 @@ class Leaving:
         """Whatever holds no arenas, or need not hold them."""
         queues = self.group.queues
         for state in queues.running_offline():
-            if state.num_pending == 0 and _is_settled(state) and state.request_id not in self._to_copy:
+            if state.num_pending == 0 and state.is_settled and state.request_id not in self._to_copy:
                 self.group.preempt(state)
         for state in [*queues.waiting, *queues.waiting_offline]:
             if state.ending is None and any(not home.blocks.is_oversized(state) for home in homes):
@@ -266,11 +266,6 @@ class Leaving:
             return False
         here = (p for p in book.transfers.values() if worker.worker_id in p.ends)
         return all(p.purpose is Purpose.HOST and p.ends[0] == worker.worker_id for p in here)
-
-
-def _is_settled(state: RequestState) -> bool:
-    """No copy or ending has to do with it."""
-    return not (state.paused or state.recompute or state.ending or state.transfers or state.remote)
 
 
 def _load(group: Group) -> tuple[int, int]:

@@ -30,8 +30,8 @@ def may_go(state: RequestState) -> bool:
     written."""
     return (
         state.phase is Phase.RUNNING and state.num_output > 0 and state.num_tokens - state.num_computed <= 1
-        and state.ending is None and not (state.transfers or state.paused or state.remote or state.recompute)
-    )  # fmt: skip
+        and state.is_settled
+    )
 
 
 class Migrations:

@@ -135,7 +135,7 @@ class Passage(ABC):
     def _stand_still(self, now_ns: int) -> None:
         self.phase = RelocationPhase.FINAL
         self.stopped_ns = now_ns
-        self.state.paused = True
+        self.state.pause()
         self._cluster.touch(self.state)
 
     def _hand_over(self, now_ns: int) -> list[Action]:
@@ -146,7 +146,7 @@ class Passage(ABC):
         for worker_id, ledger in zip(self.source.worker_ids, self.source.blocks.ledgers, strict=True):
             if worker_id not in self.destination.worker_ids:
                 ledger.release(state.request_id)
-        state.paused = False
+        state.resume()
         state.num_sealed = 0
         self.destination.queues.resume(state)
         self.destination.blocks.seal(state)
@@ -159,5 +159,5 @@ class Passage(ABC):
 
     def _let_run(self) -> None:
         if self.state.phase is Phase.RUNNING:
-            self.state.paused = False
+            self.state.resume()
             self._cluster.touch(self.state)

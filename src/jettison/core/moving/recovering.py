@@ -386,8 +386,7 @@ class Recoveries:
         state.num_preemptions += state.num_computed > 0
         state.num_computed = state.num_pending = state.num_sealed = 0
         state.residences = NOWHERE
-        state.remote = ()
-        state.paused = state.recompute = False
+        state.start_again()
         state.phase = Phase.WAITING
         state.group_id = -1
 

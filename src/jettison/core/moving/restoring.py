@@ -352,7 +352,7 @@ class Restoring:
         self._reap_ended()
         self.group.touch()
         for state in self.group.queues.running.values():
-            state.paused = False
+            state.resume()
         if self.has_split:
             return self._over(now_ns)
         if any(w.layout.kv_layers != s.layers for s in self.group.stages for w in [self._cluster.workers[s.worker_id]]):

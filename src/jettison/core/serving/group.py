@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from jettison.core.changes import Changes
 from jettison.core.ports import RunStep, StepCompleted, StepRow
-from jettison.core.requests import RequestState
+from jettison.core.requests import Hold, RequestState
 from jettison.core.residence import NOWHERE, arenas_of, hosted_only
 from jettison.core.serving.blocks import GroupBlocks
 from jettison.core.serving.flights import InFlight, work_of
@@ -336,7 +336,7 @@ class Group:
             return []
         return [
             row.state for row in self.in_flight[step_id].own_rows
-            if row.context_len > row.state.num_computed and row.state.ending is None and not row.state.recompute
+            if row.context_len > row.state.num_computed and not row.state.holds & (Hold.ENDING | Hold.RECOMPUTE)
         ]
 
     def commit(self, done: StepCompleted, now_ns: int) -> list[StepResult]:
@@ -354,7 +354,7 @@ class Group:
             state, context_len, num_tokens, samples, _ = row
             state.num_pending -= num_tokens
             token = next(tokens) if samples else None
-            if state.recompute:
+            if state.holds and state.recompute:
                 continue
             state.num_computed += num_tokens
             if context_len < state.num_prompt:
@@ -473,8 +473,7 @@ class Group:
         state.num_preemptions += 1
         state.num_computed, state.num_sealed = num_kept, 0
         state.residences = hosted_only(state.residences) if num_kept else NOWHERE
-        state.remote = ()
-        state.paused = state.recompute = False
+        state.start_again()
         if num_kept:
             self.queues.keep_stored(state)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from jettison.core.requests import RequestState
+from jettison.core.requests import UNSCHEDULED, RequestState
 from jettison.core.residence import hosted_tokens
 from jettison.policy.batching import RunningRow, VictimRow, WaitingRow
 
@@ -22,7 +22,7 @@ def running_rows(group: Group, states: Iterable[RequestState]) -> list[RunningRo
     for state in states:
         scheduled = state.num_computed + state.num_pending
         ready = state.num_tokens - scheduled
-        if ready <= 0 or state.paused or state.recompute or state.ending is not None:
+        if ready <= 0 or (state.holds and state.holds & UNSCHEDULED):
             continue
         request_id = state.request_id
         if request_id in absent:
@@ -59,7 +59,7 @@ def victim_rows(group: Group, states: Iterable[RequestState]) -> list[VictimRow]
             hosted_tokens(s.residences),
         )
         for s in states
-        if s.num_pending == 0 and not (s.paused or s.recompute or s.ending or s.transfers or s.remote)
+        if s.num_pending == 0 and s.is_settled
     ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from jettison.core.requests import Phase, RequestState
+from jettison.core.requests import UNSCHEDULED, Phase, RequestState
 from jettison.core.serving.planviews import EachTime, running_rows, victim_rows, waiting_row
 from jettison.core.serving.sharedsteps import Planned, plan_shared, planned_within
 from jettison.policy.batching import (
@@ -190,7 +190,7 @@ class StepPlanner:
                 break
             scheduled = state.num_computed + state.num_pending
             ready = state.num_tokens - scheduled
-            if state.ending is not None or state.paused or state.recompute or request_id in absent:
+            if (state.holds and state.holds & UNSCHEDULED) or request_id in absent:
                 continue
             if ready <= 0:
                 # All its tokens are in flight: it decodes next.
