@@ -171,6 +171,7 @@ class ClusterState:
         """What may be done with a request is different: its group has to be asked again."""
         self.changes.touched.add(state.group_id)
         self.changes.freer.add(state.group_id)
+        self.changes.stir(state.request_id)
 
     def resolve_ledgers(self) -> None:
         """Note the groups whose workers' ledgers were changed, by themselves or by others."""
@@ -337,6 +338,7 @@ class ClusterState:
     def forget(self, state: RequestState) -> None:
         """It is in no queue, and nothing of it is left."""
         del self.requests[state.request_id]
+        self.changes.end(state.request_id)
         (self.offline_tokens if state.is_offline else self.tokens).leave(state)
 
     def alive_workers(self) -> tuple[int, int]:
