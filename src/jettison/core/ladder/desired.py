@@ -14,23 +14,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from jettison.core.ladder.growing import Growths, growth_rates
 from jettison.core.ladder.newcomers import comes_in_time, has_room
-from jettison.core.ladder.prompts import decodes_of, num_for_arrivals
-from jettison.core.ladder.seats import Growths, Pool, Seat, Seats
+from jettison.core.ladder.prompts import num_for_arrivals
+from jettison.core.ladder.seats import Pool, Seat, Seats, arrival, arrival_again
 from jettison.core.load.views import Loads
 from jettison.core.moving.migrations import Migrations, may_go
 from jettison.core.moving.moves import Moves
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
-from jettison.cost.stepwork import step_of
 from jettison.policy.links import MachineId
 from jettison.policy.packing.lost import devices_lost
 from jettison.policy.packing.mell import Packing
 from jettison.policy.packing.named import PACKERS
 from jettison.policy.packing.params import PackParams, devices_needed, head_room_blocks
 from jettison.policy.packing.reserve import Growing, plan_resizes, reserved_blocks
-from jettison.policy.packing.types import Arrive, Depart, Grip, Packer, PackingParams
+from jettison.policy.packing.types import Depart, Grip, Packer, PackingParams
 from jettison.policy.slo import objectives
 from jettison.types import GroupId, RequestId
 
@@ -115,13 +115,19 @@ class Desired:
 
     def share_used(self) -> float:
         """Of the KV memory of groups where online requests live, what requests hold; 0 where there are none."""
-        used = [g for d in self.devices() if (g := self._cluster.groups.get(d)) and g.queues.serves_online]
+        used = list(self._used())
         return sum(g.blocks.num_used for g in used) / max(1, sum(g.blocks.capacity for g in used))
 
     def num_used(self) -> int:
         """Groups where online requests live."""
+        return sum(1 for _ in self._used())
+
+    def _used(self) -> Iterator[Group]:
         groups = self._cluster.groups
-        return sum(groups[d].queues.serves_online for d in self.devices() if d in groups)
+        for pool in self._pools.values():
+            for device in pool.devices:
+                if device in groups and groups[device].queues.serves_online:
+                    yield groups[device]
 
     def owed(self) -> Iterator[Owed]:
         """Who lives elsewhere than it should, in the order in which they came to the packing."""
@@ -187,11 +193,12 @@ class Desired:
         self._cluster.changes.ended.clear()
         fresh: list[tuple[Seat, RequestState]] = []
         resizes: list[tuple[Pool, list[Growing]]] = []
+        growth_of = growth_rates(self._cluster)
         for pool in self._pools.values():
             rows: list[Growing] = []
             for device in sorted(pool.devices):
                 group = self._cluster.groups[device]
-                self._blocks_per_s[device] = rate = self._growth(group)
+                self._blocks_per_s[device] = rate = growth_of(group)
                 kept: list[RequestState] = []
                 for state in looked_at.get(device, ()):
                     seat = self._seat_of(state, pool, group)
@@ -285,7 +292,7 @@ class Desired:
         seat = self._seats.get(request_id)
         if seat is not None and group_id in seat.pool.devices:
             self._seats.grip(seat, Grip.PINNED)
-            seat.pool.batch += [Depart(request_id), _arrive_again(seat, group_id)]
+            seat.pool.batch += [Depart(request_id), arrival_again(seat, group_id)]
             self._seats.apply(seat.pool)
 
     def hold(self, request_ids: Iterable[RequestId], until_ns: int) -> None:
@@ -293,7 +300,7 @@ class Desired:
         for seat in [self._seats.by_id[request_id] for request_id in request_ids]:
             self._seats.grip(seat, Grip.HELD)
             seat.held_until_ns = until_ns
-            seat.pool.batch += [Depart(seat.request_id), _arrive_again(seat, seat.group_id)]
+            seat.pool.batch += [Depart(seat.request_id), arrival_again(seat, seat.group_id)]
         for pool in self._pools.values():
             self._seats.apply(pool)
 
@@ -305,7 +312,7 @@ class Desired:
             return False
         if group.paused or self._moves.is_moving(group) or self._moves.is_emptying(group):
             return False
-        return all(len(cluster.groups_of[w]) == 1 for w in group.worker_ids)
+        return not cluster.shared_workers or cluster.shared_workers.isdisjoint(group.worker_ids)
 
     def _update_pools(self) -> None:
         """As many pools as there are sizes of groups, each with the groups that there are now."""
@@ -389,7 +396,7 @@ class Desired:
     def _take_seat(self, state: RequestState, pool: Pool, group: Group, rate: float) -> Seat:
         num_blocks = self._size(state, pool, _held(group, state), rate)
         self._join(state, pool, group)
-        pool.batch.append(_arrive(state.request_id, num_blocks, pool, group.group_id))
+        pool.batch.append(arrival(state.request_id, num_blocks, pool, group.group_id))
         return self._seats.take(state.request_id, pool, group.group_id, num_blocks)
 
     def _join(self, state: RequestState, pool: Pool, group: Group) -> None:
@@ -400,7 +407,7 @@ class Desired:
             # The planner knows a prefix from the arrival on. In a batch of its own: in the next it may leave.
             self._seats.apply(pool)
             device = pool.packer.device_of(joined.also)
-            pool.batch += [Depart(joined.also), _arrive_again(seat, device)]
+            pool.batch += [Depart(joined.also), arrival_again(seat, device)]
             self._seats.apply(pool)
 
     def _set_grip(self, seat: Seat, state: RequestState, moving: set[RequestId], now_ns: int) -> None:
@@ -417,11 +424,6 @@ class Desired:
         limits, params = self._cluster.limits, state.request.params
         most = limits.blocks_for(min(state.num_prompt + params.max_tokens, limits.max_model_len))
         return min(reserved_blocks(num_blocks, rate, pool.capacity, self._params.reserve, most), pool.capacity)
-
-    def _growth(self, group: Group) -> float:
-        """Blocks a second of one request that decodes there; 0 while too little is known."""
-        step_s = self._cluster.predictor.predict_s(decodes_of(group), step_of(len(group.stages)))
-        return 1.0 / (step_s * group.limits.block_size) if step_s else 0.0
 
     # --- arrivals ---------------------------------------------------------------------------------------------
 
@@ -445,7 +447,7 @@ class Desired:
             if group is None:
                 continue
             self._join(state, pool, group)
-            pool.batch.append(_arrive(state.request_id, size, pool))
+            pool.batch.append(arrival(state.request_id, size, pool))
             if state.request_id in self._seats.apply(pool):
                 pool.prefixes.leave(state.request_id)
                 continue
@@ -458,7 +460,7 @@ class Desired:
                     pool.prefixes.leave(state.request_id)
                     continue
                 device = min(others, key=lambda d: (self._cluster.groups[d].blocks.num_free, d))
-                pool.batch.append(_arrive(state.request_id, size, pool, device))
+                pool.batch.append(arrival(state.request_id, size, pool, device))
                 self._seats.apply(pool)
             self._seats.take(state.request_id, pool, device, size)
             return device
@@ -466,10 +468,10 @@ class Desired:
 
     def _leave_ended(self) -> None:
         ended = self._cluster.changes.ended
-        for seat in self._seats.in_order(ended):
-            if seat.group_id in self._stale:
-                self._seats.leave(seat.request_id)
-        ended.intersection_update(self._seats.by_id)
+        left = [seat for seat in self._seats.in_order(ended) if seat.group_id in self._stale]
+        for seat in sorted(left, key=lambda seat: seat.group_id):
+            self._seats.leave(seat.request_id)
+        ended.difference_update([r for r in ended if r not in self._seats.by_id])
         self._stale.clear()
 
     def takes(self, group_id: GroupId, state: RequestState) -> bool:
@@ -495,15 +497,3 @@ class Desired:
 
 def _held(group: Group, state: RequestState) -> int:
     return max(1, group.limits.blocks_for(state.num_tokens))
-
-
-def _arrive(request_id: RequestId, num_blocks: int, pool: Pool, device: GroupId | None = None) -> Arrive:
-    shared = pool.prefixes.shared(request_id)
-    if shared is None:
-        return Arrive(request_id, num_blocks, device)
-    return Arrive(request_id, num_blocks, device, shared.key, min(shared.num_blocks, num_blocks))
-
-
-def _arrive_again(seat: Seat, device: GroupId) -> Arrive:
-    """With the grip that it has."""
-    return _arrive(seat.request_id, seat.num_blocks, seat.pool, device)._replace(grip=seat.grip)
