@@ -125,7 +125,7 @@ def test_the_last_round_is_as_long_as_the_link_allows(per_s: float | None, most:
 
 
 def test_the_last_round_is_as_long_as_the_slowest_link_allows() -> None:
-    wide = move("a", link_bytes={A: 100, B: 50})
+    wide = move("a", port_bytes={A: 100, B: 50})
     assert final_blocks(wide, {A: Bin(None, per_s=250.0), B: Bin(None, per_s=1e9)}, MoveParams()) == 5
 
 
@@ -176,7 +176,7 @@ def clusters(draw: st.DrawFn) -> tuple[list[Move], dict, dict, MoveParams]:
 def needs_of(choice: Choice, moves: list[Move], bins: Mapping) -> dict:
     """Recomputed here: what it takes of which bins."""
     made = next(m for m in moves if m.request_id == choice.request_id)
-    sizes = made.link_bytes if choice.kind is KV else {made.destination: made.num_tokens}
+    sizes = made.port_bytes if choice.kind is KV else {made.destination: made.num_tokens}
     return {name: size / (1 - made.growth * size / bins[name].bound) for name, size in sizes.items()}
 
 
@@ -223,7 +223,7 @@ def test_all_that_can_arrive_begins_at_last(cluster: tuple) -> None:
         left = {n: m._replace(num_waited=m.num_waited + 1) for n, m in left.items()}
         bins = {n: b._replace(queued=max(0.0, b.queued - b.bound)) for n, b in bins.items()}
     for stuck in left.values():
-        sizes = [*((bins[k].bound, s) for k, s in stuck.link_bytes.items())]
+        sizes = [*((bins[k].bound, s) for k, s in stuck.port_bytes.items())]
         assert any(stuck.growth * s >= b for b, s in sizes) or not final_blocks(stuck, split[0], params)
         assert stuck.growth * stuck.num_tokens >= bins[stuck.destination].bound
 

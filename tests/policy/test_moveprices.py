@@ -41,7 +41,7 @@ def test_kv_costs_links_and_all_who_decode_at_their_ends() -> None:
 
 def test_the_slowest_link_is_what_a_request_waits_for_and_all_are_taken() -> None:
     rates = {(0, 1): 1e6, (0, 2): 1e5}
-    two = MOVE._replace(link_bytes=dict.fromkeys(rates, 10**5))
+    two = MOVE._replace(port_bytes=dict.fromkeys(rates, 10**5))
     assert priced(KV, two, MovePrices(PREDICTOR, rates.get)) == pytest.approx((1 / 8, 0.0, 1.1))
 
 
@@ -55,7 +55,7 @@ def test_tokens_cost_those_who_decode_at_the_destination() -> None:
 
 
 def test_what_is_not_known_has_no_price_and_is_not_refused() -> None:
-    assert price_move(MOVE, KV, PRICES._replace(link_bytes_per_s=lambda link: None)) is None
+    assert price_move(MOVE, KV, PRICES._replace(port_bytes_per_s=lambda port: None)) is None
     assert price_move(MOVE, TOKENS, PRICES._replace(predictor=StepTimePredictor(4))) is None
     assert is_worth([None], 0.0, 1.0, PriceParams())
 
@@ -78,7 +78,7 @@ def test_prices_grow_with_the_move_and_with_those_beside_it(
     move = PricedMove(FOUR, EIGHT, {(0, 1): num_bytes}, tokens, share, step_tokens)
     price = priced(kind, move)
     assert min(price) >= 0.0
-    larger = priced(kind, move._replace(link_bytes={(0, 1): num_bytes + more}))
+    larger = priced(kind, move._replace(port_bytes={(0, 1): num_bytes + more}))
     assert all(a <= b for a, b in zip(price, larger, strict=True))
     crowd = StepWork.decodes(8 + more, 800)
     assert priced(kind, move._replace(destination=End(crowd))).slowed_s >= price.slowed_s * (1 - 1e-6)

@@ -146,7 +146,10 @@ class ClusterState:
             VirtualTokens(lambda: (s.tenant for s in self.requests.values()), lambda: self.catch_up_all())
             for _ in range(2)
         )
-        self.book = Book(self.shape.block_bytes_per_layer(self.limits.block_size), self.shape.shard_bytes)
+        self.book = Book(
+            self.shape.block_bytes_per_layer(self.limits.block_size), self.shape.shard_bytes,
+            lambda src, dst: self.params.ports.of(src, dst),
+        )
         for worker_id, worker in self.workers.items():
             self.groups_of[worker_id] = []
             worker.ledger.report_to(self.changes.ledgers, worker_id)

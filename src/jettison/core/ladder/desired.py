@@ -247,10 +247,12 @@ class Desired:
             return False
         return _held(self._cluster.groups[state.group_id], state) <= pool.full
 
-    def _in_turn(self, group: Group, states: list[RequestState]) -> list[RequestState]:
-        """As the group has them, where the packing would notice another order."""
+    def _in_turn(self, group: Group, states: list[RequestState], growth: int = 0) -> list[RequestState]:
+        """As the group has them, where the packing would notice another order: of new ones, and of those of class S or
+        above (once they have grown by so many blocks)."""
         seats = [self._seats.get(state.request_id) for state in states]
-        is_noticed = None in seats or sum(seat is not None and seat.is_big for seat in seats) > 1
+        sizes = [(seat, _held(group, state) + growth) for seat, state in zip(seats, states, strict=True)]
+        is_noticed = None in seats or sum(seat is not None and seat.is_big(size) for seat, size in sizes) > 1
         if len(states) < 2 or not is_noticed:
             return states
         wanted = {state.request_id for state in states}
@@ -267,7 +269,7 @@ class Desired:
                 states.append(state)
             else:
                 gone.append(seat.request_id)
-        for state in self._in_turn(group, states):
+        for state in self._in_turn(group, states, math.ceil(rate * self._params.reserve.ahead_s)):
             seat = self._seats.by_id[state.request_id]
             held = min(_held(group, state), seat.pool.capacity)
             rows.append(Growing(state.request_id, held, seat.num_blocks, rate))

@@ -67,10 +67,10 @@ class Seat:
     armed: int = 0
     """By which entry of a heap it is found when it may have grown; 0: by none."""
 
-    @property
-    def is_big(self) -> bool:
-        """Of class S or above: the packing knows its likes of one device by their order."""
-        return 4 * self.num_blocks > self.pool.capacity
+    def is_big(self, num_blocks: int) -> bool:
+        """It is of class S or above, or would be with so many blocks: the packing knows those of a device by their
+        order."""
+        return 4 * max(self.num_blocks, num_blocks) > self.pool.capacity
 
 
 class Seats:
