@@ -1,8 +1,8 @@
 """The book: every call and every transfer under way, with its owner, its ends, its purpose and its bytes.
 
 An answer goes to its owner by one look-up. What a dead worker leaves under way is handed over to the recovery that
-waits for its end (``core.moving.recovering``). The bytes queued on a link, and at a port that links share, are sums over
-the book: prices and budgets come from there.
+waits for its end (``core.moving.recovering``). The bytes queued on a link, and at a port that links share, are sums
+over the book: prices and budgets come from there.
 
     opened by its owner --answer--> closed; the waiter takes the answer, then the owner goes on
             '--the owner is abandoned--> handed over to another owner, who waits for the same answer
@@ -59,6 +59,10 @@ class Purpose(StrEnum):
 
 KV_PURPOSES = (Purpose.EXCHANGE, Purpose.RETURN, Purpose.MIGRATION, Purpose.HOST)
 """All that goes before parameters on a link."""
+
+
+APART = PortMap()
+"""Each worker has ports of its own."""
 
 
 class Owner(Protocol):
@@ -126,7 +130,7 @@ class Book:
 
     def __init__(
         self, kv_block_bytes: int, shard_bytes: Mapping[ShardId, int],
-        ports_of: Callable[[WorkerId, WorkerId], tuple[PortId, ...]] = PortMap().of,
+        ports_of: Callable[[WorkerId, WorkerId], tuple[PortId, ...]] = APART.of,
     ) -> None:
         """``kv_block_bytes``: of one block in one layer. ``ports_of``: what a link goes through."""
         self.calls: dict[int, PendingCall] = {}

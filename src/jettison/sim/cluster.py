@@ -92,7 +92,7 @@ class SimulatedCluster:
             for stage in stages
         }
         self._capacity = {w: worker.memory.capacity_blocks for w, worker in self._workers.items()}
-        params = replace(setup.params, machine_of=setup.topology.near)
+        params = replace(setup.params, machine_of=setup.topology.near, card_of=setup.topology.card_of)
         self.core = ClusterCore(setup.shape, setup.limits, params, self._capacity, setup.secret)
         self.fast_forwards = FastForwards(
             self, self.loop, self.core.fast_forward, setup.hops.command_ns, setup.hops.report_ns

@@ -209,7 +209,7 @@ class Desired:
                     kept.append(state)
                 due = self._growths.due(group, math.ceil(rate * self._params.reserve.epoch_s))
                 if due or kept:
-                    rows += self._growing(due, kept, group, rate, gone)
+                    rows += self._growing(due, kept, pool, group, gone)
             resizes.append((pool, rows))
         for seat in self._seats.in_order(gone):
             self._seats.leave(seat.request_id)
@@ -239,7 +239,9 @@ class Desired:
                 found[state.group_id].append(state)
             elif seat is not None:
                 gone.append(request_id)
-        return {device: self._in_turn(cluster.groups[device], states) for device, states in found.items()}, gone
+        return {
+            device: self._in_turn(pool_of[device], cluster.groups[device], states) for device, states in found.items()
+        }, gone
 
     def _belongs(self, state: RequestState, pool: Pool | None) -> bool:
         """It is packed where it is; ``pool``: its group's."""
@@ -247,31 +249,38 @@ class Desired:
             return False
         return _held(self._cluster.groups[state.group_id], state) <= pool.full
 
-    def _in_turn(self, group: Group, states: list[RequestState], growth: int = 0) -> list[RequestState]:
+    def _in_turn(
+        self, pool: Pool, group: Group, states: list[RequestState], growth: int = 0
+    ) -> list[RequestState]:
         """As the group has them, where the packing would notice another order: of new ones, and of those of class S or
-        above (once they have grown by so many blocks)."""
-        seats = [self._seats.get(state.request_id) for state in states]
-        sizes = [(seat, _held(group, state) + growth) for seat, state in zip(seats, states, strict=True)]
-        is_noticed = None in seats or sum(seat is not None and seat.is_big(size) for seat, size in sizes) > 1
-        if len(states) < 2 or not is_noticed:
+        above (once they have grown by so many blocks); other packers than MELL's notice it of all."""
+        if len(states) < 2:
             return states
-        wanted = {state.request_id for state in states}
-        return [state for state in group.queues.online_requests() if state.request_id in wanted]
+        sizes = {state.request_id: _held(group, state) + growth for state in states}
+        seats = [seat for r in sizes if (seat := self._seats.get(r)) is not None and self._is_at(seat, pool, group)]
+        num_big = sum(seat.is_big(sizes[seat.request_id]) for seat in seats)
+        if len(seats) == len(states) and num_big < 2 and type(pool.packer) is Packing:
+            return states
+        return [state for state in group.queues.online_requests() if state.request_id in sizes]
+
+    def _is_at(self, seat: Seat, pool: Pool, group: Group) -> bool:
+        """Its request is where it was, or should be."""
+        return seat.pool is pool and group.group_id in (seat.group_id, pool.packer.device_of(seat.request_id))
 
     def _growing(
-        self, due: Sequence[Seat], kept: Sequence[RequestState], group: Group, rate: float, gone: list[RequestId]
+        self, due: Sequence[Seat], kept: Sequence[RequestState], pool: Pool, group: Group, gone: list[RequestId]
     ) -> list[Growing]:
         """Who of a group may have outgrown its reserve; those that hold more than there is are gone."""
-        states, rows = list(kept), list[Growing]()
+        states, rows, rate = list(kept), list[Growing](), self._blocks_per_s[group.group_id]
         for seat in due:
             state = self._cluster.requests[seat.request_id]
-            if self._belongs(state, seat.pool):
+            if self._belongs(state, pool):
                 states.append(state)
             else:
                 gone.append(seat.request_id)
-        for state in self._in_turn(group, states, math.ceil(rate * self._params.reserve.ahead_s)):
+        for state in self._in_turn(pool, group, states, math.ceil(rate * self._params.reserve.ahead_s)):
             seat = self._seats.by_id[state.request_id]
-            held = min(_held(group, state), seat.pool.capacity)
+            held = min(_held(group, state), pool.capacity)
             rows.append(Growing(state.request_id, held, seat.num_blocks, rate))
         return rows
 
@@ -388,11 +397,10 @@ class Desired:
         seat = self._seats.get(state.request_id)
         if seat is None:
             return None
-        here = group.group_id
-        if seat.pool is not pool or here not in (seat.group_id, pool.packer.device_of(state.request_id)):
+        if not self._is_at(seat, pool, group):
             self._seats.leave(state.request_id)
             return None
-        self._seats.note_here(seat, here)
+        self._seats.note_here(seat, group.group_id)
         return seat
 
     def _take_seat(self, state: RequestState, pool: Pool, group: Group, rate: float) -> Seat:
