@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from jettison.core.ladder.growing import Growths, growth_rates
+from jettison.core.ladder.growing import Growths, growth_rates, held_blocks, size_of
 from jettison.core.ladder.newcomers import comes_in_time, has_room
 from jettison.core.ladder.prompts import num_for_arrivals
 from jettison.core.ladder.seats import Pool, Seat, Seats, arrival, arrival_again
@@ -29,7 +29,7 @@ from jettison.policy.packing.lost import devices_lost
 from jettison.policy.packing.mell import Packing
 from jettison.policy.packing.named import PACKERS
 from jettison.policy.packing.params import PackParams, devices_needed, head_room_blocks
-from jettison.policy.packing.reserve import Growing, plan_resizes, reserved_blocks
+from jettison.policy.packing.reserve import Growing, plan_resizes
 from jettison.policy.packing.types import Depart, Grip, Packer, PackingParams
 from jettison.policy.slo import objectives
 from jettison.types import GroupId, RequestId
@@ -247,7 +247,7 @@ class Desired:
         """It is packed where it is; ``pool``: its group's."""
         if pool is None or state.is_offline or state.ending is not None or state.request_id in self._cluster.unplaced:
             return False
-        return _held(self._cluster.groups[state.group_id], state) <= pool.full
+        return held_blocks(self._cluster.groups[state.group_id], state) <= pool.full
 
     def _in_turn(
         self, pool: Pool, group: Group, states: list[RequestState], growth: int = 0
@@ -256,7 +256,7 @@ class Desired:
         above (once they have grown by so many blocks); other packers than MELL's notice it of all."""
         if len(states) < 2:
             return states
-        sizes = {state.request_id: _held(group, state) + growth for state in states}
+        sizes = {state.request_id: held_blocks(group, state) + growth for state in states}
         seats = [seat for r in sizes if (seat := self._seats.get(r)) is not None and self._is_at(seat, pool, group)]
         num_big = sum(seat.is_big(sizes[seat.request_id]) for seat in seats)
         if len(seats) == len(states) and num_big < 2 and type(pool.packer) is Packing:
@@ -280,7 +280,7 @@ class Desired:
                 gone.append(seat.request_id)
         for state in self._in_turn(pool, group, states, math.ceil(rate * self._params.reserve.ahead_s)):
             seat = self._seats.by_id[state.request_id]
-            held = min(_held(group, state), pool.capacity)
+            held = min(held_blocks(group, state), pool.capacity)
             rows.append(Growing(state.request_id, held, seat.num_blocks, rate))
         return rows
 
@@ -404,7 +404,7 @@ class Desired:
         return seat
 
     def _take_seat(self, state: RequestState, pool: Pool, group: Group, rate: float) -> Seat:
-        num_blocks = self._size(state, pool, _held(group, state), rate)
+        num_blocks = size_of(self._cluster, state, pool.capacity, held_blocks(group, state), rate)
         self._join(state, pool, group)
         pool.batch.append(arrival(state.request_id, num_blocks, pool, group.group_id))
         return self._seats.take(state.request_id, pool, group.group_id, num_blocks)
@@ -430,11 +430,6 @@ class Desired:
             self._seats.grip(seat, grip)
             seat.pool.packer.pin(state.request_id, grip)
 
-    def _size(self, state: RequestState, pool: Pool, num_blocks: int, rate: float) -> int:
-        limits, params = self._cluster.limits, state.request.params
-        most = limits.blocks_for(min(state.num_prompt + params.max_tokens, limits.max_model_len))
-        return min(reserved_blocks(num_blocks, rate, pool.capacity, self._params.reserve, most), pool.capacity)
-
     # --- arrivals ---------------------------------------------------------------------------------------------
 
     def place(self, state: RequestState) -> GroupId | None:
@@ -452,7 +447,7 @@ class Desired:
             if blocks > pool.full:
                 continue
             rate = max((self._blocks_per_s.get(d, 0.0) for d in pool.packer.active), default=0.0)
-            size = self._size(state, pool, blocks, rate)
+            size = size_of(self._cluster, state, pool.capacity, blocks, rate)
             group = next((g for d in pool.devices if (g := self._cluster.groups.get(d)) is not None), None)
             if group is None:
                 continue
@@ -503,7 +498,3 @@ class Desired:
             assert packed - left == seats.keys(), "seats and packing"
             assert pool.num_reserved == sum(seat.num_blocks for seat in seats.values()), "what seats reserve"
         self._seats.check()
-
-
-def _held(group: Group, state: RequestState) -> int:
-    return max(1, group.limits.blocks_for(state.num_tokens))

@@ -11,6 +11,7 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.cost.stepwork import step_of
+from jettison.policy.packing.reserve import reserved_blocks
 from jettison.types import GroupId, RequestId
 
 SPARE_ENTRIES = 64
@@ -29,6 +30,19 @@ def growth_rates(cluster: ClusterState) -> Callable[[Group], float]:
         return 1.0 / (step_s * group.limits.block_size) if step_s else 0.0
 
     return rate
+
+
+def held_blocks(group: Group, state: RequestState) -> int:
+    """That a request holds in a group, or would."""
+    return max(1, group.limits.blocks_for(state.num_tokens))
+
+
+def size_of(cluster: ClusterState, state: RequestState, capacity: int, num_blocks: int, rate: float) -> int:
+    """With which a request that holds so many blocks, and grows at such a rate, comes to a packing."""
+    limits, packing = cluster.limits, cluster.params.packing
+    assert packing is not None, "nothing is packed"
+    most = limits.blocks_for(min(state.num_prompt + state.request.params.max_tokens, limits.max_model_len))
+    return min(reserved_blocks(num_blocks, rate, capacity, packing.reserve, most), capacity)
 
 
 class Growths:
