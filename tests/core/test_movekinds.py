@@ -330,6 +330,7 @@ def test_what_is_on_its_way_from_one_worker_is_in_the_way_of_another_behind_its_
     assert book.bytes_at(out) == book.bytes_at(into) == book.bytes_between(0, 2) > 0
     assert book.is_shared(1, 3, Purpose.MIGRATION) == bool(card_of) and not book.is_shared(0, 1, Purpose.MIGRATION)
     assert (num_kv(cluster, others) < before) == bool(card_of)
+    assert (book.bytes_ahead(1, 3) > 0) == bool(card_of) and book.bytes_ahead(0, 2) == book.bytes_between(0, 2)
     cluster.run()
     expect_all_well(cluster)
 

@@ -38,7 +38,7 @@ from jettison.core.ports import (
     WorkerFenced,
 )
 from jettison.core.requests import RequestState
-from jettison.policy.links import PortId, PortMap
+from jettison.policy.links import PortId, PortKind, PortMap
 from jettison.types import ShardId, TransferId, WorkerId
 
 Call = OfferLayout | ApplyLayout | LoadShard | KeepShard | FenceWorker
@@ -163,6 +163,12 @@ class Book:
         if by_purpose is None:
             return 0
         return sum(by_purpose[p] for p in purposes) if purposes else by_purpose.total()
+
+    def bytes_ahead(self, src: WorkerId, dst: WorkerId, *purposes: Purpose) -> int:
+        """What one more transfer over a link goes behind: all on that link, and where it goes through a card that
+        workers share, all that do."""
+        cards = [port for port in self._ports_of(src, dst) if port.kind is PortKind.CARD]
+        return max(self.bytes_between(src, dst, *purposes), *(self.bytes_at(port, *purposes) for port in cards), 0)
 
     def is_shared(self, src: WorkerId, dst: WorkerId, purpose: Purpose) -> bool:
         """Transfers for this purpose are under way through a port of the link."""
