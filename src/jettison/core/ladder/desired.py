@@ -333,18 +333,20 @@ class Desired:
             for full in list(self._pools):
                 self._forget_pool(full)
         found: defaultdict[int, set[GroupId]] = defaultdict(set)
-        for group_id, group in self._cluster.groups.items():
-            if self.is_packed(group):
+        cluster = self._cluster
+        is_calm = not (self._moves.moving_workers() or cluster.shared_workers or cluster.pipelines)
+        for group_id, group in cluster.groups.items():
+            if not group.paused if is_calm else self.is_packed(group):
                 found[group.blocks.capacity].add(group_id)
                 worker_id = group.worker_ids[0]
-                self._machine_of[group_id] = self._cluster.params.machine_of.get(worker_id, worker_id)
+                self._machine_of[group_id] = cluster.params.machine_of.get(worker_id, worker_id)
         for full in self._pools.keys() - found.keys():
             self._forget_pool(full)
         for full in sorted(found, reverse=True):
             pool = self._pool_with_room(full)
             for device in sorted(found[full] - pool.devices):
                 pool.packer.set_taking(device, True)
-                online = self._cluster.groups[device].queues.online_requests()
+                online = cluster.groups[device].queues.online_requests()
                 self._stirred.update(state.request_id for state in online)
             self._seats.apply(pool)  # who has left is on no device
             for device in sorted(pool.devices - found[full]):
@@ -412,8 +414,7 @@ class Desired:
     def _join(self, state: RequestState, pool: Pool, group: Group) -> None:
         """Tell what it has in common with others. ``group``: any of the pool's: all have one cache's names."""
         joined = pool.prefixes.join(state.request_id, group.blocks.prompt_names(state))
-        seat = None if joined.also is None else self._seats.get(joined.also)
-        if joined.also is not None and seat is not None and seat.pool is pool:
+        if joined.also is not None and (seat := self._seats.get(joined.also)) is not None and seat.pool is pool:
             # The planner knows a prefix from the arrival on. In a batch of its own: in the next it may leave.
             self._seats.apply(pool)
             device = pool.packer.device_of(joined.also)
@@ -438,7 +439,7 @@ class Desired:
         self._leave_ended()
         if not self._pools:
             self._update_pools()
-        if state.request_id in self._seats.by_id:
+        if self._seats.get(state.request_id) is not None:
             self._seats.leave(state.request_id)
         if all(pool.is_saturated for pool in self._pools.values()):  # no placement empties a group
             return None
