@@ -180,8 +180,7 @@ class Desired:
     @property
     def _stirred(self) -> set[RequestId]:
         """Requests for which something is different since the last pass."""
-        stirred = self._cluster.changes.stirred
-        assert stirred is not None, "nobody notes what is different"
+        assert (stirred := self._cluster.changes.stirred) is not None, "what is different is not noted"
         return stirred
 
     def refresh(self, now_ns: int) -> None:
