@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
+from jettison.config.hubcache import model_folder, model_name
 from jettison.config.offline import harvest_parts
 from jettison.config.rungs import uses_host_pool
 from jettison.config.sections import (
@@ -268,8 +269,10 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
         place = given[name].place if name in given else ""
         return f"{key.name} {value} ({place})" if place else f"{key.flag} {value}"
 
+    if values["model"]:
+        values["model"] = model_folder(values["model"])
     if values["served_model_name"] is None:
-        values["served_model_name"] = os.path.basename(os.path.abspath(values["model"])) if values["model"] else ""
+        values["served_model_name"] = model_name(values["model"]) if values["model"] else ""
     if values["host_memory"] is None:
         uses_pool = uses_host_pool(values["overload"]) or "checkpoint" in harvest_parts(values["offline"])
         values["host_memory"] = values["memory"] if uses_pool else 0

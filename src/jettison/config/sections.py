@@ -17,6 +17,7 @@ from jettison.config.values import (
     Switch,
     float_from,
     int_from,
+    json_object,
     nonempty,
     nonempty_list,
     or_none,
@@ -78,7 +79,8 @@ class ModelConfig:
 
     model: str = config_key("", nonempty, "Model folder (Hugging Face layout).", metavar="DIR")
     served_model_name: str = config_key(
-        None, nonempty, "Name clients use for the model (auto: the folder's name).",
+        None, nonempty, "Name clients use for the model (auto: the folder's name; ORG/NAME of a snapshot in the "
+        "hub's cache).",
         metavar="NAME", unset="auto", bare="")
     dtype: DType = config_key(
         "auto", Choice(DType), "Precision of weights, activations and KV (auto: the checkpoint's).")
@@ -89,6 +91,13 @@ class ModelConfig:
     max_model_len: int | None = config_key(
         None, int_from(1), "Most tokens (prompt and output) of one request (auto: the model's context).",
         metavar="N", unset="auto")
+    generation_config: str = config_key(
+        "auto", nonempty, "Sampling that requests leave open: as the model's generation_config.json has it (auto), "
+        "OpenAI's defaults (vllm), or as another folder's file has it, whose max_new_tokens bounds every answer.",
+        metavar="auto|vllm|DIR")
+    override_generation_config: str | None = config_key(
+        None, json_object, 'Sampling put over that, as a JSON object: \'{"temperature": 0.5}\'; max_new_tokens in it '
+        "bounds every answer.", metavar="JSON", unset="none")
     seed: int | None = config_key(
         0, int_from(0, 2**63 - 1), "Seed for requests that send none (none: other draws at every start).",
         metavar="N", unset="none")

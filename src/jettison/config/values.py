@@ -7,6 +7,7 @@ field. It raises ValueError, without the key's name: which key it was is for ``j
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Callable
@@ -100,6 +101,20 @@ def nonempty(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"needs a text that is not empty, not {value!r}")
     return value
+
+
+def json_object(value: object) -> str:
+    """A JSON object, as text or as a mapping of a YAML file; the text in its plainest form."""
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise ValueError(f'needs a JSON object such as \'{{"temperature": 0.5}}\', not {shown(value)}')
+    try:
+        return json.dumps(parsed, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        raise ValueError(f"needs a JSON object of plain values, not {shown(value)}") from None
 
 
 def truth(value: object) -> bool:

@@ -61,6 +61,11 @@ class Runner:
         """Exact bytes that the runner needs in ``memory.workspace()``."""
         return Workspace.num_bytes(config, dtype, max_num_tokens, max_num_seqs)
 
+    @staticmethod
+    def position_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+        """Of these, what grows with ``config.max_model_len``, a position: never less than it adds to them."""
+        return Workspace.position_bytes(config, dtype)
+
     @property
     def final_norm(self) -> Tensor:
         """[hidden_size], a view of the workspace."""
@@ -113,6 +118,8 @@ class Runner:
         if num_samples > self.max_num_seqs:
             raise ValueError(f"step {step.step_id}: samples {num_samples} of at most {self.max_num_seqs} rows")
         query_lens = step.query_lens
+        if (end := int((step.context_lens + query_lens).max())) > self.config.max_model_len:
+            raise ValueError(f"step {step.step_id}: position {end - 1}, the tables have {self.config.max_model_len}")
         first_positions = step.context_lens - (np.cumsum(query_lens, dtype=np.int32) - query_lens)
         positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(first_positions, query_lens)
         return Batch(query_lens, step.context_lens, step.block_tables, positions, self._remote(step, port))

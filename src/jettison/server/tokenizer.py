@@ -1,7 +1,7 @@
 """The model folder's tokenizer and chat template: text to token ids and back.
 
-Reads ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``; executes nothing from the folder but
-the template, in its sandbox. Knows nothing of requests.
+The tokenizer is that of ``device.model.tokenizer_files``; the template is read here, and nothing from the folder is
+executed but it, in its sandbox. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import tokenizers
 
+from jettison.device.model.tokenizer_files import read_tokenizer
 from jettison.errors import ModelError
 from jettison.server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from jettison.server.templates import ChatTemplate, TemplateError
@@ -59,25 +59,6 @@ class _TokenBytes(dict[int, bytes]):
         return token.replace("▁", " ").encode()
 
 
-class _Decoder(msgspec.Struct):
-    type: str | None = None
-    decoders: list[dict[str, Any]] = []
-
-
-class _TokenizerFile(msgspec.Struct):
-    """The one part of ``tokenizer.json`` that we read ourselves."""
-
-    decoder: _Decoder | None = None
-
-    @property
-    def is_byte_level(self) -> bool:
-        """Whether the text of tokens is just the concatenation of their bytes."""
-        if self.decoder is None:
-            return False
-        kinds = [self.decoder.type, *(decoder.get("type") for decoder in self.decoder.decoders)]
-        return "ByteLevel" in kinds and set(kinds) <= {"ByteLevel", "Sequence"}
-
-
 class Tokenizer:
     """Encodes prompts, decodes output, renders chats. Make one with ``from_dir``; safe to use from several threads."""
 
@@ -106,28 +87,16 @@ class Tokenizer:
     def from_dir(cls, model_dir: str | Path, *, max_template_chars: int = 8 << 20) -> Tokenizer:
         """Load what the folder holds, and try its chat template. Raises ModelError, one line that names the file."""
         folder = Path(model_dir)
-        path = folder / "tokenizer.json"
-        data = _read(path, f"{path} is missing: a fast tokenizer (tokenizer.json) is needed")
-        try:
-            parts = msgspec.json.decode(data, type=_TokenizerFile)
-            backend = tokenizers.Tokenizer.from_buffer(data)
-        except Exception as error:  # noqa: BLE001  # the library raises plain Exception for a broken file
-            raise ModelError(f"{path} is no tokenizer: {_one_line(error)}") from None
-        config = _read_object(folder / "tokenizer_config.json")
-        special_map = _read_object(folder / "special_tokens_map.json")
-        special_tokens = {}
-        for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-            if (token := _token_text(config.get(name)) or _token_text(special_map.get(name))) is not None:
-                special_tokens[name] = token
-        template = _load_template(folder, config, max_template_chars)
+        files = read_tokenizer(folder)
+        template = _load_template(folder, files.config, max_template_chars)
         if template is not None:
-            template.check(_template_variables(special_tokens, add_generation_prompt=True))
+            template.check(_template_variables(files.special_tokens, add_generation_prompt=True))
         return cls(
-            backend,
-            is_byte_level=parts.is_byte_level,
-            special_tokens=special_tokens,
+            files.backend,
+            is_byte_level=files.is_byte_level,
+            special_tokens=files.special_tokens,
             template=template,
-            tokenizer_class=str(config.get("tokenizer_class", "PreTrainedTokenizerFast")),
+            tokenizer_class=str(files.config.get("tokenizer_class", "PreTrainedTokenizerFast")),
         )
 
     @property
@@ -210,21 +179,6 @@ def _read(path: Path, missing: str) -> bytes:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from an optional file."""
-    if not path.exists():
-        return {}
-    try:
-        return msgspec.json.decode(_read(path, ""), type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelError(f"{path} is not a JSON object: {_one_line(error)}") from None
-
-
-def _token_text(value: Any) -> str | None:
-    content = value.get("content") if isinstance(value, dict) else value
-    return content if isinstance(content, str) else None
-
-
 def _load_template(folder: Path, config: Mapping[str, Any], max_chars: int) -> ChatTemplate | None:
     """From its own file, else from the configuration, where several may have names."""
     path = folder / "chat_template.jinja"
@@ -243,7 +197,3 @@ def _load_template(folder: Path, config: Mapping[str, Any], max_chars: int) -> C
     if not isinstance(source, str):
         raise ModelError(f"{path}: chat_template must be a text")
     return ChatTemplate(source, str(path), max_chars)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
