@@ -118,8 +118,6 @@ class Runner:
         if num_samples > self.max_num_seqs:
             raise ValueError(f"step {step.step_id}: samples {num_samples} of at most {self.max_num_seqs} rows")
         query_lens = step.query_lens
-        if (end := int((step.context_lens + query_lens).max())) > self.config.max_model_len:
-            raise ValueError(f"step {step.step_id}: position {end - 1}, the tables have {self.config.max_model_len}")
         first_positions = step.context_lens - (np.cumsum(query_lens, dtype=np.int32) - query_lens)
         positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(first_positions, query_lens)
         return Batch(query_lens, step.context_lens, step.block_tables, positions, self._remote(step, port))

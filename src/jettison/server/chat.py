@@ -101,7 +101,9 @@ class ChatEndpoint(GenerationEndpoint):
         state = self.state
         fields = parse_fields(document, ChatFields, state.warnings)
         model = state.check_model(fields.model)
-        plan = plan_chat(fields, state.engine.info, state.settings.default_chat_max_tokens, state.draw_seed)
+        settings = state.settings
+        plan = plan_chat(
+            fields, state.engine.info, settings.default_chat_max_tokens, state.draw_seed, settings.sampling_defaults)
         if document.get("prompt") is not None:
             raise bad_request("prompt belongs to /v1/completions; here the field is messages.", "prompt")
         prompt = await chat_prompt(

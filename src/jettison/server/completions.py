@@ -134,7 +134,8 @@ class CompletionEndpoint(GenerationEndpoint):
         fields = parse_fields(document, CompletionFields, state.warnings)
         model = state.check_model(fields.model)
         info = state.engine.info
-        plan = plan_completion(fields, info, settings.default_completion_max_tokens, state.draw_seed)
+        plan = plan_completion(
+            fields, info, settings.default_completion_max_tokens, state.draw_seed, settings.sampling_defaults)
         if document.get("messages") is not None:
             raise bad_request("messages belong to /v1/chat/completions; here the field is prompt.", "messages")
         prompts = await completion_prompts(

@@ -183,7 +183,7 @@ class GenerationEndpoint(ABC):
         max_tokens = plan.params.max_tokens
         if plan.wants_default_length:
             room = min(info.max_model_len, info.max_request_tokens) - num_prompt_tokens
-            max_tokens = max(1, room, plan.params.min_tokens)
+            max_tokens = max(1, min(room, max_tokens), plan.params.min_tokens)
         error = too_long(num_prompt_tokens, max_tokens, info, self.prompt_field, plan.length_field)
         if error is not None:
             raise error

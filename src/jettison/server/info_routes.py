@@ -188,10 +188,18 @@ class InfoRoutes:
                 "bos_token": tokenizer.bos_token,
                 "eos_token": tokenizer.eos_token,
                 "pad_token": tokenizer.pad_token,
+                "end_tokens": self._end_tokens(),
                 "chat_template": tokenizer.chat_template,
                 "vocab_size": tokenizer.vocab_size,
             }
         )
+
+    def _end_tokens(self) -> list[dict[str, Any]]:
+        """What ends a text, and the files that say so."""
+        ends = self._state.settings.end_tokens
+        if ends is None:
+            return [{"id": token_id} for token_id in self._state.engine.info.eos_token_ids]
+        return [{"id": end.token_id, "token": end.text, "from": list(end.sources)} for end in ends.tokens]
 
     async def events(self, request: Request) -> Response:
         """The engine's log of moves, on the engine's clock."""

@@ -26,9 +26,12 @@ from jettison.server.descriptors import connection_limit
 from jettison.server.key_file import KeySource
 from jettison.server.quiet_log import PlainFormatter, TracebackLimit
 from jettison.server.recorder import TraceRecorder
+from jettison.server.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
 from jettison.server.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 EXACT_DTYPES = frozenset({"float64"})
 """Precisions in which equal tokens are promised whatever memory does; see ``jettison verify``."""
@@ -110,6 +113,18 @@ def _profiled_rates(assembly: Assembly) -> Rates | None:
     return Rates(config.instances / prompt_token_s, config.instances * rate)
 
 
+def sampling_defaults(config: EngineConfig) -> SamplingDefaults:
+    """Of a server, or a batch that runs alone; said in the log. Raises ModelError, ConfigError."""
+    model = config.model
+    defaults = read_sampling_defaults(Path(model.model), model.generation_config, model.override_generation_config)
+    if defaults.origin:
+        logger.info(
+            "sampling where a request says nothing: %s (%s; --generation-config vllm leaves the model's out)",
+            defaults, defaults.origin,
+        )
+    return defaults
+
+
 def _most_requests(config: EngineConfig) -> int | None:
     """That run and wait at one time; None where the queue has no bound."""
     num_queued = config.scheduler.max_num_queued_reqs
@@ -141,6 +156,8 @@ async def _serve(config: EngineConfig) -> int:
         admin_keys=config.server.admin_keys,
         keys_may_change=keys.path is not None,
         default_seed=config.model.seed,
+        sampling_defaults=sampling_defaults(config),
+        end_tokens=assembly.end_tokens,
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
         write_timeout_s=config.server.write_timeout_s,
         max_upload_bytes=config.server.batch_file_bytes + OVERHEAD_BYTES,

@@ -15,6 +15,7 @@ from jettison.live.engine.api import EngineInfo
 from jettison.policy.refusal import shown, why_too_long
 from jettison.server.errors import ApiError, bad_request
 from jettison.server.fields import ChatFields, CompletionFields, GenerationFields
+from jettison.server.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from jettison.types import SamplingParams
 
 MAX_N = 128
@@ -48,7 +49,7 @@ class GenerationPlan:
     """What one HTTP request asks for, apart from its prompts."""
 
     params: SamplingParams
-    """``max_tokens`` is still to be bounded by each prompt when ``wants_default_length``."""
+    """``max_tokens`` is still to be bounded by what each prompt leaves of the context when ``wants_default_length``."""
     wants_default_length: bool
     num_samples: int
     stops: tuple[str, ...]
@@ -74,20 +75,26 @@ class GenerationPlan:
 
 
 def plan_completion(
-    fields: CompletionFields, info: EngineInfo, default_max_tokens: int, draw: SeedSource
+    fields: CompletionFields, info: EngineInfo, default_max_tokens: int, draw: SeedSource,
+    defaults: SamplingDefaults = NO_DEFAULTS,
 ) -> GenerationPlan:
     """Raises ApiError 400 naming the field."""
+    fields = defaults.under(fields)
     echo = bool(fields.echo)
     wanted = default_max_tokens if fields.max_tokens is None else fields.max_tokens
     _check("max_tokens", wanted, 0)
     _check("logprobs", fields.logprobs, 0, MAX_LOGPROBS)
-    params = _params(fields, info, wanted, draw, fields.logprobs, fields.logprobs if echo else None)
+    params = _params(fields, info, defaults.bounded(wanted), draw, fields.logprobs, fields.logprobs if echo else None)
     length_field = None if fields.max_tokens is None else "max_tokens"
     return _plan(fields, params, length_field, echo=echo, wants_default_length=False)
 
 
-def plan_chat(fields: ChatFields, info: EngineInfo, default_max_tokens: int | None, draw: SeedSource) -> GenerationPlan:
+def plan_chat(
+    fields: ChatFields, info: EngineInfo, default_max_tokens: int | None, draw: SeedSource,
+    defaults: SamplingDefaults = NO_DEFAULTS,
+) -> GenerationPlan:
     """Raises ApiError 400 naming the field."""
+    fields = defaults.under(fields)
     name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     sent: int | None = getattr(fields, name)
     _check(name, sent, 1)
@@ -96,8 +103,8 @@ def plan_chat(fields: ChatFields, info: EngineInfo, default_max_tokens: int | No
     if fields.top_logprobs and not fields.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
     num_logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
-    longest = info.max_model_len if wanted is None else wanted
-    params = _params(fields, info, longest, draw, num_logprobs, None)
+    longest = (defaults.max_tokens or info.max_model_len) if wanted is None else wanted
+    params = _params(fields, info, defaults.bounded(longest), draw, num_logprobs, None)
     length_field = name if sent is not None else "min_tokens" if wanted is None else None
     return _plan(fields, params, length_field, echo=False, wants_default_length=wanted is None)
 

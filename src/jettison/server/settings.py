@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jettison.device.model.end_tokens import EndTokens
 from jettison.live.engine.api import SleepControl
+from jettison.server.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,10 @@ class ServerSettings:
     default_completion_max_tokens: int = 16
     default_chat_max_tokens: int | None = None
     """None: what is left of the context."""
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    """What the model's maker says of sampling; a request's own fields beat it."""
+    end_tokens: EndTokens | None = None
+    """For ``/tokenizer_info``: what ends a text, and which file says so."""
     default_seed: int | None = None
     """Seeds of requests that send none are drawn from this one; None draws them from the system."""
     max_active_reqs_per_key: int | None = None

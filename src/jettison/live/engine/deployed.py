@@ -14,7 +14,8 @@ from jettison.profiles import AUTO, NONE, fingerprint, read_profile
 logger = logging.getLogger(__name__)
 
 LEFT_OUT = frozenset({
-    "model", "served_model_name", "instances", "memory", "profile", "num_threads", "launcher", "log_level",
+    "model", "served_model_name", "generation_config", "override_generation_config", "instances", "memory", "profile",
+    "num_threads", "launcher", "log_level",
 })
 """Keys that a deployment says in another way, or that do not decide what it does; the server's are left out as well."""
 

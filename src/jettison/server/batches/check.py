@@ -22,6 +22,7 @@ from jettison.server.chat import ChatEndpoint
 from jettison.server.completions import CompletionEndpoint
 from jettison.server.endpoint import GenerationEndpoint
 from jettison.server.errors import ApiError
+from jettison.server.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from jettison.server.settings import ServerSettings
 from jettison.server.state import ServerState
 from jettison.server.tokenizer import Tokenizer
@@ -48,6 +49,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     max_lines: int
     default_chat_max_tokens: int | None
     default_completion_max_tokens: int
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
     max_choices: int
 
 
@@ -73,6 +75,7 @@ def endpoint_for(job: Job) -> GenerationEndpoint:
     settings = ServerSettings(
         model_names=job.model_names, default_chat_max_tokens=job.default_chat_max_tokens,
         default_completion_max_tokens=job.default_completion_max_tokens, max_choices=job.max_choices,
+        sampling_defaults=job.sampling_defaults,
     )
     engine = cast(EngineClient, SimpleNamespace(info=info, state="ready"))
     state = ServerState(engine, Tokenizer.from_dir(Path(job.model_dir)), settings)
