@@ -46,8 +46,8 @@ def test_a_long_context_leaves_memory_for_kv(models):
     assert blocks[131_072] == blocks[1 << 20] > 0.8 * blocks[2048]
 
 
-@pytest.mark.parametrize("overload", ["drop", "recompute", "pipeline"])
-@pytest.mark.parametrize("instances", [2, 3, 4])
+@pytest.mark.parametrize("overload", ["drop", "pipeline"])
+@pytest.mark.parametrize("instances", [2, 3])
 def test_rows_reach_as_far_as_requests(models, instances, overload):
     """Whatever instances merge: what the core takes on has its positions."""
     config = EngineConfig.resolve(
