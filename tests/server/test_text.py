@@ -9,11 +9,21 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from served import BOS, EOS, LLAMA_2, SENTENCEPIECE_SPECIAL, USER, metaspace_tokenizer, sentencepiece_tokenizer
+from served import (
+    BOS,
+    EOS,
+    LLAMA_2,
+    SENTENCEPIECE_SPECIAL,
+    USER,
+    metaspace_tokenizer,
+    sentencepiece_tokenizer,
+    write_tokenizer,
+)
 from tokenizers import decoders
 
 from jettison.errors import ModelError
 from jettison.server.detokenizer import WindowDetokenizer
+from jettison.server.launch import tell_of_turn_end
 from jettison.server.prompts import Prompt, chat_prompt, completion_prompts, with_texts
 from jettison.server.stops import StopMatcher
 from jettison.server.templates import ChatTemplate, TemplateError
@@ -312,3 +322,24 @@ def spy_on(monkeypatch, tokenizer, name):
 
     monkeypatch.setattr(tokenizer, name, spy)
     return threads
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% for m in messages %}<|user|>{{ m.content }}</s>{% endfor %}", EOS),
+        ("{% for m in messages %}<|user|>{{ m.content }} </s>\n{% endfor %}", EOS),
+        ("{% for m in messages %}{{ m.content }}<|user|>{% endfor %}", USER),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", None),
+        ("{% for m in messages %}{{ m.role }}</s>{% endfor %}", None),
+        ("{{ raise_exception('never') if messages | length > 1 }}", None),
+        (None, None),
+    ],
+)  # fmt: skip
+def test_what_a_template_writes_behind_an_answer(tmp_path, caplog, template, expected):
+    path = write_tokenizer(tmp_path) / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    assert tokenizer.turn_end() == expected
+    tell_of_turn_end(tokenizer, {EOS})
+    assert ("<|user|> (259) behind an answer" in caplog.text) == (expected == USER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -125,6 +125,20 @@ def sampling_defaults(config: EngineConfig) -> SamplingDefaults:
     return defaults
 
 
+def tell_of_turn_end(tokenizer: Tokenizer, end_tokens: Collection[int]) -> None:
+    """Warn of a template whose turns end with a token that ends nothing: answers may run on behind it.
+
+    It is not made an end token: some models write it and go on, with another part of the same answer.
+    """
+    turn_end = tokenizer.turn_end()
+    if turn_end is not None and turn_end not in end_tokens:
+        logger.warning(
+            "the chat template writes %s (%d) behind an answer, which no file of the folder names as an end token: "
+            "where the model ends its turns so, add it to eos_token_id in generation_config.json",
+            tokenizer.token_strings([turn_end])[0], turn_end,
+        )
+
+
 def _most_requests(config: EngineConfig) -> int | None:
     """That run and wait at one time; None where the queue has no bound."""
     num_queued = config.scheduler.max_num_queued_reqs
@@ -170,6 +184,7 @@ async def _serve(config: EngineConfig) -> int:
         sleep_control=SleepOrders(engine),
     )
     tokenizer = Tokenizer.from_dir(model_dir, max_template_chars=settings.max_template_chars)
+    tell_of_turn_end(tokenizer, assembly.end_tokens.ids)
     app = create_app(engine, tokenizer, settings, batch_settings(config, assembly))
     batches = batch_service(app)
     # Unusable paths are told before the model is loaded.

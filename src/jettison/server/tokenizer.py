@@ -156,6 +156,18 @@ class Tokenizer:
         """Tokens as the vocabulary spells them."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
+    def turn_end(self) -> int | None:
+        """The special token that the template writes behind an answer; None: it writes none, or cannot be asked."""
+        words = "jettison"
+        turn = [{"role": "user", "content": "words"}, {"role": "assistant", "content": words}]
+        try:
+            text = self.render_chat(turn, add_generation_prompt=False)
+        except TemplateError:
+            return None
+        _, found, behind = text.rpartition(words)
+        ids = self.encode(behind.lstrip(), add_special_tokens=False) if found else []
+        return ids[0] if ids and ids[0] in self.special_ids else None
+
     def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         """Messages as the model's template writes them. Raises TemplateError."""
         if self._template is None:
