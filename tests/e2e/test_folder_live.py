@@ -77,4 +77,5 @@ def test_a_batch_without_a_server(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in out.read_text().splitlines()]
     texts = {answer["custom_id"]: answer["response"]["body"]["choices"][0]["message"]["content"] for answer in answers}
+    assert "sampling where a request says nothing: temperature 0.5" in done.stderr
     assert texts == {"ends": "Hi", "is cut": "HiUs"}

@@ -122,6 +122,8 @@ def test_a_broken_file_ends_the_start(read, content):
 
 def test_how_they_are_told(read):
     assert str(read(QWEN)) == "temperature 0.6, top_k 20, top_p 0.95"
+    assert "says nothing: temperature 0.6, top_k 20, top_p 0.95 (" in read(QWEN).told
+    assert NO_DEFAULTS.told is None
     assert str(read({"max_new_tokens": 99})) == "max_tokens 99"
     assert str(read({}, override='{"max_new_tokens": 99}')) == "max_tokens 99 (at most)"
 

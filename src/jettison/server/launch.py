@@ -114,15 +114,9 @@ def _profiled_rates(assembly: Assembly) -> Rates | None:
 
 
 def sampling_defaults(config: EngineConfig) -> SamplingDefaults:
-    """Of a server, or a batch that runs alone; said in the log. Raises ModelError, ConfigError."""
+    """Of a server, or a batch that runs alone. Raises ModelError, ConfigError."""
     model = config.model
-    defaults = read_sampling_defaults(Path(model.model), model.generation_config, model.override_generation_config)
-    if defaults.origin:
-        logger.info(
-            "sampling where a request says nothing: %s (%s; --generation-config vllm leaves the model's out)",
-            defaults, defaults.origin,
-        )
-    return defaults
+    return read_sampling_defaults(Path(model.model), model.generation_config, model.override_generation_config)
 
 
 def tell_of_turn_end(tokenizer: Tokenizer, end_tokens: Collection[int]) -> None:
@@ -164,13 +158,16 @@ async def _serve(config: EngineConfig) -> int:
             Path(config.server.record_trace), config.server.record_trace_bytes,
             tells_tenants=keys.path is not None or len(set(api_keys)) > 1,
         )
+    defaults = sampling_defaults(config)
+    if defaults.told is not None:
+        logger.info("%s", defaults.told)
     settings = ServerSettings(
         model_names=(config.model.served_model_name,),
         api_keys=api_keys,
         admin_keys=config.server.admin_keys,
         keys_may_change=keys.path is not None,
         default_seed=config.model.seed,
-        sampling_defaults=sampling_defaults(config),
+        sampling_defaults=defaults,
         end_tokens=assembly.end_tokens,
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
         write_timeout_s=config.server.write_timeout_s,

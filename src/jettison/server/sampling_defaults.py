@@ -65,6 +65,14 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
         """A length that a request asks for, or has by default, as the operator allows it."""
         return max_tokens if self.max_tokens_bound is None else min(max_tokens, self.max_tokens_bound)
 
+    @property
+    def told(self) -> str | None:
+        """For people, in a line; None where there are none."""
+        if not self.origin:
+            return None
+        mend = "--generation-config vllm leaves the model's out"
+        return f"sampling where a request says nothing: {self} ({self.origin}; {mend})"
+
     def __str__(self) -> str:
         named = {**{name: getattr(self, name) for name in _FIELDS}, "max_tokens": self.max_tokens}
         shown = [f"{name} {value:g}" for name, value in named.items() if value is not None]

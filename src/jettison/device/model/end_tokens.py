@@ -10,11 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from jettison.device.model.generation_file import MODEL_CONFIG, read_generation
+from jettison.device.model.generation_file import AUTO, MODEL_CONFIG, NAME, NEUTRAL, read_generation
 from jettison.device.model.jsonfile import JsonObject
-from jettison.device.model.tokenizer_files import TOKENIZER, TokenizerFiles, read_tokenizer
+from jettison.device.model.tokenizer_files import (
+    ADDED,
+    CONFIG,
+    SPECIAL_MAP,
+    TOKENIZER,
+    TokenizerFiles,
+    read_tokenizer,
+)
 
 _MAX_SHOWN = 12
 
@@ -54,8 +62,26 @@ def read_end_tokens(model_dir: Path, vocab_size: int, generation_config: str = "
     """``vocab_size``: rows of the model's embedding. ``generation_config``: see ``generation_file``.
 
     A folder without ``tokenizer.json`` has those of its configuration. Raises ModelError for a broken file, ConfigError
-    for a place without one.
+    for a place without one. Files that have not changed since the last call are not read again: a vocabulary takes half
+    a second, and measurements assemble a model hundreds of times.
     """
+    places = [model_dir] if generation_config in (AUTO, NEUTRAL) else [model_dir, Path(generation_config)]
+    return _read(model_dir, vocab_size, generation_config, tuple(_marks(places)))
+
+
+def _marks(folders: list[Path]) -> Iterator[tuple[int, int, int] | None]:
+    """What tells whether a file is the one that was read."""
+    for folder in folders:
+        for name in ("", MODEL_CONFIG, NAME, TOKENIZER, CONFIG, SPECIAL_MAP, ADDED):
+            try:
+                stat = (folder / name).stat()
+                yield stat.st_ino, stat.st_size, stat.st_mtime_ns
+            except OSError:
+                yield None
+
+
+@lru_cache(maxsize=8)
+def _read(model_dir: Path, vocab_size: int, generation_config: str, marks: tuple[object, ...]) -> EndTokens:
     has_tokenizer = (model_dir / TOKENIZER).is_file()
     files = read_tokenizer(model_dir) if has_tokenizer else None
     sources: dict[int, list[str]] = {}

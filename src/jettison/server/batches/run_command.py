@@ -13,6 +13,7 @@ from jettison.report.terminal import PacedLines, progress_bar
 from jettison.server.batches.alone import error_path, run_alone
 from jettison.server.batches.records import Batch, Status
 from jettison.server.batches.window import shown_s
+from jettison.server.launch import sampling_defaults
 
 
 def run_command(config: EngineConfig, path: Path, out: Path) -> int:
@@ -21,6 +22,8 @@ def run_command(config: EngineConfig, path: Path, out: Path) -> int:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TextColumn("{task.fields[left]}"))  # fmt: skip
+    if (sampling := sampling_defaults(config).told) is not None:
+        console.print(sampling, markup=False, highlight=False, soft_wrap=True)
     lines = PacedLines(console)
     with progress_bar(*columns, console=console) as bar:
         task = bar.add_task("loading", total=None, left="")
