@@ -129,6 +129,8 @@ def test_what_each_file_says_is_kept_apart(write):
         ({"added_tokens_decoder": {"300": {"lstrip": True}}}, "added_tokens_decoder 300 is no token"),
         ({"added_tokens_decoder": {"300": plain("<tool>", lstrip="yes")}}, "added_tokens_decoder 300 is no token"),
         ({"eos_token": 260}, "eos_token is no token"),
+        ({"eos_token": "\ud800"}, "eos_token is no token"),
+        ({"added_tokens_decoder": {"300": plain("\udfff")}}, "added_tokens_decoder 300 is no token"),
         ({"eos_token": ["<end>"]}, "eos_token is no token"),
         ({"extra_special_tokens": "<tool>"}, "extra_special_tokens is '<tool>', expected a list"),
         ({"additional_special_tokens": [7]}, "extra_special_tokens is no token"),
@@ -142,7 +144,19 @@ def test_what_is_no_token_is_told_in_one_line(write, config, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("numbered", [["<tool>"], {"<tool>": "300"}, {"<tool>": True}])
+@pytest.mark.parametrize("numbered", [["<tool>"], {"<tool>": "300"}, {"<tool>": True}, {"\ud800": 300}])
 def test_a_broken_file_of_ids_is_told(write, numbered):
     with pytest.raises(ModelError, match=r"added_tokens\.json: "):
         read_tokenizer(write({}, None, numbered))
+
+
+def test_an_empty_token_is_none(write):
+    files = read_tokenizer(write({"eos_token": "", "added_tokens_decoder": {"300": plain("")}}))
+    assert (files.doubts, files.special_tokens.get("eos_token")) == ((), None)
+    assert files.backend.get_vocab_size() == 300
+
+
+def test_a_byte_order_mark_is_passed_over(write):
+    path = write({"added_tokens_decoder": {"300": plain("<tool>")}}) / "tokenizer_config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_tokenizer(path.parent).backend.encode("<tool>").ids == [300]

@@ -120,21 +120,24 @@ def _by_id(listed: JsonObject) -> Iterator[tuple[int, AddedToken]]:
 
 def _by_text(numbered: JsonObject, special: set[str]) -> Iterator[tuple[int, AddedToken]]:
     for text, token_id in numbered.values.items():
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise numbered.wrong(text, "an id")
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not _is_text(text):
+            raise numbered.fail(f"{ascii(text)[:40]} must be a text, and its value an id")
         is_special = text in special
         yield token_id, AddedToken(text, normalized=not is_special, special=is_special)
 
 
 def _token(file: JsonObject, key: str, value: Any, *, special: bool) -> AddedToken:
     """A token as a text or an object; ``special``: what it is where nothing is said."""
-    if isinstance(value, str):
-        return AddedToken(value, special=special)
     text = token_text(value)
     flags = {name: value[name] for name in _FLAGS if value.get(name) is not None} if isinstance(value, dict) else {}
-    if text is None or not all(isinstance(flag, bool) for flag in flags.values()):
+    if not _is_text(text) or not all(isinstance(flag, bool) for flag in flags.values()):
         raise file.fail(f"{key} is no token: a text, or an object with content and flags")
     return AddedToken(text, **{"special": special} | flags)
+
+
+def _is_text(text: str | None) -> bool:
+    """Half a surrogate pair, which JSON can write, is none."""
+    return text is not None and text.encode("utf-8", "replace").decode() == text
 
 
 def _special(token: AddedToken) -> AddedToken:

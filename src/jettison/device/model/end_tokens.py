@@ -97,7 +97,10 @@ def _read(model_dir: Path, vocab_size: int, generation_config: str, marks: tuple
         EndToken(token_id, files.backend.id_to_token(token_id) if files else None, tuple(names))
         for token_id, names in sorted(sources.items())
     )
-    return EndTokens(tuple(tokens), tuple(dict.fromkeys(left_out)))
+    told = list(dict.fromkeys(left_out))
+    if len(told) > _MAX_SHOWN:
+        told = [*told[:_MAX_SHOWN], f"{model_dir}: {len(told) - _MAX_SHOWN} more of the kind"]
+    return EndTokens(tuple(tokens), tuple(told))
 
 
 def _named(

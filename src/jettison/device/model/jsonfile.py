@@ -30,7 +30,7 @@ class JsonObject:
         try:
             if path.stat().st_size > MAX_JSON_BYTES:
                 raise ModelError(f"{path}: larger than {MAX_JSON_BYTES} bytes, which no model's JSON file is")
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads(path.read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
         except (ValueError, RecursionError) as error:

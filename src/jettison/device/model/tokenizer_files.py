@@ -72,7 +72,7 @@ def read_tokenizer(model_dir: Path) -> TokenizerFiles:
     doubts = tuple(
         f"{model_dir}: token {text[:40]!r} is written down as {token_id}, and is {backend.token_to_id(text)} where "
         f"{TOKENIZER} is added to (as transformers numbers it)"
-        for text, token_id in added.ids.items() if backend.token_to_id(text) != token_id
+        for text, token_id in added.ids.items() if text and backend.token_to_id(text) != token_id
     )
     said = {file.path.name: _parts(file.values) for file in (config, special_map) if file is not None}
     first, second = said[CONFIG], said.get(SPECIAL_MAP, {})
@@ -105,4 +105,4 @@ def _optional(path: Path) -> JsonObject | None:
 
 def _parts(values: Mapping[str, Any]) -> dict[str, str]:
     texts = {part: token_text(values.get(part)) for part in PARTS}
-    return {part: text for part, text in texts.items() if text is not None}
+    return {part: text for part, text in texts.items() if text}
