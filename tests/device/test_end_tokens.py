@@ -137,7 +137,7 @@ def test_how_they_are_told(tmp_path):
     many = write_puppet(tmp_path / "many", {}, generation={"eos_token_id": list(range(40))})
     assert str(read_end_tokens(many, 272)).endswith(", 29 more")
     few = read_end_tokens(many, 20).left_out
-    assert (len(few), few[-1]) == (13, f"{many}: 9 more of the kind")
+    assert (len(few), few[-1]) == (13, f"{many}: 10 more of the kind")
     none = {"eos_token_id": None}
     nothing = write_puppet(tmp_path / "none", {}, config=none, generation=none, tokenizer_config={"eos_token": None})
     assert "none: answers end at their length" in str(read_end_tokens(nothing, 272))
