@@ -21,11 +21,13 @@ AUTO, NEUTRAL = "auto", "vllm"
 def read_generation(model_dir: Path, place: str) -> JsonObject:
     """The file's contents; of a folder without one those of its ``config.json``, where old releases kept the same keys.
 
-    Raises ModelError for a file that is broken, ConfigError for a place where neither is.
+    Raises ModelError for a file that is broken, ConfigError for another place where neither is.
     """
     folder = model_dir if place in (AUTO, NEUTRAL) else Path(place)
     choices = [folder] if folder.is_file() else [folder / NAME, folder / MODEL_CONFIG]
     for path in choices:
         if path.is_file() or why_not_itself(path) is not None:
             return JsonObject.read(path)
+    if folder == model_dir:
+        return JsonObject(model_dir / NAME, {})
     raise ConfigError(f"--generation-config {place}: no {NAME} there; it is auto, vllm, or a folder that holds one")
