@@ -1,7 +1,7 @@
 """The model folder's tokenizer and chat template: text to token ids and back.
 
-Reads ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``; executes nothing from the folder but
-the template, in its sandbox. Knows nothing of requests.
+Reads ``tokenizer.json``, ``tokenizer_config.json`` and the chat templates beside them; executes nothing from the folder
+but a template, in its sandbox. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import msgspec
 import tokenizers
 
 from jettison.errors import ModelError
+from jettison.server.chat_renderer import ChatRenderer, ChatRequest, TemplateSettings
 from jettison.server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from jettison.server.templates import ChatTemplate, TemplateError
+from jettison.server.template_files import folder_templates
 
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Those with names, which chat templates see."""
 _NOTHING: frozenset[int] = frozenset()
 
 
@@ -87,7 +90,7 @@ class Tokenizer:
         *,
         is_byte_level: bool,
         special_tokens: Mapping[str, str],
-        template: ChatTemplate | None,
+        chat: ChatRenderer,
         tokenizer_class: str,
     ) -> None:
         backend.no_truncation()
@@ -95,7 +98,8 @@ class Tokenizer:
         self._backend = backend
         self._is_byte_level = is_byte_level
         self._bytes_of = _TokenBytes(backend, is_byte_level)
-        self._template = template
+        self.chat = chat
+        """The model's chat templates."""
         self._special_tokens = dict(special_tokens)
         self.tokenizer_class = tokenizer_class
         added = backend.get_added_tokens_decoder()
@@ -103,8 +107,13 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
 
     @classmethod
-    def from_dir(cls, model_dir: str | Path, *, max_template_chars: int = 8 << 20) -> Tokenizer:
-        """Load what the folder holds, and try its chat template. Raises ModelError, one line that names the file."""
+    def from_dir(
+        cls, model_dir: str | Path, *, max_template_chars: int = 8 << 20, templates: TemplateSettings | None = None
+    ) -> Tokenizer:
+        """Load what the folder holds, and try its chat templates. Raises ModelError, one line that names the file.
+
+        ``templates``: what the operator says of them. Raises ConfigError where that cannot be.
+        """
         folder = Path(model_dir)
         path = folder / "tokenizer.json"
         data = _read(path, f"{path} is missing: a fast tokenizer (tokenizer.json) is needed")
@@ -116,17 +125,15 @@ class Tokenizer:
         config = _read_object(folder / "tokenizer_config.json")
         special_map = _read_object(folder / "special_tokens_map.json")
         special_tokens = {}
-        for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        for name in SPECIAL_TOKENS:
             if (token := _token_text(config.get(name)) or _token_text(special_map.get(name))) is not None:
                 special_tokens[name] = token
-        template = _load_template(folder, config, max_template_chars)
-        if template is not None:
-            template.check(_template_variables(special_tokens, add_generation_prompt=True))
+        sources = folder_templates(folder, config)
         return cls(
             backend,
             is_byte_level=parts.is_byte_level,
             special_tokens=special_tokens,
-            template=template,
+            chat=ChatRenderer(sources, special_tokens, templates or TemplateSettings(), max_template_chars),
             tokenizer_class=str(config.get("tokenizer_class", "PreTrainedTokenizerFast")),
         )
 
@@ -147,8 +154,8 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """Source of the template."""
-        return None if self._template is None else self._template.source
+        """Source of the template that ordinary chats use."""
+        return self.chat.source
 
     def token_id(self, token: str) -> int | None:
         """Id of a token given by its vocabulary text."""
@@ -187,18 +194,9 @@ class Tokenizer:
         """Tokens as the vocabulary spells them."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def render_chat(self, request: ChatRequest) -> str:
         """Messages as the model's template writes them. Raises TemplateError."""
-        if self._template is None:
-            raise TemplateError("this model has no chat template; use /v1/completions")
-        variables = _template_variables(self._special_tokens, add_generation_prompt=add_generation_prompt)
-        return self._template.render(messages, variables)
-
-
-def _template_variables(special_tokens: Mapping[str, str], *, add_generation_prompt: bool) -> dict[str, Any]:
-    """What a template finds beside the messages."""
-    given = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
-    return {"bos_token": "", "eos_token": "", **special_tokens, **given}
+        return self.chat.render(request)
 
 
 def _read(path: Path, missing: str) -> bytes:
@@ -223,26 +221,6 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _token_text(value: Any) -> str | None:
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else None
-
-
-def _load_template(folder: Path, config: Mapping[str, Any], max_chars: int) -> ChatTemplate | None:
-    """From its own file, else from the configuration, where several may have names."""
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        try:
-            return ChatTemplate(_read(path, "").decode(), str(path), max_chars)
-        except UnicodeDecodeError:
-            raise ModelError(f"{path} is not UTF-8") from None
-    path = folder / "tokenizer_config.json"
-    source = config.get("chat_template")
-    if isinstance(source, list):
-        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
-        source = named.get("default")
-    if source is None:
-        return None
-    if not isinstance(source, str):
-        raise ModelError(f"{path}: chat_template must be a text")
-    return ChatTemplate(source, str(path), max_chars)
 
 
 def _one_line(error: Exception) -> str:
