@@ -7,6 +7,7 @@ field. It raises ValueError, without the key's name: which key it was is for ``j
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Callable
@@ -110,6 +111,21 @@ def truth(value: object) -> bool:
     if isinstance(value, str) and value.strip().lower() in words:
         return words[value.strip().lower()]
     raise ValueError(f"needs true or false, not {value!r}")
+
+
+def json_object(value: object) -> str:
+    """An object in JSON, or a mapping of YAML; it stays a text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError(f"needs a JSON object, not {shown(value)}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"needs a JSON object, not {shown(value)}")
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        raise ValueError(f"needs what JSON can say, not {shown(value)}") from None
 
 
 class Choice:

@@ -10,10 +10,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from jettison.config import TemplateConfig
+from jettison.config.sections import ContentFormat
 from jettison.errors import ModelError
 from jettison.server.conversation import Message, bad_arguments, fitted, is_scattered, merged, needs_merging
 from jettison.server.template_files import DEFAULT, WITH_TOOLS, told_template
@@ -22,7 +24,6 @@ from jettison.server.templates import ChatTemplate, TemplateError
 
 logger = logging.getLogger(__name__)
 
-ContentFormat = Literal["auto", "string", "openai"]
 MAX_REQUEST_TEMPLATES = 16
 """Templates of requests that are kept compiled."""
 MAX_REQUEST_SOURCE_CHARS = 1 << 16
@@ -46,6 +47,17 @@ class TemplateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Requests may bring a template of their own."""
     leaves_out_unused_tools: bool = False
     """Tools of a request that forbids their use (``tool_choice: none``) stay out of the prompt."""
+
+
+def template_settings(config: TemplateConfig) -> TemplateSettings:
+    """Of an engine's configuration."""
+    return TemplateSettings(
+        chat_template=config.chat_template,
+        content_format=config.content_format,
+        default_kwargs=msgspec.json.decode(config.default_kwargs, type=dict[str, Any]),
+        trusts_requests=config.trust_requests,
+        leaves_out_unused_tools=config.exclude_unused_tools,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from jettison.server.chat_renderer import ChatRequest
 from jettison.server.conversation import checked_messages
 from jettison.server.errors import bad_request
-from jettison.server.template_sandbox import TemplateError, text_size
+from jettison.server.template_sandbox import TemplateError
 from jettison.server.tokenizer import Tokenizer
 
 ITEM_CHARS = 16
@@ -100,7 +100,7 @@ async def chat_prompt(
     Raises ApiError 400 with the path in ``messages`` that is wrong, or the field that does not suit the template.
     """
     request = replace(options, messages=checked_messages(messages, tokenizer.chat.knows))
-    num_chars = ITEM_CHARS * len(request.messages) + text_size((request.messages, request.tools, request.documents))
+    num_chars = ITEM_CHARS * len(request.messages) + _num_chars([request.messages, request.tools, request.documents])
     if request.chat_template is not None:
         num_chars = max(num_chars, thread_chars + 1)  # to compile one takes long
 
@@ -115,6 +115,20 @@ async def chat_prompt(
     if not ids:
         raise bad_request("messages make an empty prompt.", "messages")
     return Prompt(tuple(ids), text)
+
+
+def _num_chars(value: object) -> int:
+    """Of all texts in it, names of fields left out."""
+    num_chars, stack = 0, [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            num_chars += len(item)
+        elif isinstance(item, dict):
+            stack += item.values()
+        elif isinstance(item, list | tuple):
+            stack += item
+    return num_chars
 
 
 async def off_loop(work: Callable[[], T], num_chars: int, thread_chars: int) -> T:

@@ -142,10 +142,12 @@ class _Rendered:
 
 
 def _best_conversation(trial: _Trial, template: ChatTemplate) -> _Rendered | None:
-    """The longest ordinary one that is not refused, in the forms in which most of it comes out. None: all are refused.
+    """The longest ordinary one that is not refused and shows what the user says, in the forms in which most of it comes
+    out; or one that does not show it. None: all are refused.
 
-    Raises ModelError where it fails in every form.
+    Raises ModelError where one fails in every form.
     """
+    silent: list[_Rendered] = []
     for roles in _ORDINARY:
         found: list[_Rendered] = []
         failure: TemplateError | None = None
@@ -158,13 +160,15 @@ def _best_conversation(trial: _Trial, template: ChatTemplate) -> _Rendered | Non
                 failure = failure or error
                 continue
             found.append(_Rendered(roles, forms, {role: _shows(text, _WORDS[role], forms[role]) for role in forms}))
-        if found:
-            return max(found, key=lambda rendered: (rendered.shown["user"], sum(rendered.shown.values())))
-        if failure is not None:
+        best = max(found, key=lambda rendered: (rendered.shown["user"], sum(rendered.shown.values())), default=None)
+        if best is not None and best.shown["user"]:
+            return best
+        silent += found
+        if failure is not None and not silent:
             raise ModelError(
                 f"{template.source_name}: the chat template cannot render a conversation ({', '.join(roles)}):"
                 f" {one_line(failure.__cause__ or failure)}")
-    return None
+    return silent[0] if silent else None
 
 
 def _assignments(roles: Sequence[str]) -> list[dict[str, Form]]:

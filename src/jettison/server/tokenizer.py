@@ -90,15 +90,15 @@ class Tokenizer:
         *,
         is_byte_level: bool,
         special_tokens: Mapping[str, str],
-        chat: ChatRenderer,
         tokenizer_class: str,
+        chat: ChatRenderer | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self._is_byte_level = is_byte_level
         self._bytes_of = _TokenBytes(backend, is_byte_level)
-        self.chat = chat
+        self.chat = chat or ChatRenderer({}, special_tokens, TemplateSettings())
         """The model's chat templates."""
         self._special_tokens = dict(special_tokens)
         self.tokenizer_class = tokenizer_class

@@ -140,7 +140,7 @@ class BatchRun:
             eos_token_ids=info.eos_token_ids, max_line_bytes=settings.max_body_bytes,
             max_lines=self._tools.settings.max_lines, max_choices=settings.max_choices,
             default_chat_max_tokens=settings.default_chat_max_tokens,
-            default_completion_max_tokens=settings.default_completion_max_tokens)
+            default_completion_max_tokens=settings.default_completion_max_tokens, templates=settings.templates)
 
     async def _judge(self, verdict: Verdict, errors: list[BatchError]) -> None:
         sizes = {
