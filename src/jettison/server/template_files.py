@@ -27,16 +27,16 @@ def folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple
     """
     path = folder / "tokenizer_config.json"
     found = _named(config.get("chat_template"), path)
-    files = {}
+    files: dict[str, tuple[str, str]] = {}
     if (path := folder / "chat_template.jinja").exists():
-        files[DEFAULT] = _text(path), str(path)
+        files |= _named(_text(path), path)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        files[path.name.removesuffix(".jinja")] = _text(path), str(path)
+        files |= _named({path.name.removesuffix(".jinja"): _text(path)}, path)
     if files:  # where no file is the default one, the configuration's is
         found = {name: found[name] for name in (DEFAULT,) if name in found} | files
     if not found and (path := folder / "chat_template.json").exists():
         found = _named(_object(path).get("chat_template"), path)
-    return {name: (text, source) for name, (text, source) in found.items() if text.strip()}
+    return found
 
 
 def _named(value: object, path: Path) -> dict[str, tuple[str, str]]:
@@ -49,7 +49,8 @@ def _named(value: object, path: Path) -> dict[str, tuple[str, str]]:
     for name, text in (value if isinstance(value, dict) else {DEFAULT: value}).items():
         if not (isinstance(name, str) and isinstance(text, str)):
             raise ModelError(f"{path}: chat_template must be a text")
-        found[name] = text, str(path)
+        if text.strip():
+            found[name] = text, str(path)
     return found
 
 

@@ -207,20 +207,20 @@ def _calling(traits: Traits, no_content: NoContent, arguments: object) -> dict[s
 
 
 def _tool_calls(trial: _Trial, traits: Traits) -> tuple[NoContent, bool]:
-    """How a call without content and its arguments have to be given: the first form in which both are written."""
+    """How a call without content and its arguments have to be given: the first form in which most of it is written."""
     user = _message("user", traits.form_of("user"))
-    rendered: NoContent | None = None
     as_mapping, as_text = {_KEY: _VALUE}, f'{{"{_KEY}": "{_VALUE}"}}'
+    best: tuple[int, NoContent, bool] = (-1, "absent", False)
     forms: tuple[NoContent, ...] = ("absent", "null", "empty")
     for no_content in forms:
         for arguments in (as_mapping, as_text):
             text = trial.attempt([user, _calling(traits, no_content, arguments)])
             if text is None:
                 continue
-            rendered = rendered or no_content
-            if _FUNCTION in text and _VALUE in text and str(as_mapping) not in text:
-                return no_content, arguments is as_text
-    return rendered or "absent", False
+            shows = 2 * (_FUNCTION in text) + (_VALUE in text and str(as_mapping) not in text)
+            if shows > best[0]:
+                best = shows, no_content, arguments is as_text
+    return best[1], best[2]
 
 
 def _tool_form(
