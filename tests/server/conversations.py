@@ -16,7 +16,7 @@ TOOL = {
         },
     },
 }
-DOCUMENTS = [{"title": "Möbius", "text": "A strip with <one> side."}, {"doc_id": 7, "title": "Torus", "text": "A ring."}]
+DOCUMENTS = [{"title": "Möbius", "text": "A strip with <one> side."}, {"doc_id": 7, "title": "Torus", "text": "Ring."}]
 
 
 def says(role, content, **fields):
@@ -59,8 +59,8 @@ CONVERSATIONS = {
     "no calls": ([USER, says("assistant", "None.", tool_calls=[]), says("user", "Good.")], {}),
     "reasoning": ([USER, says("assistant", "It rains.", reasoning_content="Clouds\nbring rain."), says("user", "Why?")],
                   {}),
-    "reasoning of today": ([USER, says("assistant", "It rains.", reasoning="Clouds.")], {"add_generation_prompt": False}),
-    "reasoning in the text": ([USER, says("assistant", "<think>\nClouds.\n</think>\n\nIt rains."), says("user", "Why?")],
+    "reasoning of today": ([USER, says("assistant", "Rain.", reasoning="Clouds.")], {"add_generation_prompt": False}),
+    "reasoning in the text": ([USER, says("assistant", "<think>\nClouds.\n</think>\n\nRain."), says("user", "Why?")],
                               {}),
     "reasoning and a call": ([USER, says("assistant", "", reasoning_content="Ask.", tool_calls=[call(ASKED)]), RESULT],
                              {}),
@@ -69,7 +69,7 @@ CONVERSATIONS = {
     "prefill in parts": ([USER, says("assistant", text("It rains", " in "))], {"continue_final_message": True}),
     "prefill of nothing": ([USER, says("assistant", "")], {"continue_final_message": True}),
     "no prompt": ([SYSTEM, USER, ANSWER], {"add_generation_prompt": False}),
-    "names": ([says("user", "I am Ann.", name="ann"), says("assistant", "Hi Ann."), says("user", "I am Bo.", name="bo")], {}),
+    "names": ([says("user", "I: Ann.", name="ann"), says("assistant", "Hi."), says("user", "I am Bo.", name="bo")], {}),
     "fields of their own": ([says("user", "Hi.", weight=0.5, tags=["a"], extra={"b": [1, None, True]})], {}),
     "long": ([SYSTEM, *[message for at in range(40) for message in (says("user", f"Question {at}?" * 50), ANSWER)],
               says("user", "The last.")], {}),

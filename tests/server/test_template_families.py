@@ -64,7 +64,7 @@ def forms(messages, source):
     """The messages as a user of transformers would write them for this template, the likeliest first."""
     with_mappings = [changed(message, json.loads) for message in messages]
     with_texts = [
-        changed(message, lambda text: text, lambda mapping: json.dumps(mapping, ensure_ascii=False)) for message in messages]
+        changed(message, str, lambda value: json.dumps(value, ensure_ascii=False)) for message in messages]
     flat_texts = [flat(message) for message in with_texts]
     in_parts_only = [in_parts(message) for message in with_mappings]
     for form in (with_mappings, with_texts, [flat(message) for message in with_mappings], in_parts_only, flat_texts):

@@ -53,21 +53,28 @@ def prompt(source, *messages, template_settings=None, **request):
         "{{ messages[0].content | xmlattr }}",
         "{% include '/etc/passwd' %}",
         "{% set r = range(99999) | list %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}",
-        "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x | length }}",
-        "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x | length }}",
+        "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}"
+        "{% endfor %}{{ n.x | length }}",
+        "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}"
+        "{% endfor %}{{ n.x | length }}",
         "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
-        "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",
-        "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}"
+        "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}"
+        "{% endfor %}{{ n.x | tojson }}",
+        "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}"
+        "{% set n.y = [n.y, n.y] %}"
         "{% endfor %}{{ n.x == n.y }}",
-        "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}"
+        "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}"
+        "{% set n.y = [n.y, n.y] %}"
         "{% endfor %}{{ n.x is eq n.y }}",
         "{% set n = namespace(x=3) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}{{ n.x }}",
         "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{% set n = namespace(x='ab') %}{% for i in range(60) %}"
         "{% set n.x = m(n.x) %}{% endfor %}{{ n.x | length }}",
         "{{ 'x'.center(9999999999) }}", "{{ 'x' | center(9999999999) }}", "{{ '%9999999999d' % 1 }}",
         "{{ '%*d' % (9999999999, 1) }}", "{{ '{:9999999999}'.format(1) }}", "{{ '{:{}}'.format(1, 9999999999) }}",
-        "{{ 'a\nb' | indent(9999999999) }}", "{{ ('a' * 9999).replace('a', 'b' * 99999) }}", "{{ 'x'.zfill(9999999999) }}",
-        "{{ 'x'.join(['y' * 999999] * 999999) }}", "{{ ('9' * 99999) | int(base=16) }}", "{{ (1).to_bytes(9999999999) }}",
+        "{{ 'a\nb' | indent(9999999999) }}", "{{ ('a' * 9999).replace('a', 'b' * 99999) }}",
+        "{{ 'x'.zfill(9999999999) }}",
+        "{{ 'x'.join(['y' * 999999] * 999999) }}", "{{ ('9' * 99999) | int(base=16) }}",
+        "{{ (1).to_bytes(9999999999) }}",
         "{{ lipsum(999999) }}", "{{ strftime_now('%9999999d') }}", "{{ namespace(__init__=1).__init__ }}",
         "{{ dict.mro() }}{{ dict.__class__ }}", "{{ namespace.mro() }}", "{{ tick }}{{ environment.tick }}",
         "{{ raise_exception.__globals__ }}", "{{ cycler.__init__.__globals__ }}", "{{ messages | attr('__class__') }}",
@@ -172,7 +179,8 @@ tools is none|x + 1|m + 1|m.role()|[].append(1)|m.update(a=1)|1 / 0|'a' + 1|'a' 
 'a' ^ pprint|[2, 1] ^ pprint
 """
 BLOCKS = [
-    "{% for m in ms %}{{ loop.index }}{{ loop.first }}{{ loop.revindex0 }}{{ loop.previtem.role }}{% else %}none{% endfor %}",
+    "{% for m in ms %}{{ loop.index }}{{ loop.first }}{{ loop.revindex0 }}{{ loop.previtem.role }}"
+    "{% else %}none{% endfor %}",
     "{% for m in ms if m.role == 'user' %}{{ loop.length }}{{ loop.nextitem is defined }}{% endfor %}",
     "{% for m in ms %}{% if loop.index == 2 %}{% continue %}{% endif %}{{ m.role }}{% break %}{% endfor %}",
     "{% for m in ms %}{{ loop.cycle('a', 'b') }}{{ loop.changed(m.role) }}{{ loop.depth }}{% endfor %}",
@@ -180,8 +188,10 @@ BLOCKS = [
     "{% for n in [[1, [2, []]]] recursive %}({{ loop(n) if n is iterable else n }}){% endfor %}",
     "{% set a = 1 %}{% for x in [1, 2] %}{% set a = a + x %}{% endfor %}{{ a }}",
     "{% set n = namespace(a=1) %}{% for x in [1, 2] %}{% set n.a = n.a + x %}{% endfor %}{{ n.a }}{{ n }}",
-    "{% set a %}  text {{ 1 }} {% endset %}[{{ a }}]{% set a | upper | trim %} b {% endset %}[{{ a }}]{% set b, c = 1, 2 %}{{ c }}",
-    "{% macro f(a, b=2, *rest) %}{{ a }}{{ b }}{{ rest }}{{ varargs }}{{ caller() if caller }}{% endmacro %}{{ f(1) }}{{ f(1, b=3) }}",
+    "{% set a %}  text {{ 1 }} {% endset %}[{{ a }}]{% set a | upper | trim %} b {% endset %}[{{ a }}]"
+    "{% set b, c = 1, 2 %}{{ c }}",
+    "{% macro f(a, b=2, *rest) %}{{ a }}{{ b }}{{ rest }}{{ varargs }}{{ caller() if caller }}"
+    "{% endmacro %}{{ f(1) }}{{ f(1, b=3) }}",
     "{% macro f() %}<{{ caller('x') }}>{% endmacro %}{% call(y) f() %}{{ y }}{% endcall %}",
     "{% macro f(n) %}{% if n %}{{ n }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(5) }}{{ f.name }}{{ f.arguments }}",
     "{% generation %}{% set a = 1 %}{{ a }}{% endgeneration %}{{ a }}",
@@ -190,11 +200,13 @@ BLOCKS = [
     "{% raw %}{{ x }}{% endraw %}{# nothing #}{{ '{{' }}{%- if true -%} a {%- endif -%} b",
     "  {% if true %}\n    a\n  {% endif %}\n b\n{{ 1 }}\n\n",
     "{% block a %}in{% endblock %}{{ self.a() }}",
-    "{% do 1 %}", "{% include 'x' %}", "{% import 'x' as y %}", "{% extends 'x' %}", "{% nothing %}", "{{ 'a' 'b' }}", "{{",
+    "{% do 1 %}", "{% include 'x' %}", "{% import 'x' as y %}", "{% extends 'x' %}", "{% nothing %}",
+    "{{ 'a' 'b' }}", "{{",
     "{% autoescape true %}{{ '<' }}{{ '<' ~ m.role }}{% endautoescape %}", "{% trans %}a{% endtrans %}",
     "{{ bos_token }}{% if bos_token is defined %}yes{% endif %}{{ m | tojson }}\r\nend\r\n",
     "{% set messages = ms[1:] %}{{ messages | length }}{% for messages in [1] %}{{ messages }}{% endfor %}",
-    "{% if a is not defined %}{% set a = 3 %}{% endif %}{{ a }}{% if ms | length > 1 and ms[1].role == 'assistant' %}y{% endif %}",
+    "{% if a is not defined %}{% set a = 3 %}{% endif %}{{ a }}"
+    "{% if ms | length > 1 and ms[1].role == 'assistant' %}y{% endif %}",
     "{% set l = ['a'] %}{% set _ = l.append('b') %}{{ l }}",
 ]  # fmt: skip
 
@@ -203,14 +215,16 @@ def test_expressions_and_blocks_are_as_in_transformers():
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     variables = {
         "m": {"role": "user", "content": "Grüße <b>"}, "tools": None, "bos_token": "<s>",
-        "ms": [{"role": "user", "content": "One."}, {"role": "assistant", "content": "Two."}, {"role": "user", "content": ""}],
+        "ms": [{"role": "user", "content": "One."}, {"role": "assistant", "content": "Two."}, {"role": "user",
+        "content": ""}],
     }  # fmt: skip
-    written = [expression.replace("^", "|") for line in EXPRESSIONS.strip().split("\n") for expression in line.split("|")]
+    written = [one.replace("^", "|") for line in EXPRESSIONS.strip().split("\n") for one in line.split("|")]
     sources = [*("{{ " + expression + " }}" for expression in written), *BLOCKS]
     differing = {}
     for source in sources:
         made = rendered(lambda source=source: ChatTemplate(source, "here").render([USER], variables))
-        wanted = rendered(lambda source=source: utils._compile_jinja_template(source).render(messages=[USER], **variables))
+        wanted = rendered(
+            lambda source=source: utils._compile_jinja_template(source).render(messages=[USER], **variables))
         if made != wanted:
             differing[source] = made, wanted
     assert len(written) > 170
@@ -228,24 +242,32 @@ def rendered(render):
 
 PARTS = "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{{ p.text }}{% endfor %};{% endfor %}"
 FRONT = (
-    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('at the front!') }}{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('at the front!') }}{% endif %}"
     "{{ m.role }}:{{ m.content }};{% endfor %}"
 )
-FIRST = "{{ messages[0].content }}{% for m in messages[1:] if m.role != 'system' %}|{{ m.role }}:{{ m.content }}{% endfor %}"
+FIRST = (
+    "{{ messages[0].content }}"
+    "{% for m in messages[1:] if m.role != 'system' %}|{{ m.role }}:{{ m.content }}{% endfor %}"
+)
 PLAIN = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
 
 
 @pytest.mark.parametrize(("source", "form"), [
     (PLAIN, "string"), (PARTS, "parts"), ("{{ messages | tojson }}", "string"),
-    ("{% for m in messages %}{% for c in m['content'] | list %}{{ c['text'] | trim }}{% endfor %}{% endfor %}", "parts"),
-    ("{% for m in messages %}{% set content = m.content %}{% for c in content %}{{ c.text }}{% endfor %}{% endfor %}", "parts"),
-    ("{% macro w(x) %}{% for c in x %}{{ c.text }}{% endfor %}{% endmacro %}{% for m in messages %}{{ w(m.content) }}{% endfor %}",
+    ("{% for m in messages %}{% for c in m['content'] | list %}{{ c['text'] | trim }}{% endfor %}{% endfor %}",
+     "parts"),
+    ("{% for m in messages %}{% set content = m.content %}{% for c in content %}{{ c.text }}{% endfor %}{% endfor %}",
+     "parts"),
+    ("{% macro w(x) %}{% for c in x %}{{ c.text }}{% endfor %}{% endmacro %}"
+     "{% for m in messages %}{{ w(m.content) }}{% endfor %}",
      "parts"),
     ("{% for m in messages %}{{ m.content[0].text }}{% endfor %}", "parts"),
     ("{% for m in messages %}{{ m.content | map(attribute='text') | join }}{% endfor %}", "parts"),
     ("{% for m in messages %}{% if m.content is string %}{{ raise_exception('a list, please') }}{% endif %}"
      "{{ m.content[0]['text'] }}{% endfor %}", "parts"),
-    ("{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{{ m.content[0].text }}{% endif %}{% endfor %}",
+    ("{% for m in messages %}{% if m.content is string %}{{ m.content }}"
+     "{% else %}{{ m.content[0].text }}{% endif %}{% endfor %}",
      "as sent"),
     ("{% for m in messages %}{% for c in m.content %}{{ c }}{% endfor %}{% endfor %}", "string"),  # letter by letter
     ("{{ raise_exception('never') }}{% for c in messages[0].content %}{% endfor %}", "parts"),
@@ -264,7 +286,9 @@ def test_each_role_has_a_form_of_its_own():
     assert prompt(source, says("system", text("a", "b")), says("user", "b"), *told) == "a\nb;b;c;d\ne;"
 
 
-@pytest.mark.parametrize("source", ["hello", "{{ bos_token }}", "{% for m in messages %}{{ m.role }}{{ m.text }}{% endfor %}"])
+@pytest.mark.parametrize("source", [
+    "hello", "{{ bos_token }}", "{% for m in messages %}{{ m.role }}{{ m.text }}{% endfor %}",
+])  # fmt: skip
 def test_a_template_that_loses_what_the_user_says_is_told_at_the_start(source, folder, caplog):
     (folder / "chat_template.jinja").write_text(source)
     with pytest.raises(ModelError, match=r"chat_template.jinja: .* leaves out what the user says"):
@@ -282,7 +306,8 @@ def test_the_operator_may_say_the_form(content_format, wanted):
 
 
 def test_system_messages_are_merged_only_where_the_template_needs_it():
-    talk = [says("system", "a"), says("developer", text("b", "c")), USER, says("assistant", "d"), says("system", "e"), USER]
+    developer, answer = says("developer", text("b", "c")), says("assistant", "d")
+    talk = [says("system", "a"), developer, USER, answer, says("system", "e"), USER]
     assert prompt(PLAIN, *talk) == "system:a;system:b\nc;user:Hello?;assistant:d;system:e;user:Hello?;"
     assert prompt(FRONT, *talk) == "system:a\n\nb\nc\n\ne;user:Hello?;assistant:d;user:Hello?;"
     assert prompt(FIRST, *talk) == "a\n\nb\nc\n\ne|user:Hello?|assistant:d|user:Hello?"
@@ -290,7 +315,8 @@ def test_system_messages_are_merged_only_where_the_template_needs_it():
 
 
 @pytest.mark.parametrize(("source", "role"), [
-    (PLAIN, "system"), (PLAIN + "{# 'developer' #}", "system"), (PLAIN + "{% if x == 'developer' %}{% endif %}", "developer"),
+    (PLAIN, "system"), (PLAIN + "{# 'developer' #}", "system"),
+    (PLAIN + "{% if x == 'developer' %}{% endif %}", "developer"),
     ("{% for m in messages if m.role != 'developer' %}{{ m.role }}:{{ m.content }};{% endfor %}", "system"),
 ])  # fmt: skip
 def test_developer_stays_where_the_template_writes_it(source, role):
@@ -300,7 +326,8 @@ def test_developer_stays_where_the_template_writes_it(source, role):
 # --- messages
 
 CALLS = (
-    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }} "
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }} "
     "{{ ARGUMENTS }}]{% endfor %}{{ m.tool_call_id }};{% endfor %}"
 )
 
@@ -311,20 +338,23 @@ CALLS = (
 ])  # fmt: skip
 def test_arguments_of_calls_are_a_mapping_or_a_text_as_the_template_wants(written, wanted):
     source = CALLS.replace("ARGUMENTS", written)
-    history = [USER, says("assistant", None, tool_calls=[call('{"a":"é"}')]), says("tool", "x", tool_call_id="abcdefghi")]
+    calling = says("assistant", None, tool_calls=[call('{"a":"é"}')])
+    history = [USER, calling, says("tool", "x", tool_call_id="abcdefghi")]
     assert prompt(source, *history) == f"user:Hello?;assistant:[abcdefghi weather {wanted}];tool:xabcdefghi;"
 
 
 def test_arguments_that_are_no_object_stay_as_they_are_or_are_named():
     history = [USER, says("assistant", None, tool_calls=[call({}), call('{"a": ')])]
-    assert '[abcdefghi weather "{\\"a\\": "]' in prompt(CALLS.replace("ARGUMENTS", "c.function.arguments | tojson"), *history)
+    made = prompt(CALLS.replace("ARGUMENTS", "c.function.arguments | tojson"), *history)
+    assert '[abcdefghi weather "{\\"a\\": "]' in made
     with pytest.raises(TemplateError) as caught:
         prompt(CALLS.replace("ARGUMENTS", "c.function.arguments.items() | list"), *history)
     assert caught.value.param == "messages[1].tool_calls[1].function.arguments"
 
 
 @pytest.mark.parametrize(("source", "wanted"), [
-    ("{{ m.content }}", ""), ("{{ m.content + '' }}", ""), ("{{ 'no' if m.content is none else m.content + '.' }}", "no"),
+    ("{{ m.content }}", ""), ("{{ m.content + '' }}", ""), ("{{ 'no' if m.content is none else m.content + '.' }}",
+     "no"),
     ("{% if m.content is none %}{{ m.tool_calls[0].function.name }}{% else %}{{ m.content }}{% endif %}", "weather"),
     ("{{ 'absent' if m.content is not defined else m.content }}{{ m.tool_calls[0].function.name if m.tool_calls }}",
      "absentweather"),
@@ -443,14 +473,17 @@ def test_the_operators_template_beats_the_folders(folder, tmp_path):
 def test_templates_of_requests_are_compiled_once_and_not_kept_for_ever(monkeypatch):
     made = renderer(PLAIN)
     compiled = []
-    monkeypatch.setattr(made, "_try", lambda template, tools=None, old=made._try: compiled.append(1) or old(template, tools))
+    original = made._try
+    monkeypatch.setattr(made, "_try", lambda *arguments: compiled.append(1) or original(*arguments))
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda at: made.render(ChatRequest([USER], chat_template=f"{at % 2}{PLAIN}")), range(20)))
     assert 2 <= len(compiled) <= 8  # at one time several threads may compile the same
     for at in range(MAX_REQUEST_TEMPLATES + 5):
         made.render(ChatRequest([USER], chat_template=f"{at}{PLAIN}"))
     assert len(made._of_requests) == MAX_REQUEST_TEMPLATES
-    for source in ("{{ 1", "lost", "x" * (1 << 17), "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"):
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    monkeypatch.setattr("jettison.server.template_sandbox.RENDER_LIMIT_S", 0.2)
+    for source in ("{{ 1", "lost", "x" * (1 << 17), endless):
         with pytest.raises(TemplateError) as caught:
             made.render(ChatRequest([USER], chat_template=source))
         assert caught.value.param == "chat_template"
