@@ -115,6 +115,9 @@ class _GenerationTag(Extension):
         return caller()
 
 
+_TICK = "tick()"
+
+
 class _Generator(CodeGenerator):
     """Code that asks the environment before it joins texts and compares values."""
 
@@ -199,10 +202,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         """Every turn of a loop looks at the clock."""
         for loop in source.find_all(nodes.For):
-            look = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)
-            loop.body.insert(0, nodes.ExprStmt(look, lineno=loop.lineno))
-            look.set_lineno(loop.lineno)
-            look.set_environment(self)
+            loop.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute(_TICK), lineno=loop.lineno))
         return super()._generate(source, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
