@@ -69,6 +69,7 @@ def prompt(source, *messages, template_settings=None, **request):
         "{% set n = namespace(x=3) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}{{ n.x }}",
         "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{% set n = namespace(x='ab') %}{% for i in range(60) %}"
         "{% set n.x = m(n.x) %}{% endfor %}{{ n.x | length }}",
+        "{{ [[[[1] * 999] * 999] * 999] * 999 }}", "{{ [[[[1] * 999] * 999] * 999] * 999 | string }}",
         "{{ 'x'.center(9999999999) }}", "{{ 'x' | center(9999999999) }}", "{{ '%9999999999d' % 1 }}",
         "{{ '%*d' % (9999999999, 1) }}", "{{ '{:9999999999}'.format(1) }}", "{{ '{:{}}'.format(1, 9999999999) }}",
         "{{ 'a\nb' | indent(9999999999) }}", "{{ ('a' * 9999).replace('a', 'b' * 99999) }}",

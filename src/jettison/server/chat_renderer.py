@@ -28,6 +28,8 @@ MAX_REQUEST_TEMPLATES = 16
 """Templates of requests that are kept compiled."""
 MAX_REQUEST_SOURCE_CHARS = 1 << 16
 _FORM_OF: dict[str, Form | None] = {"auto": None, "string": "string", "openai": "parts"}
+_TOLD_FORM: dict[Form, str] = {
+    "string": "as a text", "parts": "as a list of parts", "as sent": "as a text or as a list of parts"}
 _TAG = "HERETHEMODELGOESON "
 """Marks where the final message ends; the space at its end tells whether the template trims it."""
 _TOOL = {"type": "function", "function": {
@@ -111,6 +113,10 @@ class ChatRenderer:
         except ModelError as error:  # told to requests that bring tools; the others do without it
             logger.warning("%s", error)
             self._with_tools = error
+        if self._default is not None:
+            logger.info(
+                "%s: takes what the user says %s", self._default.template.source_name,
+                _TOLD_FORM[self._default.traits.form_of("user")])
         if self._default is not None and self._default.traits.lost:
             logger.warning(
                 "%s: the chat template leaves out what is said by: %s", self._default.template.source_name,

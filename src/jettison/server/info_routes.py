@@ -156,7 +156,9 @@ class InfoRoutes:
             ids = await off_loop(lambda: state.tokenizer.encode(text, special), len(text), thread_chars)
         else:
             options = chat_options(fields, fields.tools, state.tokenizer.chat, state.warnings)
-            prompt = await chat_prompt(fields.messages, state.tokenizer, options, thread_chars=thread_chars)
+            prompt = await chat_prompt(
+                fields.messages, state.tokenizer, options, thread_chars=thread_chars,
+                add_special_tokens=bool(fields.add_special_tokens))
             ids = list(prompt.token_ids)
         max_len = state.engine.info.max_model_len
 

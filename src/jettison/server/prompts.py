@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from jettison.server.chat_renderer import ChatRequest
 from jettison.server.conversation import checked_messages
 from jettison.server.errors import bad_request
-from jettison.server.template_sandbox import TemplateError
+from jettison.server.template_limits import TemplateError
 from jettison.server.tokenizer import Tokenizer
 
 ITEM_CHARS = 16
@@ -93,9 +93,12 @@ def split_prompts(raw: Any, max_prompts: int) -> list[str | list[int]]:
 
 
 async def chat_prompt(
-    messages: list[dict[str, Any]] | None, tokenizer: Tokenizer, options: ChatRequest, *, thread_chars: int
+    messages: list[dict[str, Any]] | None, tokenizer: Tokenizer, options: ChatRequest, *, thread_chars: int,
+    add_special_tokens: bool = False,
 ) -> Prompt:
     """Messages through the model's chat template, told what ``options`` say (whose own messages do not count).
+
+    The template writes the special tokens itself; ``add_special_tokens``: the tokenizer adds its own to them.
 
     Raises ApiError 400 with the path in ``messages`` that is wrong, or the field that does not suit the template.
     """
@@ -106,7 +109,7 @@ async def chat_prompt(
 
     def render() -> tuple[str, list[int]]:
         text = tokenizer.render_chat(request)
-        return text, tokenizer.encode(text, False)  # the template writes the special tokens itself
+        return text, tokenizer.encode(text, add_special_tokens)
 
     try:
         text, ids = await off_loop(render, num_chars, thread_chars)

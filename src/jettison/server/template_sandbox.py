@@ -11,7 +11,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -25,13 +25,19 @@ from jinja2.runtime import Context, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, generate_lorem_ipsum
 
+from jettison.server.template_limits import (
+    MAX_INT_BITS,
+    MAX_SPENT_CHARS,
+    LimitError,
+    RefusalError,
+    check_format,
+    check_product,
+    check_replace,
+    check_times,
+    text_size,
+)
+
 RENDER_LIMIT_S = 5.0
-MAX_REPEATED_CHARS = 1 << 20
-MAX_SPENT_CHARS = 1 << 28
-"""Characters and items that one rendering may make in all, whether they are kept or not."""
-MAX_ITEMS = 1 << 20
-"""In one value that is written, compared or filtered, those in its parts included."""
-MAX_INT_BITS = 1 << 16
 MAX_SLOW_CHARS = 1 << 16
 """Input of filters that may take more than linear time."""
 
@@ -50,53 +56,6 @@ _SHALLOW_FILTERS = frozenset({
     "attr", "count", "d", "default", "first", "items", "last", "length", "list", "map", "random", "reverse",
 })  # fmt: skip
 """They do not look into the items of what they are given."""
-_WIDTH = re.compile(r"[%:][^{}%:\n]*?(\d{5,})")
-
-
-class TemplateError(Exception):
-    """The messages do not suit the template; the text is safe to show to a client. ``param``: the field to blame."""
-
-    def __init__(self, message: str, param: str = "messages") -> None:
-        super().__init__(message)
-        self.param = param
-
-
-class RefusalError(TemplateError):
-    """The template itself says that these messages are not for it."""
-
-
-class LimitError(TemplateError):
-    """Rendering took too long or produced too much."""
-
-
-def text_size(value: Any) -> int:
-    """Characters and items of a value as it would be written out, every item as often as it stands there; more than
-    ``MAX_SPENT_CHARS`` where there are more than that, or more than ``MAX_ITEMS``."""
-    if isinstance(value, str | bytes):
-        return len(value)
-    num_chars, num_items, stack = 0, 0, [value]
-    while stack:
-        item = stack.pop()
-        num_items += 1
-        if isinstance(item, str | bytes):
-            num_chars += len(item)
-        elif isinstance(item, dict):
-            stack += item.keys()
-            stack += item.values()
-        elif isinstance(item, list | tuple | set):
-            stack += item
-        elif type(item) is int:
-            num_chars += item.bit_length() // 3
-        elif isinstance(item, Namespace):
-            stack += _attributes(item).values()
-        if num_items > MAX_ITEMS or num_chars > MAX_SPENT_CHARS:
-            return MAX_SPENT_CHARS + 1
-    return num_chars + num_items
-
-
-def _attributes(namespace: Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = object.__getattribute__(namespace, "_Namespace__attrs")
-    return found
 
 
 class _GenerationTag(Extension):
@@ -225,12 +184,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if name == "join" and args:
                 args = (list(args[0]), *args[1:]) if not isinstance(args[0], str) else args
             if name in _MULTIPLYING_METHODS:
-                _check_product(text_size(receiver), (*args, *kwargs.values()))
+                check_product(text_size(receiver), (*args, *kwargs.values()))
             elif name == "replace":
-                _check_replace(receiver, args)
+                check_replace(receiver, args)
             elif name in ("format", "format_map") and isinstance(receiver, str):
                 is_dynamic = re.search(r"{[^{}]*{", receiver) is not None
-                _check_format(receiver, receiver.count("{"), (args, kwargs), is_dynamic=is_dynamic)
+                check_format(receiver, receiver.count("{"), (args, kwargs), is_dynamic=is_dynamic)
             elif name == "striptags" and len(str(receiver)) > MAX_SLOW_CHARS:
                 raise LimitError("the chat template takes too long")
         return __self._kept(super().call(__context, __obj, *args, **kwargs))
@@ -239,13 +198,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Only while the result is small."""
         self.tick()
         if operator == "*":
-            _check_times(left, right)
+            check_times(left, right)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             if right > 0 and left.bit_length() * right > MAX_INT_BITS:
                 raise LimitError("the chat template uses a number that is too large")
         elif operator == "%" and isinstance(left, str | bytes):
             text = left if isinstance(left, str) else left.decode("latin-1")
-            _check_format(text, text.count("%"), right, is_dynamic="*" in text)
+            check_format(text, text.count("%"), right, is_dynamic="*" in text)
         return self._kept(super().call_binop(context, operator, left, right))
 
     def _kept(self, value: Any) -> Any:
@@ -273,60 +232,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 if size > (MAX_SLOW_CHARS if name in _SLOW_FILTERS else MAX_SPENT_CHARS):
                     raise LimitError("the chat template makes too large a value")
                 if name in _MULTIPLYING_FILTERS:
-                    _check_product(size, (*args[first + 1 :], *kwargs.values()))
+                    check_product(size, (*args[first + 1 :], *kwargs.values()))
                 elif name == "replace":
-                    _check_replace(str(given), (*args[first + 1 :], *kwargs.values()))
+                    check_replace(str(given), (*args[first + 1 :], *kwargs.values()))
                 if name == "format":
-                    _check_format(str(given), str(given).count("%"), (args, kwargs), is_dynamic="*" in str(given))
+                    check_format(str(given), str(given).count("%"), (args, kwargs), is_dynamic="*" in str(given))
                 if name == "int" and isinstance(given, str) and len(given) > MAX_INT_BITS // 16:
                     raise LimitError("the chat template uses a number that is too large")
             return self._kept(function(*args, **kwargs))
 
         return counted
-
-
-def _check_product(size: int, arguments: tuple[Any, ...]) -> None:
-    largest = max((_weight(argument) for argument in arguments), default=0)
-    if (1 + size) * (1 + largest) > MAX_SPENT_CHARS:
-        raise LimitError("the chat template repeats too much")
-
-
-def _check_replace(text: Any, arguments: tuple[Any, ...]) -> None:
-    texts = [argument for argument in arguments if isinstance(argument, str | bytes)]
-    if len(texts) == 2 and text.count(texts[0]) * len(texts[1]) > MAX_SPENT_CHARS:
-        raise LimitError("the chat template repeats too much")
-
-
-def _weight(argument: Any) -> int:
-    return abs(argument) if isinstance(argument, int) else text_size(argument)
-
-
-def _check_format(form: str, num_fields: int, arguments: Any, *, is_dynamic: bool) -> None:
-    """``%`` and ``format``: every field may show all of the arguments, at a width that stands in the form or is one."""
-    widths = [int(width[:12]) for width in _WIDTH.findall(form)]
-    if is_dynamic:
-        widths += _ints(arguments)
-    if any(abs(width) > MAX_REPEATED_CHARS for width in widths):
-        raise LimitError("the chat template repeats too much")
-    _check_product(num_fields, (text_size(arguments) + sum(widths),))
-
-
-def _ints(value: Any) -> list[int]:
-    if isinstance(value, Mapping):
-        return [number for item in value.values() for number in _ints(item)]
-    if isinstance(value, list | tuple):
-        return [number for item in value for number in _ints(item)]
-    return [value] if isinstance(value, int) else []
-
-
-def _check_times(left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        if left.bit_length() + right.bit_length() > MAX_INT_BITS:
-            raise LimitError("the chat template uses a number that is too large")
-        return
-    sized, times = (right, left) if isinstance(left, int) else (left, right)
-    if isinstance(times, int) and hasattr(sized, "__len__") and len(sized) * times > MAX_REPEATED_CHARS:
-        raise LimitError("the chat template repeats too much")
 
 
 def _raise_exception(message: str) -> None:

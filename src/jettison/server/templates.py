@@ -14,7 +14,8 @@ import jinja2
 from jinja2 import meta, nodes
 
 from jettison.errors import ModelError
-from jettison.server.template_sandbox import LimitError, RefusalError, Sandbox, TemplateError
+from jettison.server.template_limits import LimitError, RefusalError, TemplateError
+from jettison.server.template_sandbox import Sandbox
 
 __all__ = ["ChatTemplate", "LimitError", "RefusalError", "TemplateError", "one_line"]
 
