@@ -12,6 +12,7 @@ import pytest
 from fake_engine import FakeEngine
 from served import eventually
 
+from jettison.server.chat_renderer import TemplateSettings
 from jettison.server.tokenizer import Tokenizer
 
 COMPLETION = {"model": "fake", "prompt": "hi", "max_tokens": 2}
@@ -107,7 +108,7 @@ BAD_CHATS = [
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages[0].name"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),  # the template says no
     ({"messages": [{"role": "user", "content": "x"}] * 5000}, "messages"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -169,13 +170,19 @@ async def test_harmless_fields_pass(serve, caplog):
     assert caplog.text.count("'unheard_of'") == 1
 
 
-async def test_tools_that_may_not_be_called_are_no_part_of_the_prompt(serve, tokenizer_dir, tmp_path):
+@pytest.mark.parametrize(("excluded", "prompt"), [(False, b'["f"] hi'), (True, b"None hi")])
+async def test_tools_that_may_not_be_called_are_in_the_prompt_unless_the_operator_says_no(
+    excluded, prompt, serve, tokenizer_dir, tmp_path
+):
     shutil.copytree(tokenizer_dir, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "chat_template.jinja").write_text("{{ tools }} {{ messages[0].content }}")
-    async with serve(FakeEngine(), tokenizer=Tokenizer.from_dir(tmp_path)) as served:
+    names = "{{ tools | map(attribute='function.name') | list | tojson if tools else tools }}"
+    source = names + " {{ messages[0].content }}"
+    (tmp_path / "chat_template.jinja").write_text(source)
+    templates = TemplateSettings(leaves_out_unused_tools=excluded)
+    async with serve(FakeEngine(), tokenizer=Tokenizer.from_dir(tmp_path, templates=templates)) as served:
         fields = {"tools": [TOOL], "tool_choice": "none", "return_token_ids": True}
         answer = await served.post("/v1/chat/completions", CHAT | fields)
-    assert bytes(answer.json()["prompt_token_ids"]) == b"None hi"
+    assert bytes(answer.json()["prompt_token_ids"]) == prompt
 
 
 @pytest.mark.parametrize(

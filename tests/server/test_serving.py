@@ -240,4 +240,5 @@ async def test_the_launcher_hands_every_limit_on(tmp_path, monkeypatch):
     monkeypatch.setattr(launch.Tokenizer, "from_dir", from_dir)
     with pytest.raises(ModelError, match="enough"):
         await launch._serve(EngineConfig.resolve(model=str(tmp_path)))
-    assert seen == {"max_template_chars": ServerSettings(model_names=("m",)).max_template_chars}
+    told = ServerSettings(model_names=("m",))
+    assert seen == {"max_template_chars": told.max_template_chars, "templates": told.templates}

@@ -25,6 +25,7 @@ _PANELS = {
     "packing": "Packing",
     "faults": "Faults",
     "sleep": "Sleep",
+    "templates": "Chat templates",
     "server": "Server",
     "": "Workers",
 }

@@ -31,6 +31,7 @@ from jettison.config.sections import (
     SchedulerConfig,
     ServerConfig,
     SleepConfig,
+    TemplateConfig,
     config_key,
     launcher,
 )
@@ -52,6 +53,7 @@ class EngineConfig:
     packing: PackingConfig = field(default_factory=PackingConfig)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     sleep: SleepConfig = field(default_factory=SleepConfig)
+    templates: TemplateConfig = field(default_factory=TemplateConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     instances: int = config_key(
         1, int_from(1, 1024), "Full copies of the model, each with a worker of its own.", metavar="N")
@@ -141,6 +143,7 @@ _SECTIONS: dict[str, Callable[..., Any]] = {
     "packing": PackingConfig,
     "faults": FaultsConfig,
     "sleep": SleepConfig,
+    "templates": TemplateConfig,
     "server": ServerConfig,
 }
 

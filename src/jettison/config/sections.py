@@ -35,6 +35,7 @@ Planner = Literal["throughput", "memory"]
 Migration = Literal["kv", "tokens", "adaptive"]
 Packer = Literal["none", "mell", "printed", "best-fit", "worst-fit", "load-balance"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
+ContentFormat = Literal["auto", "string", "openai"]
 Launcher = Literal["local"]
 Sleep = Literal["never", "auto"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -326,6 +327,27 @@ class SleepConfig:
         if self.mode != "auto" or self.min_awake < instances:
             return None
         return f"--sleep auto puts nobody to sleep: --min-awake {self.min_awake}, and {instances} instance(s)"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateConfig:
+    """From the messages of a chat to the text of a prompt."""
+
+    chat_template: str | None = config_key(
+        None, nonempty, "Chat template instead of the model folder's: a file, or the template itself.", metavar="FILE",
+        unset="none")
+    content_format: ContentFormat = config_key(
+        "auto", Choice(ContentFormat), "How the template takes the content of messages: as texts, as lists of parts "
+        "(openai), or as it is found to want it when it is tried at the start.", name="chat_template_content_format")
+    default_kwargs: str = config_key(
+        "{}", json_object, "Variables that the template is told, unless the request's chat_template_kwargs says "
+        "otherwise: a JSON object.", name="default_chat_template_kwargs", metavar="JSON")
+    trust_requests: bool = config_key(
+        False, truth, "Take the chat_template of requests: they run in the sandbox, but cost what they like within its "
+        "limits (docs/security.md).", name="trust_request_chat_template", metavar="BOOL")
+    exclude_unused_tools: bool = config_key(
+        False, truth, "Leave the tools of a request out of its prompt where its tool_choice is none.",
+        name="exclude_tools_when_tool_choice_none", metavar="BOOL")
 
 
 @dataclass(frozen=True, slots=True)

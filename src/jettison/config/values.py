@@ -127,6 +127,21 @@ def truth(value: object) -> bool:
     raise ValueError(f"needs true or false, not {value!r}")
 
 
+def json_object(value: object) -> str:
+    """An object in JSON, or a mapping of YAML; it stays a text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError(f"needs a JSON object, not {shown(value)}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"needs a JSON object, not {shown(value)}")
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        raise ValueError(f"needs what JSON can say, not {shown(value)}") from None
+
+
 class Choice:
     """Parser of one of the words of a Literal."""
 

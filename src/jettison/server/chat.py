@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from jettison.live.engine.api import TokenEvent
+from jettison.server.chat_options import chat_options
 from jettison.server.choice import Delta
 from jettison.server.endpoint import FINISH_JSON, Answer, GenerationEndpoint
 from jettison.server.errors import bad_request
@@ -106,10 +107,9 @@ class ChatEndpoint(GenerationEndpoint):
             fields, state.engine.info, settings.default_chat_max_tokens, state.draw_seed, settings.sampling_defaults)
         if document.get("prompt") is not None:
             raise bad_request("prompt belongs to /v1/completions; here the field is messages.", "prompt")
-        prompt = await chat_prompt(
-            fields.messages,
-            state.tokenizer,
-            add_generation_prompt=fields.add_generation_prompt is not False,
-            thread_chars=self.thread_chars,
-        )
+        chat = state.tokenizer.chat
+        # Tools that get here are those that the model may not call; the template writes them all the same.
+        tools = None if chat.settings.leaves_out_unused_tools else document.get("tools")
+        options = chat_options(fields, tools, chat, state.warnings)
+        prompt = await chat_prompt(fields.messages, state.tokenizer, options, thread_chars=self.thread_chars)
         return plan, [prompt], ChatAnswer(state, plan, model)

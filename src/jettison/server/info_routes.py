@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 import jettison
 from jettison.errors import OverCapacityError
+from jettison.server.chat_options import chat_options
 from jettison.server.endpoint import check_content_type
 from jettison.server.errors import bad_request
 from jettison.server.fields import DetokenizeFields, TokenizeFields, parse_fields, parse_json
@@ -154,9 +155,10 @@ class InfoRoutes:
             text, special = fields.prompt, fields.add_special_tokens is not False
             ids = await off_loop(lambda: state.tokenizer.encode(text, special), len(text), thread_chars)
         else:
-            add_prompt = fields.add_generation_prompt is not False
+            options = chat_options(fields, fields.tools, state.tokenizer.chat, state.warnings)
             prompt = await chat_prompt(
-                fields.messages, state.tokenizer, add_generation_prompt=add_prompt, thread_chars=thread_chars)
+                fields.messages, state.tokenizer, options, thread_chars=thread_chars,
+                add_special_tokens=bool(fields.add_special_tokens))
             ids = list(prompt.token_ids)
         max_len = state.engine.info.max_model_len
 

@@ -22,6 +22,7 @@ from jettison.server.app import batch_service, create_app, server_state
 from jettison.server.batches.settings import BatchSettings, own_folder
 from jettison.server.batches.uploads import OVERHEAD_BYTES
 from jettison.server.batches.window import Rates
+from jettison.server.chat_renderer import template_settings
 from jettison.server.descriptors import connection_limit
 from jettison.server.key_file import KeySource
 from jettison.server.quiet_log import PlainFormatter, TracebackLimit
@@ -174,13 +175,15 @@ async def _serve(config: EngineConfig) -> int:
         max_upload_bytes=config.server.batch_file_bytes + OVERHEAD_BYTES,
         max_connections=connection_limit(config.instances, _most_requests(config)),
         serves_offline=config.offline.mode != "none",
+        templates=template_settings(config.templates),
         health_details=health_details(assembly),
         record_request=None if recorder is None else recorder.record,
         event_log=engine.event_document,
         deployment=engine.deployment_document,
         sleep_control=SleepOrders(engine),
     )
-    tokenizer = Tokenizer.from_dir(model_dir, max_template_chars=settings.max_template_chars)
+    tokenizer = Tokenizer.from_dir(
+        model_dir, max_template_chars=settings.max_template_chars, templates=settings.templates)
     tell_of_turn_end(tokenizer, assembly.end_tokens.ids)
     app = create_app(engine, tokenizer, settings, batch_settings(config, assembly))
     batches = batch_service(app)

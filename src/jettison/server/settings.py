@@ -8,6 +8,7 @@ from typing import Any
 
 from jettison.device.model.end_tokens import EndTokens
 from jettison.live.engine.api import SleepControl
+from jettison.server.chat_renderer import TemplateSettings
 from jettison.server.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 
@@ -52,6 +53,8 @@ class ServerSettings:
     """Prompts times ``n`` of one HTTP request."""
     max_template_chars: int = 8 << 20
     """A rendered chat prompt."""
+    templates: TemplateSettings = field(default_factory=TemplateSettings)
+    """What the operator says of chat templates."""
     serves_offline: bool = True
     """False: offline requests and new batches are refused, and batches that are there stay as they are."""
     header_timeout_s: float = 20.0

@@ -1,21 +1,21 @@
 """The model folder's tokenizer and chat template: text to token ids and back.
 
-The tokenizer is that of ``device.model.tokenizer_files``; the template is read here, and nothing from the folder is
-executed but it, in its sandbox. Knows nothing of requests.
+The tokenizer is that of ``device.model.tokenizer_files``, the templates are those of ``server.template_files``; nothing
+from the folder is executed but a template, in its sandbox. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
 from jettison.device.model.tokenizer_files import read_tokenizer
-from jettison.errors import ModelError
+from jettison.server.chat_renderer import ChatRenderer, ChatRequest, TemplateSettings
 from jettison.server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from jettison.server.templates import ChatTemplate, TemplateError
+from jettison.server.template_files import folder_templates
+from jettison.server.template_limits import TemplateError
 
 _NOTHING: frozenset[int] = frozenset()
 
@@ -68,15 +68,16 @@ class Tokenizer:
         *,
         is_byte_level: bool,
         special_tokens: Mapping[str, str],
-        template: ChatTemplate | None,
         tokenizer_class: str,
+        chat: ChatRenderer | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self._is_byte_level = is_byte_level
         self._bytes_of = _TokenBytes(backend, is_byte_level)
-        self._template = template
+        self.chat = chat or ChatRenderer({}, special_tokens, TemplateSettings())
+        """The model's chat templates."""
         self._special_tokens = dict(special_tokens)
         self.tokenizer_class = tokenizer_class
         added = backend.get_added_tokens_decoder()
@@ -84,18 +85,21 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
 
     @classmethod
-    def from_dir(cls, model_dir: str | Path, *, max_template_chars: int = 8 << 20) -> Tokenizer:
-        """Load what the folder holds, and try its chat template. Raises ModelError, one line that names the file."""
+    def from_dir(
+        cls, model_dir: str | Path, *, max_template_chars: int = 8 << 20, templates: TemplateSettings | None = None
+    ) -> Tokenizer:
+        """Load what the folder holds, and try its chat templates. Raises ModelError, one line that names the file.
+
+        ``templates``: what the operator says of them. Raises ConfigError where that cannot be.
+        """
         folder = Path(model_dir)
         files = read_tokenizer(folder)
-        template = _load_template(folder, files.config, max_template_chars)
-        if template is not None:
-            template.check(_template_variables(files.special_tokens, add_generation_prompt=True))
+        sources = folder_templates(folder, files.config)
         return cls(
             files.backend,
             is_byte_level=files.is_byte_level,
             special_tokens=files.special_tokens,
-            template=template,
+            chat=ChatRenderer(sources, files.special_tokens, templates or TemplateSettings(), max_template_chars),
             tokenizer_class=str(files.config.get("tokenizer_class", "PreTrainedTokenizerFast")),
         )
 
@@ -116,8 +120,8 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """Source of the template."""
-        return None if self._template is None else self._template.source
+        """Source of the template that ordinary chats use."""
+        return self.chat.source
 
     def token_id(self, token: str) -> int | None:
         """Id of a token given by its vocabulary text."""
@@ -161,51 +165,13 @@ class Tokenizer:
         words = "jettison"
         turn = [{"role": "user", "content": "words"}, {"role": "assistant", "content": words}]
         try:
-            text = self.render_chat(turn, add_generation_prompt=False)
+            text = self.render_chat(ChatRequest(messages=turn, add_generation_prompt=False))
         except TemplateError:
             return None
         _, found, behind = text.rpartition(words)
         ids = self.encode(behind.lstrip(), add_special_tokens=False) if found else []
         return ids[0] if ids and ids[0] in self.special_ids else None
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def render_chat(self, request: ChatRequest) -> str:
         """Messages as the model's template writes them. Raises TemplateError."""
-        if self._template is None:
-            raise TemplateError("this model has no chat template; use /v1/completions")
-        variables = _template_variables(self._special_tokens, add_generation_prompt=add_generation_prompt)
-        return self._template.render(messages, variables)
-
-
-def _template_variables(special_tokens: Mapping[str, str], *, add_generation_prompt: bool) -> dict[str, Any]:
-    """What a template finds beside the messages."""
-    given = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
-    return {"bos_token": "", "eos_token": "", **special_tokens, **given}
-
-
-def _read(path: Path, missing: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise ModelError(missing) from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _load_template(folder: Path, config: Mapping[str, Any], max_chars: int) -> ChatTemplate | None:
-    """From its own file, else from the configuration, where several may have names."""
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        try:
-            return ChatTemplate(_read(path, "").decode(), str(path), max_chars)
-        except UnicodeDecodeError:
-            raise ModelError(f"{path} is not UTF-8") from None
-    path = folder / "tokenizer_config.json"
-    source = config.get("chat_template")
-    if isinstance(source, list):
-        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
-        source = named.get("default")
-    if source is None:
-        return None
-    if not isinstance(source, str):
-        raise ModelError(f"{path}: chat_template must be a text")
-    return ChatTemplate(source, str(path), max_chars)
+        return self.chat.render(request)

@@ -30,6 +30,7 @@ from jettison.server.batches.service import BatchService
 from jettison.server.batches.settings import ENDPOINTS
 from jettison.server.batches.store import sync_folder
 from jettison.server.batches.window import MOST_S
+from jettison.server.chat_renderer import template_settings
 from jettison.server.launch import batch_settings, sampling_defaults
 from jettison.server.settings import ServerSettings
 from jettison.server.state import ServerState
@@ -71,8 +72,9 @@ async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) 
         batch_settings(config, engine.prepare()), folder=work_folder(out), is_made_at_once=True, max_lines=NO_LIMIT)
     server = ServerSettings(
         model_names=(config.model.served_model_name,), default_seed=config.model.seed,
-        sampling_defaults=sampling_defaults(config))
-    tokenizer = Tokenizer.from_dir(settings.model_dir, max_template_chars=server.max_template_chars)
+        sampling_defaults=sampling_defaults(config), templates=template_settings(config.templates))
+    tokenizer = Tokenizer.from_dir(
+        settings.model_dir, max_template_chars=server.max_template_chars, templates=server.templates)
     service = BatchService(ServerState(engine, tokenizer, server), settings)
     try:
         await service.start()

@@ -19,6 +19,7 @@ from jettison.live.engine.api import EngineClient, EngineInfo
 from jettison.server.batches.lines import Line, LineError, parse_line, read_lines
 from jettison.server.batches.records import BatchError, Result, error_line
 from jettison.server.chat import ChatEndpoint
+from jettison.server.chat_renderer import TemplateSettings
 from jettison.server.completions import CompletionEndpoint
 from jettison.server.endpoint import GenerationEndpoint
 from jettison.server.errors import ApiError
@@ -51,6 +52,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     default_completion_max_tokens: int
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     max_choices: int
+    templates: TemplateSettings = TemplateSettings()
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -76,9 +78,11 @@ def endpoint_for(job: Job) -> GenerationEndpoint:
         model_names=job.model_names, default_chat_max_tokens=job.default_chat_max_tokens,
         default_completion_max_tokens=job.default_completion_max_tokens, max_choices=job.max_choices,
         sampling_defaults=job.sampling_defaults,
+        templates=job.templates,
     )
     engine = cast(EngineClient, SimpleNamespace(info=info, state="ready"))
-    state = ServerState(engine, Tokenizer.from_dir(Path(job.model_dir)), settings)
+    tokenizer = Tokenizer.from_dir(Path(job.model_dir), templates=job.templates)
+    state = ServerState(engine, tokenizer, settings)
     return ENDPOINT_OF[job.endpoint](state, thread_chars=1 << 62)
 
 

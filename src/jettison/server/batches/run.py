@@ -141,7 +141,7 @@ class BatchRun:
             max_lines=self._tools.settings.max_lines, max_choices=settings.max_choices,
             default_chat_max_tokens=settings.default_chat_max_tokens,
             default_completion_max_tokens=settings.default_completion_max_tokens,
-            sampling_defaults=settings.sampling_defaults)
+            sampling_defaults=settings.sampling_defaults, templates=settings.templates)
 
     async def _judge(self, verdict: Verdict, errors: list[BatchError]) -> None:
         sizes = {
