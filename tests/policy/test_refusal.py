@@ -26,12 +26,14 @@ def test_too_long_says_both_numbers(prompt: int, more: int, context: int, memory
     why = why_too_long(prompt, more, context, memory)
     assert (why is None) == (prompt + more <= min(context, memory))
     if why is not None:
-        assert f"holds {context if prompt + more > context else memory} tokens" in why
-        assert f"asks for {prompt + more} tokens ({prompt} in the prompt, {more} for the completion)" in why
+        assert why.startswith(f"This model's maximum context length is {min(context, memory)} tokens. ")
+        assert f"requested {prompt + more} tokens ({prompt} in the prompt, {more} in the completion)." in why
+        assert "Please reduce the length of the prompt or completion." in why
+        assert (f"memory here holds {memory} " in why) == (memory < context)
 
 
 def test_a_number_of_any_size_is_told_in_a_few_characters() -> None:
-    assert len(why_too_long(1, 1 << 100_000, 10, 10) or "") < 200
+    assert len(why_too_long(1, 1 << 100_000, 10, 10) or "") < 250
 
 
 @given(st.lists(st.integers(0, 5), max_size=300), st.integers(1, 40))

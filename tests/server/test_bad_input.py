@@ -431,7 +431,7 @@ async def test_a_prompt_to_score_may_take_all_the_room(app_client):
         if status == 400:
             error = answer.json()["error"]
             assert error["param"] == "prompt"
-            assert f"{num_prompt} in the prompt, 0 for the completion" in error["message"]
+            assert f"{num_prompt} in the prompt, 0 in the completion" in error["message"]
 
 
 async def test_a_minimum_above_no_tokens_is_refused(app_client):

@@ -13,18 +13,29 @@ MOST_RETRY_S = 120.0
 # --- too long
 
 
-def why_too_long(num_prompt_tokens: int, max_tokens: int, max_model_len: int, max_request_tokens: int) -> str | None:
+def why_too_long(
+    num_prompt_tokens: int, max_tokens: int, max_model_len: int, max_request_tokens: int, prompt: str = "prompt"
+) -> str | None:
     """Why one request can never be held, all numbers in tokens; None for one that can.
 
-    ``max_model_len``: of the context; ``max_request_tokens``: what all memory could ever hold for one request.
+    ``max_model_len``: of the context; ``max_request_tokens``: what all memory could ever hold for one request;
+    ``prompt``: what the client calls its input.
+
+    The words are part of the protocol, as OpenAI's API made it: gateways and agents take a longer model, or shorten the
+    conversation, where an error says "this model's maximum context length is" (LiteLLM, and what stands on it) or
+    "please reduce the length of" (OpenHands), and read the numbers by these places.
     """
-    total = num_prompt_tokens + max_tokens
-    asked = f"{shown(total)} tokens ({num_prompt_tokens} in the prompt, {shown(max_tokens)} for the completion)"
-    if total > max_model_len:
-        return f"The model's context holds {max_model_len} tokens; this request asks for {asked}."
-    if total > max_request_tokens:
-        return f"Memory holds {max_request_tokens} tokens of one request; this one asks for {asked}."
-    return None
+    total, longest = num_prompt_tokens + max_tokens, min(max_model_len, max_request_tokens)
+    if total <= longest:
+        return None
+    told = (
+        f"This model's maximum context length is {longest} tokens. However, you requested {shown(total)} tokens"
+        f" ({num_prompt_tokens} in the {prompt}, {shown(max_tokens)} in the completion)."
+        f" Please reduce the length of the {prompt} or completion."
+    )
+    if max_request_tokens < max_model_len:
+        told += f" (The model itself has {max_model_len}; the memory here holds {longest} of one request.)"
+    return told
 
 
 def shown(value: float) -> str:

@@ -60,7 +60,8 @@ class ServerState:
             return self.settings.model_name
         if model not in self.settings.model_names:
             served = ", ".join(map(repr, self.settings.model_names))
-            message = f"The model {model[:200]!r} is not served here: this server serves {served}."
+            # Clients read "does not exist" in it, as OpenAI's and vLLM's APIs say it, and the code.
+            message = f"The model `{model[:200]}` does not exist here: this server serves {served}."
             raise ApiError(404, message, param="model", code="model_not_found")
         return model
 

@@ -209,7 +209,7 @@ async def test_the_queue_limit_counts_answers_not_choices(plain: Engine) -> None
 
 async def test_refusals(model_dir: Path) -> None:
     async with running(model_dir, 40, max_num_queued_reqs=1) as engine:
-        both = r"holds \d+ tokens.* asks for 610 tokens \(10 in the prompt, 600 for the completion\)"
+        both = r"length is \d+ tokens\..* requested 610 tokens \(10 in the prompt, 600 in the completion\)"
         with pytest.raises(TooLongError, match=both):
             engine.submit(request("long", [1] * 10, 600))
         streams = [engine.submit(request(f"s{i}", [i] * 100, 20)) for i in range(2)]
