@@ -59,6 +59,7 @@ class FakeEngine:
         self.delay_s = delay_s
         self.tokens_per_event = tokens_per_event
         self.engine_state: EngineState = "ready"
+        self.loading_left_s: float | None = None
         self.dead_workers: set[int] = set()
         self.sleep = ["awake", "awake"]
         self.num_unplaced = 0
@@ -95,6 +96,9 @@ class FakeEngine:
     @property
     def state(self) -> EngineState:
         return self.engine_state
+
+    def ready_in_s(self) -> float | None:
+        return self.loading_left_s
 
     def release(self) -> None:
         """Let held requests go on."""

@@ -208,7 +208,7 @@ async def test_other_refusals_have_the_same_shape(app_client):
         (await app_client.post("/v1/embeddings", json={}), 404, "not_found"),
         (await app_client.get("/v1/files"), 404, "not_found"),
         (await app_client.get("/"), 404, "not_found"),
-        (await app_client.get("/v1/completions/"), 404, "not_found"),
+        (await app_client.get("/v1/completions/"), 405, "method_not_allowed"),  # the same path
         (await app_client.get("/v1/models/none"), 404, "model_not_found"),
         (await app_client.post("/v1/completions", content=b"{}", headers=form), 415, "unsupported_media_type"),
         (await app_client.post("/tokenize", json={"prompt": "a", "messages": []}), 400, "invalid_value"),
@@ -229,11 +229,11 @@ async def test_request_ids_are_labels_and_nothing_else(app_client, app_engine):
     assert len(answer.headers["x-request-id"]) == 32
 
 
-async def test_keys_guard_everything_but_probes(serve):
+async def test_keys_guard_everything_but_probes_and_metrics(serve):
     async with serve(FakeEngine(), api_keys=("secret",)) as served:
-        for path in ("/v1/models", "/metrics", "/version", "/load", "/tokenizer_info", "/nowhere"):
+        for path in ("/v1/models", "/version", "/load", "/tokenizer_info", "/nowhere", "//v1//models/", "/metrics/x"):
             assert (await served.http.get(served.url + path)).status_code == 401
-        for path in ("/health", "/ping"):
+        for path in ("/health", "/ping", "/metrics", "/health/", "//metrics"):  # probes and scrapers carry no key
             assert (await served.http.get(served.url + path)).status_code == 200
         for value in ("secret", "Basic secret", "Bearer secre", "Bearer", "Bearer secret2"):
             answer = await served.http.get(f"{served.url}/v1/models", headers={"authorization": value})

@@ -26,6 +26,8 @@ _PANELS = {
     "faults": "Faults",
     "sleep": "Sleep",
     "server": "Server",
+    "cors": "Web pages of other origins (CORS)",
+    "tls": "HTTPS",
     "": "Workers",
 }
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
+from jettison.config.network import CorsConfig, TlsConfig
 from jettison.config.offline import harvest_parts
 from jettison.config.rungs import uses_host_pool
 from jettison.config.sections import (
@@ -52,6 +53,8 @@ class EngineConfig:
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     sleep: SleepConfig = field(default_factory=SleepConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    cors: CorsConfig = field(default_factory=CorsConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
     instances: int = config_key(
         1, int_from(1, 1024), "Full copies of the model, each with a worker of its own.", metavar="N")
     num_threads: int = config_key(
@@ -141,6 +144,8 @@ _SECTIONS: dict[str, Callable[..., Any]] = {
     "faults": FaultsConfig,
     "sleep": SleepConfig,
     "server": ServerConfig,
+    "cors": CorsConfig,
+    "tls": TlsConfig,
 }
 
 

@@ -6,8 +6,13 @@ Pure. Messages carry both numbers: what there is, and what was asked for.
 from __future__ import annotations
 
 LEAST_RETRY_S = 1.0
-MOST_RETRY_S = 120.0
-"""No client is sent away for less or longer: sooner it would be refused again, and no forecast reaches further."""
+MOST_RETRY_S = 60.0
+"""No client is sent away for less or longer: sooner it would be refused again, and a hint beyond a minute is not heeded
+(OpenAI's SDK tries again within seconds then)."""
+
+PROCESSES_START_S = 4.0
+DISK_BYTES_PER_S = 1e9
+"""Of a start of which nothing has been seen yet: until workers read, and how fast they will."""
 
 
 # --- too long
@@ -104,6 +109,22 @@ def predicted_end_s(age_s: float, mean_s: float | None) -> float:
     One that has taken longer already may end at any moment, as may one of which nothing is known.
     """
     return 0.0 if mean_s is None else max(0.0, mean_s - age_s)
+
+
+def predicted_loading_s(
+    elapsed_s: float, num_read_bytes: int, num_bytes: int, since_read_s: float | None
+) -> float:
+    """How long a start goes on that has taken ``elapsed_s`` and read so many of its parameters' bytes.
+
+    Reading goes on as fast as it has gone since the start, which has the coming up of processes in it. Before its first
+    byte a plain disk is assumed. Behind its last one (``since_read_s`` ago) weights are compared and first steps are
+    run: at least as long again as that has taken.
+    """
+    if since_read_s is not None:
+        return since_read_s
+    if num_read_bytes == 0:
+        return max(0.0, PROCESSES_START_S - elapsed_s) + num_bytes / DISK_BYTES_PER_S
+    return elapsed_s * max(0, num_bytes - num_read_bytes) / num_read_bytes
 
 
 def retry_after_ms(predicted_s: float) -> int:

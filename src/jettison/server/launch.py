@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -22,12 +23,14 @@ from jettison.server.app import batch_service, create_app, server_state
 from jettison.server.batches.settings import BatchSettings, own_folder
 from jettison.server.batches.uploads import OVERHEAD_BYTES
 from jettison.server.batches.window import Rates
+from jettison.server.cors import CorsSettings
 from jettison.server.descriptors import connection_limit
 from jettison.server.key_file import KeySource
 from jettison.server.quiet_log import PlainFormatter, TracebackLimit
 from jettison.server.recorder import TraceRecorder
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
+from jettison.server.tls import TlsSettings
 from jettison.server.tokenizer import Tokenizer
 
 EXACT_DTYPES = frozenset({"float64"})
@@ -127,6 +130,7 @@ async def _serve(config: EngineConfig) -> int:
     key_file = config.server.api_key_file
     keys = KeySource(config.server.api_keys, None if key_file is None else Path(key_file))
     api_keys = keys.read()
+    tls = TlsSettings(**asdict(config.tls)).context()
     engine = Engine(config)
     assembly = engine.prepare()
     recorder = None
@@ -140,6 +144,9 @@ async def _serve(config: EngineConfig) -> int:
         api_keys=api_keys,
         admin_keys=config.server.admin_keys,
         keys_may_change=keys.path is not None,
+        metrics_need_key=config.server.metrics_need_key,
+        root_path=config.server.root_path,
+        cors=CorsSettings(**asdict(config.cors)),
         default_seed=config.model.seed,
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
         write_timeout_s=config.server.write_timeout_s,
@@ -181,6 +188,7 @@ async def _serve(config: EngineConfig) -> int:
                 on_drain=drain,
                 on_hangup=None if keys.path is None else lambda: keys.reload(server_state(app).keys),
                 stop=stop,
+                tls=tls,
             )
     finally:
         if not starting.done():

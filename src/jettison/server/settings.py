@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jettison.live.engine.api import SleepControl
+from jettison.server.cors import CorsSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,12 @@ class ServerSettings:
     """While the server runs: each key is a tenant then, also one that is alone."""
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
     """What opens administration; empty: it is open where no key is asked for, else closed."""
+    metrics_need_key: bool = False
+    """Where keys are asked for: of ``/metrics`` too."""
+    root_path: str = ""
+    """Under which a proxy shows this server, as ``/api``; it may cut it off or not."""
+    cors: CorsSettings = field(default_factory=CorsSettings)
+    """Web pages of other origins."""
     default_completion_max_tokens: int = 16
     default_chat_max_tokens: int | None = None
     """None: what is left of the context."""

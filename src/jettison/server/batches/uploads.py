@@ -17,8 +17,8 @@ from python_multipart.multipart import parse_options_header
 from starlette.types import Message, Receive
 
 from jettison.server.batches.outcome import open_private
+from jettison.server.bodies import CLOSE, body_too_large, discard_body
 from jettison.server.errors import ApiError, bad_request
-from jettison.server.limits import CLOSE, body_too_large, discard_body
 
 MAX_FIELD_BYTES = 4096
 MAX_PARTS = 16
