@@ -162,13 +162,13 @@ class Arrival(_Body):
         if self._why_full is not None and not is_offline:
             raise self._why_full
 
-    def claim(self, num_choices: int) -> None:
+    def claim(self, num_choices: int, param: str = "n") -> None:
         """It has so many choices: take places for those that have none yet, all or none. Raises KeyLimitError, and
-        ApiError 400 where they could never fit.
+        ApiError 400, with ``param`` to blame, where they could never fit.
         """
         why_never = why_never_in_share(num_choices, self._limit)
         if why_never is not None:
-            raise bad_request(why_never, "n")
+            raise bad_request(why_never, param)
         share, now_s = self._share, time.monotonic()
         num_more = num_choices - self._num_choices
         why_not = why_over_share(share.num_choices - self._num_choices, num_choices, self._limit)
