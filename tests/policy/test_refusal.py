@@ -94,6 +94,7 @@ def test_a_start_goes_on_as_fast_as_it_has_gone() -> None:
     assert predicted_loading_s(10.0, 2 * GIB, 8 * GIB, None) == 30.0
     assert predicted_loading_s(40.0, 8 * GIB, 8 * GIB, None) == 0.0
     assert predicted_loading_s(41.0, 0, 8 * GIB, 3.0) == 3.0, "the last phase takes as long again"
+    assert predicted_loading_s(41.0, 0, 8 * GIB, 3.0, 0.75) == 1.0, "or what is left of its steps"
 
 
 def test_a_start_of_which_nothing_has_been_seen_is_guessed() -> None:

@@ -112,16 +112,16 @@ def predicted_end_s(age_s: float, mean_s: float | None) -> float:
 
 
 def predicted_loading_s(
-    elapsed_s: float, num_read_bytes: int, num_bytes: int, since_read_s: float | None
+    elapsed_s: float, num_read_bytes: int, num_bytes: int, since_read_s: float | None, part_warm: float = 0.0
 ) -> float:
     """How long a start goes on that has taken ``elapsed_s`` and read so many of its parameters' bytes.
 
     Reading goes on as fast as it has gone since the start, which has the coming up of processes in it. Before its first
     byte a plain disk is assumed. Behind its last one (``since_read_s`` ago) weights are compared and first steps are
-    run: at least as long again as that has taken.
+    run, ``part_warm`` of them by now: the rest takes as long for its part, or, before the first, as long again.
     """
     if since_read_s is not None:
-        return since_read_s
+        return since_read_s * ((1.0 - part_warm) / part_warm if part_warm > 0.0 else 1.0)
     if num_read_bytes == 0:
         return max(0.0, PROCESSES_START_S - elapsed_s) + num_bytes / DISK_BYTES_PER_S
     return elapsed_s * max(0, num_bytes - num_read_bytes) / num_read_bytes

@@ -50,6 +50,17 @@ def test_behind_the_last_byte_it_takes_as_long_again_as_it_has() -> None:
     assert watch.left_s(machine.read) == pytest.approx(4.0)
 
 
+def test_first_steps_go_on_as_they_have_gone() -> None:
+    machine = Machine()
+    watch = machine.watch()
+    watch.all_read()
+    machine.now_s += 6.0
+    assert watch.left_s(machine.read, 0.25) == pytest.approx(18.0)
+    machine.now_s += 3.0
+    assert watch.left_s(machine.read, 0.9) == pytest.approx(1.0)
+    assert machine.num_looks == 0
+
+
 def test_a_flood_of_clients_looks_seldom() -> None:
     machine = Machine()
     watch = machine.watch()

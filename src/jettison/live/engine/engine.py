@@ -123,6 +123,7 @@ class Engine:
             max_restarts=faults.max_worker_restarts, window_s=RESTART_WINDOW_S,
         )
         ready = await self._launcher.start()
+        self._loading.all_read()
         self._weights = self._agree_on_weights(ready)
         self._weights_digest = self._weights.summary
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
@@ -234,7 +235,8 @@ class Engine:
         """See ``EngineClient.ready_in_s``."""
         if self._state != "loading" or self._loading is None or self._launcher is None:
             return None
-        return self._loading.left_s(self._launcher.pids.values())
+        part_warm = 0.0 if self._warm_up is None else self._warm_up.part_done
+        return self._loading.left_s(self._launcher.pids.values(), part_warm)
 
     @property
     def core(self) -> ClusterCore:

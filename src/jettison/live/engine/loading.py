@@ -32,16 +32,20 @@ class LoadingWatch:
         """When everything was seen to be read."""
         self._left_s = 0.0
 
-    def left_s(self, pids: Iterable[int]) -> float:
-        """A prediction, in seconds from now on."""
+    def all_read(self) -> None:
+        """Every worker has told that it has its parameters."""
+        self._read_s = self._clock()
+
+    def left_s(self, pids: Iterable[int], part_warm: float = 0.0) -> float:
+        """A prediction, in seconds from now on. ``part_warm``: of the first steps, what has been run."""
         now_s = self._clock()
         if self._looked_s is None or now_s - self._looked_s >= LOOK_AGAIN_S:
-            self._looked_s, self._left_s = now_s, self._predicted_s(now_s, pids)
+            self._looked_s, self._left_s = now_s, self._predicted_s(now_s, pids, part_warm)
         return self._left_s
 
-    def _predicted_s(self, now_s: float, pids: Iterable[int]) -> float:
+    def _predicted_s(self, now_s: float, pids: Iterable[int], part_warm: float) -> float:
         num_read = 0 if self._read_s is not None else sum(map(self._bytes_of, pids))
         if self._read_s is None and num_read >= self._parameter_bytes:
             self._read_s = now_s
         since_read_s = None if self._read_s is None else now_s - self._read_s
-        return predicted_loading_s(now_s - self._begun_s, num_read, self._parameter_bytes, since_read_s)
+        return predicted_loading_s(now_s - self._begun_s, num_read, self._parameter_bytes, since_read_s, part_warm)
