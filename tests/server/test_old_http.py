@@ -77,6 +77,16 @@ async def test_a_body_in_chunks_is_none_of_that_version(serve):
         assert json.loads(await connection.rest())["error"]["code"] == "invalid_http"
 
 
+async def test_a_transfer_coding_that_is_not_undone_is_refused(serve):
+    async with serve(FakeEngine()) as served:
+        for coding, told in ((b"gzip, chunked", 501), (b"Chunked", 200), (b"gzip", 501), (b"chunked, gzip", 400)):
+            connection = await Connection.open(served)
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: " + coding
+            connection.writer.write(head + b"\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(WHOLE), WHOLE))
+            answer = await connection.rest()
+            assert answer.startswith(b"HTTP/1.1 %d " % told), (coding, answer[:200])
+
+
 async def test_an_expectation_of_that_version_is_none(serve):
     async with serve(FakeEngine()) as served:
         connection = await Connection.open(served)

@@ -207,7 +207,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._feed()
         if self._held and self.held_bytes.total > self.held_bytes.limit:
             self.seldom.warning("refusing a client: %d bytes of requests that wait are held", self.held_bytes.total)
-            self._refuse(ApiError(503, "Too many requests wait to be read; retry later.", code="overloaded"))
+            headers = retry_headers(NOT_READY_RETRY_MS)
+            message = "Too many requests wait to be read; retry later."
+            self._refuse(ApiError(503, message, code="overloaded", headers=headers))
 
     def _hold(self, data: bytes) -> None:
         self.held_bytes.total += len(data) - len(self._held)
@@ -274,11 +276,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.max_header_bytes:
             self._refuse_headers()
-        is_old = self.parser.get_http_version() in VERSIONS
-        if is_old:
-            self.expect_100_continue = False  # RFC 9110 10.1.1
-            if any(name == b"transfer-encoding" for name, _ in self.headers):  # RFC 9112 6.1: its framing is faulty
-                self._refuse(ApiError(400, "A request in HTTP/1.0 has no transfer-encoding.", code="invalid_http"))
+        self._check_framing()
         if self._is_probe and not self._is_refused and not self._is_for_probes():
             self._turn_away()
         if not self._is_refused:
@@ -288,6 +286,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]
             self.scope[WRITE_NOW] = partial(_write_now, self.cycle)  # type: ignore[literal-required]
             self._num_body_bytes = int(dict(self.headers).get(b"content-length", 0))  # llhttp has checked it
+
+    def _check_framing(self) -> None:
+        """RFC 9112 6.1: HTTP/1.0 has no transfer codings, and of the others' a body may have only what is undone."""
+        is_old = self.parser.get_http_version() in VERSIONS
+        if is_old:
+            self.expect_100_continue = False  # RFC 9110 10.1.1
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and is_old:
+            self._refuse(ApiError(400, "A request in HTTP/1.0 has no transfer-encoding.", code="invalid_http"))
+        elif codings and codings != [b"chunked"]:
+            message = "The only transfer-encoding that is taken is chunked; a compressed body has a content-encoding."
+            self._refuse(ApiError(501, message, code="unsupported_transfer_encoding"))
 
     def _is_for_probes(self) -> bool:
         path = self.url.partition(b"?")[0].decode("latin-1")
