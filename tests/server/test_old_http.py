@@ -79,7 +79,7 @@ async def test_a_body_in_chunks_is_none_of_that_version(serve):
 
 async def test_a_transfer_coding_that_is_not_undone_is_refused(serve):
     async with serve(FakeEngine()) as served:
-        for coding, told in ((b"gzip, chunked", 501), (b"Chunked", 200), (b"gzip", 501), (b"chunked, gzip", 400)):
+        for coding, told in ((b"gzip, chunked", 400), (b"Chunked", 200), (b"gzip", 400), (b"chunked, gzip", 400)):
             connection = await Connection.open(served)
             head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: " + coding
             connection.writer.write(head + b"\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(WHOLE), WHOLE))

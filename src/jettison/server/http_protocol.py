@@ -288,7 +288,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._num_body_bytes = int(dict(self.headers).get(b"content-length", 0))  # llhttp has checked it
 
     def _check_framing(self) -> None:
-        """RFC 9112 6.1: HTTP/1.0 has no transfer codings, and of the others' a body may have only what is undone."""
+        """RFC 9112 6.1: HTTP/1.0 has no transfer codings, and of the others' a body may have only what is undone here.
+
+        They are told 400, as all bytes that are no request of ours; 5xx is for our own faults."""
         is_old = self.parser.get_http_version() in VERSIONS
         if is_old:
             self.expect_100_continue = False  # RFC 9110 10.1.1
@@ -297,7 +299,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(ApiError(400, "A request in HTTP/1.0 has no transfer-encoding.", code="invalid_http"))
         elif codings and codings != [b"chunked"]:
             message = "The only transfer-encoding that is taken is chunked; a compressed body has a content-encoding."
-            self._refuse(ApiError(501, message, code="unsupported_transfer_encoding"))
+            self._refuse(ApiError(400, message, code="unsupported_transfer_encoding"))
 
     def _is_for_probes(self) -> bool:
         path = self.url.partition(b"?")[0].decode("latin-1")
