@@ -251,7 +251,8 @@ def _unread(draw: random.Random) -> Case:
 
 _KINDS: dict[str, tuple[int, Callable[[random.Random], Case]]] = {
     "fields": (32, _fields), "coded": (6, _coded), "body": (12, _body), "framing": (20, _framing),
-    "pipeline": (8, _pipeline), "half-close": (8, _half_closed), "left": (8, _left), "slow": (4, _slow), "unread": (2, _unread),
+    "pipeline": (8, _pipeline), "half-close": (8, _half_closed), "left": (8, _left), "slow": (4, _slow),
+    "unread": (2, _unread),
 }  # fmt: skip
 
 

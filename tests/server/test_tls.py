@@ -94,6 +94,20 @@ async def test_a_client_that_leaves_cancels_its_request(serve, pem):
         await eventually(lambda: engine.cancelled and not engine.running)
 
 
+async def test_a_client_that_reads_nothing_is_cut_off(serve, pem):
+    engine = FakeEngine()
+    async with serve(engine, tls=TlsSettings(*pem["server"]).context(), write_timeout_s=0.2) as served:
+        body = json.dumps({"prompt": "p", "max_tokens": 250, "n": 100, "stream": True, "logprobs": 5}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, ssl=trusting(pem), limit=1024)
+        writer.write(head + body)
+        await eventually(lambda: engine.running)
+        reader._transport.pause_reading()
+        await eventually(lambda: not engine.running)
+        assert len(engine.cancelled) == 100
+        writer.transport.abort()
+
+
 async def test_clients_may_have_to_show_a_certificate(serve, pem):
     tls = TlsSettings(*pem["server"], ca_certs=pem["client"][0], cert_reqs=2).context()
     async with serve(FakeEngine(), tls=tls) as served:
