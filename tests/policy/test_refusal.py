@@ -104,7 +104,7 @@ def test_a_start_of_which_nothing_has_been_seen_is_guessed() -> None:
 
 
 @given(st.floats(0, 1e6), st.integers(0, 1 << 50), st.integers(1, 1 << 50), st.none() | st.floats(0, 1e6))
-def test_the_hint_to_who_comes_too_early_has_bounds(
+def test_the_hint_of_a_loading_server_has_bounds(
     elapsed_s: float, num_read: int, num_bytes: int, since_read_s: float | None
 ) -> None:
     predicted_s = predicted_loading_s(elapsed_s, min(num_read, num_bytes), num_bytes, since_read_s)

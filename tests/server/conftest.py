@@ -36,9 +36,7 @@ def serve(tokenizer):
     """``async with serve(engine, ...) as served``: over a real uvicorn on a free port."""
 
     @asynccontextmanager
-    async def serving(
-        engine, *, shutdown_timeout_s=5.0, on_drain=None, tokenizer=tokenizer, batches=None, tls=None, **settings
-    ):
+    async def serving(engine, *, shutdown_timeout_s=5.0, on_drain=None, tokenizer=tokenizer, batches=None, **settings):
         settings = ServerSettings(**({"model_names": ("fake", "alias"), "default_seed": 1} | settings))
         app = create_app(engine, tokenizer, settings, batches)
         if batches is not None:
@@ -46,13 +44,13 @@ def serve(tokenizer):
         started = asyncio.get_running_loop().create_future()
         async with httpx.AsyncClient(timeout=10) as http:
             served = Served(app, 0, http)
-            options = {"on_drain": on_drain, "on_started": started.set_result, "stop": served.stop, "tls": tls}
+            options = {"on_drain": on_drain, "on_started": started.set_result, "stop": served.stop}
             served.finished = asyncio.create_task(
                 run_server(app, "127.0.0.1", 0, shutdown_timeout_s=shutdown_timeout_s, **options)
             )
             await asyncio.wait({started, served.finished}, return_when=asyncio.FIRST_COMPLETED)
             served.port = started.result()
-            served.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{served.port}"
+            served.url = f"{'http' if settings.tls is None else 'https'}://127.0.0.1:{served.port}"
             try:
                 yield served
             finally:

@@ -1,6 +1,6 @@
 """LiteLLM as a program of its own: cases come in on standard input, what became of them goes out. See test_litellm.py.
 
-Of its own because its import takes seconds, and changes loggers and event loops of whoever imports it.
+Of its own because its import takes seconds, and changes loggers and event loops of the process that imports it.
 """
 
 import json

@@ -72,7 +72,7 @@ async def test_what_is_not_taken_is_told_with_what_is(serve):
             assert (answer.status_code, error["code"]) == (415, "unsupported_content_encoding"), encoding
             assert answer.headers["accept-encoding"] == ", ".join(TAKEN)
             assert repr(encoding) in error["message"] and "gzip" in error["message"]
-        for path, status in (("/v1/nowhere", 404), ("/v1/models", 405)):  # there the body is nobody's affair
+        for path, status in (("/v1/nowhere", 404), ("/v1/models", 405)):  # there no handler asks for the body
             assert (await post(served, "br", b"x", path)).status_code == status
         assert (await post(served, "br", BODY)).status_code == 415
         assert (await post(served, "identity", BODY)).status_code == 200, "the connection is as good as before"

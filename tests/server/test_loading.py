@@ -22,7 +22,7 @@ def loading_engine(left_s):
     ("left_s", "seconds", "milliseconds"),
     [(12.3, "13", "12300"), (0.0, "1", "1000"), (0.04, "1", "1000"), (1e9, "60", "60000"), (None, "1", "1000")],
 )
-async def test_who_comes_too_early_is_told_when_to_come_again(serve, left_s, seconds, milliseconds):
+async def test_a_client_that_comes_too_early_is_told_when_to_come_again(serve, left_s, seconds, milliseconds):
     async with serve(loading_engine(left_s)) as served:
         for answer in (
             await served.completion(), await served.completion(stream=True),

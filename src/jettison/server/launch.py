@@ -147,6 +147,7 @@ async def _serve(config: EngineConfig) -> int:
         metrics_need_key=config.server.metrics_need_key,
         root_path=config.server.root_path,
         cors=CorsSettings(**asdict(config.cors)),
+        tls=tls,
         default_seed=config.model.seed,
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
         write_timeout_s=config.server.write_timeout_s,
@@ -188,7 +189,6 @@ async def _serve(config: EngineConfig) -> int:
                 on_drain=drain,
                 on_hangup=None if keys.path is None else lambda: keys.reload(server_state(app).keys),
                 stop=stop,
-                tls=tls,
             )
     finally:
         if not starting.done():

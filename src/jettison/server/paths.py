@@ -28,7 +28,7 @@ def same_name(in_path: str, name: str) -> bool:
 
 
 def prefix_hint(path: str) -> str:
-    """For who finds nothing at this path: what is wrong with the base URL, if that is what it looks like."""
+    """For a client that finds nothing at this path: what is wrong with the base URL, if that is what it looks like."""
     if path.startswith("/v1/v1/"):
         return " /v1 stands in it twice: the client adds its own to the base URL."
     if _WITHOUT_PREFIX.match(path):

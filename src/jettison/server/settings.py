@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,8 @@ class ServerSettings:
     """Under which a proxy shows this server, as ``/api``; it may cut it off or not."""
     cors: CorsSettings = field(default_factory=CorsSettings)
     """Web pages of other origins."""
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    """None: plain HTTP."""
     default_completion_max_tokens: int = 16
     default_chat_max_tokens: int | None = None
     """None: what is left of the context."""
