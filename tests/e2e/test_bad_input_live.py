@@ -280,13 +280,13 @@ def test_worker_sockets_lie_in_a_folder_of_their_own(server):
         assert {entry.name for entry in path.parent.iterdir() if not entry.is_socket()} == set()
 
 
-def test_a_key_opens_everything_but_the_probes(guarded):
+def test_a_key_opens_everything_but_probes_and_metrics(guarded):
     with httpx.Client(timeout=WAIT_S, base_url=guarded.url) as http:
-        for path in ("/health", "/ping"):
+        for path in ("/health", "/ping", "/metrics", "/metrics/"):
             assert http.get(path).status_code == 200
         for method, path, body in (
             ("GET", "/v1/models", None), ("POST", COMPLETIONS, CANARY), ("POST", CHAT, {"messages": MESSAGES}),
-            ("GET", "/metrics", None), ("POST", "/tokenize", {"prompt": "x"}), ("POST", "/detokenize", {"tokens": [1]}),
+            ("GET", "/v1//models", None), ("POST", "/tokenize", {"prompt": "x"}), ("POST", "/detokenize", {"tokens": [1]}),
             ("GET", "/tokenizer_info", None), ("GET", "/load", None), ("GET", "/version", None),
             ("GET", "/jettison/events", None), ("GET", "/no/such/path", None),
         ):  # fmt: skip
