@@ -287,8 +287,8 @@ def test_a_key_opens_everything_but_probes_and_metrics(guarded):
         for method, path, body in (
             ("GET", "/v1/models", None), ("POST", COMPLETIONS, CANARY), ("POST", CHAT, {"messages": MESSAGES}),
             ("POST", "/tokenize", {"prompt": "x"}), ("POST", "/detokenize", {"tokens": [1]}),
-            ("GET", "/v1//models/", None), ("GET", "/tokenizer_info", None), ("GET", "/load", None), ("GET", "/version", None),
-            ("GET", "/jettison/events", None), ("GET", "/no/such/path", None),
+            ("GET", "/v1//models/", None), ("GET", "/tokenizer_info", None), ("GET", "/load", None),
+            ("GET", "/version", None), ("GET", "/jettison/events", None), ("GET", "/no/such/path", None),
         ):  # fmt: skip
             for headers in ({}, {"authorization": "Bearer nonsense"}, {"authorization": f"Basic {KEY}"}):
                 answer = http.request(method, path, json=body, headers=headers)
