@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import shutil
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+import tokenizers
 from fake_engine import FakeEngine
 from served import eventually
 
@@ -215,7 +218,7 @@ async def test_other_refusals_have_the_same_shape(app_client):
         (await app_client.post("/v1/embeddings", json={}), 404, "not_found"),
         (await app_client.get("/v1/files"), 404, "not_found"),
         (await app_client.get("/"), 404, "not_found"),
-        (await app_client.get("/v1/completions/"), 404, "not_found"),
+        (await app_client.get("/v1/completions/"), 405, "method_not_allowed"),  # the same path
         (await app_client.get("/v1/models/none"), 404, "model_not_found"),
         (await app_client.post("/v1/completions", content=b"{}", headers=form), 415, "unsupported_media_type"),
         (await app_client.post("/tokenize", json={"prompt": "a", "messages": []}), 400, "invalid_value"),
@@ -236,11 +239,11 @@ async def test_request_ids_are_labels_and_nothing_else(app_client, app_engine):
     assert len(answer.headers["x-request-id"]) == 32
 
 
-async def test_keys_guard_everything_but_probes(serve):
+async def test_keys_guard_everything_but_probes_and_metrics(serve):
     async with serve(FakeEngine(), api_keys=("secret",)) as served:
-        for path in ("/v1/models", "/metrics", "/version", "/load", "/tokenizer_info", "/nowhere"):
+        for path in ("/v1/models", "/version", "/load", "/tokenizer_info", "/nowhere", "//v1//models/", "/metrics/x"):
             assert (await served.http.get(served.url + path)).status_code == 401
-        for path in ("/health", "/ping"):
+        for path in ("/health", "/ping", "/metrics", "/health/", "//metrics"):  # probes and scrapers carry no key
             assert (await served.http.get(served.url + path)).status_code == 200
         for value in ("secret", "Basic secret", "Bearer secre", "Bearer", "Bearer secret2"):
             answer = await served.http.get(f"{served.url}/v1/models", headers={"authorization": value})
@@ -438,9 +441,68 @@ async def test_a_prompt_to_score_may_take_all_the_room(app_client):
         if status == 400:
             error = answer.json()["error"]
             assert error["param"] == "prompt"
-            assert f"{num_prompt} in the prompt, 0 for the completion" in error["message"]
+            assert f"{num_prompt} in the prompt, 0 in the completion" in error["message"]
 
 
 async def test_a_minimum_above_no_tokens_is_refused(app_client):
     answer = await app_client.post("/v1/completions", json=COMPLETION | {"max_tokens": 0, "min_tokens": 1})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "min_tokens")
+
+
+async def test_a_text_with_a_token_beyond_the_embedding_is_to_blame(serve, tokenizer_dir):
+    """A tokenizer may have more tokens than the model has rows: which field had the text is told, and which token."""
+    backend = tokenizers.Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
+    backend.add_special_tokens(["<|far|>"])  # 260
+    known = Tokenizer.from_dir(tokenizer_dir)
+    beyond = Tokenizer(
+        backend, is_byte_level=True, special_tokens={}, template=known._template, tokenizer_class="X")
+    engine = FakeEngine()
+    engine._info = dataclasses.replace(engine._info, vocab_size=260)
+    async with serve(engine, tokenizer=beyond) as served:
+        for path, fields, param in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a <|far|> b"}]}, "messages"),
+            ("/v1/completions", {"prompt": "a <|far|> b"}, "prompt"),
+            ("/v1/completions", {"prompt": ["a", "<|far|>"]}, "prompt"),
+            ("/v1/completions", {"prompt": [1, 260]}, "prompt"),
+        ):  # fmt: skip
+            error = (await served.post(path, fields | {"max_tokens": 2})).json()["error"]
+            assert (error["param"], error["code"]) == (param, "invalid_value"), error
+            assert error["message"].startswith(f"{param}: ") and "260" in error["message"]
+        assert (await served.completion()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"model": "fake", "prompt": "ab\xff"}', "byte 31 (0xff)"),
+        (b'{"\xfe": 1}', "byte 2 (0xfe)"),
+        ('{"prompt": "grüße'.encode() + b'\xc3("}', "byte 19 (0xc3)"),
+        (b'{"prompt": "' + b"x" * 9000 + b'\xed\xa0\x80"}', "byte 9012 (0xed)"),
+        ('{"prompt": "hi"}'.encode("utf-16"), "UTF-16"),
+        ('{"prompt": "hi"}'.encode("utf-16-be"), "UTF-16"),
+        (b'{"prompt": }', "byte 11"),
+    ],
+)
+async def test_the_byte_that_is_wrong_is_named(app_client, body, told):
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+        answer = await app_client.post(path, content=body, headers={"content-type": "application/json"})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "invalid_json")
+        assert told in error["message"]
+
+
+async def test_a_mark_before_the_body_is_passed_over(app_client):
+    body = b"\xef\xbb\xbf" + json.dumps(COMPLETION).encode()
+    assert (await app_client.post("/v1/completions", content=body)).status_code == 200
+    answer = await app_client.post("/v1/completions", content=body[:-1] + b'"\xff"}')
+    assert f"byte {len(body)}" in answer.json()["error"]["message"], "counted from the start of what was sent"
+
+
+async def test_too_many_choices_are_the_fault_of_the_field_that_asks_for_them(serve):
+    async with serve(FakeEngine(), max_choices=6, max_active_reqs_per_key=4) as served:
+        for fields, param in (
+            ({"prompt": ["a"] * 5}, "prompt"), ({"prompt": ["a"] * 3, "n": 2}, "n"), ({"n": 5}, "n"),
+            ({"prompt": ["a"] * 7}, "prompt"), ({"prompt": ["a"] * 4, "n": 2}, "n"),
+        ):  # fmt: skip
+            answer = await served.completion(**fields)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), fields

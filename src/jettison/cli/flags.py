@@ -27,6 +27,8 @@ _PANELS = {
     "sleep": "Sleep",
     "templates": "Chat templates",
     "server": "Server",
+    "cors": "Web pages of other origins (CORS)",
+    "tls": "HTTPS",
     "": "Workers",
 }
 

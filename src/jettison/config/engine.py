@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from jettison.config.hubcache import model_folder, model_name
+from jettison.config.network import CorsConfig, TlsConfig
 from jettison.config.offline import harvest_parts
 from jettison.config.rungs import uses_host_pool
 from jettison.config.sections import (
@@ -55,6 +56,8 @@ class EngineConfig:
     sleep: SleepConfig = field(default_factory=SleepConfig)
     templates: TemplateConfig = field(default_factory=TemplateConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    cors: CorsConfig = field(default_factory=CorsConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
     instances: int = config_key(
         1, int_from(1, 1024), "Full copies of the model, each with a worker of its own.", metavar="N")
     num_threads: int = config_key(
@@ -145,6 +148,8 @@ _SECTIONS: dict[str, Callable[..., Any]] = {
     "sleep": SleepConfig,
     "templates": TemplateConfig,
     "server": ServerConfig,
+    "cors": CorsConfig,
+    "tls": TlsConfig,
 }
 
 

@@ -21,6 +21,7 @@ from jettison.config.values import (
     nonempty,
     nonempty_list,
     or_none,
+    path_prefix,
     size_from,
     truth,
 )
@@ -366,6 +367,10 @@ class ServerConfig:
         (), nonempty_list, "Key for what administers the server (/sleep, /wake_up, /is_sleeping), where no other opens "
         "it; may be given more than once. Without one these are open where no key is asked for, else closed.",
         name="admin_key", metavar="KEY")
+    metrics_need_key: bool = config_key(
+        False, truth, "Where keys are asked for, ask for one at /metrics too (scrapers and gateways bring none).")
+    root_path: str = config_key(
+        "", path_prefix, "Path under which a proxy shows this server, whether it cuts it off or not.", metavar="PATH")
     max_active_reqs_per_key: int | None = config_key(
         None, int_from(1), "Choices under way (each prompt times n) beyond which a key is told 429 (none: no limit).",
         metavar="N", unset="none")

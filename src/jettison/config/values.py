@@ -110,7 +110,7 @@ def json_object(value: object) -> str:
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        raise ValueError(f'needs a JSON object such as \'{{"temperature": 0.5}}\', not {shown(value)}')
+        raise ValueError(f"needs a JSON object, not {shown(value)}")
     try:
         return json.dumps(parsed, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):
@@ -125,21 +125,6 @@ def truth(value: object) -> bool:
     if isinstance(value, str) and value.strip().lower() in words:
         return words[value.strip().lower()]
     raise ValueError(f"needs true or false, not {value!r}")
-
-
-def json_object(value: object) -> str:
-    """An object in JSON, or a mapping of YAML; it stays a text."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise ValueError(f"needs a JSON object, not {shown(value)}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"needs a JSON object, not {shown(value)}")
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        raise ValueError(f"needs what JSON can say, not {shown(value)}") from None
 
 
 class Choice:
@@ -171,6 +156,37 @@ def nonempty_list(value: object) -> tuple[str, ...]:
     if any(text != text.strip() or not text.isascii() for text in texts):
         raise ValueError("needs ASCII texts without spaces around them")
     return texts
+
+
+def text_list(value: object) -> tuple[str, ...]:
+    """One text or several, each in ASCII or a JSON list of such, as vLLM's flags have it."""
+    texts: list[object] = []
+    for item in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(item, str) and item.lstrip().startswith("["):
+            try:
+                texts += json.loads(item)
+            except ValueError as error:
+                raise ValueError(f"needs a JSON list of texts, not {shown(item)}: {error}") from None
+        else:
+            texts.append(item)
+    return nonempty_list(texts)
+
+
+def origin_list(value: object) -> tuple[str, ...]:
+    """The same of origins, as browsers name them: scheme, host and port. ``*`` is any, ``null`` that of a file."""
+    origins = tuple(text.rstrip("/").lower() for text in text_list(value))
+    for origin in origins:
+        if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+            raise ValueError(f"needs origins such as https://chat.example:8443, not {shown(origin)}")
+    return origins
+
+
+def path_prefix(value: object) -> str:
+    """``api``, ``/api`` and ``/api/`` are one; ``/`` is none."""
+    if not isinstance(value, str) or not re.fullmatch(r"[!-~]*", value) or re.search("[?#%]", value):
+        raise ValueError(f"needs a path such as /api, not {shown(value)}")
+    parts = [part for part in value.split("/") if part]
+    return "".join(f"/{part}" for part in parts)
 
 
 def or_none(parse: Parser, word: str) -> Parser:

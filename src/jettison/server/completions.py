@@ -147,7 +147,8 @@ class CompletionEndpoint(GenerationEndpoint):
             thread_chars=self.thread_chars,
         )
         if len(prompts) * plan.num_samples > settings.max_choices:
-            raise bad_request(f"prompts times n may be at most {settings.max_choices}.", "n")
+            message = f"prompts times n may be at most {settings.max_choices}."
+            raise bad_request(message, "n" if plan.num_samples > 1 else "prompt")
         if plan.echo:
             prompts = await with_texts(
                 prompts, state.tokenizer, skip_special_tokens=plan.skip_special_tokens,

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from jettison.errors import NotReadyError, OverCapacityError
 from jettison.live.engine.api import TokenEvent
 from jettison.server.choice import ChoiceText, Delta, Finish
-from jettison.server.errors import ApiError, as_api_error, refusal_code
+from jettison.server.errors import ApiError, as_api_error, bad_request, refusal_code
 from jettison.server.fields import parse_json
 from jettison.server.generation import Generation, Job
 from jettison.server.limits import Arrival
@@ -129,7 +129,7 @@ class GenerationEndpoint(ABC):
         plan, prompts, answer = await self.prepare(document)
         if plan.wants_offline:
             state.check_offline("service_tier")
-        arrival.claim(len(prompts) * plan.num_samples)
+        arrival.claim(len(prompts) * plan.num_samples, "n" if plan.num_samples > 1 else self.prompt_field)
         generation = self.generation(plan, prompts, arrival_ns, tenant)
         state.generations.add(generation)
         try:
@@ -158,6 +158,7 @@ class GenerationEndpoint(ABC):
         cache_salt = tenant + plan.cache_salt
         base_id = secrets.token_hex(16)  # never made from what a client sent
         for prompt in prompts:
+            self._check_ids(prompt)
             num_prompt_tokens = len(prompt.token_ids)
             max_tokens = self._bounded_length(plan, num_prompt_tokens)
             num_echoed_chars = len(prompt.text or "") if plan.echo else 0
@@ -177,6 +178,14 @@ class GenerationEndpoint(ABC):
                 text = ChoiceText(self.state.tokenizer, plan, prompt.token_ids, num_echoed_chars)
                 jobs.append(Job(len(jobs), prompt, sample == 0, request, text, is_offline=plan.wants_offline))
         return jobs
+
+    def _check_ids(self, prompt: Prompt) -> None:
+        """A tokenizer may know more tokens than the embedding has rows: the text that has one is to blame."""
+        vocab_size, largest = self.state.engine.info.vocab_size, max(prompt.token_ids)
+        if largest >= vocab_size:
+            (token,) = self.state.tokenizer.token_strings([largest])
+            message = f"{self.prompt_field}: {token!r:.80} is token {largest}, and the model has only {vocab_size}."
+            raise bad_request(message, self.prompt_field)
 
     def _bounded_length(self, plan: GenerationPlan, num_prompt_tokens: int) -> int:
         info = self.state.engine.info

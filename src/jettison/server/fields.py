@@ -6,6 +6,7 @@ here; ranges in ``sampling``; prompts and messages in ``prompts``.
 
 from __future__ import annotations
 
+import codecs
 import logging
 import re
 from typing import Any, Literal, TypeVar
@@ -152,14 +153,26 @@ class FieldWarnings:
 def parse_json(body: bytes) -> dict[str, Any]:
     """One JSON object. Raises ApiError 400."""
     try:
-        document = msgspec.json.decode(body)
+        document = msgspec.json.decode(body.removeprefix(codecs.BOM_UTF8))  # RFC 8259 lets a reader pass over it
     except RecursionError:
         raise bad_request("The request body is nested too deeply.", code="invalid_json") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise bad_request(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
+        message = f"The request body is not valid JSON: {why_no_text(body) or error}."
+        raise bad_request(message, code="invalid_json") from None
     if not isinstance(document, dict):
         raise bad_request("The request body must be a JSON object.", code="invalid_json")
     return document
+
+
+def why_no_text(body: bytes) -> str | None:
+    """Where bytes that should be UTF-8 are none, and what they look like; None where they are."""
+    if body[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or b"\0" in body[:2]:
+        return "it looks like UTF-16, and JSON is UTF-8"
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:  # the decoder's own position counts from the start of a string in it
+        return f"byte {error.start} (0x{body[error.start]:02x}) is no UTF-8"
+    return None
 
 
 def parse_fields(document: dict[str, Any], fields: type[Fields], warnings: FieldWarnings) -> Fields:

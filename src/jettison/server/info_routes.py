@@ -16,8 +16,9 @@ import jettison
 from jettison.errors import OverCapacityError
 from jettison.server.chat_options import chat_options
 from jettison.server.endpoint import check_content_type
-from jettison.server.errors import bad_request
+from jettison.server.errors import bad_request, retry_headers
 from jettison.server.fields import DetokenizeFields, TokenizeFields, parse_fields, parse_json
+from jettison.server.paths import same_name
 from jettison.server.prompts import chat_prompt, off_loop
 from jettison.server.state import ServerState, require
 
@@ -78,7 +79,10 @@ class InfoRoutes:
             can_wake = any(worker.alive and worker.is_asleep for worker in workers)
             if status == "ready" and not can_wake and (num_alive == 0 or not snapshot.groups):
                 status = document["status"] = "recovering"
-        return json_response(document, 200 if status == "ready" else 503)
+        answer = json_response(document, 200 if status == "ready" else 503)
+        if status == "loading":
+            answer.headers.update(retry_headers(self._state.retry_after_ms()))
+        return answer
 
     async def ping(self, request: Request) -> Response:
         """Liveness: 200 as long as there is something to wait for."""
@@ -110,7 +114,9 @@ class InfoRoutes:
 
     async def model(self, request: Request) -> Response:
         """One name."""
-        return json_response(self._model_card(self._state.check_model(request.path_params["model_id"])))
+        asked = request.path_params["model_id"]
+        name = next((name for name in self._state.settings.model_names if same_name(asked, name)), asked)
+        return json_response(self._model_card(self._state.check_model(name)))
 
     def _model_card(self, name: str) -> dict[str, Any]:
         info = self._state.engine.info

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from jettison.server.batches.settings import BatchSettings, own_folder
 from jettison.server.batches.uploads import OVERHEAD_BYTES
 from jettison.server.batches.window import Rates
 from jettison.server.chat_renderer import template_settings
+from jettison.server.cors import CorsSettings
 from jettison.server.descriptors import connection_limit
 from jettison.server.key_file import KeySource
 from jettison.server.quiet_log import PlainFormatter, TracebackLimit
@@ -30,6 +32,7 @@ from jettison.server.recorder import TraceRecorder
 from jettison.server.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
+from jettison.server.tls import TlsSettings
 from jettison.server.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -151,6 +154,7 @@ async def _serve(config: EngineConfig) -> int:
     key_file = config.server.api_key_file
     keys = KeySource(config.server.api_keys, None if key_file is None else Path(key_file))
     api_keys = keys.read()
+    tls = TlsSettings(**asdict(config.tls)).context()
     engine = Engine(config)
     assembly = engine.prepare()
     recorder = None
@@ -167,6 +171,10 @@ async def _serve(config: EngineConfig) -> int:
         api_keys=api_keys,
         admin_keys=config.server.admin_keys,
         keys_may_change=keys.path is not None,
+        metrics_need_key=config.server.metrics_need_key,
+        root_path=config.server.root_path,
+        cors=CorsSettings(**asdict(config.cors)),
+        tls=tls,
         default_seed=config.model.seed,
         sampling_defaults=defaults,
         end_tokens=assembly.end_tokens,

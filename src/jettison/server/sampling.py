@@ -243,7 +243,7 @@ def too_long(
 
     It names what has to change: the prompt where not even one token fits behind it, else the length asked for.
     """
-    message = why_too_long(num_prompt_tokens, max_tokens, info.max_model_len, info.max_request_tokens)
+    message = why_too_long(num_prompt_tokens, max_tokens, info.max_model_len, info.max_request_tokens, prompt_field)
     if message is None:
         return None
     fits_alone = num_prompt_tokens < min(info.max_model_len, info.max_request_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from jettison.device.model.end_tokens import EndTokens
 from jettison.live.engine.api import SleepControl
 from jettison.server.chat_renderer import TemplateSettings
+from jettison.server.cors import CorsSettings
 from jettison.server.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 
@@ -24,6 +26,14 @@ class ServerSettings:
     """While the server runs: each key is a tenant then, also one that is alone."""
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
     """What opens administration; empty: it is open where no key is asked for, else closed."""
+    metrics_need_key: bool = False
+    """Where keys are asked for: of ``/metrics`` too."""
+    root_path: str = ""
+    """Under which a proxy shows this server, as ``/api``; it may cut it off or not."""
+    cors: CorsSettings = field(default_factory=CorsSettings)
+    """Web pages of other origins."""
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    """None: plain HTTP."""
     default_completion_max_tokens: int = 16
     default_chat_max_tokens: int | None = None
     """None: what is left of the context."""

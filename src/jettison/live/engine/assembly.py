@@ -72,6 +72,13 @@ class Assembly:
         """Whether what a request computes has the same bits whatever shares its steps."""
         return rows_are_independent(self.kernels, resolve_dtype(self.worker_specs[0].dtype, self.model))
 
+    @property
+    def parameter_bytes(self) -> int:
+        """What all workers together read at the start."""
+        shards, specs = self.shape.shard_bytes, self.worker_specs
+        layers = [self.shape.all_layers if spec.layers is None else LayerRange(*spec.layers) for spec in specs]
+        return sum(shards[shard] for part in layers for shard in self.shape.shards_for(part))
+
     def memory_for_blocks(self, num_blocks: int) -> int:
         """Bytes of a worker that holds all parameters, its workspace and ``num_blocks`` KV blocks.
 
@@ -124,12 +131,9 @@ class Assembly:
 
     def _check_machine(self) -> None:
         """Raise BudgetError where the processes and parameters do not fit into this machine's memory; warn of less."""
-        specs, shards = self.worker_specs, self.shape.shard_bytes
-        layers = [self.shape.all_layers if spec.layers is None else LayerRange(*spec.layers) for spec in specs]
-        wanted = Wanted(
-            len(specs), sum(spec.memory_bytes + spec.host_bytes for spec in specs),
-            sum(shards[shard] for part in layers for shard in self.shape.shards_for(part)),
-        )
+        specs = self.worker_specs
+        budget_bytes = sum(spec.memory_bytes + spec.host_bytes for spec in specs)
+        wanted = Wanted(len(specs), budget_bytes, self.parameter_bytes)
         limit = memory_limit()
         if (complaint := wanted.complaint(limit)) is not None:
             raise BudgetError(complaint)

@@ -20,11 +20,11 @@ from jettison.server.batches.service import BatchService
 from jettison.server.batches.settings import ENDPOINTS
 from jettison.server.batches.uploads import Upload
 from jettison.server.batches.window import window_s
+from jettison.server.bodies import CLOSE, body_too_large, discard_body
 from jettison.server.endpoint import check_content_type
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, bad_request, retry_headers
 from jettison.server.fields import parse_fields, parse_json
 from jettison.server.info_routes import json_response
-from jettison.server.limits import CLOSE, body_too_large, discard_body
 from jettison.server.sampling import MAX_METADATA
 from jettison.server.state import ServerState, require
 

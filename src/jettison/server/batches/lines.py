@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from jettison.server.batches.records import BatchError
+from jettison.server.fields import why_no_text
 
 MAX_CUSTOM_ID_CHARS = 512
 _BOM = b"\xef\xbb\xbf"
@@ -62,7 +63,7 @@ def parse_line(raw: bytes | None, endpoint: str, max_bytes: int) -> Line:
     except RecursionError:
         raise LineError("invalid_json_line", "The line is nested too deeply.") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise LineError("invalid_json_line", f"The line is not valid JSON: {error}.") from None
+        raise LineError("invalid_json_line", f"The line is not valid JSON: {why_no_text(raw) or error}.") from None
     if not isinstance(document, dict):
         raise LineError("invalid_json_line", "The line must be a JSON object.")
     custom_id = custom_id_of(document)
