@@ -240,7 +240,7 @@ def spy_on(monkeypatch, tokenizer, name):
         ("{% for m in messages %}{{ m.content }}<|user|>{% endfor %}", USER),
         ("{% for m in messages %}{{ m.content }}\n{% endfor %}", None),
         ("{% for m in messages %}{{ m.content if m.role == 'user' else m.role }}</s>{% endfor %}", None),
-        ("{{ raise_exception('never') if messages | length > 1 }}", None),
+        ("{{ raise_exception('never') if messages[-1].role == 'assistant' }}{{ messages[0].content }}", None),
         (None, None),
     ],
 )  # fmt: skip
