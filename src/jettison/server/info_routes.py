@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,13 +16,14 @@ from jettison.errors import OverCapacityError
 from jettison.server.endpoint import check_content_type
 from jettison.server.errors import bad_request
 from jettison.server.fields import DetokenizeFields, TokenizeFields, parse_fields, parse_json
+from jettison.server.json_out import encode
 from jettison.server.prompts import chat_prompt, off_loop
 from jettison.server.state import ServerState, require
 
 
 def json_response(document: Any, status: int = 200) -> Response:
     """A JSON answer."""
-    return Response(msgspec.json.encode(document), status, media_type="application/json")
+    return Response(encode(document), status, media_type="application/json")
 
 
 class InfoRoutes:
