@@ -84,7 +84,7 @@ OPENINGS = {
     "Azure's filter": [sse({"choices": [], "prompt_filter_results": [{"prompt_index": 0}]}), ROLE],
     "keep-alive": [b": keep-alive\n\n", ROLE, b": OPENROUTER PROCESSING\n\n"],
     "ping": [b"event: ping\ndata: {\"type\": \"ping\"}\n\n", ROLE],
-    "empty logprobs": [sse({"choices": [{"delta": {"role": "assistant", "content": ""}, "logprobs": {"content": []}}]})],
+    "empty logprobs": [sse({"choices": [{"delta": {"role": "assistant"}, "logprobs": {"content": []}}]})],
 }
 
 

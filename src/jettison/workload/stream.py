@@ -11,6 +11,7 @@ and the first *chunk* is the first one with choices, whatever it carries: what v
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 _TEXTS = (
@@ -100,7 +101,7 @@ class StreamMeter:
         likely = (0, 1) if self.finish_reason == "length" else (1,)
         if self._empty_s and num_unseen in (likely if self._closing_s is not None else (0,)):
             seen_s = self._empty_s if self.first_s is None else [*self._empty_s, self.first_s]
-            self.gaps_s[:0] = [later - sooner for sooner, later in zip(seen_s, seen_s[1:], strict=False)]
+            self.gaps_s[:0] = [later - sooner for sooner, later in pairwise(seen_s)]
             self.num_chunks += len(self._empty_s)
             self.first_s = seen_s[0]
             self.last_s = seen_s[-1] if self.last_s is None else self.last_s
