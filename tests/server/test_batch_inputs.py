@@ -32,6 +32,7 @@ ARRAY = json.dumps(REQUESTS).encode()
 TAKEN = {
     "plain": (ASCII, None),
     "BOM": (b"\xef\xbb\xbf" + ASCII, None),
+    "BOM of each of two files": (b"\xef\xbb\xbf" + ASCII.replace(b"\n", b"\n\xef\xbb\xbf", 1), None),
     "CRLF": (ASCII.replace(b"\n", b"\r\n"), None),
     "NUL tail": (ASCII + b"\0" * 500, None),
     "UTF-16 with BOM": (LINES.encode("utf-16"), "UTF-16, read as that"),
@@ -163,6 +164,11 @@ async def test_a_line_says_what_is_wrong_with_it_and_the_others_run(tmp_path, to
     verdict, [error], _ = await check(tmp_path, tokenizer_dir, content)
     assert (verdict.failure, verdict.num_runnable) == (None, 2)
     assert (error.code, error.line) == ("invalid_json_line", 2) and told in error.message
+
+
+async def test_joined_files_bring_their_marks_along(tmp_path, tokenizer_dir) -> None:
+    verdict, errors, _ = await check(tmp_path, tokenizer_dir, ASCII.replace(b"\n", b"\n\xef\xbb\xbf", 2))
+    assert verdict.num_runnable == 3 and not errors
 
 
 @pytest.mark.parametrize("name", ["gzip", "UTF-16 with BOM", "pretty", "array", "lines with commas"])

@@ -216,7 +216,8 @@ def _opened(path: Path) -> Iterator[_Lines]:
     except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError; a cut member is an EOFError
         raise TraceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: not a text file ({error.reason} at byte {error.start})") from error
+        why = f"not a text file in UTF-8 ({error.reason} at byte {error.start})"
+        raise TraceError(f"{path}: {why}; it may be in UTF-16 or Latin-1, or packed otherwise than by gzip") from error
     except TraceError as error:
         raise error if str(error).startswith(str(path)) else TraceError(f"{path}: {error}") from None
 

@@ -133,7 +133,7 @@ def _endpoint_of(path: Path, kind: InputKind) -> str:
     the first line, where there is none."""
     why = None
     for number, raw in enumerate(lines_of(path, kind), 1):
-        line = raw.removeprefix(BOM).strip() if number == 1 else raw.strip()
+        line = raw.removeprefix(BOM).strip()
         if not line:
             continue
         endpoint, reason = _url_in(line)

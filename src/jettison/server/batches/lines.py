@@ -50,7 +50,7 @@ def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes | None]]
                     raw = file.readline(1 << 16)
                 yield number, None
                 continue
-            raw = raw.removeprefix(BOM).strip() if number == 1 else raw.strip()
+            raw = raw.removeprefix(BOM).strip()  # of any line: files that are joined bring theirs along
             if raw:
                 yield number, raw
 
