@@ -176,7 +176,7 @@ def test_the_doubt_is_of_wrong_units_and_of_no_real_rate() -> None:
                 assert (doubt(at_s * 1000, "s") is not None) != is_a_quiet_day, "the other way round"
 
 
-def test_all_who_read_traces_take_both(tmp_path: Path) -> None:
+def test_every_tool_that_reads_traces_takes_both(tmp_path: Path) -> None:
     path = json_lines(tmp_path, in_unit("s"), MOONCAKE)
     runner = CliRunner()
     for said, code in (([], 2), (["--unit", "s"], 0), (["--unit", "weeks"], 2), (["--format", "bailian"], 0)):
