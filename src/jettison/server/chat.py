@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from jettison.live.engine.api import TokenEvent
 from jettison.server.chat_options import chat_options
 from jettison.server.choice import Delta
@@ -13,6 +11,7 @@ from jettison.server.endpoint import FINISH_JSON, Answer, GenerationEndpoint
 from jettison.server.errors import bad_request
 from jettison.server.fields import ChatFields, parse_fields
 from jettison.server.generation import Generation, Job
+from jettison.server.json_out import encode
 from jettison.server.logprobs import chat_logprobs
 from jettison.server.prompts import Prompt, chat_prompt
 from jettison.server.sampling import GenerationPlan, plan_chat
@@ -49,15 +48,15 @@ class ChatAnswer(Answer):
             b'{"index":%d,"delta":{' % job.index,
             b'"role":"assistant",' if first else b"",
             b'"content":',
-            msgspec.json.encode(delta.text),
+            encode(delta.text),
             b'},"logprobs":',
-            b"null" if self.plan.params.logprobs is None else msgspec.json.encode(self._logprobs(delta.logprobs)),
+            b"null" if self.plan.params.logprobs is None else encode(self._logprobs(delta.logprobs)),
             FINISH_JSON[delta.finish_reason],
         ]
         if self.plan.return_token_ids:
-            parts += b',"token_ids":', msgspec.json.encode(delta.token_ids)
+            parts += b',"token_ids":', encode(delta.token_ids)
             if first:
-                parts += b',"prompt_token_ids":', msgspec.json.encode(job.prompt.token_ids)
+                parts += b',"prompt_token_ids":', encode(job.prompt.token_ids)
         parts.append(b"}")
         return b"".join(parts)
 

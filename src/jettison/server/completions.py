@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from jettison.live.engine.api import TokenEvent
 from jettison.server.choice import Delta
 from jettison.server.endpoint import FINISH_JSON, Answer, GenerationEndpoint
 from jettison.server.errors import bad_request
 from jettison.server.fields import CompletionFields, parse_fields
 from jettison.server.generation import Generation, Job
+from jettison.server.json_out import encode
 from jettison.server.logprobs import completion_logprobs
 from jettison.server.prompts import Prompt, completion_prompts, with_texts
 from jettison.server.sampling import GenerationPlan, plan_completion
@@ -50,18 +49,18 @@ class CompletionAnswer(Answer):
             part = self._part(job, event, delta)
             text = part.text
             if self.plan.params.logprobs is not None:
-                logprobs = msgspec.json.encode(self._logprobs(part))
+                logprobs = encode(self._logprobs(part))
         parts = [
             b'{"index":%d,"text":' % job.index,
-            msgspec.json.encode(text),
+            encode(text),
             b',"logprobs":',
             logprobs,
             FINISH_JSON[delta.finish_reason],
         ]
         if self.plan.return_token_ids:
-            parts += b',"token_ids":', msgspec.json.encode(delta.token_ids)
+            parts += b',"token_ids":', encode(delta.token_ids)
             if first:
-                parts += b',"prompt_token_ids":', msgspec.json.encode(job.prompt.token_ids)
+                parts += b',"prompt_token_ids":', encode(job.prompt.token_ids)
         parts.append(b"}")
         return b"".join(parts)
 

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -21,6 +20,7 @@ from jettison.server.choice import ChoiceText, Delta, Finish
 from jettison.server.errors import ApiError, as_api_error, bad_request, refusal_code
 from jettison.server.fields import parse_json
 from jettison.server.generation import Generation, Job
+from jettison.server.json_out import encode
 from jettison.server.limits import Arrival
 from jettison.server.prompts import Prompt
 from jettison.server.sampling import OFFLINE_TIER, GenerationPlan, too_long
@@ -49,7 +49,7 @@ class Answer(ABC):
         tier = {} if plan.service_tier is None else {"service_tier": plan.service_tier}
         self.header = {"id": self.id, "object": kind, "created": self.created_s, "model": model, **tier}
         # All chunks begin alike: encoded once.
-        self.chunk_head = b"data: " + msgspec.json.encode(self.chunk_header())[:-1] + b',"choices":['
+        self.chunk_head = b"data: " + encode(self.chunk_header())[:-1] + b',"choices":['
 
     @abstractmethod
     def chunk_header(self) -> dict[str, Any]:
@@ -71,13 +71,13 @@ class Answer(ABC):
         """One event of the stream."""
         choice = self.choice_chunk(job, event, delta)
         if self.plan.continuous_usage:
-            usage = msgspec.json.encode(self.usage(generation))
+            usage = encode(self.usage(generation))
             return b"".join((self.chunk_head, choice, b'],"usage":', usage, b"}\n\n"))
         return b"".join((self.chunk_head, choice, b"]}\n\n"))
 
     def usage_chunk(self, generation: Generation) -> bytes:
         """The stream's last chunk, without choices."""
-        return self.chunk_head + b'],"usage":' + msgspec.json.encode(self.usage(generation)) + b"}\n\n"
+        return self.chunk_head + b'],"usage":' + encode(self.usage(generation)) + b"}\n\n"
 
     def usage(self, generation: Generation) -> dict[str, Any]:
         """OpenAI's token counts."""
@@ -208,7 +208,7 @@ class GenerationEndpoint(ABC):
         await generation.run(receive, keep)
         if generation.client_is_gone:
             raise ApiError(499, "The client went away.", code="client_disconnected")
-        body = msgspec.json.encode(answer.document(generation))
+        body = encode(answer.document(generation))
         await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _stream(

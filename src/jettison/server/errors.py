@@ -10,7 +10,6 @@ import logging
 import secrets
 from collections.abc import Mapping
 
-import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +22,7 @@ from jettison.errors import (
     SleepRefusedError,
     TooLongError,
 )
+from jettison.server.json_out import encode
 from jettison.server.paths import prefix_hint
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class ApiError(Exception):
         """The JSON document, whole answer or payload of a stream's error event alike."""
         kind = _ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        return encode({"error": error})
 
     def response(self) -> Response:
         """The HTTP answer."""

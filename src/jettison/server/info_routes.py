@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +17,7 @@ from jettison.server.chat_options import chat_options
 from jettison.server.endpoint import check_content_type
 from jettison.server.errors import bad_request, retry_headers
 from jettison.server.fields import DetokenizeFields, TokenizeFields, parse_fields, parse_json
+from jettison.server.json_out import encode
 from jettison.server.paths import same_name
 from jettison.server.prompts import chat_prompt, off_loop
 from jettison.server.state import ServerState, require
@@ -25,7 +25,7 @@ from jettison.server.state import ServerState, require
 
 def json_response(document: Any, status: int = 200) -> Response:
     """A JSON answer."""
-    return Response(msgspec.json.encode(document), status, media_type="application/json")
+    return Response(encode(document), status, media_type="application/json")
 
 
 class InfoRoutes:

@@ -16,6 +16,7 @@ from typing import cast
 import msgspec
 
 from jettison.live.engine.api import EngineClient, EngineInfo
+from jettison.server.batches.inputs import whole_cause
 from jettison.server.batches.lines import Line, LineError, parse_line, read_lines
 from jettison.server.batches.records import BatchError, Result, error_line
 from jettison.server.chat import ChatEndpoint
@@ -101,7 +102,10 @@ async def check_file(job: Job, endpoint: GenerationEndpoint) -> AsyncIterator[Ve
     if verdict.num_lines == 0:
         verdict.failure = BatchError(code="empty_file", message="The file has no lines.")
     elif verdict.num_runnable == 0 and verdict.failure is None:
-        verdict.failure = BatchError(code="no_valid_lines", message="No line of the file can run.")
+        if (cause := whole_cause(Path(job.path))) is not None:
+            verdict.failure = BatchError(code="invalid_file", message=cause, line=1)
+        else:
+            verdict.failure = BatchError(code="no_valid_lines", message="No line of the file can run.")
     verdict.is_last = True
     yield verdict
 

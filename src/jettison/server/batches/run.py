@@ -159,7 +159,8 @@ class BatchRun:
                 lambda batch: batch.to(Status.IN_PROGRESS, int(now_s), **sizes)
                 if batch.status is Status.VALIDATING else batch)  # else it was cancelled meanwhile
             return
-        shown = [failure, *errors]
+        # Where the file as a whole is none, what its lines say is only what comes of that.
+        shown = [failure] if failure.code == "invalid_file" else [failure, *errors]
         failed = self.batch.to(Status.FAILED, int(now_s), **sizes, errors=shown)
         self.batch = await self._tools.call(self._end_unless_cancelled, failed)
         if self.batch.status is Status.FAILED:
