@@ -126,6 +126,7 @@ def test_flags_are_json_lists_as_vllm_has_them():
         return EngineConfig.resolve(model="m", **flags).cors
 
     assert resolved().origins == ()
+    assert resolved(allowed_origins="[]").origins == resolved(allowed_origins="").origins == ()
     assert resolved(allowed_origins='["*"]').origins == ("*",)
     both = resolved(allowed_origins='["http://localhost:3000/", "HTTPS://Chat.example"]', allowed_methods='["GET"]')
     assert both.origins == ("http://localhost:3000", "https://chat.example")

@@ -167,7 +167,7 @@ def text_list(value: object) -> tuple[str, ...]:
                 texts += json.loads(item)
             except ValueError as error:
                 raise ValueError(f"needs a JSON list of texts, not {shown(item)}: {error}") from None
-        else:
+        elif item != "":  # none, as it is shown
             texts.append(item)
     return nonempty_list(texts)
 
