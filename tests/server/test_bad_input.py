@@ -455,7 +455,7 @@ async def test_a_text_with_a_token_beyond_the_embedding_is_to_blame(serve, token
     backend.add_special_tokens(["<|far|>"])  # 260
     known = Tokenizer.from_dir(tokenizer_dir)
     beyond = Tokenizer(
-        backend, is_byte_level=True, special_tokens={}, template=known._template, tokenizer_class="X")
+        backend, is_byte_level=True, special_tokens={}, chat=known.chat, tokenizer_class="X")
     engine = FakeEngine()
     engine._info = dataclasses.replace(engine._info, vocab_size=260)
     async with serve(engine, tokenizer=beyond) as served:
