@@ -94,7 +94,7 @@ async def test_the_launcher_limits_connections(tmp_path, monkeypatch, limits, ca
 
     monkeypatch.setattr(launch.Engine, "prepare", lambda self: SimpleNamespace(end_tokens=EndTokens((), ())))
     monkeypatch.setattr(launch, "health_details", lambda assembly: {})
-    monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda folder, **options: None)
+    monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda folder, **options: SimpleNamespace(turn_end=lambda: None))
     monkeypatch.setattr(launch, "create_app", create_app)
     with pytest.raises(RuntimeError, match="enough"):
         await launch._serve(EngineConfig.resolve(model=str(tmp_path), max_num_queued_reqs=9000, num_cores=1))
