@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_FIELDS_WARNED = 200
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -76,6 +79,11 @@ class ChatFields(GenerationFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Effort | None = None
 
 
 class TokenizeFields(msgspec.Struct, kw_only=True):
@@ -86,6 +94,11 @@ class TokenizeFields(msgspec.Struct, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Effort | None = None
     return_token_strs: bool | None = None
 
 
@@ -110,7 +123,7 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 """Known fields that are not supported -> values that ask for nothing."""
 
 _REFUSED = frozenset(_HARMLESS) | {
-    "audio", "chat_template", "prediction", "prompt_embeds", "structured_outputs", "web_search_options",
+    "audio", "prediction", "prompt_embeds", "structured_outputs", "web_search_options",
     "guided_json", "guided_regex", "guided_choice", "guided_grammar",
 }
 """Ignoring one of these would silently give something else than was asked for."""
