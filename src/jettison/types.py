@@ -65,9 +65,9 @@ class SamplingParams:
     ``temperature`` 0 means greedy. ``top_k`` None means all tokens. ``logprobs`` is the number
     of alternatives to report beside the sampled token (0 = only the token's own), None = none.
     ``prompt_logprobs`` likewise for prompt positions. ``logprob_token_ids``: these tokens' instead of the likeliest
-    ones'. ``allowed_token_ids``: the only tokens that may be drawn, as ``device.step.pack_token_set`` writes them; empty:
-    all. ``bad_words``: token sequences that the output may not come to have; the last token of each is not drawn behind
-    the others. Stop *strings* are matched where text is made, in the server; here only token ids stop.
+    ones'. ``allowed_token_ids``: the only tokens that may be drawn, as ``device.step.pack_token_set`` writes them;
+    empty: all. ``bad_words``: token sequences that the output may not come to have; the last token of each is not drawn
+    behind the others. Stop *strings* are matched where text is made, in the server; here only token ids stop.
     """
 
     max_tokens: int = 16

@@ -357,7 +357,7 @@ async def test_a_file_that_is_read_stays(serve, batch_settings):
         ({"completion_window": None}, "completion_window", "missing_required_parameter"),
         ({"input_file_id": None}, "input_file_id", "missing_required_parameter"),
         ({"metadata": {"k" * 65: "v"}}, "metadata", "invalid_value"),
-        ({"metadata": {"k": 5}}, "metadata", "invalid_type"),
+        ({"metadata": {"k": [5]}}, "metadata", "invalid_type"),
     ],
 )
 async def test_a_batch_that_is_refused(serve, batch_settings, fields, param, code):

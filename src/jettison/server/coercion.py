@@ -61,7 +61,7 @@ def as_kind(value: Any, kind: type) -> Any:
         return _as_truth(value)
     if kind is list:
         return whole_numbers(value)
-    return loosened(value, kind) if isinstance(value, dict) else value
+    return loosened(value, kind) if isinstance(value, dict) and issubclass(kind, msgspec.Struct) else value
 
 
 def as_whole(value: Any) -> Any:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jettison.server.coercion import as_kind
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -162,8 +164,8 @@ _OTHER_PROJECTS: Table = {
     "num_return_sequences": Refused("use n", (1,), same_as="n"),
     "no_repeat_ngram_size": Refused(_NO_SAMPLER, (0,)),
     **dict.fromkeys(
-        ("mirostat", "xtc_probability", "dry_multiplier", "dynatemp_range", "top_a", "smoothing_factor", "epsilon_cutoff",
-         "eta_cutoff"), Refused(_NO_SAMPLER, (0,))),
+        ("mirostat", "xtc_probability", "dry_multiplier", "dynatemp_range", "top_a", "smoothing_factor",
+         "epsilon_cutoff", "eta_cutoff"), Refused(_NO_SAMPLER, (0,))),
     **dict.fromkeys(("typical_p", "tfs_z", "tfs"), Refused(_NO_SAMPLER, (1.0,))),
     "top_n_sigma": Refused(_NO_SAMPLER, (-1, 0)),
     **dict.fromkeys(("samplers", "logits_processors"), Refused(_NO_SAMPLER, ([],))),
@@ -174,7 +176,8 @@ _OTHER_PROJECTS: Table = {
     "n_probs": Refused("use logprobs", (0,)),
     "separate_reasoning": Refused("what a model thinks is not told from what it says", (False,)),
     "reasoning_format": Refused("what a model thinks is not told from what it says", ("none",)),
-    **dict.fromkeys(("enable_thinking", "think", "thinking", "thinking_budget", "reasoning"), Refused(_TEMPLATE_KWARGS)),
+    **dict.fromkeys(
+        ("enable_thinking", "think", "thinking", "thinking_budget", "reasoning"), Refused(_TEMPLATE_KWARGS)),
     "extra_body": Refused("its fields belong into the body itself", ({},)),
     **dict.fromkeys(("options", "parameters"), Refused("its fields belong into the body itself", ({},))),
 }
@@ -197,7 +200,8 @@ CHAT: Table = {
     **_BOTH,
     **_TEMPLATE,
     "documents": Done("given to the template"),
-    "reasoning_effort": Done("given to the template, and from it enable_thinking"),
+    "reasoning_effort": Done("given to the template"),
+    "prompt": Refused("it belongs to /v1/completions; here the field is messages"),
     "top_logprobs": Done("alternatives to each token"),
     "return_prompt_text": Done("the prompt as the template wrote it"),
 }
@@ -205,6 +209,7 @@ CHAT: Table = {
 COMPLETION: Table = {
     **_BOTH,
     "prompt": Done("text or token ids, one or several"),
+    "messages": Refused("they belong to /v1/chat/completions; here the field is prompt"),
     "top_logprobs": Refused("here logprobs says how many", (0,)),
     **dict.fromkeys(
         (*(name for name in _TEMPLATE if name != "messages"), "documents", "reasoning_effort"), Ignored(_PROMPT_ONLY)),
@@ -213,6 +218,8 @@ COMPLETION: Table = {
 
 TOKENIZE: Table = {
     **_TEMPLATE,
+    "documents": CHAT["documents"],
+    "reasoning_effort": CHAT["reasoning_effort"],
     "model": _SAMPLING["model"],
     "prompt": Done("one text"),
     "add_special_tokens": _SAMPLING["add_special_tokens"],
@@ -251,7 +258,7 @@ FILE: Table = {
 def asks_for_nothing(rule: Refused | Ignored, value: Any, document: Mapping[str, Any]) -> bool:
     """Whether a field has a neutral value, in a body that has these fields beside it."""
     value = _without_nulls(value)
-    if value is None or any(value == neutral for neutral in rule.neutral):
+    if value is None or any(as_kind(value, type(neutral)) == neutral for neutral in rule.neutral):
         return True
     if isinstance(rule, Ignored):
         return False

@@ -156,7 +156,8 @@ class InfoRoutes:
         else:
             add_prompt = fields.add_generation_prompt is not False
             prompt = await chat_prompt(
-                fields.messages, state.tokenizer, add_generation_prompt=add_prompt, thread_chars=thread_chars)
+                fields.messages, state.tokenizer, add_generation_prompt=add_prompt, thread_chars=thread_chars,
+                add_special_tokens=bool(fields.add_special_tokens))
             ids = list(prompt.token_ids)
         max_len = state.engine.info.max_model_len
 

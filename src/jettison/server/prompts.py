@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from jettison.server.coercion import whole_numbers
 from jettison.server.errors import bad_request
 from jettison.server.templates import TemplateError
 from jettison.server.tokenizer import Tokenizer
@@ -35,7 +36,7 @@ async def completion_prompts(
     raw: Any, tokenizer: Tokenizer, *, add_special_tokens: bool, vocab_size: int, max_prompts: int, thread_chars: int
 ) -> list[Prompt]:
     """A string, a list of strings, token ids, or a list of token-id lists. Raises ApiError 400 on ``prompt``."""
-    items = split_prompts(raw, max_prompts)
+    items = split_prompts(whole_items(raw), max_prompts)
     texts = [item for item in items if isinstance(item, str)]
     num_chars = sum(len(text) + ITEM_CHARS for text in texts)
     encoded = iter(
@@ -71,6 +72,13 @@ async def with_texts(
     return await off_loop(decode, num_ids, thread_chars)
 
 
+def whole_items(raw: Any) -> Any:
+    """Token ids as clients in languages with one kind of number write them: 5.0 for 5."""
+    if isinstance(raw, list) and raw and isinstance(raw[0], list):
+        return [whole_numbers(item) for item in raw]
+    return whole_numbers(raw)
+
+
 def split_prompts(raw: Any, max_prompts: int) -> list[str | list[int]]:
     """The single prompts, unchecked inside. Raises ApiError 400."""
     if raw is None:
@@ -93,7 +101,8 @@ def split_prompts(raw: Any, max_prompts: int) -> list[str | list[int]]:
 
 
 async def chat_prompt(
-    messages: list[dict[str, Any]] | None, tokenizer: Tokenizer, *, add_generation_prompt: bool, thread_chars: int
+    messages: list[dict[str, Any]] | None, tokenizer: Tokenizer, *, add_generation_prompt: bool, thread_chars: int,
+    add_special_tokens: bool = False,
 ) -> Prompt:
     """Messages through the model's chat template. Raises ApiError 400 on ``messages``."""
     plain = plain_messages(messages)
@@ -101,7 +110,7 @@ async def chat_prompt(
 
     def render() -> tuple[str, list[int]]:
         text = tokenizer.render_chat(plain, add_generation_prompt=add_generation_prompt)
-        return text, tokenizer.encode(text, False)  # the template writes the special tokens itself
+        return text, tokenizer.encode(text, add_special_tokens)  # the template writes its own
 
     try:
         text, ids = await off_loop(render, num_chars, thread_chars)

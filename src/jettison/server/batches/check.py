@@ -49,6 +49,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     default_chat_max_tokens: int | None
     default_completion_max_tokens: int
     max_choices: int
+    max_stops: int
+    max_logprobs: int | None
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -73,6 +75,7 @@ def endpoint_for(job: Job) -> GenerationEndpoint:
     settings = ServerSettings(
         model_names=job.model_names, default_chat_max_tokens=job.default_chat_max_tokens,
         default_completion_max_tokens=job.default_completion_max_tokens, max_choices=job.max_choices,
+        max_stops=job.max_stops, max_logprobs=job.max_logprobs,
     )
     engine = cast(EngineClient, SimpleNamespace(info=info, state="ready"))
     state = ServerState(engine, Tokenizer.from_dir(Path(job.model_dir)), settings)

@@ -140,7 +140,8 @@ class BatchRun:
             eos_token_ids=info.eos_token_ids, max_line_bytes=settings.max_body_bytes,
             max_lines=self._tools.settings.max_lines, max_choices=settings.max_choices,
             default_chat_max_tokens=settings.default_chat_max_tokens,
-            default_completion_max_tokens=settings.default_completion_max_tokens)
+            default_completion_max_tokens=settings.default_completion_max_tokens,
+            max_stops=settings.max_stops, max_logprobs=settings.max_logprobs)
 
     async def _judge(self, verdict: Verdict, errors: list[BatchError]) -> None:
         sizes = {
