@@ -129,7 +129,7 @@ BAD_COMPLETIONS = [
     ({"max_new_tokens": 5}, "max_new_tokens"),
     ({"max_tokens": None, "max_new_tokens": -1}, "max_new_tokens"),
     ({"max_tokens": None, "max_new_tokens": 4, "n_predict": 5}, "n_predict"),
-    ({"max_completion_tokens": 3, "max_new_tokens": 2}, "max_new_tokens"),
+    ({"max_completion_tokens": 3, "max_new_tokens": 2}, "max_completion_tokens"),
     ({"request_id": ""}, "request_id"),
     ({"request_id": 5}, "request_id"),
     ({"use_beam_search": True}, "use_beam_search"),
@@ -187,6 +187,7 @@ async def test_bad_fields_are_400_and_named(serve):
         ):
             for fields, param in table:
                 answer = await served.post(path, base | fields)
+                assert answer.status_code == 400, (fields, answer.text)
                 error = answer.json()["error"]
                 assert (answer.status_code, error["param"]) == (400, param), (fields, answer.text)
                 assert set(error) == {"message", "type", "param", "code"}

@@ -17,7 +17,10 @@ import msgspec
 MAX_DIGITS = 40
 """Of a number in quotes: no field takes more."""
 
-_WHOLE = re.compile(r"\s*([+-]?[0-9]+)(\.0*)?\s*", re.ASCII)
+MAX_FLOAT_INT = 2.0**63
+"""A larger float is a magnitude, not a count."""
+
+_WHOLE = re.compile(r"\s*([+-]?[0-9]+)(\.0+)?\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*", re.ASCII)
 _TRUTH = {
     **dict.fromkeys(("1", "t", "true", "y", "yes", "on"), True),
@@ -68,7 +71,7 @@ def as_whole(value: Any) -> Any:
     """An integer for 5.0, "5" and true."""
     if isinstance(value, bool):
         return int(value)
-    if isinstance(value, float) and value.is_integer():
+    if _is_whole(value):
         return int(value)
     if isinstance(value, str) and len(value) <= MAX_DIGITS and (found := _WHOLE.fullmatch(value)):
         return int(found[1])
@@ -78,8 +81,12 @@ def as_whole(value: Any) -> Any:
 def whole_numbers(value: Any) -> Any:
     """A list of numbers, those without a fraction as integers; anything else as it came."""
     if isinstance(value, list) and any(type(item) is float for item in value):
-        return [int(item) if type(item) is float and item.is_integer() else item for item in value]
+        return [int(item) if _is_whole(item) else item for item in value]
     return value
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer() and abs(value) < MAX_FLOAT_INT
 
 
 def _as_number(value: Any) -> Any:

@@ -39,6 +39,7 @@ NO_SEED = -1
 """As vLLM and llama.cpp take it."""
 OFFLINE_TIER = "flex"
 SERVICE_TIERS = ("auto", "default", "priority", OFFLINE_TIER, "scale", "fast")
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict")
 SERVED_TIER = "default"
 """Of every other one."""
 
@@ -115,7 +116,7 @@ def plan_completion(
     fields: CompletionFields, info: EngineInfo, limits: RequestLimits, draw: SeedSource
 ) -> GenerationPlan:
     """Raises ApiError 400 naming the field."""
-    length_field, asked = _asked_length(fields, ("max_tokens", "max_completion_tokens"))
+    length_field, asked = _asked_length(fields, ("max_tokens",))
     wanted = limits.default_completion_max_tokens if asked is None else asked
     _check(length_field or "max_tokens", wanted, 0)
     num_logprobs = _num_logprobs("logprobs", fields.logprobs, limits, info)
@@ -144,18 +145,20 @@ def plan_chat(fields: ChatFields, info: EngineInfo, limits: RequestLimits, draw:
 
 
 def _asked_length(fields: GenerationFields, names: tuple[str, ...]) -> tuple[str | None, int | None]:
-    """The field that says how long an answer may be, and what it says; of OpenAI's two names the first one counts."""
-    n_predict = None if fields.n_predict == -1 else fields.n_predict
-    others = {"max_new_tokens": fields.max_new_tokens, "n_predict": n_predict}
-    sent = {name: value for name in names if (value := getattr(fields, name)) is not None}
-    chosen = next(iter(sent), None)
-    for name, value in others.items():
-        if value is None:
-            continue
-        if chosen is not None and value != (others | sent)[chosen]:
+    """The field that says how long an answer may be, and what it says: the endpoint's own, the first before the second.
+
+    Raises ApiError 400 where a name of other servers' says something else.
+    """
+    sent = {name: getattr(fields, name) for name in (*names, *_LENGTHS)}
+    if sent["n_predict"] == -1:
+        sent["n_predict"] = None
+    chosen = next((name for name, value in sent.items() if value is not None), None)
+    if chosen is None:
+        return None, None
+    for name, value in sent.items():
+        if value not in (None, sent[chosen]) and name not in names:
             raise bad_request(f"{name} ({shown(value)}) says something else than {chosen}.", name)
-        chosen = chosen or name
-    return chosen, None if chosen is None else (others | sent)[chosen]
+    return chosen, sent[chosen]
 
 
 def _num_logprobs(name: str, asked: int | None, limits: RequestLimits, info: EngineInfo) -> int | None:
