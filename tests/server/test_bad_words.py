@@ -1,4 +1,4 @@
-"""Bad words as vLLM tokenizes them: as they begin a text and, where that is another token in its place, after a space."""
+"""Bad words as vLLM tokenizes them: as they begin a text and, where that is another token, behind a space."""
 
 from __future__ import annotations
 

@@ -91,6 +91,21 @@ async def test_what_runs_is_counted(tmp_path, tokenizer_dir):
     assert (verdict.num_prompt_tokens, verdict.max_output_tokens) == (6, 17)
 
 
+async def test_fields_of_a_line_are_taken_as_those_of_a_request(tmp_path, tokenizer_dir):
+    """Numbers as clients write them, neutral values, what vLLM's requests may say; and the server's own limits."""
+    good = [
+        {"max_tokens": 4.0, "n": "1", "stream": "false", "metadata": {"a": 1}}, {"tools": [], "store": False},
+        {"bad_words": ["x"], "allowed_token_ids": [97], "prompt_logprobs": 1}, {"best_of": 2, "n": 2},
+        {"prompt": "x" * 500, "truncate_prompt_tokens": -1}, {"stop": list("123456")}, {"logprobs": 25},
+    ]  # fmt: skip
+    bad = [({"grammar": "x"}, "grammar"), ({"bad_words": [""]}, "bad_words"), ({"stop": list("1234567")}, "stop")]
+    lines = [line(f"good{at}", **body) for at, body in enumerate(good)]
+    lines += [line(f"bad{at}", **body) for at, (body, _) in enumerate(bad)]
+    verdict, errors, _ = await check(tmp_path, tokenizer_dir, jsonl(*lines), max_stops=6, max_logprobs=25)
+    assert [error.param for error in errors] == [param for _, param in bad]
+    assert verdict.num_runnable == len(good)
+
+
 async def test_of_equal_ids_the_first_runs(tmp_path, tokenizer_dir):
     content = jsonl(line("a"), line("b"), line("a"), line("c", url="/x"), line("c"))
     verdict, errors, _ = await check(tmp_path, tokenizer_dir, content)

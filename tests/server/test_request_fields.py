@@ -183,6 +183,7 @@ EFFECTS = {
     "max_new_tokens": ({"max_new_tokens": 3}, text_is("abc"), LENGTH),
     "n_predict": ({"n_predict": 3}, text_is("abc"), LENGTH),
     "temperature": ({"temperature": 0.5}, params("temperature", 0.5), {}),
+    "do_sample": ({"do_sample": False}, params("temperature", 0.0), {"temperature": 0.7}),
     "top_p": ({"top_p": 0.5}, params("top_p", 0.5), {}),
     "top_k": ({"top_k": 5}, params("top_k", 5), {}),
     "min_p": ({"min_p": 0.5}, params("min_p", 0.5), {}),

@@ -101,15 +101,21 @@ class Answer(ABC):
 class GenerationEndpoint(ABC):
     """An ASGI application for one path."""
 
-    def __init__(self, state: ServerState, thread_chars: int | None = None) -> None:
-        """``thread_chars``: another bound than the settings' for what is tokenized on the event loop."""
+    def __init__(
+        self, state: ServerState, thread_chars: int | None = None, *, is_offline: bool = False
+    ) -> None:
+        """``thread_chars``: another bound than the settings' for what is tokenized on the event loop. ``is_offline``:
+        all that comes here is served as offline requests, whatever tier it names.
+        """
         self.state = state
+        self._is_offline = is_offline
         self.thread_chars = state.settings.thread_tokenize_chars if thread_chars is None else thread_chars
 
-    def _fitting_tokens(self) -> int:
-        """Most tokens of a prompt that leave room for one more."""
+    def _most_tokens(self, plan: GenerationPlan) -> int:
+        """Of prompt and answer together."""
         info = self.state.engine.info
-        return min(info.max_model_len, info.max_request_tokens) - 1
+        is_offline = self._is_offline or plan.wants_offline
+        return min(info.max_model_len, info.max_offline_tokens if is_offline else info.max_request_tokens)
 
     async def with_bad_words(self, plan: GenerationPlan) -> GenerationPlan:
         """The plan with the tokens of its bad words. Raises ApiError 400."""
@@ -122,7 +128,7 @@ class GenerationEndpoint(ABC):
 
     def cut(self, plan: GenerationPlan, prompts: Sequence[Prompt]) -> list[Prompt]:
         """The prompts as long as the request wants them at most."""
-        return truncated(prompts, plan.truncation, self._fitting_tokens())
+        return truncated(prompts, plan.truncation, self._most_tokens(plan) - 1)
 
     @abstractmethod
     async def prepare(self, document: dict[str, Any]) -> tuple[GenerationPlan, list[Prompt], Answer]:
@@ -207,7 +213,7 @@ class GenerationEndpoint(ABC):
     def _bounded_length(self, plan: GenerationPlan, num_prompt_tokens: int) -> int:
         info = self.state.engine.info
         max_tokens = plan.params.max_tokens
-        room = self._fitting_tokens() + 1 - num_prompt_tokens
+        room = self._most_tokens(plan) - num_prompt_tokens
         if plan.wants_default_length:
             max_tokens = max(1, room, plan.params.min_tokens)
         elif plan.truncation is not None and plan.truncation.num_tokens is None:  # what is asked for is made to fit

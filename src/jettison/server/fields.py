@@ -53,6 +53,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     max_new_tokens: int | None = None
     n_predict: int | None = None
     temperature: float | None = None
+    do_sample: bool | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None

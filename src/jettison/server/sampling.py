@@ -264,7 +264,7 @@ def _params(
     top_k = fields.top_k if fields.top_k and fields.top_k > 0 else None  # 0 and -1 both mean all tokens
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=_or(fields.temperature, 1.0),
+        temperature=0.0 if fields.do_sample is False else _or(fields.temperature, 1.0),
         top_p=_or(fields.top_p, 1.0),
         top_k=None if top_k is None else min(top_k, info.vocab_size),
         min_p=_or(fields.min_p, 0.0),

@@ -79,7 +79,7 @@ def endpoint_for(job: Job) -> GenerationEndpoint:
     )
     engine = cast(EngineClient, SimpleNamespace(info=info, state="ready"))
     state = ServerState(engine, Tokenizer.from_dir(Path(job.model_dir)), settings)
-    return ENDPOINT_OF[job.endpoint](state, thread_chars=1 << 62)
+    return ENDPOINT_OF[job.endpoint](state, thread_chars=1 << 62, is_offline=True)
 
 
 async def check_file(job: Job, endpoint: GenerationEndpoint) -> AsyncIterator[Verdict]:

@@ -178,7 +178,7 @@ class BatchRun:
 
     async def _feed(self) -> None:
         tools = self._tools
-        endpoint = ENDPOINT_OF[self.batch.endpoint](tools.state, thread_chars=0)
+        endpoint = ENDPOINT_OF[self.batch.endpoint](tools.state, thread_chars=0, is_offline=True)
         done = await tools.call(tools.store.done_lines, self.batch.seq)
         lines = read_lines(tools.store.path_of(self.batch.input_file_id), tools.state.settings.max_body_bytes)
 
