@@ -38,14 +38,12 @@ def pack_token_set(token_ids: Sequence[int] | Int32s) -> bytes:
 
     Never longer than the largest id / 8 + 2 bytes, so that a set costs no more than a vocabulary has bits.
     """
-    ids = np.unique(np.asarray(token_ids, dtype=_WIRE_INT32))
-    if not len(ids):
-        return _IDS
-    if 4 * len(ids) <= int(ids[-1]) // 8 + 1:
-        return _IDS + ids.tobytes()
-    bits = np.zeros(int(ids[-1]) + 1, dtype=np.bool_)
-    bits[ids] = True
-    return _BITS + np.packbits(bits, bitorder="little").tobytes()
+    ids = np.asarray(token_ids, dtype=_WIRE_INT32)
+    is_in = np.zeros(int(ids.max(initial=-1)) + 1, dtype=np.bool_)
+    is_in[ids] = True
+    if 4 * np.count_nonzero(is_in) <= (len(is_in) + 7) // 8:
+        return _IDS + np.flatnonzero(is_in).astype(_WIRE_INT32).tobytes()
+    return _BITS + np.packbits(is_in, bitorder="little").tobytes()
 
 
 def unpack_token_set(data: bytes) -> npt.NDArray[np.integer]:
