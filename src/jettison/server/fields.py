@@ -160,8 +160,8 @@ class FieldWarnings:
             self._seen.add(name)
             logger.warning("request field %r is ignored: %s", name, reason)
 
-    def note_unknown(self, name: str) -> None:
-        """Of any other."""
+    def note(self, name: str) -> None:
+        """Of any other name."""
         if name in self._seen or self._num_unknown > _MAX_UNKNOWN_TOLD:
             return
         self._num_unknown += 1
@@ -213,7 +213,7 @@ def _check_known(
             if not asks_for_nothing(rule, value, document):
                 warnings.note_ignored(prefix + name, rule.reason)
         elif rule is None and value is not None:
-            warnings.note_unknown(prefix + name)
+            warnings.note(prefix + name)
 
 
 def refusal(table: Table, name: str, prefix: str = "") -> ApiError:
