@@ -55,12 +55,12 @@ async def test_special_tokens_of_the_tokenizer_itself(serve, with_bos):
         assert tokenized.json()["tokens"][:2] == [256, 256]
 
 
-def test_special_tokens_side_by_side_are_joined():
+def test_special_tokens_side_by_side_are_joined(tmp_path):
     """A tokenizer without a decoder has a space between any two tokens."""
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "<unk>": 2}, unk_token="<unk>"))
     backend.add_special_tokens(["<x>", "<y>"])
-    tokenizer = Tokenizer(
-        backend, is_byte_level=False, special_tokens={}, template=None, tokenizer_class="PreTrainedTokenizerFast")
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_dir(tmp_path)
 
     def text(*, joins, skips=False):
         detokenizer = tokenizer.detokenizer(skips, joins_special_tokens=joins)
