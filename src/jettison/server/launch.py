@@ -142,6 +142,8 @@ async def _serve(config: EngineConfig) -> int:
         admin_keys=config.server.admin_keys,
         keys_may_change=keys.path is not None,
         default_seed=config.model.seed,
+        max_stops=config.server.max_stop_strings,
+        max_logprobs=config.server.max_logprobs,
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
         write_timeout_s=config.server.write_timeout_s,
         max_upload_bytes=config.server.batch_file_bytes + OVERHEAD_BYTES,

@@ -11,6 +11,18 @@ from jettison.server.chat_renderer import TemplateSettings
 
 
 @dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What a request may ask for, and what it gets where it asks for nothing."""
+
+    default_completion_max_tokens: int = 16
+    default_chat_max_tokens: int | None = None
+    """None: what is left of the context."""
+    max_stops: int = 4
+    max_logprobs: int | None = 20
+    """Alternatives to a token; None: the whole vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Names, keys and limits of one HTTP front end."""
 
@@ -25,6 +37,10 @@ class ServerSettings:
     default_completion_max_tokens: int = 16
     default_chat_max_tokens: int | None = None
     """None: what is left of the context."""
+    max_stops: int = 4
+    """Stop strings of a request."""
+    max_logprobs: int | None = 20
+    """Alternatives to a token; None: the whole vocabulary."""
     default_seed: int | None = None
     """Seeds of requests that send none are drawn from this one; None draws them from the system."""
     max_active_reqs_per_key: int | None = None
@@ -76,6 +92,12 @@ class ServerSettings:
 
     sleep_control: SleepControl | None = None
     """Behind ``/sleep``, ``/wake_up`` and ``/is_sleeping``; None: no such endpoints."""
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        """Those that a request is planned by."""
+        return RequestLimits(
+            self.default_completion_max_tokens, self.default_chat_max_tokens, self.max_stops, self.max_logprobs)
 
     @property
     def model_name(self) -> str:

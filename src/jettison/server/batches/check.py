@@ -50,6 +50,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     default_chat_max_tokens: int | None
     default_completion_max_tokens: int
     max_choices: int
+    max_stops: int
+    max_logprobs: int | None
     templates: TemplateSettings = TemplateSettings()
 
 
@@ -75,12 +77,12 @@ def endpoint_for(job: Job) -> GenerationEndpoint:
     settings = ServerSettings(
         model_names=job.model_names, default_chat_max_tokens=job.default_chat_max_tokens,
         default_completion_max_tokens=job.default_completion_max_tokens, max_choices=job.max_choices,
-        templates=job.templates,
+        max_stops=job.max_stops, max_logprobs=job.max_logprobs, templates=job.templates,
     )
     engine = cast(EngineClient, SimpleNamespace(info=info, state="ready"))
     tokenizer = Tokenizer.from_dir(Path(job.model_dir), templates=job.templates)
     state = ServerState(engine, tokenizer, settings)
-    return ENDPOINT_OF[job.endpoint](state, thread_chars=1 << 62)
+    return ENDPOINT_OF[job.endpoint](state, thread_chars=1 << 62, is_offline=True)
 
 
 async def check_file(job: Job, endpoint: GenerationEndpoint) -> AsyncIterator[Verdict]:
