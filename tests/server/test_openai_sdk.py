@@ -156,14 +156,14 @@ async def test_sampling_fields_reach_the_engine(serve):
     async with serve(engine) as served:
         await served.openai().completions.create(
             model="fake", prompt="p", max_tokens=5, temperature=0.5, top_p=0.9, presence_penalty=0.1,
-            frequency_penalty=0.2, seed=-1, logit_bias={"65": -100}, logprobs=3, user="u",
+            frequency_penalty=0.2, seed=-2, logit_bias={"65": -100}, logprobs=3, user="u",
             extra_body={"top_k": 5, "min_p": 0.05, "repetition_penalty": 1.1, "min_tokens": 2, "stop_token_ids": [7],
                         "ignore_eos": True, "priority": -3, "metadata": {"a": "b"}, "mystery": 1})  # fmt: skip
     (request,) = engine.accepted
     params = request.params
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k, params.min_p) == (5, 0.5, 0.9, 5, 0.05)
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.1, 0.2, 1.1)
-    assert (params.seed, params.min_tokens, params.stop_token_ids) == (2**63 - 1, 2, (7,))
+    assert (params.seed, params.min_tokens, params.stop_token_ids) == (2**63 - 2, 2, (7,))
     assert (params.ignore_eos, params.logprobs, params.logit_bias) == (True, 3, ((65, -100.0),))
     assert request.priority == -3
 

@@ -54,6 +54,12 @@ def launcher(value: object) -> object:
     return Choice(Launcher)(value)
 
 
+def all_or_int(value: object) -> int | None:
+    """A whole number, or None for -1: vLLM's word for all."""
+    number = int_from(-1)(value)
+    return None if number == -1 else int(str(number))
+
+
 def config_key(
     default: object,
     parse: Parser,
@@ -374,6 +380,11 @@ class ServerConfig:
     max_active_reqs_per_key: int | None = config_key(
         None, int_from(1), "Choices under way (each prompt times n) beyond which a key is told 429 (none: no limit).",
         metavar="N", unset="none")
+    max_stop_strings: int = config_key(
+        4, int_from(1, 1024), "Stop strings that a request may have (OpenAI's number is 4).", metavar="N")
+    max_logprobs: int | None = config_key(
+        20, all_or_int, "Alternatives to a token that a request may ask for (-1: the whole vocabulary).",
+        metavar="N", unset="-1")
     write_timeout_s: float = config_key(
         60.0, float_from(1.0), "A client that takes nothing of its answer for so long is cut off, and its request "
         "cancelled.", name="write_timeout", metavar="SECONDS")

@@ -178,6 +178,8 @@ async def _serve(config: EngineConfig) -> int:
         default_seed=config.model.seed,
         sampling_defaults=defaults,
         end_tokens=assembly.end_tokens,
+        max_stops=config.server.max_stop_strings,
+        max_logprobs=config.server.max_logprobs,
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
         write_timeout_s=config.server.write_timeout_s,
         max_upload_bytes=config.server.batch_file_bytes + OVERHEAD_BYTES,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from jettison.server.chat_renderer import ChatRequest
+from jettison.server.coercion import whole_numbers
 from jettison.server.conversation import checked_messages
 from jettison.server.errors import bad_request
 from jettison.server.template_limits import TemplateError
@@ -35,7 +36,7 @@ async def completion_prompts(
     raw: Any, tokenizer: Tokenizer, *, add_special_tokens: bool, vocab_size: int, max_prompts: int, thread_chars: int
 ) -> list[Prompt]:
     """A string, a list of strings, token ids, or a list of token-id lists. Raises ApiError 400 on ``prompt``."""
-    items = split_prompts(raw, max_prompts)
+    items = split_prompts(whole_items(raw), max_prompts)
     texts = [item for item in items if isinstance(item, str)]
     num_chars = sum(len(text) + ITEM_CHARS for text in texts)
     encoded = iter(
@@ -69,6 +70,13 @@ async def with_texts(
         ]
 
     return await off_loop(decode, num_ids, thread_chars)
+
+
+def whole_items(raw: Any) -> Any:
+    """Token ids as clients in languages with one kind of number write them: 5.0 for 5."""
+    if isinstance(raw, list) and raw and isinstance(raw[0], list):
+        return [whole_numbers(item) for item in raw]
+    return whole_numbers(raw)
 
 
 def split_prompts(raw: Any, max_prompts: int) -> list[str | list[int]]:

@@ -15,6 +15,20 @@ from jettison.server.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What a request may ask for, and what it gets where it asks for nothing."""
+
+    default_completion_max_tokens: int = 16
+    default_chat_max_tokens: int | None = None
+    """None: what is left of the context."""
+    max_stops: int = 4
+    max_logprobs: int | None = 20
+    """Alternatives to a token; None: the whole vocabulary."""
+    defaults: SamplingDefaults = NO_DEFAULTS
+    """What the model's maker, or the operator, says of sampling."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Names, keys and limits of one HTTP front end."""
 
@@ -41,6 +55,10 @@ class ServerSettings:
     """What the model's maker says of sampling; a request's own fields beat it."""
     end_tokens: EndTokens | None = None
     """For ``/tokenizer_info``: what ends a text, and which file says so."""
+    max_stops: int = 4
+    """Stop strings of a request."""
+    max_logprobs: int | None = 20
+    """Alternatives to a token; None: the whole vocabulary."""
     default_seed: int | None = None
     """Seeds of requests that send none are drawn from this one; None draws them from the system."""
     max_active_reqs_per_key: int | None = None
@@ -92,6 +110,13 @@ class ServerSettings:
 
     sleep_control: SleepControl | None = None
     """Behind ``/sleep``, ``/wake_up`` and ``/is_sleeping``; None: no such endpoints."""
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        """Those that a request is planned by."""
+        return RequestLimits(
+            self.default_completion_max_tokens, self.default_chat_max_tokens, self.max_stops, self.max_logprobs,
+            self.sampling_defaults)
 
     @property
     def model_name(self) -> str:

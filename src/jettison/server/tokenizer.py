@@ -13,7 +13,7 @@ import tokenizers
 
 from jettison.device.model.tokenizer_files import read_tokenizer
 from jettison.server.chat_renderer import ChatRenderer, ChatRequest, TemplateSettings
-from jettison.server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from jettison.server.detokenizer import ByteDetokenizer, Detokenizer, JoinedSpecials, WindowDetokenizer
 from jettison.server.template_files import folder_templates
 from jettison.server.template_limits import TemplateError
 
@@ -81,6 +81,7 @@ class Tokenizer:
         self._special_tokens = dict(special_tokens)
         self.tokenizer_class = tokenizer_class
         added = backend.get_added_tokens_decoder()
+        self._added_text = {token_id: token.content for token_id, token in added.items()}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
 
@@ -137,12 +138,19 @@ class Tokenizer:
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def detokenizer(self, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()) -> Detokenizer:
-        """A text that grows by one token at a time, behind that of a prompt (which is not part of it)."""
+    def detokenizer(
+        self, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = (), *,
+        joins_special_tokens: bool = False,
+    ) -> Detokenizer:
+        """A text that grows by one token at a time, behind that of a prompt (which is not part of it).
+
+        ``joins_special_tokens``: those that are shown have no space between them, whatever the decoder says.
+        """
         skipped = self.special_ids if skip_special_tokens else _NOTHING
         if self._is_byte_level:
             return ByteDetokenizer(self._bytes_of, skipped)
-        return WindowDetokenizer(lambda ids: self.decode(ids, skip_special_tokens=False), skipped, prompt_token_ids)
+        made = WindowDetokenizer(lambda ids: self.decode(ids, skip_special_tokens=False), skipped, prompt_token_ids)
+        return JoinedSpecials(made, self._added_text) if joins_special_tokens and not skip_special_tokens else made
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; empty for an unknown id."""

@@ -73,6 +73,7 @@ async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) 
         batch_settings(config, engine.prepare()), folder=work_folder(out), is_made_at_once=True, max_lines=NO_LIMIT)
     server = ServerSettings(
         model_names=(config.model.served_model_name,), default_seed=config.model.seed,
+        max_stops=config.server.max_stop_strings, max_logprobs=config.server.max_logprobs,
         sampling_defaults=sampling_defaults(config), templates=template_settings(config.templates))
     tokenizer = Tokenizer.from_dir(
         settings.model_dir, max_template_chars=server.max_template_chars, templates=server.templates)

@@ -53,6 +53,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     default_completion_max_tokens: int
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     max_choices: int
+    max_stops: int
+    max_logprobs: int | None
     templates: TemplateSettings = TemplateSettings()
 
 
@@ -78,13 +80,13 @@ def endpoint_for(job: Job) -> GenerationEndpoint:
     settings = ServerSettings(
         model_names=job.model_names, default_chat_max_tokens=job.default_chat_max_tokens,
         default_completion_max_tokens=job.default_completion_max_tokens, max_choices=job.max_choices,
-        sampling_defaults=job.sampling_defaults,
+        max_stops=job.max_stops, max_logprobs=job.max_logprobs, sampling_defaults=job.sampling_defaults,
         templates=job.templates,
     )
     engine = cast(EngineClient, SimpleNamespace(info=info, state="ready"))
     tokenizer = Tokenizer.from_dir(Path(job.model_dir), templates=job.templates)
     state = ServerState(engine, tokenizer, settings)
-    return ENDPOINT_OF[job.endpoint](state, thread_chars=1 << 62)
+    return ENDPOINT_OF[job.endpoint](state, thread_chars=1 << 62, is_offline=True)
 
 
 async def check_file(job: Job, endpoint: GenerationEndpoint) -> AsyncIterator[Verdict]:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from jettison.server.batches.records import BatchError
+from jettison.server.coercion import as_kind
 
 MAX_CUSTOM_ID_CHARS = 512
 BOM = b"\xef\xbb\xbf"
@@ -138,6 +139,6 @@ def _body(document: dict[str, Any], endpoint: str, custom_id: str) -> dict[str, 
         raise LineError("invalid_body", "body must be a JSON object.", "body", custom_id)
     if body.get("model") is None:
         raise LineError("missing_required_parameter", "body.model is missing.", "body.model", custom_id)
-    if body.get("stream"):
+    if as_kind(body.get("stream"), bool):
         raise LineError("unsupported_parameter", "stream is not possible in a batch.", "body.stream", custom_id)
     return body

@@ -141,6 +141,7 @@ class BatchRun:
             max_lines=self._tools.settings.max_lines, max_choices=settings.max_choices,
             default_chat_max_tokens=settings.default_chat_max_tokens,
             default_completion_max_tokens=settings.default_completion_max_tokens,
+            max_stops=settings.max_stops, max_logprobs=settings.max_logprobs,
             sampling_defaults=settings.sampling_defaults, templates=settings.templates)
 
     async def _judge(self, verdict: Verdict, errors: list[BatchError]) -> None:
@@ -179,7 +180,7 @@ class BatchRun:
 
     async def _feed(self) -> None:
         tools = self._tools
-        endpoint = ENDPOINT_OF[self.batch.endpoint](tools.state, thread_chars=0)
+        endpoint = ENDPOINT_OF[self.batch.endpoint](tools.state, thread_chars=0, is_offline=True)
         done = await tools.call(tools.store.done_lines, self.batch.seq)
         lines = read_lines(tools.store.path_of(self.batch.input_file_id), tools.state.settings.max_body_bytes)
 
