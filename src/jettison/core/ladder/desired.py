@@ -85,7 +85,7 @@ class Desired:
     def closed(self) -> frozenset[GroupId]:
         """Groups where no online request lives, nor should."""
         groups = self._cluster.groups
-        empty = (g for g in self.devices() - self.active() if g in groups)
+        empty = (self.devices() - self.active()) & groups.keys()
         return frozenset(g for g in empty if not groups[g].queues.serves_online and not groups[g].queues.waiting)
 
     def num_needed(self) -> int:
@@ -123,11 +123,10 @@ class Desired:
         return sum(1 for _ in self._used())
 
     def _used(self) -> Iterator[Group]:
-        groups = self._cluster.groups
         for pool in self._pools.values():
             for device in pool.devices:
-                if device in groups and groups[device].queues.serves_online:
-                    yield groups[device]
+                if (group := self._cluster.groups.get(device)) is not None and group.queues.serves_online:
+                    yield group
 
     def owed(self) -> Iterator[Owed]:
         """Who lives elsewhere than it should, in the order in which they came to the packing."""
@@ -180,7 +179,8 @@ class Desired:
     @property
     def _stirred(self) -> set[RequestId]:
         """Requests for which something is different since the last pass."""
-        assert (stirred := self._cluster.changes.stirred) is not None, "what is different is not noted"
+        stirred = self._cluster.changes.stirred
+        assert stirred is not None, "what is different is not noted"
         return stirred
 
     def refresh(self, now_ns: int) -> None:
