@@ -12,7 +12,7 @@ together were predicted to take, a sleeper is woken all the same: at most twice 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -337,10 +337,8 @@ class WakeRung(Rung):
             return
         demands, supply = views
         self._num_for_deadlines = needed_now(demands, supply)
-        most = may_wake(self._num_up(), self._state.params.awake.max_awake)
-        candidates = self._candidates(None)[:most]
-        wakes_s = [UNKNOWN_WAKE_S if (s := self._ways.taken.seconds(wake)) is None else s for _, wake in candidates]
-        plan = plan_wakes(demands, supply, wakes_s)
+        candidates = self._may_be_woken()
+        plan = plan_wakes(demands, supply, self._takes_s(candidates))
         if plan is None:
             return
         told: dict[str, object] = {
@@ -352,6 +350,17 @@ class WakeRung(Rung):
             groups=(), why="offline work would be late for its deadline", told=told,
             worker_ids=tuple(w for w, _ in candidates[: plan.num]), wake=candidates[0][1],
         )
+
+    def _may_be_woken(self) -> list[tuple[WorkerId, Wake]]:
+        return self._candidates(None)[: may_wake(self._num_up(), self._state.params.awake.max_awake)]
+
+    def _takes_s(self, candidates: Sequence[tuple[WorkerId, Wake]]) -> list[float]:
+        return [UNKNOWN_WAKE_S if (s := self._ways.taken.seconds(wake)) is None else s for _, wake in candidates]
+
+    @property
+    def wakes_s(self) -> tuple[float, ...]:
+        """Of those that ``--max-awake`` leaves."""
+        return tuple(self._takes_s(self._may_be_woken())) if self._sleepers.out else ()
 
     def _coming_s(self, now_ns: int) -> list[float]:
         """Of each that is being woken, the seconds until it serves; without those that are long overdue."""
