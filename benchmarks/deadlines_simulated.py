@@ -20,7 +20,7 @@ from evidence import VIRTUAL, write_result
 from jettison.report.results import RunResult
 from jettison.simulate.cases import cases_of, run_case
 
-CHAT_S = 600.0
+CHAT_S = 900.0
 LONG_S = 1e6
 """A window that nothing misses."""
 LEAST_FACTOR, MOST_FACTOR = 1.15, 4.0
@@ -44,13 +44,13 @@ def batches(seed: int, number: int = 20, num_tenants: int = 1) -> list[dict[str,
 
 
 def spec(
-    seed: int, due: Sequence[Mapping[str, Any]], *, sleeps: bool, rate: float = 0.5, num_instances: int = 4,
+    seed: int, due: Sequence[Mapping[str, Any]], *, sleeps: bool, rate: float = 0.3, num_instances: int = 4,
     packing: str = "none",
 ) -> dict[str, Any]:
     """A day of so many instances."""
     settings: dict[str, Any] = {
         "enable_prefix_caching": False, "max_num_batched_tokens": 2048, "max_num_seqs": 64, "offline": "harvest",
-        "sleep": "auto" if sleeps else "never", "sleep_after_s": 20, "min_awake": 1, "packing": packing,
+        "sleep": "auto" if sleeps else "never", "sleep_after_s": 10, "min_awake": 1, "packing": packing,
     }  # fmt: skip
     return {
         "name": "deadlines", "cluster": {"preset": "mell-4090", "instances": num_instances},
@@ -127,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--rate", type=float, default=0.5, help="of the chat, requests a second")
+    parser.add_argument("--rate", type=float, default=0.3, help="of the chat, requests a second")
     parser.add_argument("--instances", type=int, default=4)
     parser.add_argument("--tenants", type=int, default=1)
     parser.add_argument("--packing", default="none")

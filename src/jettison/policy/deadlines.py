@@ -39,8 +39,10 @@ class Demand(NamedTuple):
     """From now; None: at no time, and served before the tenant's others, as a client waits for it."""
     work_s: float
     """Of one instance, in steps as full as they can be."""
+    prompt_s: float = 0.0
+    """Of that, the prompts."""
     lone_s: float = 0.0
-    """What one answer takes in steps of its own ..."""
+    """What its longest answer takes in steps of its own ..."""
     full_s: float = 0.0
     """... and in full ones."""
     fills: float = 1.0
@@ -60,6 +62,8 @@ class Supply(NamedTuple):
     """When each of some others begins to serve."""
     coming_share: float = 1.0
     """Of each of those."""
+    online: float = 0.0
+    """Seconds of an instance that online requests take a second, of all together."""
 
     @property
     def rate(self) -> float:
@@ -115,18 +119,26 @@ def _due(demand: Demand) -> float:
     return -math.inf if demand.due_s is None else demand.due_s
 
 
-def ends(demands: Sequence[Demand], supply: Supply, margin: float = 1.0) -> list[float]:
-    """Seconds from now at which each has its last answer, were everything to take ``margin`` times as long.
+MOST_ONLINE = 0.9
+"""Of an instance's time, what online requests are taken to hold an answer up by at most."""
 
-    An answer takes as many steps as it has tokens, however many instances there are: the last ones are there half of
-    that after the supply has done their work (they are spread over their own time), and never sooner than all of it.
+
+def ends(demands: Sequence[Demand], supply: Supply, margin: float = 1.0) -> list[float]:
+    """Seconds from now at which each has its last answer, were all work to take ``margin`` times as long, and an answer
+    by half of that more: what is known of one is known better than of many.
+
+    An answer takes as many steps as it has tokens, however many instances there are, and waits for what is online
+    beside it. The last ones are there half of that after the supply has done their work, for they are spread over
+    their own time; and never sooner than all of it, once their prompts are computed.
     """
     num = max(1, supply.num_now + len(supply.coming_s))
+    held_up = 1.0 / (1.0 - min(MOST_ONLINE, supply.online / num))
     found: list[float] = []
     for demand, work_s in zip(demands, work_before(demands), strict=True):
-        answer_s = margin * (demand.lone_s + (demand.full_s - demand.lone_s) * min(1.0, demand.fills / num))
+        answer_s = demand.lone_s + (demand.full_s - demand.lone_s) * min(1.0, demand.fills / num)
+        answer_s *= held_up * (1.0 + margin) / 2.0
         done_s = supply.seconds_for(margin * work_s)
-        begun_s = supply.seconds_for(margin * (work_s - demand.work_s))
+        begun_s = supply.seconds_for(margin * (work_s - demand.work_s + demand.prompt_s))
         found.append(max(done_s + answer_s / 2.0, begun_s + answer_s) if demand.work_s > 0.0 else done_s)
     return found
 

@@ -38,9 +38,10 @@ class Dozing:
     def _after_s(self) -> float:
         return self._patience * self._state.params.awake.after_s
 
-    def note_woken(self, worker_id: WorkerId, now_ns: int) -> None:
-        """One was needed again: where it had slept for a moment only, the next one is put to sleep later."""
-        if (since_ns := self._slept_since_ns.pop(worker_id, None)) is not None:
+    def note_woken(self, worker_id: WorkerId, now_ns: int, *, is_news: bool = True) -> None:
+        """One was needed again: where it had slept for a moment only, the next one is put to sleep later. ``is_news``:
+        no other was woken for the same need."""
+        if (since_ns := self._slept_since_ns.pop(worker_id, None)) is not None and is_news:
             slept_s = (now_ns - since_ns) / NANOSECONDS
             self._patience = next_patience(self._patience, slept_s, self._state.params.awake.after_s)
 

@@ -54,6 +54,7 @@ class _Batch:
     outputs: list[tuple[int, int]] = field(default_factory=list)
     """(tokens, most) of each answer that has begun."""
     waiting_longest: int = 0
+    longest_one: int = 0
     stored_num: int = 0
     stored_prompt: int = 0
     stored_longest: int = 0
@@ -64,6 +65,7 @@ class _Batch:
         self.tokens += state.num_tokens
         self.to_compute += max(0, state.num_tokens - state.num_computed)
         self.longest += longest
+        self.longest_one = max(self.longest_one, longest)
         if state.num_output:
             self.outputs.append((state.num_output, longest))
         else:
@@ -148,11 +150,12 @@ class DueWork:
             return None
         num_now = sum(len(g.stages) for g in self._serving())
         prices = 1.0 / prefill, seconds / tokens
-        online = min(1.0, self._online_s(*prices) / max(1, num_now))
+        all_online = self._online_s(*prices)
+        online = min(1.0, all_online / max(1, num_now))
         share = share_of(self._seen, *prices, ASSUMED * (1.0 - online))
         # A sleeper that wakes takes its part of what is online off those who serve; how evenly is not known.
         coming_share = (share + min(1.0, share + online)) / 2.0
-        return [each.demand for each in known], Supply(num_now, share, tuple(coming_s), coming_share)
+        return [each.demand for each in known], Supply(num_now, share, tuple(coming_s), coming_share, all_online)
 
     def _online_s(self, prompt_token_s: float, output_token_s: float) -> float:
         """Seconds of an instance that what arrives online takes a second."""
@@ -196,7 +199,8 @@ class DueWork:
         num = batch.num + num_left
         held = (batch.tokens + left * batch.stored_prompt) / num if num else 0.0
         is_to_begin = num_left > 0.0 or batch.num_waiting > 0
-        answer_tokens = expected if is_to_begin else max(running, default=0.0)
+        last = max(expected, answers.usual_tokens(max(longest, batch.longest_one)))
+        answer_tokens = last if is_to_begin else max(running, default=0.0)
         size = self._batch_size(held + expected)
         predict_s, limits = self._state.predictor.predict_s, self._state.limits
         full_s = predict_s(StepWork.decodes(size, round(size * (held + answer_tokens / 2.0))))
@@ -207,8 +211,9 @@ class DueWork:
         output_s = output_tokens * full_s / size
         prompt_s = held / prefill if is_to_begin else 0.0
         _, due_ns = key
+        prompts_s = prompt_tokens / prefill
         demand = Demand(
-            None if due_ns is None else (due_ns - now_ns) / NANOSECONDS, prompt_tokens / prefill + output_s,
+            None if due_ns is None else (due_ns - now_ns) / NANOSECONDS, prompts_s + output_s, prompts_s,
             prompt_s + answer_tokens * lone_s, prompt_s + answer_tokens * full_s, num / size, key[0], batch.name,
         )
         return _Priced(demand, output_tokens, output_s)

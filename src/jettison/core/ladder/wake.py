@@ -52,6 +52,7 @@ class WakeOffer(Offer):
     wake: Wake
     """Of the first."""
     told: dict[str, object] = field(default_factory=dict)
+    is_for_deadline: bool = False
 
 
 class _Other(NamedTuple):
@@ -137,8 +138,8 @@ class WakeRung(Rung):
         if "wake_s" not in fields and seconds is not None:
             fields["wake_s"] = seconds
         actions: list[Action] = [Record("wake_decided", now_ns, fields)]
-        for worker_id in offer.worker_ids:
-            self._dozing.note_woken(worker_id, now_ns)
+        for number, worker_id in enumerate(offer.worker_ids):
+            self._dozing.note_woken(worker_id, now_ns, is_news=not number or not offer.is_for_deadline)
             actions += self._sleepers.wake(worker_id, now_ns, self._expect(worker_id, offer.wake))
         return actions
 
@@ -349,6 +350,7 @@ class WakeRung(Rung):
         yield WakeOffer(
             groups=(), why="offline work would be late for its deadline", told=told,
             worker_ids=tuple(w for w, _ in candidates[: plan.num]), wake=candidates[0][1],
+            is_for_deadline=True,
         )
 
     def _may_be_woken(self) -> list[tuple[WorkerId, Wake]]:
