@@ -21,6 +21,7 @@ from jettison.core.ladder.dropplans import block_bytes, required_bytes
 from jettison.core.ladder.duework import LOOK_S, DueWork
 from jettison.core.ladder.prompts import num_for_arrivals, prompt_rate_of
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.ladder.spreading import Spreading, SpreadOffer
 from jettison.core.ladder.waysout import WaysOut
 from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action, Record, StoredWork
@@ -81,6 +82,7 @@ class WakeRung(Rung):
         means.sleepers.predict = self._predict
         self._due_work = DueWork(means)
         self._dozing = Dozing(means, self._due_work)
+        self._spreading = Spreading(means)
         self._num_losses = means.state.counters.num_worker_losses
         self._others: dict[GroupId, _Other] = {}
         self._arrivals_due_ns = 0
@@ -116,6 +118,8 @@ class WakeRung(Rung):
             return
         if moment is Moment.TICK:
             yield from self._answer_deadlines(now_ns)
+        else:
+            yield from self._spreading.look(now_ns)
         if not self._sleepers.asleep and not self._sleepers.leaving:
             return
         yield from self._answer_memory(now_ns)
@@ -124,7 +128,9 @@ class WakeRung(Rung):
             yield from self._answer_arrivals(now_ns)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Wake them."""
+        """Wake them; or what others run is shared with those who have woken."""
+        if isinstance(offer, SpreadOffer):
+            return self._spreading.begin(offer, now_ns)
         assert isinstance(offer, WakeOffer), offer
         seconds = self._ways.taken.seconds(offer.wake)
         fields: dict[str, object] = {"reason": offer.why, "workers": list(offer.worker_ids), "way": str(Way.WAKE)}
@@ -137,6 +143,8 @@ class WakeRung(Rung):
         fields |= offer.told
         if "wake_s" not in fields and seconds is not None:
             fields["wake_s"] = seconds
+        if offer.is_for_deadline:
+            self._spreading.note_woken(offer.worker_ids)
         actions: list[Action] = [Record("wake_decided", now_ns, fields)]
         for number, worker_id in enumerate(offer.worker_ids):
             self._dozing.note_woken(worker_id, now_ns, is_news=not number or not offer.is_for_deadline)
