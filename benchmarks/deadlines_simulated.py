@@ -118,7 +118,7 @@ def awake_s(result: RunResult, until_s: float) -> float:
 def row_of(seed: int, awake: RunResult, sleepy: RunResult) -> dict[str, Any]:
     """What one seed came to."""
     came = sleepy.config["batches"]
-    end_s = max(awake.window_s, *(batch["ended_s"] for batch in came))
+    end_s = max(awake.config["workload"]["duration_s"], *(batch["ended_s"] for batch in came))
     log = sleepy.events["log"]
     return {
         "seed": seed, "batches": len(came), "lines": sum(batch["requests"] for batch in came),

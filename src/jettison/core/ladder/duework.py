@@ -199,8 +199,9 @@ class DueWork:
         num = batch.num + num_left
         held = (batch.tokens + left * batch.stored_prompt) / num if num else 0.0
         is_to_begin = num_left > 0.0 or batch.num_waiting > 0
-        last = max(expected, answers.usual_tokens(max(longest, batch.longest_one)))
-        answer_tokens = last if is_to_begin else max(running, default=0.0)
+        last = max(expected, answers.usual_tokens(max(longest, batch.longest_one))) if is_to_begin else 0.0
+        left_of_begun = (max(expected, answers.usual_tokens(most)) - tokens for tokens, most in batch.outputs)
+        answer_tokens = max(last, *left_of_begun, 1.0)
         size = self._batch_size(held + expected)
         predict_s, limits = self._state.predictor.predict_s, self._state.limits
         full_s = predict_s(StepWork.decodes(size, round(size * (held + answer_tokens / 2.0))))

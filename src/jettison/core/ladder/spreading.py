@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from jettison.core.ladder.free import is_preemptible
+from jettison.core.ladder.free import is_checkpointed, is_preemptible
 from jettison.core.ladder.rung import Means, Offer
 from jettison.core.ports import Action, Record
-from jettison.core.requests import RequestState
+from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
-from jettison.types import NANOSECONDS, RequestId, WorkerId
+from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId
 
 PATIENCE_S = 5.0
 """For so long after it was woken an instance is given what others run."""
@@ -28,7 +28,8 @@ MOST_AGAIN = 0.25
 class SpreadOffer(Offer):
     """These requests of one group begin anew elsewhere."""
 
-    request_ids: tuple[RequestId, ...]
+    going: tuple[tuple[RequestId, GroupId], ...]
+    """Who goes, and where to."""
 
 
 class Spreading:
@@ -39,9 +40,12 @@ class Spreading:
         self._state = means.state
         self._woken: dict[WorkerId, int | None] = {}
         """Since when each serves; None: it does not yet."""
+        self._have_given: set[GroupId] = set()
+        """Groups that have shared what they run since the last wake."""
 
     def note_woken(self, worker_ids: Collection[WorkerId]) -> None:
         """These are being woken for offline work."""
+        self._have_given.clear()
         self._woken |= dict.fromkeys(worker_ids, None)
 
     def look(self, now_ns: int) -> Iterator[SpreadOffer]:
@@ -54,17 +58,22 @@ class Spreading:
         serving = [g for g in self._state.groups.values() if not self._means.moves.is_emptying(g)]
         num_each = {g.group_id: _num_offline(g) for g in serving}
         fair = -(-sum(num_each.values()) // len(serving))
-        wanted = sum(max(0, fair - num_each[g.group_id]) for g in takers)
         for group in serving:
-            excess = num_each[group.group_id] - fair
-            if group in takers or group.in_flight or excess <= 0 or self._means.moves.is_moving(group):
+            is_done = group in takers or group.group_id in self._have_given
+            if is_done or group.in_flight or self._means.moves.is_moving(group):
                 continue
-            going = [s for s in group.queues.running_offline() if self._gains(s)]
-            going.sort(key=lambda s: (s.num_computed, s.order))
-            if chosen := tuple(s.request_id for s in going[: min(excess, wanted)]):
-                wanted -= len(chosen)
+            self._have_given.add(group.group_id)
+            ready = [s for s in group.queues.running_offline() if self._gains(s)]
+            ready.sort(key=lambda s: (s.num_computed, s.order))
+            going: list[tuple[RequestId, GroupId]] = []
+            for state in ready[: num_each[group.group_id] - fair] if num_each[group.group_id] > fair else ():
+                to = min(takers, key=lambda g: (num_each[g.group_id], g.group_id))
+                if num_each[to.group_id] < fair and not to.blocks.is_oversized(state):
+                    num_each[to.group_id] += 1
+                    going.append((state.request_id, to.group_id))
+            if going:
                 why = "others were woken for offline work"
-                yield SpreadOffer(groups=(group.group_id,), why=why, request_ids=chosen)
+                yield SpreadOffer(groups=(group.group_id,), why=why, going=tuple(going))
 
     def _takers(self, now_ns: int) -> list[Group]:
         """Groups of those that were woken a moment ago."""
@@ -83,7 +92,7 @@ class Spreading:
 
     def _gains(self, state: RequestState) -> bool:
         """Nothing holds it where it is, no copy of it has to go along, and most of its work is ahead."""
-        if not is_preemptible(state) or state.ending is not None or self._state.kept_tokens(state):
+        if not is_preemptible(state) or is_checkpointed(state):
             return False
         answers = self._means.loads.offline_answers
         num_more = max(1.0, answers.usual_tokens(state.request.params.max_tokens) - state.num_output)
@@ -93,18 +102,20 @@ class Spreading:
         return again_s <= MOST_AGAIN * num_more * (prices.fixed_cost + prices.row + prices.token)
 
     def begin(self, offer: SpreadOffer, now_ns: int) -> list[Action]:
-        """They are without a group until the next is asked for: at the end of this event."""
-        group = self._state.groups[offer.groups[0]]
-        num_tokens = 0
-        for request_id in offer.request_ids:
+        """They wait elsewhere."""
+        groups, num_tokens = self._state.groups, 0
+        source = groups[offer.groups[0]]
+        for request_id, group_id in offer.going:
             state = self._state.requests[request_id]
             num_tokens += state.num_computed
-            group.preempt(state)
-            group.queues.take_out(state)
-            state.group_id = -1
-            self._state.unplaced[request_id] = state
+            source.preempt(state)
+            if state.phase is not Phase.WAITING:  # a copy of it was written meanwhile, and stays with its group
+                continue
+            source.queues.take_out(state)
+            groups[group_id].queues.enqueue(state)
         return [Record("offline_spread", now_ns, {
-            "group": group.group_id, "requests": len(offer.request_ids), "tokens": num_tokens, "reason": offer.why,
+            "group": source.group_id, "to": sorted({group_id for _, group_id in offer.going}),
+            "requests": len(offer.going), "tokens": num_tokens, "reason": offer.why,
         })]  # fmt: skip
 
 

@@ -38,6 +38,9 @@ NEWS_S = 5.0
 ARRIVALS_S = 1.0
 """Between two looks at what arrives, which is a mean over longer."""
 
+QUICK_REQUESTS = 4096
+"""Up to so many, deadlines are looked at on every tick while one sleeps: half a second is much of a short window."""
+
 UNKNOWN_WAKE_S = 10.0
 """What a wake is taken to last while nothing is known of it."""
 
@@ -338,7 +341,8 @@ class WakeRung(Rung):
             return
         self._due_work.look(now_ns)
         stored, self._stored = self._stored, self._state.stored_offline
-        if now_ns < self._deadlines_due_ns and stored == self._stored:
+        is_quick = bool(self._sleepers.out) and len(self._state.requests) <= QUICK_REQUESTS
+        if now_ns < self._deadlines_due_ns and stored == self._stored and not is_quick:
             return
         self._deadlines_due_ns = now_ns + round(LOOK_S * NANOSECONDS)
         views = self._due_work.views(self._coming_s(now_ns), now_ns)
