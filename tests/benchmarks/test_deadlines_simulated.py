@@ -27,8 +27,8 @@ SCENE = Scene(
     cluster={"description": deployment_to_document(
         deployment(num_instances=4, num_blocks=200, profile=replace(PROFILE, cost=SLOW, disk_bytes_per_s=1e7))
     )},
-    settings={"max_num_seqs": 8, "slo_tpot_ms": 400, "slo_ttft_ms": 4000}, sleep_after_s=10.0, chat_s=900.0,
-    rate_per_s=0.1, chat_lengths=(30, 12), lines=(10, 60), prompts=(20, 60), answers=(10, 30), longest=90,
+    settings={"max_num_seqs": 4, "slo_tpot_ms": 400, "slo_ttft_ms": 4000}, sleep_after_s=10.0, chat_s=900.0,
+    rate_per_s=0.1, chat_lengths=(30, 12), lines=(40, 160), prompts=(20, 60), answers=(6, 16), longest=40,
 )  # fmt: skip
 
 NUM_SEEDS = int(os.environ.get("JETTISON_DEADLINE_SEEDS", "1"))

@@ -88,6 +88,8 @@ class DueWork:
         self._seen = tuple(Seen() for _ in MEMORIES_S)
         self._looks: dict[GroupId, _Look] = {}
         self._looked_ns: int | None = None
+        self.keys: list[BatchKey] = []
+        """Of the demands that were viewed last, in their order."""
 
     @property
     def is_there(self) -> bool:
@@ -138,6 +140,7 @@ class DueWork:
         """All offline work by deadlines, and those that do it now or will soon (``coming_s``: seconds until each of
         these serves). No work where no deadline is ahead; None where one is, and nothing is known of steps."""
         batches = self._batches()
+        self.keys = list(batches)
         if not any(due_ns is not None and due_ns > now_ns for _, due_ns in batches):
             return [], Supply(0)
         priced = [self._price(key, batch, now_ns) for key, batch in batches.items()]

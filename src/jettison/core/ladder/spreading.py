@@ -63,7 +63,7 @@ class Spreading:
             if is_done or group.in_flight or self._means.moves.is_moving(group):
                 continue
             self._have_given.add(group.group_id)
-            ready = [s for s in group.queues.running_offline() if self._gains(s)]
+            ready = [s for s in group.queues.running_offline() if self.loses_little(s)]
             ready.sort(key=lambda s: (s.num_computed, s.order))
             going: list[tuple[RequestId, GroupId]] = []
             for state in ready[: num_each[group.group_id] - fair] if num_each[group.group_id] > fair else ():
@@ -90,7 +90,7 @@ class Spreading:
                 found.append(groups[0])
         return found
 
-    def _gains(self, state: RequestState) -> bool:
+    def loses_little(self, state: RequestState) -> bool:
         """Nothing holds it where it is, no copy of it has to go along, and most of its work is ahead."""
         if not is_preemptible(state) or is_checkpointed(state):
             return False

@@ -22,11 +22,12 @@ from jettison.core.ladder.duework import LOOK_S, DueWork
 from jettison.core.ladder.prompts import num_for_arrivals, prompt_rate_of
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.spreading import Spreading, SpreadOffer
+from jettison.core.ladder.urgent import Urgent, UrgentOffer
 from jettison.core.ladder.waysout import WaysOut
 from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action, Record, StoredWork
 from jettison.core.serving.group import Group
-from jettison.policy.deadlines import WAKE_MARGIN, needed_now, plan_wakes
+from jettison.policy.deadlines import WAKE_MARGIN, lateness, needed_now, plan_wakes
 from jettison.policy.dozing import WAKE_SHARE
 from jettison.policy.slo import AHEAD_SHARE, objectives
 from jettison.policy.soonest import Source, Times, Wake, Way, may_wake, num_to_wake, soonest, ways_as_fields
@@ -86,6 +87,7 @@ class WakeRung(Rung):
         self._due_work = DueWork(means)
         self._dozing = Dozing(means, self._due_work)
         self._spreading = Spreading(means)
+        self._urgent = Urgent(means, self._spreading.loses_little)
         self._num_losses = means.state.counters.num_worker_losses
         self._others: dict[GroupId, _Other] = {}
         self._arrivals_due_ns = 0
@@ -123,6 +125,7 @@ class WakeRung(Rung):
             yield from self._answer_deadlines(now_ns)
         else:
             yield from self._spreading.look(now_ns)
+            yield from self._urgent.look()
         if not self._sleepers.asleep and not self._sleepers.leaving:
             return
         yield from self._answer_memory(now_ns)
@@ -134,6 +137,8 @@ class WakeRung(Rung):
         """Wake them; or what others run is shared with those who have woken."""
         if isinstance(offer, SpreadOffer):
             return self._spreading.begin(offer, now_ns)
+        if isinstance(offer, UrgentOffer):
+            return self._urgent.begin(offer, now_ns)
         assert isinstance(offer, WakeOffer), offer
         seconds = self._ways.taken.seconds(offer.wake)
         fields: dict[str, object] = {"reason": offer.why, "workers": list(offer.worker_ids), "way": str(Way.WAKE)}
@@ -338,6 +343,7 @@ class WakeRung(Rung):
         """What is awake, and on its way, would be late with offline work that has a deadline."""
         if not self._due_work.is_there:
             self._num_for_deadlines = None
+            self._urgent.note(())
             return
         self._due_work.look(now_ns)
         stored, self._stored = self._stored, self._state.stored_offline
@@ -352,6 +358,9 @@ class WakeRung(Rung):
         self._num_for_deadlines = needed_now(demands, supply)
         candidates = self._may_be_woken()
         plan = plan_wakes(demands, supply, self._takes_s(candidates))
+        if self._state.params.awake.falls_asleep:
+            late = lateness(demands, supply, WAKE_MARGIN)
+            self._urgent.note([key for key, late_s in zip(self._due_work.keys, late, strict=False) if late_s > 0.0])
         if plan is None:
             return
         told: dict[str, object] = {
