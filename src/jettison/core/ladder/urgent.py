@@ -2,8 +2,9 @@
 
 A queue goes by deadlines, but what runs stays: of a batch that has time, and has been left to few instances for that,
 a whole instance may be full when one comes that has none. Then those of the same tenant that are due later wait again,
-where most of their work is ahead. Tenants keep their shares. The rung ``wake`` asks after steps, where workers sleep by
-themselves.
+where most of their work is ahead. And what is urgent waits at all groups alike: else one would be through with it, and
+take on what is due later, while it waits at another. Tenants keep their shares. The rung ``wake`` asks after steps and
+on ticks, where workers sleep by themselves.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ from jettison.core.load.answers import BatchKey, key_of
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
-from jettison.types import RequestId
+from jettison.types import GroupId, RequestId
+
+LEAST_DIFFERENCE = 2
+"""Of the numbers that wait at two groups, from which on one goes from the one to the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrgentOffer(Offer):
-    """These requests of one group wait again."""
+    """These requests of one group wait again, or elsewhere."""
 
-    request_ids: tuple[RequestId, ...]
+    request_ids: tuple[RequestId, ...] = ()
+    going: tuple[tuple[RequestId, GroupId], ...] = ()
+    """Who waits elsewhere, and where."""
 
 
 class Urgent:
@@ -52,6 +58,28 @@ class Urgent:
                 why = "what is due sooner would be late"
                 yield UrgentOffer(groups=(group.group_id,), why=why, request_ids=chosen)
 
+    def balance(self) -> Iterator[UrgentOffer]:
+        """On ticks: the same number of urgent ones waits at each group."""
+        if not self._keys:
+            return
+        serving = [g for g in self._state.groups.values() if not (g.paused or self._moves.is_moving(g))]
+        waiting = {
+            g.group_id: [s for s in g.queues.waiting_offline if key_of(s) in self._keys] for g in serving
+        }  # fmt: skip
+        nums = {group_id: len(states) for group_id, states in waiting.items()}
+        for group in serving:
+            states, going = waiting[group.group_id], list[tuple[RequestId, GroupId]]()
+            while states:
+                to = min(serving, key=lambda g: (nums[g.group_id], g.group_id))
+                if nums[group.group_id] - nums[to.group_id] < LEAST_DIFFERENCE or to.blocks.is_oversized(states[-1]):
+                    break
+                going.append((states.pop().request_id, to.group_id))
+                nums[group.group_id] -= 1
+                nums[to.group_id] += 1
+            if going:
+                why = "what is due sooner waits at all alike"
+                yield UrgentOffer(groups=(group.group_id,), why=why, going=tuple(going))
+
     def _victims(self, group: Group) -> tuple[RequestId, ...]:
         """As many as there are urgent ones without a place."""
         urgent = [s for s in group.queues.waiting_offline if key_of(s) in self._keys]
@@ -69,8 +97,16 @@ class Urgent:
         return tuple(s.request_id for s in later[:num_wanted])
 
     def begin(self, offer: UrgentOffer, now_ns: int) -> list[Action]:
-        """They give their places up."""
+        """They give their places up, or wait elsewhere."""
         group, num_tokens = self._state.groups[offer.groups[0]], 0
+        for request_id, group_id in offer.going:
+            state = self._state.requests[request_id]
+            group.queues.take_out(state)
+            self._state.groups[group_id].queues.enqueue(state)
+        if offer.going:
+            self._state.counters.num_rebalanced += len(offer.going)
+            to = sorted({group_id for _, group_id in offer.going})
+            return [Record("rebalanced", now_ns, {"requests": len(offer.going), "to": to})]
         for request_id in offer.request_ids:
             state = self._state.requests[request_id]
             num_tokens += state.num_computed
