@@ -21,6 +21,7 @@ from jettison.core.totals import counters
 from jettison.cost.hardware import HardwareProfile
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.local_cluster import Completion, LocalCluster, Pace, Until
+from jettison.live.verify.applicable import Needs
 from jettison.memory.kvtransfers import ExchangeMode
 from jettison.types import FinishReason, SamplingParams, ServiceClass
 
@@ -79,25 +80,21 @@ class Setting:
 
 Scenario = Callable[[Setting], Outcome]
 
+ALONE = Needs()
+TWO = Needs(num_instances=2)
+MERGED = Needs(num_stages=2, num_instances=2)
+"""What most events ask of a model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """A scenario, and what a model must have for it."""
 
     scenario: Scenario
-    num_stages: int = 1
-    """Of the longest pipeline in it; each takes a layer at least."""
+    needs: Needs = ALONE
 
     def __call__(self, setting: Setting) -> Outcome:
         return self.scenario(setting)
-
-
-def why_not(num_stages: int, num_layers: int) -> str | None:
-    """Why a model cannot have an event with a pipeline of so many stages; None: it can."""
-    if num_stages <= num_layers:
-        return None
-    has = "1 layer" if num_layers == 1 else f"{num_layers} layers"
-    return f"a pipeline of {num_stages} stages needs as many layers; this model has {has}"
 
 
 @contextmanager
@@ -463,17 +460,17 @@ SENDING_MODES = (ExchangeMode.TRANSFER, ExchangeMode.LIVE)
 """Modes in which KV is on its way."""
 
 SCENARIOS: dict[str, Event] = {
-    "chunked prefill": Event(chunked_prefill("decode")),
-    "chunked prefill, prompts first": Event(chunked_prefill("prefill")),
+    "chunked prefill": Event(chunked_prefill("decode"), TWO),
+    "chunked prefill, prompts first": Event(chunked_prefill("prefill"), TWO),
     "prefix hit": Event(prefix_hit),
-    "preempt and recompute": Event(preempt_and_recompute),
-    "swap out + in": Event(swap_out_and_in),
-    "migrate while decoding": Event(migrate_while_decoding),
-    "static pipeline": Event(static_pipeline, 2),
-    **{f"drop + exchange ({mode})": Event(drop_and_exchange(mode), 2) for mode in ExchangeMode},
-    "restore + split": Event(restore_and_split, 2),
-    "drop + restore, long contexts": Event(long_contexts, 2),
-    "drop again during restore": Event(drop_again_during_restore, 2),
-    **{f"cancel in mid-exchange ({mode})": Event(cancel_in_mid_exchange(mode), 2) for mode in SENDING_MODES},
+    "preempt and recompute": Event(preempt_and_recompute, TWO),
+    "swap out + in": Event(swap_out_and_in, TWO),
+    "migrate while decoding": Event(migrate_while_decoding, TWO),
+    "static pipeline": Event(static_pipeline, Needs(num_stages=2)),
+    **{f"drop + exchange ({mode})": Event(drop_and_exchange(mode), MERGED) for mode in ExchangeMode},
+    "restore + split": Event(restore_and_split, MERGED),
+    "drop + restore, long contexts": Event(long_contexts, MERGED._replace(num_tokens=NUM_LONG * LONG_CONTEXT)),
+    "drop again during restore": Event(drop_again_during_restore, MERGED),
+    **{f"cancel in mid-exchange ({mode})": Event(cancel_in_mid_exchange(mode), MERGED) for mode in SENDING_MODES},
 }
 """By name, in the order of the table."""

@@ -18,6 +18,7 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.cost.predictor import nominal_cost
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.local_cluster import LocalCluster, Pace, Until
+from jettison.live.verify.applicable import Needs
 from jettison.live.verify.scenarios import (
     BLOCK_SIZE,
     MAX_NUM_SEQS,
@@ -325,7 +326,7 @@ def _paused(cluster: LocalCluster) -> list[Group]:
 
 def _events(num_stages: int, where: str = "") -> dict[str, Event]:
     return {
-        f"harvest: {name}{where}": Event(scenario, max(stages, num_stages))
+        f"harvest: {name}{where}": Event(scenario, Needs(max(stages, num_stages), max(stages, num_stages)))
         for name, scenario, stages in (
             ("abandoned steps", abandoned_steps(num_stages), 1),
             ("freed from checkpoints", freed_from_checkpoints(num_stages), 1),

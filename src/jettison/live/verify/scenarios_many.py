@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from jettison.core.totals import counters
 from jettison.live.engine.local_cluster import LocalCluster
+from jettison.live.verify.applicable import Needs
 from jettison.live.verify.scenarios import (
     Event,
     Outcome,
@@ -85,10 +86,10 @@ def splits_until_instances(num_instances: int) -> Scenario:
 
 def _events(num: int) -> dict[str, Event]:
     drops = {
-        f"drop + exchange ({mode}), {num} instances": Event(drops_until_one_group(num, mode), num)
+        f"drop + exchange ({mode}), {num} instances": Event(drops_until_one_group(num, mode), Needs(num, num))
         for mode in ExchangeMode
     }
-    return drops | {f"restore + split, {num} instances": Event(splits_until_instances(num), num)}
+    return drops | {f"restore + split, {num} instances": Event(splits_until_instances(num), Needs(num, num))}
 
 
 MANY: dict[str, Event] = _events(3) | _events(4)

@@ -9,6 +9,7 @@ from jettison.core.moving.migrations import may_go
 from jettison.core.serving.group import Group
 from jettison.core.totals import counters
 from jettison.live.engine.local_cluster import LocalCluster, Pace, Until
+from jettison.live.verify.applicable import Needs
 from jettison.live.verify.scenarios import (
     Event,
     Outcome,
@@ -77,8 +78,8 @@ def _move(cluster: LocalCluster, names: list[str], source: Group, destination: G
 
 
 MIGRATIONS: dict[str, Event] = {
-    "migrate as tokens, instance to instance": Event(migrate_as_tokens(1, 1)),
-    "migrate as tokens, pipeline to instance": Event(migrate_as_tokens(2, 1), 2),
-    "migrate as tokens, instance to pipeline": Event(migrate_as_tokens(1, 2), 2),
+    "migrate as tokens, instance to instance": Event(migrate_as_tokens(1, 1), Needs(1, 2)),
+    "migrate as tokens, pipeline to instance": Event(migrate_as_tokens(2, 1), Needs(2, 3)),
+    "migrate as tokens, instance to pipeline": Event(migrate_as_tokens(1, 2), Needs(2, 3)),
 }
 """By name."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from jettison.core.totals import counters
 from jettison.live.engine.local_cluster import LocalCluster, Pace, Until
+from jettison.live.verify.applicable import Needs
 from jettison.live.verify.scenarios import (
     Event,
     Outcome,
@@ -47,5 +48,5 @@ def _num_used(cluster: LocalCluster) -> int:
     return sum(bool(group.queues.all_requests()) for group in cluster.core.groups.values())
 
 
-PACKING: dict[str, Event] = {"packed while running": Event(packed_while_running)}
+PACKING: dict[str, Event] = {"packed while running": Event(packed_while_running, Needs(num_instances=3))}
 """By name."""

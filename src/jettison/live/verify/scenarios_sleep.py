@@ -11,6 +11,7 @@ from jettison.live.engine.local_cluster import LocalCluster, Pace, Until
 from jettison.live.verify.scenarios import (
     BLOCK_SIZE,
     NUM_REQUESTS,
+    TWO,
     Event,
     Outcome,
     Setting,
@@ -74,7 +75,7 @@ def _asleep(cluster: LocalCluster, *worker_ids: WorkerId) -> Until:
 
 
 SLEEP: dict[str, Event] = {
-    "sleep with running requests, wake": Event(sleep_with_running_requests),
-    "all sleep, a request wakes one": Event(all_sleep_and_a_request_wakes_one),
+    "sleep with running requests, wake": Event(sleep_with_running_requests, TWO),
+    "all sleep, a request wakes one": Event(all_sleep_and_a_request_wakes_one, TWO),
 }
 """By name."""

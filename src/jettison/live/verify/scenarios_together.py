@@ -12,6 +12,7 @@ from jettison.core.totals import counters
 from jettison.live.engine.local_cluster import LocalCluster, Pace, Until
 from jettison.live.verify.scenarios import (
     BLOCK_SIZE,
+    MERGED,
     NEVER_MS,
     NUM_REQUESTS,
     Event,
@@ -137,8 +138,8 @@ def _counts(cluster: LocalCluster) -> str:
 
 
 RUNGS_TOGETHER: dict[str, Event] = {
-    "drop over stored requests": Event(drop_over_stored_requests, 2),
-    "drop + restore over stored requests": Event(restore_over_stored_requests, 2),
-    "drop + restore over migrating requests": Event(over_migrating_requests, 2),
+    "drop over stored requests": Event(drop_over_stored_requests, MERGED),
+    "drop + restore over stored requests": Event(restore_over_stored_requests, MERGED),
+    "drop + restore over migrating requests": Event(over_migrating_requests, MERGED),
 }
 """By name."""
