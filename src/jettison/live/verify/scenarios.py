@@ -126,7 +126,8 @@ def make_config(setting: Setting, num_blocks: int, instances: int, **flags: obje
     sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
     base["memory"] = sized.memory_for_blocks(num_blocks)
     # Small pieces, so that much happens while they travel; but not so many that requests end before the last.
-    base["exchange_piece_bytes"] = max(1 << 14, sized.shape.parameter_bytes // 256)
+    arena_bytes = num_blocks * sized.shape.num_layers * sized.shape.block_bytes_per_layer(BLOCK_SIZE)
+    base["exchange_piece_bytes"] = max(1 << 14, sized.shape.parameter_bytes // 256, arena_bytes // 1024)
     return EngineConfig.resolve(**base)  # type: ignore[arg-type]
 
 
