@@ -1,26 +1,23 @@
 """README's claims, each with the file that its figures are read from, and the age of every result file.
 
     make claims                  # which files of benchmarks/results are of this code, and which of older
-    make claims ARGS=--write     # README's table anew, from the files
+    make claims ARGS=--write     # README's table and those of all pages anew, from the files (figures.py)
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from evidence import REPOSITORY, digest, git
+from figures import RESULTS, Document, load, stale_pages
 from rich.console import Console
 from rich.table import Table
 
-RESULTS = REPOSITORY / "benchmarks" / "results"
 BEGIN, END = "<!-- claims: begin -->\n", "<!-- claims: end -->"
-
-Document = dict[str, Any]
 
 
 class Claim(NamedTuple):
@@ -227,12 +224,6 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def load(name: str) -> Document:
-    """A result file."""
-    document: Document = json.loads((RESULTS / name).read_text(encoding="utf-8"))
-    return document
-
-
 def claims_table() -> str:
     """What stands between README's markers."""
     lines = ["| claim | seen | how to see it | from |", "|---|---|---|---|"]
@@ -277,10 +268,12 @@ def age(commit: str | None) -> str:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write README's table anew")
+    parser.add_argument("--write", action="store_true", help="write README's table and the tables of all pages anew")
     if parser.parse_args().write:
         readme = REPOSITORY / "README.md"
         readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
+        for page, anew in stale_pages():
+            page.write_text(anew, encoding="utf-8")
     claimed = {name for claim in CLAIMS for name in claim.files}
     table = Table("file", "in README", "commit", "of", "commits since", "figures are")
     for path in sorted(RESULTS.glob("*.json")):

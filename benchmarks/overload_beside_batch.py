@@ -1,6 +1,6 @@
 """A burst that makes instances drop, with and without a batch beside it: what the batch costs the online requests.
 
-    python benchmarks/overload_beside_batch.py [--seeds 10] [--first-seed 0] [--json OUT] [--runs OUT] [--work DIR]
+    python benchmarks/overload_beside_batch.py [--seeds 10] [--first-seed 0] [--json OUT] [--kept DIR] [--work DIR]
     python benchmarks/overload_beside_batch.py --simulated    # in virtual time, at the speed that was profiled here
     python benchmarks/overload_beside_batch.py --pieces FILE...    # runs nothing: the seeds of several files together
 
@@ -12,7 +12,9 @@ the first online request comes, and is to end after the last. Its answers are co
 ``jettison batch run`` on the same file: in float64 on the CPU no batch, chunk or split changes a token.
 
 Judged: the median of P99 TTFT beside the batch over P99 TTFT alone is at most 1.25; every batch ends, exactly; and each
-of what was to be shown has been there: drops, checkpoints that were freed, and tokens of the batch.
+of what was to be shown has been there: drops, checkpoints that were freed, and tokens of the batch. The row of a seed
+whose ratio is above 2 says what its slowest request met in either arm, and ``--kept DIR`` keeps its runs with all
+events and series, for ``jettison explain``.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,6 +61,8 @@ from jettison.workload.traces import Workload
 
 ARMS = ("alone", "again", "beside")
 MOST_RATIO = 1.25
+LOOKED_INTO = 2.0
+"""A seed with a larger ratio is explained, and its runs are kept."""
 WHOLE = preset("burst")
 BURST = replace(WHOLE, duration_s=WHOLE.duration_s / 2, bursts=WHOLE.bursts[:1])
 FLAGS: dict[str, object] = {"offline": "harvest"}
@@ -76,6 +81,10 @@ COUNTED = {
 SHOWN = ("drops", "frees", "batch tokens")
 """Without these a run says nothing."""
 BOUNDARY = "one-file"
+SERIES = ("queue", "running", "kv_blocks_", "offline_blocks", "group_requests_")
+"""Beginnings of the names of what is told of a slow request's time."""
+SAMPLE_S = 0.5
+"""Series have a sample so often."""
 
 JETTISON = (sys.executable, "-m", "jettison")
 
@@ -275,7 +284,32 @@ def row_of(seed: Seed, runs: dict[str, RunResult], batch: dict[str, Any]) -> dic
         **{column: events.get(name, 0) for column, name in COUNTED.items()},
         "batch tokens": events.get("offline_prompt_tokens", 0) + events.get("offline_output_tokens", 0),
         **batch,
+        **({"slowest": {arm: met_by_slowest(runs[arm]) for arm in ARMS}} if is_looked_into(runs) else {}),
     }  # fmt: skip
+
+
+def is_looked_into(runs: dict[str, RunResult]) -> bool:
+    """Whether the batch cost this seed's P99 TTFT more than is usual."""
+    return (runs["beside"].ttft_s.p99 or 0.0) > LOOKED_INTO * (runs["alone"].ttft_s.p99 or 0.0)
+
+
+def met_by_slowest(run: RunResult) -> dict[str, Any]:
+    """What the online request with the longest TTFT met from its arrival to its first token: extremes of the run's
+    series in that time (a sample before and one after included), and how many events of each kind."""
+    answered = [row for row in run.requests_detail or [] if row["ttft_s"] is not None]
+    slowest = max(answered, key=lambda row: row["ttft_s"])
+    begin_s = slowest["scheduled_s"]
+    end_s = begin_s + slowest["ttft_s"]
+    met: dict[str, Any] = {"arrives_s": begin_s, "ttft_s": slowest["ttft_s"], "prompt tokens": slowest["input_tokens"]}
+    for name, samples in run.series.items():
+        if not name.startswith(SERIES):
+            continue
+        within = [value for at_s, value in samples if begin_s - SAMPLE_S <= at_s <= end_s + SAMPLE_S]
+        if within:
+            met[name] = [min(within), max(within)]
+    log = run.events.get("log", ())
+    kinds = Counter(event["kind"] for event in log if begin_s <= event["t"] <= end_s)
+    return met | {"events": dict(kinds)}
 
 
 def first_drop_s(run: RunResult) -> float | None:
@@ -306,11 +340,12 @@ def judge(rows: Sequence[dict[str, Any]]) -> list[tuple[bool, str]]:
 def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """A line a seed, medians, verdicts."""
     table = Table(title="P99 TTFT of online requests in a burst: beside a batch / alone (noise: alone again / alone)")
-    for column in rows[0]:
+    columns = [column for column in rows[0] if column != "slowest"]
+    for column in columns:
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(*map(_text, row.values()))
-    medians = [[v for row in rows if isinstance(v := row.get(column), int | float)] for column in rows[0]]
+        table.add_row(*(_text(row[column]) for column in columns))
+    medians = [[v for row in rows if isinstance(v := row.get(column), int | float)] for column in columns]
     table.add_row("median", *(_text(statistics.median(m)) if m else "" for m in medians[1:]), style="bold")
     console.print(table)
     for is_met, text in judge(rows):
@@ -378,17 +413,18 @@ def run_all(args: argparse.Namespace, console: Console) -> tuple[list[dict[str, 
         rows.append(row_of(seed, met, batch))
         runs += met.values()
         console.print({name: _text(value) for name, value in rows[-1].items()})
-        save(args, rows, runs)
+        if args.kept and is_looked_into(met):
+            args.kept.mkdir(parents=True, exist_ok=True)
+            write_results(args.kept / f"seed-{number}.json", list(met.values()))
+        save(args, rows)
     return rows, runs
 
 
-def save(args: argparse.Namespace, rows: list[dict[str, Any]], runs: Sequence[RunResult]) -> None:
+def save(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """What there is so far."""
     if args.json:
         kind = "simulated" if args.simulated else "live"
         write_result(args.json, {"kind": kind, "rows": rows}, *(VIRTUAL if args.simulated else LIVE))
-    if args.runs:
-        write_results(args.runs, runs)
 
 
 def main() -> None:
@@ -401,7 +437,7 @@ def main() -> None:
     parser.add_argument("--simulated", action="store_true", help="in virtual time")
     parser.add_argument("--pieces", type=Path, nargs="+", metavar="FILE", help="show these files together")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--runs", type=Path, help="also write all runs in the common result format")
+    parser.add_argument("--kept", type=Path, metavar="DIR", help="where runs of seeds that are looked into are written")
     parser.add_argument("--work", type=Path)
     args = parser.parse_args()
     console = Console(width=250)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import claims
 import evidence
+import figures
 import pytest
 
 from jettison.report.results import read_results
@@ -15,6 +17,28 @@ from jettison.report.results import read_results
 def test_readme_has_the_table_that_the_files_give() -> None:
     readme = (evidence.REPOSITORY / "README.md").read_text(encoding="utf-8")
     assert claims.with_table(readme) == readme, "make claims ARGS=--write"
+
+
+def test_every_page_has_the_tables_that_the_files_give() -> None:
+    assert not [page.name for page, _ in figures.stale_pages()], "make claims ARGS=--write"
+
+
+def test_a_page_that_says_another_figure_than_its_file_is_stale(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(figures.with_figures("before\n<!-- figures: remap -->\n<!-- end -->\nafter\n"))
+    assert not figures.stale_pages([page])
+    told = page.read_text()
+    assert told.startswith("before\n") and "remap.json" in told and told.endswith("after\n")
+    page.write_text(told.replace("276", "277"))
+    assert figures.stale_pages([page]) == [(page, told)]
+    with pytest.raises(KeyError, match="nowhere"):
+        figures.with_figures("<!-- figures: nowhere -->\n<!-- end -->")
+
+
+def test_every_file_that_a_page_links_is_there() -> None:
+    for page in [evidence.REPOSITORY / "README.md", *figures.PAGES]:
+        for name in re.findall(r"`?(?:benchmarks/results/)([\w.]+\.json)", page.read_text(encoding="utf-8")):
+            assert (claims.RESULTS / name).is_file(), f"{page.name} names {name}"
 
 
 def test_every_result_file_holds_its_evidence() -> None:

@@ -1,0 +1,295 @@
+"""Tables of pages, made from result files: what stands between the markers of a page is what its file says.
+
+A page names a block by ``<!-- figures: NAME -->`` and ends it by ``<!-- end -->``; ``make claims ARGS=--write`` writes
+all of them anew, and a test compares them with the files. So a page cannot say another figure than its file.
+
+Not here: README's claims (``claims.py``), and reasons, which people write beside the blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from evidence import REPOSITORY
+
+RESULTS = REPOSITORY / "benchmarks" / "results"
+PAGES = (RESULTS / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
+
+Document = dict[str, Any]
+Block = Callable[[Document], str]
+
+_BLOCK = re.compile(r"(<!-- figures: (?P<name>[a-z0-9_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_MADE: dict[str, tuple[str, Block]] = {}
+"""Block -> the file without its ending, and what makes the block of its document."""
+
+
+def block(file: str, name: str | None = None) -> Callable[[Block], Block]:
+    """Enter a block under ``name`` (by itself the file's)."""
+
+    def enter(make: Block) -> Block:
+        _MADE[name or file] = file, make
+        return make
+
+    return enter
+
+
+def load(name: str) -> Document:
+    """A result file. Raises FileNotFoundError."""
+    document: Document = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return document
+
+
+def with_figures(page: str) -> str:
+    """The page with each block of its file as it is. Raises KeyError for a block that nothing makes."""
+
+    def made(found: re.Match[str]) -> str:
+        file, make = _MADE[found["name"]]
+        document = load(f"{file}.json")
+        kept = document["evidence"]
+        return f"{found[1]}{make(document)}\n*{file}.json: commit {kept['commit']}, {kept['date']}.*\n{found[3]}"
+
+    return _BLOCK.sub(made, page)
+
+
+def stale_pages(pages: Iterable[Path] = PAGES) -> list[tuple[Path, str]]:
+    """Pages that say something else than their files, and what they would say."""
+    told = [(page, page.read_text(encoding="utf-8")) for page in pages]
+    return [(page, anew) for page, text in told if (anew := with_figures(text)) != text]
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Markdown; numbers with three figures."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(map(text_of, row)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def text_of(value: object) -> str:
+    """As a cell of a table has it: three figures, thousands with commas, nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median and range, or the one value that there is."""
+    if len(values) == 1:
+        return text_of(values[0])
+    lowest, middle, highest = min(values), statistics.median(values), max(values)
+    return f"{text_of(middle)} ({text_of(lowest)} to {text_of(highest)})"
+
+
+def medians(rows: Sequence[Document], keys: Sequence[str]) -> list[float]:
+    """Of each column."""
+    return [float(statistics.median(row[key] for row in rows)) for key in keys]
+
+
+@block("demo_seeds")
+def _demo_seeds(document: Document) -> str:
+    keys = ("mean_load", "recompute_p99_ttft_s", "drop_p99_ttft_s", "p99_ratio", "p50_ratio", "throughput_ratio",
+            "tpot_p50_ratio", "drops", "restores")  # fmt: skip
+    shown = [[row["label"], row["seed"], *(row[key] for key in keys)] for row in document["rows"]]
+    burst = [row for row in document["rows"] if row["label"] == "burst"]
+    return table(
+        ("burst", "seed", "mean load", "P99 TTFT recompute, s", "drop, s", "P99 ratio", "P50 ratio", "throughput",
+         "P50 TPOT drop / recompute", "drops", "restores"),
+        [*shown, ["burst", "median", *medians(burst, keys)]],
+    )  # fmt: skip
+
+
+@block("coserving")
+def _coserving(document: Document) -> str:
+    names = {"alone": "chat alone, the same objectives", "alone512": "chat alone, steps of 512 tokens",
+             "harvest": "`harvest`", "priority": "`priority`"}  # fmt: skip
+    rows = []
+    for found in document["experiments"]:
+        base = found["arms"]["alone"]["p99_ttft_s"]
+        for arm, name in names.items():
+            of = found["arms"][arm]
+            counts = of["counts"]
+            rows.append([
+                found["instances"], name, of["p50_ttft_s"], of["p99_ttft_s"], of["p99_ttft_s"] / base, of["p50_itl_s"],
+                of["p99_itl_s"], of["p99_itl_s"] / found["objectives_s"][1], of["tokens_per_s"],
+                counts["checkpoint_frees"], counts["checkpointed_bytes"] / 1e9, counts["recomputed_tokens"],
+            ])  # fmt: skip
+    return table(
+        ("instances", "arm", "P50 TTFT, s", "P99 TTFT, s", "over alone", "P50 gap, s", "P99 gap, s",
+         "over its objective", "tokens/s", "freed from checkpoints", "copied, GB", "tokens computed again"), rows,
+    )  # fmt: skip
+
+
+@block("overload_beside_batch")
+def _overload_beside_batch(document: Document) -> str:
+    keys = ("alone P99 s", "beside P99 s", "ratio", "noise", "drops", "frees", "pauses", "abandoned", "compared tokens",
+            "mismatches")  # fmt: skip
+    rows = document["rows"]
+    return table(
+        ("seed", "P99 TTFT alone, s", "beside the batch, s", "beside / alone", "alone again / alone", "drops",
+         "freed from checkpoints", "pauses", "steps given up", "tokens compared", "lines that differ"),
+        [*([row["seed"], *(row[key] for key in keys)] for row in rows), ["median", *medians(rows, keys)]],
+    )  # fmt: skip
+
+
+@block("safepoints")
+def _safepoints(document: Document) -> str:
+    rows = [
+        [name, of["abandoned"], of["waited_p50_ms"], of["waited_p99_ms"], of["layers_ms"]]
+        for name, of in document["arrivals"].items()
+    ]
+    looks = table(("step", "takes, ms", "looks add, ms", "share of the step"),
+                  [[name, of["step_ms"], of["added_ms"], f"{of['added_share']:.2%}"]
+                   for name, of in document["steps"].items()])  # fmt: skip
+    waits = table(("safepoints", "steps given up", "from an arrival to the step's end, P50, ms", "P99, ms",
+                   "layers to a safepoint, ms"), rows)  # fmt: skip
+    return f"One look at the flag takes {document['look_ns']:.0f} ns (the paper: 988,000).\n\n{waits}\n{looks}"
+
+
+@block("beside")
+def _beside(document: Document) -> str:
+    copies = table(
+        ("step", "copies", "alone, ms", "beside, ms", "ratio (median)", "spread", "copied, GB/s"),
+        [[r["step"], r["copies"], r["alone_ms"], r["beside_ms"], r["ratio"], r["ratio_spread"], r["bytes_per_s"] / 1e9]
+         for r in document["rows"]],
+    )  # fmt: skip
+    victims = table(
+        ("`--offline`", "victims", "of them with a complete checkpoint", "freed in, P50, ms", "P99, ms",
+         "tokens computed again"),
+        [[r["offline"], r["preemptions"], r["checkpoint_frees"], r["free_p50_ms"], r["free_p99_ms"],
+          r["recomputed_tokens"]] for r in document["victims"]],
+    )  # fmt: skip
+    return f"{copies}\n{victims}"
+
+
+@block("interactive_beside_batch")
+def _interactive(document: Document) -> str:
+    rows = []
+    for arm in dict.fromkeys(row["arm"] for row in document["rows"]):
+        of = [row for row in document["rows"] if row["arm"] == arm]
+        columns = ("ttft_p50_ms", "ttft_p99_ms", "itl_p99_ms", "offline_total_per_s")
+        rows.append([arm, *(spread([float(row[key]) for row in of]) for key in columns)])
+    return table(("arm", "TTFT P50, ms", "P99, ms", "gap P99, ms", "offline tokens/s"), rows)
+
+
+@block("upload_beside_chat")
+def _upload(document: Document) -> str:
+    return table(
+        ("beside the chat", "P99 gap over alone (median of rounds)", "lowest", "highest"),
+        [[row["turn"], row["ratio"], row["lowest"], row["highest"]] for row in document["verdicts"]],
+    )
+
+
+@block("odd_sizes")
+def _odd_sizes(document: Document) -> str:
+    keys = ("rate_per_s", "instances", "merged_s", "ttft_p99_s", "tpot_p50_s", "drops", "restores")
+    return table(("requests/s an instance", "instances", "merged, s", "P99 TTFT, s", "P50 TPOT, s", "drops",
+                  "restores"), [[row[key] for key in keys] for row in document["rows"]])  # fmt: skip
+
+
+@block("remap")
+def _remap(document: Document) -> str:
+    return table(
+        ("MiB to KV", "drop, ms (worst)", "pages", "mappings", "first touch, ms", "second touch, ms",
+         "restore mapping, ms"),
+        [[row["bytes_to_kv"] / 2**20, f"{row['drop_ms']:.1f} ({row['drop_ms_worst']:.1f})", row["num_pages"],
+          row["num_map_calls"], row["first_touch_ms"], row["second_touch_ms"], row["restore_map_ms"]]
+         for row in document["rows"]],
+    )  # fmt: skip
+
+
+@block("real_traces.slices", "real_traces")
+def _real_traces(document: Document) -> str:
+    keys = ("load", "binds", "slices", "requests", "drops", "p50_ratio", "p99_ratio", "e2e_ratio")
+    return table(("load", "binds", "slices", "requests", "drops a round", "P50 TTFT", "P99 TTFT", "mean end to end"),
+                 [[row[key] for key in keys] for row in document["pooled"]])  # fmt: skip
+
+
+@block("overload_vllm")
+def _overload_vllm(document: Document) -> str:
+    rows = []
+    for run in document["runs"]:
+        name = run["name"].partition(": ")[0]
+        drop = next((other for other in document["runs"] if other["name"] == f"{name}: drop"), None)
+        over = run["ttft_s"]["p99"] / drop["ttft_s"]["p99"] if drop else None
+        tpot = run["tpot_s"]
+        rows.append([run["name"], run["ttft_s"]["p50"], run["ttft_s"]["p99"], tpot["p50"] * 1e3, tpot["p99"] * 1e3,
+                     run["output_tokens_per_s"], over])  # fmt: skip
+    return table(("run", "P50 TTFT, s", "P99 TTFT, s", "P50 TPOT, ms", "P99 TPOT, ms", "tokens/s",
+                  "P99 TTFT over drop's"), rows)  # fmt: skip
+
+
+@block("packed_live")
+def _packed_live(document: Document) -> str:
+    columns = {
+        "awake_mean": "awake, mean", "used_mean": "with KV, mean", "moves_kv": "moves as KV",
+        "moves_tokens": "as tokens", "evictions": "evicted", "ttft_p50_ms": "TTFT P50", "ttft_p99_ms": "TTFT P99",
+        "tpot_p50_ms": "TPOT P50", "tpot_p99_ms": "TPOT P99", "itl_p99_ms": "ITL P99", "itl_max_ms": "ITL max",
+        "mismatches": "answers that differ",
+    }  # fmt: skip
+    rows = [[row["arm"], f"{row['busy']:.0%}", *(row.get(key) for key in columns)] for row in document["rows"]]
+    return table(("arm", "cores", *columns.values()), rows)
+
+
+@block("demo_day")
+def _demo_day(document: Document) -> str:
+    rows = [
+        [row["seed"], row["requests"], row["baseline"]["p99_ttft_s"], row["day"]["p99_ttft_s"], row["day"]["device_s"],
+         row["device_seconds_over_baseline"], f"{row['day']['num_done']} of {row['day']['num_lines']}",
+         ", ".join(str(row["events"][key]) for key in ("drops", "restores", "sleeps", "wakes"))]
+        for row in document["rows"]
+    ]  # fmt: skip
+    return table(("seed", "users' requests", "P99 TTFT all awake, s", "Jettison, s", "device-seconds", "of all awake",
+                  "lines", "drops, restores, sleeps, wakes"), rows)  # fmt: skip
+
+
+@block("faults")
+@block("faults_of_three")
+@block("faults_of_moves")
+def _deaths(document: Document) -> str:
+    keys = ("schedules", "reached_failpoint", "requests", "tokens_compared")
+    return table(("schedules", "met their place", "requests", "tokens compared", "problems"),
+                 [[*(document[key] for key in keys), len(document["problems"])]])  # fmt: skip
+
+
+@block("verify")
+@block("verify_full")
+@block("verify_alone_bfloat16")
+def _verify(document: Document) -> str:
+    rows = document["rows"]
+    return table(
+        ("rows", "events that did not happen", "tokens compared", "differ", "missing",
+         "differ, of requests that ran as their KV moved", "reference"),
+        [[len(rows), sum(not row["happened"] for row in rows), document["tokens_compared"], document["mismatches"],
+          document["incomplete"], document.get("in_parts"), document["reference"]]],
+    )  # fmt: skip
+
+
+@block("peers_16_64_5th")
+@block("peers_2048_5th")
+@block("peers_2048_64_5th")
+@block("peers_05b_5th")
+@block("peers_float32_5th")
+def _peers(document: Document) -> str:
+    loads = document["workloads"]
+    engines = dict.fromkeys(name for of in loads.values() for name in of)
+    rows = []
+    for engine in engines:
+        cells: list[object] = [engine]
+        for of in loads.values():
+            found = of.get(engine)
+            cells += [spread(found[key]) for key in ("tokens_per_s", "ratio_to_reference")] if found else [None, None]
+        rows.append(cells)
+    return table(("engine", *(column for load in loads for column in (load, "of vLLM"))), rows)
+
+
+@block("simulator_million")
+def _million(document: Document) -> str:
+    keys = ("requests", "wall_s", "us_per_request", "events", "peak_mib", "ttft_p99_s")
+    return table(("requests", "wall, s", "µs a request", "events", "peak MiB", "P99 TTFT, s"),
+                 [[row[key] for key in keys] for row in document["rows"]])  # fmt: skip
