@@ -15,6 +15,7 @@ from jettison.workload.arrivals import LEAST_CV, MOST_CV, Burst
 from jettison.workload.lengths import Lengths
 from jettison.workload.rows import MAX_ARRIVAL_S, MAX_TOKENS, TraceRow
 from jettison.workload.shaping import LEAST_SPREAD_S
+from jettison.workload.units import PER_S
 
 Parse = Callable[[object], float]
 
@@ -93,6 +94,10 @@ class WorkloadSpec:
     """Requests one by one."""
     seed: int | None = None
     """None: each run's own seed."""
+    format: str | None = None
+    """Of the trace, where its columns leave it open."""
+    unit: str | None = None
+    """Of the trace's time stamps, where these are bare numbers."""
     jitter: bool | None = None
     skip_bad_rows: bool = False
     """Of every file that is read here: the trace, ServeGen's, the lengths'."""
@@ -145,6 +150,8 @@ def parse_workload(raw: object, where: str) -> WorkloadSpec:
         servegen=_servegen(section.section("servegen")) if section.has("servegen") else None,
         rows=_rows(section) if section.has("rows") else None,
         seed=section.take("seed", whole(0), None),
+        format=section.take("format", text, None),
+        unit=section.take("unit", word(*PER_S), None),
         jitter=section.take("jitter", boolean, None),
         skip_bad_rows=section.take("skip_bad_rows", boolean, False),
         skip=section.take("skip", whole(0), None),
@@ -180,8 +187,9 @@ def _check(section: Section, spec: WorkloadSpec) -> None:
     if (spec.slice_s is None) != (spec.slice_index is None):
         missing = "slice_index" if spec.slice_index is None else "slice_s"
         raise ConfigError(f"{section.at(missing)} is missing: a slice needs both its length and its index")
-    if spec.jitter is not None and spec.trace is None:
-        raise ConfigError(f"{section.at('jitter')} is for traces")
+    for key in ("format", "unit", "jitter"):
+        if getattr(spec, key) is not None and spec.trace is None:
+            raise ConfigError(f"{section.at(key)} is for traces")
     reads_files = spec.trace is not None or spec.servegen is not None
     if spec.skip_bad_rows and not reads_files and (spec.lengths is None or spec.lengths.trace is None):
         raise ConfigError(f"{section.at('skip_bad_rows')} is for files: a trace, ServeGen's, or the lengths of one")

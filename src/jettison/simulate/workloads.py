@@ -22,6 +22,7 @@ from jettison.workload.rows import Workload, as_columns
 from jettison.workload.servegen import draw_servegen, read_servegen
 from jettison.workload.synthetic import generate, preset, synthesise
 from jettison.workload.traces import read_trace
+from jettison.workload.units import Reading
 
 DATA_VARIABLE = "JETTISON_DATA"
 """Environment variable: a folder in which traces are looked for, too, its own folders included."""
@@ -101,7 +102,9 @@ def _source(spec: WorkloadSpec, seed: int, base_dir: Path, users: float) -> tupl
     """The source with as many users as it can be asked for, and how many times more are still to come."""
     if spec.trace is not None:
         path = _data_file(spec.trace, base_dir, "workload.trace")
-        return read_trace(path, jitter=spec.jitter, seed=seed, skip_bad_rows=spec.skip_bad_rows), users
+        reading = Reading(spec.format, spec.unit)
+        load = read_trace(path, jitter=spec.jitter, seed=seed, skip_bad_rows=spec.skip_bad_rows, reading=reading)
+        return load, users
     if spec.rows is not None:
         return Workload(as_columns(spec.rows), "rows", "requests of the spec", span_s=spec.span_s), users
     if spec.builtin is not None:
@@ -192,7 +195,8 @@ def _other_lengths(
 ) -> Workload:
     if spec.trace is not None:
         path = _data_file(spec.trace, base_dir, "workload.lengths.trace")
-        return shaping.swap_lengths(load, read_trace(path, jitter=False, skip_bad_rows=skip_bad_rows))
+        other = read_trace(path, jitter=False, skip_bad_rows=skip_bad_rows, only_lengths=True)
+        return shaping.swap_lengths(load, other)
     return shaping.draw_lengths(load, _length_model(spec), seed)
 
 

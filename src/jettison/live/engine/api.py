@@ -150,6 +150,10 @@ class EngineClient(Protocol):
     @property
     def state(self) -> EngineState: ...
 
+    def ready_in_s(self) -> float | None:
+        """How long loading is predicted to go on, in seconds; None where nothing loads, or nothing is known of it."""
+        ...
+
     def submit(self, request: Request, *, is_further: bool = False) -> AsyncIterator[TokenEvent]:
         """Accept a request, synchronously, and return its events.
 
