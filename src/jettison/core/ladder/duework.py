@@ -50,7 +50,10 @@ class _Batch:
     """Without a token yet."""
     tokens: int = 0
     to_compute: int = 0
+    asked: int = 0
+    """As clients have asked for them ..."""
     longest: int = 0
+    """... and as they may be in the context."""
     outputs: list[tuple[int, int]] = field(default_factory=list)
     """(tokens, most) of each answer that has begun."""
     waiting_longest: int = 0
@@ -59,8 +62,9 @@ class _Batch:
     stored_prompt: int = 0
     stored_longest: int = 0
 
-    def add(self, state: RequestState) -> None:
-        longest = state.request.params.max_tokens
+    def add(self, state: RequestState, max_model_len: int) -> None:
+        self.asked += state.request.params.max_tokens
+        longest = max(1, min(state.request.params.max_tokens, max_model_len - state.num_prompt))
         self.num += 1
         self.tokens += state.num_tokens
         self.to_compute += max(0, state.num_tokens - state.num_computed)
@@ -177,7 +181,7 @@ class DueWork:
                 key = key_of(state)
                 if (batch := found.get(key)) is None:
                     batch = found[key] = _Batch()
-                batch.add(state)
+                batch.add(state, self._state.limits.max_model_len)
         for work in self._state.stored_offline:
             batch = found.setdefault((work.tenant, work.deadline_ns), _Batch())
             batch.name = batch.name or work.name
@@ -190,8 +194,9 @@ class DueWork:
         """None while nothing is known of steps."""
         # What is stored is told by lines; a line may have several answers: so they are counted by what they may have.
         longest = batch.longest / batch.num if batch.num else batch.stored_longest / max(1, batch.stored_num)
-        left = max(0.0, 1.0 - batch.longest / batch.stored_longest) if batch.stored_longest else 0.0
-        num_left = left * batch.stored_longest / longest if longest else 0.0
+        left = max(0.0, 1.0 - batch.asked / batch.stored_longest) if batch.stored_longest else 0.0
+        asked_each = batch.asked / batch.num if batch.num else longest
+        num_left = left * batch.stored_longest / asked_each if asked_each else 0.0
         answers = self._means.loads.offline_answers
         begun = [float(tokens) for tokens, _ in batch.outputs]
         expected = expected_tokens(*answers.of_batch(key), begun, answers.usual_tokens(longest), max(1.0, longest))
