@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import random
 import re
 import socket
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -63,6 +65,10 @@ LENGTHS = (b"-1", b"+5", b"ten", b"9" * 30, b"0x10", b"1_0", b"", b"5, 5", b"107
 GARBAGE = (b"\x00", b"\x16\x03\x01\x02\x00\x01\x00\xff\xff", b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n", b"\r\n" * 40,
            b"\x1b[31mred\x1b[0m\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET http://[: HTTP/1.1\r\n\r\n",
            b"GET / HTTP/1.1\nhost: x\n\n", b"G" * 5000)  # fmt: skip
+
+
+CODINGS = (b"gzip", b"gzip", b"deflate", b"deflate, gzip", b"zstd", b"br", b"identity", b"gzip, gzip, gzip", b"\xff")
+BOMB = gzip.compress(b"\x00" * 5_000_000)
 
 
 @dataclass(frozen=True)
@@ -198,6 +204,20 @@ def _pipeline(draw: random.Random) -> Case:
     return Case("pipeline", (b"".join(parts),), ending)
 
 
+def _coded(draw: random.Random) -> Case:
+    """Bodies in codings, sound, mutated or huge inside, in both versions of HTTP and with slashes to spare."""
+    body = _document(draw)
+    data = draw.choice([body, gzip.compress(body), zlib.compress(body), gzip.compress(zlib.compress(body)), BOMB])
+    if draw.random() < 0.3:
+        data = _mutated(draw, data)
+    slashes, version = draw.choice([b"%s", b"/%s", b"%s/", b"/%s//"]), draw.choice([b"1.0", b"1.1"])
+    lines = [
+        b"POST %s HTTP/%s" % (slashes % draw.choice(PATHS).encode(), version), b"host: x", b"connection: close",
+        b"content-length: %d" % len(data), b"content-encoding: " + draw.choice(CODINGS), b"origin: https://x",
+    ]  # fmt: skip
+    return Case("coded", (b"\r\n".join(lines) + b"\r\n\r\n" + data,), "answer")
+
+
 def _one_of_many(draw: random.Random) -> bytes:
     chance = draw.random()
     if chance < 0.55:
@@ -230,8 +250,9 @@ def _unread(draw: random.Random) -> Case:
 
 
 _KINDS: dict[str, tuple[int, Callable[[random.Random], Case]]] = {
-    "fields": (38, _fields), "body": (12, _body), "framing": (20, _framing), "pipeline": (8, _pipeline),
-    "half-close": (8, _half_closed), "left": (8, _left), "slow": (4, _slow), "unread": (2, _unread),
+    "fields": (32, _fields), "coded": (6, _coded), "body": (12, _body), "framing": (20, _framing),
+    "pipeline": (8, _pipeline), "half-close": (8, _half_closed), "left": (8, _left), "slow": (4, _slow),
+    "unread": (2, _unread),
 }  # fmt: skip
 
 

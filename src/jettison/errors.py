@@ -76,7 +76,11 @@ class KeyLimitError(OverCapacityError):
 
 
 class NotReadyError(JettisonError):
-    """Loading or draining."""
+    """Loading or draining; ``retry_after_ms`` is a hint for the client."""
+
+    def __init__(self, message: str, retry_after_ms: int = 1000) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
 
 
 class StalePlanError(JettisonError):

@@ -64,8 +64,10 @@ class SamplingParams:
     ``max_tokens`` 0: nothing is drawn; the request ends with LENGTH as soon as its prompt is computed.
     ``temperature`` 0 means greedy. ``top_k`` None means all tokens. ``logprobs`` is the number
     of alternatives to report beside the sampled token (0 = only the token's own), None = none.
-    ``prompt_logprobs`` likewise for prompt positions. Stop *strings* are matched where text
-    is made, in the server; here only token ids stop.
+    ``prompt_logprobs`` likewise for prompt positions. ``logprob_token_ids``: these tokens' instead of the likeliest
+    ones'. ``allowed_token_ids``: the only tokens that may be drawn, as ``device.step.pack_token_set`` writes them;
+    empty: all. ``bad_words``: token sequences that the output may not come to have; the last token of each is not drawn
+    behind the others. Stop *strings* are matched where text is made, in the server; here only token ids stop.
     """
 
     max_tokens: int = 16
@@ -83,16 +85,21 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+    logprob_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: bytes = b""
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Argmax and nothing else: no penalties, bias, logprobs or minimum length."""
+        """Argmax and nothing else: no penalties, bias, bans, logprobs or minimum length."""
         return (
             self.temperature == 0.0
             and self.logprobs is None
             and self.prompt_logprobs is None
             and not self.has_penalties
             and not self.logit_bias
+            and not self.allowed_token_ids
+            and not self.bad_words
             and self.min_tokens == 0
         )
 

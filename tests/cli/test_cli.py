@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
@@ -23,6 +24,7 @@ from jettison.cli.main import app, main
 from jettison.config import KEYS
 from jettison.config.files import read_yaml_mapping
 from jettison.device.model.create import create_model
+from jettison.device.model.end_tokens import EndTokens
 from jettison.errors import ConfigError
 from jettison.report.results import RequestCounts, RunResult
 from jettison.workload.bench import BenchOptions
@@ -243,9 +245,9 @@ def test_a_verify_that_is_told_to_end_leaves_nothing_behind(monkeypatch):
 
 def test_a_time_line_that_cannot_be_written_is_told_before_the_model_loads(tmp_path, monkeypatch, capsys):
     launch = pytest.importorskip("jettison.server.launch")
-    monkeypatch.setattr(launch.Engine, "prepare", lambda self: None)
+    monkeypatch.setattr(launch.Engine, "prepare", lambda self: SimpleNamespace(end_tokens=EndTokens((), ())))
     monkeypatch.setattr(launch, "health_details", lambda _: {})
-    monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: None)
+    monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: SimpleNamespace(turn_end=lambda: None))
     monkeypatch.setattr(launch, "_start", lambda *_: pytest.fail("it loaded"))
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "line.json"
@@ -256,9 +258,9 @@ def test_a_time_line_that_cannot_be_written_is_told_before_the_model_loads(tmp_p
 
 def test_a_port_in_use_is_one_line(tmp_path, monkeypatch, capsys):
     launch = pytest.importorskip("jettison.server.launch")
-    monkeypatch.setattr(launch.Engine, "prepare", lambda self: None)
+    monkeypatch.setattr(launch.Engine, "prepare", lambda self: SimpleNamespace(end_tokens=EndTokens((), ())))
     monkeypatch.setattr(launch, "health_details", lambda _: {})
-    monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: None)
+    monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: SimpleNamespace(turn_end=lambda: None))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -312,7 +312,7 @@ def test_nothing_merges_for_an_offline_request_so_one_larger_than_an_instance_is
         "cut", tokens(random.Random(0), 60), 1000, has_default_length=True, service_class=ServiceClass.OFFLINE)
     cluster.run()
     assert cluster.ends == {"fits": ["length"], "large": ["error"], "cut": ["length"]}
-    assert f"holds {most} tokens of one request; this one asks for {most + 1} tokens" in cluster.errors["large"]
+    assert f"length is {most} tokens. However, you requested {most + 1} tokens" in cluster.errors["large"]
     assert not any(r.kind == "drop" for r in cluster.records)
 
 

@@ -276,7 +276,7 @@ def test_what_arrives_too_large_for_what_is_left_is_told_at_once() -> None:
     cluster.run()
     assert cluster.ends == {"hopeful": ["error"], "late": ["error"], "small": ["length"]}
     for name in ("hopeful", "late"):
-        assert "holds 80 tokens" in cluster.errors[name] and "asks for 130" in cluster.errors[name]
+        assert "length is 80 tokens" in cluster.errors[name] and "requested 130" in cluster.errors[name]
     cluster.expect_nothing_left()
 
 

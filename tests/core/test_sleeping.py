@@ -192,7 +192,7 @@ def test_a_worker_that_an_accepted_request_needs_does_not_sleep() -> None:
     cluster.submit("long", [1] * (longest - 20), 20, 0.0)
     cluster.run(until_ms=0.5)
     idle = next(g.worker_ids[0] for g in cluster.core.groups.values() if not g.queues.all_requests())
-    with pytest.raises(ValueError, match="Memory holds"):
+    with pytest.raises(ValueError, match="memory here holds"):
         sleep(cluster, idle)
     cluster.run()
     cluster.expect_outputs()

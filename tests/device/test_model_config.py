@@ -76,8 +76,9 @@ def read(tmp_path):
         ({**LLAMA, "rms_norm_eps": 1e-5}, {"rms_norm_eps": 1e-5, "stored_dtype": None}),
         ({**LLAMA, "torch_dtype": "bfloat16"}, {"stored_dtype": "bfloat16"}),
         ({**LLAMA, "dtype": "torch.float32"}, {"stored_dtype": "float32"}),
-        ({**LLAMA, "bos_token_id": 1, "eos_token_id": [2, 3]}, {"bos_token_id": 1, "eos_token_ids": (2, 3)}),
-        ({**LLAMA, "eos_token_id": None}, {"bos_token_id": None, "eos_token_ids": ()}),
+        ({**LLAMA, "bos_token_id": 1}, {"bos_token_id": 1}),
+        ({**LLAMA, "bos_token_id": -1}, {"bos_token_id": None}),
+        (LLAMA, {"bos_token_id": None}),
     ],
 )
 def test_what_architectures_mean(read, values, expected):
@@ -134,9 +135,7 @@ def test_both_spellings_of_rotary_parameters(read, values, theta, scaling):
         ({**LLAMA, "head_dim": 15}, "odd"),
         ({**LLAMA, "rms_norm_eps": 0}, "rms_norm_eps is 0"),
         ({**LLAMA, "attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
-        ({**LLAMA, "eos_token_id": "2"}, "eos_token_id is '2'"),
-        ({**LLAMA, "eos_token_id": LLAMA["vocab_size"]}, "expected token ids below vocab_size"),
-        ({**LLAMA, "eos_token_id": [2, 10**400]}, "expected token ids below vocab_size"),
+        ({**LLAMA, "bos_token_id": "2"}, "bos_token_id is '2'"),
         ({**LLAMA, "rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
         ({**LLAMA, "rope_theta": 10**400}, "rope_theta is 1000"),
         ({**LLAMA, "torch_dtype": 32}, "torch_dtype is 32, expected a string"),
@@ -186,17 +185,6 @@ def test_a_shorter_context_makes_a_window_irrelevant(read):
 def test_a_context_beyond_the_model_is_refused(read, max_model_len):
     with pytest.raises(ConfigError, match="1024"):
         read(LLAMA, max_model_len=max_model_len)
-
-
-def test_end_tokens_of_both_files_count(read, tmp_path):
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 2]}')
-    assert read({**LLAMA, "eos_token_id": 2}).eos_token_ids == (7, 2)
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, LLAMA["vocab_size"]]}))
-    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id .* below vocab_size"):
-        read(LLAMA)
-    (tmp_path / "generation_config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"generation_config\.json: not valid JSON"):
-        read(LLAMA)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from scipy import stats
 
 from jettison.device.sampler import Sampler, uniform_draws
-from jettison.device.step import SamplingRow, pack_ints
+from jettison.device.step import SamplingRow, pack_ints, pack_token_set, unpack_token_set
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
@@ -286,3 +286,74 @@ def test_a_row_without_numbers_fails_alone(tiny_models, new_runner) -> None:
     sampling = [SamplingRow(1, 5, 0, 1.0, 1.0, 0, 0.0, logprobs=2)]
     tokens = runner._sample(logits, [0, 1, 2], sampling)
     assert [t.token_id for t in tokens] == [7, FAILED_TOKEN_ID, 9]
+
+
+# --- allowed tokens, bans, tokens whose logprobs are asked for
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(0, 5000), max_size=200) | st.integers(1, 3000).map(lambda n: list(range(n))))
+def test_a_set_of_tokens_comes_back_and_weighs_a_bit_for_each_id_at_most(ids: list[int]) -> None:
+    packed = pack_token_set(ids)
+    assert unpack_token_set(packed).tolist() == sorted(set(ids))
+    assert len(packed) <= max(ids, default=0) // 8 + 2
+
+
+def test_what_is_no_set_of_tokens_is_refused() -> None:
+    for data in (b"", b"\2abc", b"\0abc"):
+        with pytest.raises(ValueError):
+            unpack_token_set(data)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("allowed", [[3], [0, 5, 199], list(range(0, 200, 3))])
+def test_only_allowed_tokens_are_drawn_in_their_proportions(dtype: torch.dtype, allowed: list[int]) -> None:
+    logits = logits_of(1, 200)[0].to(dtype)
+    rows = [spec(row, position=row, allowed_token_ids=pack_token_set(allowed)) for row in range(2000)]
+    drawn = [t.token_id for t in Sampler(200).sample(logits.expand(2000, -1), range(2000), rows)]
+    assert set(drawn) <= set(allowed)
+    weights = torch.softmax(logits.double()[allowed], 0).numpy()
+    found = np.array([drawn.count(token) for token in allowed]) / len(drawn)
+    assert np.abs(found - weights).max() < 0.05
+    [greedy] = Sampler(200).sample(
+        logits[None], [0], [spec(temperature=0.0, allowed_token_ids=pack_token_set(allowed))])
+    assert greedy.token_id == max(allowed, key=lambda token: (float(logits[token]), -token))
+
+
+def test_allowed_tokens_with_truncation_bias_and_penalties() -> None:
+    """Top-k counts among the allowed ones; bias and penalties choose among them."""
+    logits = torch.arange(8, dtype=torch.float64)[None]
+    def greedy(**fields: Any) -> int:
+        row = spec(temperature=0.0, allowed_token_ids=pack_token_set([1, 2, 5]), **fields)
+        return Sampler(8).sample(logits, [0], [row])[0].token_id
+
+    assert greedy() == 5
+    assert greedy(banned_token_ids=(5,)) == 2
+    assert greedy(logit_bias=((1, 50.0), (7, 100.0))) == 1
+    assert greedy(frequency_penalty=2.0, **penalty_fields([5, 5])) == 2
+    rows = [spec(row, position=row, top_k=2, allowed_token_ids=pack_token_set([1, 2, 5])) for row in range(200)]
+    assert {t.token_id for t in Sampler(8).sample(logits.expand(200, -1), range(200), rows)} == {2, 5}
+
+
+def test_a_ban_that_would_leave_no_token_is_lifted() -> None:
+    logits = torch.arange(4, dtype=torch.float32)[None]
+    allowed = pack_token_set([1, 2])
+    for row in (spec(allowed_token_ids=allowed, banned_token_ids=(1, 2)), spec(banned_token_ids=(0, 1, 2, 3))):
+        for temperature in (0.0, 1.0):
+            row.temperature = temperature
+            [token] = Sampler(4).sample(logits, [0], [row])
+            assert token.token_id in ((1, 2) if row.allowed_token_ids else range(4))
+
+
+def test_logprobs_of_tokens_that_were_named() -> None:
+    logits = logits_of(3, 300)
+    rows = [spec(0, temperature=0.0, logprobs=5), spec(1, temperature=0.0, logprobs=0, logprob_token_ids=(299, 0, 7)),
+            spec(2, temperature=0.0, logprobs=9, logprob_token_ids=(4,))]  # fmt: skip
+    described = [t.logprobs for t in Sampler(300).sample(logits, [0, 1, 2], rows)]
+    raw = logits.log_softmax(-1).numpy()
+    assert [None if d is None else len(d.top) for d in described] == [5, 3, 1]
+    for row, (entry, ids) in enumerate(zip(described[1:], ((299, 0, 7), (4,)), strict=True), start=1):
+        assert entry is not None
+        assert [token for token, _ in entry.top] == list(ids)
+        assert [value for _, value in entry.top] == pytest.approx(raw[row, list(ids)].tolist())
+        assert entry.rank == 1 and entry.logprob == pytest.approx(raw[row].max())

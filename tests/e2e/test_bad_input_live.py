@@ -136,7 +136,7 @@ async def test_a_full_queue_is_429_until_somebody_leaves_it(guarded):
             await ask(3)
         assert caught.value.code == "queue_full"
         headers = caught.value.response.headers
-        assert 1 <= int(headers["retry-after"]) <= 120
+        assert 1 <= int(headers["retry-after"]) <= 60
         assert 0 < int(headers["retry-after-ms"]) <= 1000 * int(headers["retry-after"])
         assert guarded.metric("jettison:sheds_total") == shed + 1
         await waiting.close()
@@ -280,15 +280,15 @@ def test_worker_sockets_lie_in_a_folder_of_their_own(server):
         assert {entry.name for entry in path.parent.iterdir() if not entry.is_socket()} == set()
 
 
-def test_a_key_opens_everything_but_the_probes(guarded):
+def test_a_key_opens_everything_but_probes_and_metrics(guarded):
     with httpx.Client(timeout=WAIT_S, base_url=guarded.url) as http:
-        for path in ("/health", "/ping"):
+        for path in ("/health", "/ping", "/metrics", "/metrics/"):
             assert http.get(path).status_code == 200
         for method, path, body in (
             ("GET", "/v1/models", None), ("POST", COMPLETIONS, CANARY), ("POST", CHAT, {"messages": MESSAGES}),
-            ("GET", "/metrics", None), ("POST", "/tokenize", {"prompt": "x"}), ("POST", "/detokenize", {"tokens": [1]}),
-            ("GET", "/tokenizer_info", None), ("GET", "/load", None), ("GET", "/version", None),
-            ("GET", "/jettison/events", None), ("GET", "/no/such/path", None),
+            ("POST", "/tokenize", {"prompt": "x"}), ("POST", "/detokenize", {"tokens": [1]}),
+            ("GET", "/v1//models/", None), ("GET", "/tokenizer_info", None), ("GET", "/load", None),
+            ("GET", "/version", None), ("GET", "/jettison/events", None), ("GET", "/no/such/path", None),
         ):  # fmt: skip
             for headers in ({}, {"authorization": "Bearer nonsense"}, {"authorization": f"Basic {KEY}"}):
                 answer = http.request(method, path, json=body, headers=headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -204,9 +205,14 @@ def test_a_drain_leaves_the_rest_for_the_next_start(starting):
     eventually(lambda: client.batches.retrieve(batch_id).status == "completed", "the batch is completed")
 
 
+def packed(*size):
+    """The same bytes each time."""
+    return gzip.compress(content(*size), mtime=0)
+
+
 def test_a_file_without_a_server_and_killed_on_the_way(model_dir, tmp_path, memory_for, capsys):
     path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    path.write_bytes(content())
+    path.write_bytes(packed())
     flags = {"memory": memory_for(96, instances=1), "dtype": "float32", "num-threads": 1, "page-size": "4KiB",
              "batch-window": 24, "offline": "harvest", "host-memory": "64MiB"}  # fmt: skip
     arguments = ["batch", "run", str(path), str(model_dir), "-o", str(out)]
@@ -221,17 +227,18 @@ def test_a_file_without_a_server_and_killed_on_the_way(model_dir, tmp_path, memo
         killed.wait()
     eventually(lambda: not session_pids(killed.pid), "its workers and its check have ended")
     assert not out.exists()
-    path.write_bytes(content(60))
+    path.write_bytes(packed(60))
     assert main(arguments) == 2
     assert "work on another input" in capsys.readouterr().err
-    path.write_bytes(content())
+    path.write_bytes(packed())
     assert main([*arguments, "--offline", "none"]) == 2
     assert "--offline is none" in capsys.readouterr().err
     assert main(arguments) == 0
     output, errors = (
         [json.loads(text) for text in file.read_text().splitlines()] for file in (out, error_path(out)))
     check_whole(output, errors)
-    assert f"{NUM_LINES - NUM_LINES // BAD_EVERY} of {NUM_LINES} lines" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"{NUM_LINES - NUM_LINES // BAD_EVERY} of {NUM_LINES} lines" in told and f"{path}: gzip, unpacked" in told
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in.jsonl", "out.errors.jsonl", "out.jsonl"]
 
 

@@ -116,6 +116,47 @@ def test_echo_scores_a_prompt_as_it_was_generated(client):
     assert logprobs.token_logprobs[generated] == [max(top.values()) for top in tops]
 
 
+def test_prompt_logprobs_are_those_of_an_echo(client):
+    """vLLM's field, and what lm-eval reads: the same numbers of the same tokens."""
+    extra = {"ignore_eos": True, "prompt_logprobs": 2}
+    (choice,) = complete(client, logprobs=2, echo=True, max_tokens=1, extra_body=extra).choices
+    positions = choice.model_extra["prompt_logprobs"]
+    assert positions[0] is None
+    assert len(positions) == len(PROMPT)
+    ids = list(PROMPT.encode())
+    for at in range(1, len(PROMPT)):
+        own = positions[at][str(ids[at])]
+        assert own["decoded_token"] == PROMPT[at]
+        assert own["logprob"] == choice.logprobs.token_logprobs[at]
+        tops = {entry["decoded_token"]: entry["logprob"] for entry in positions[at].values()}
+        assert tops == choice.logprobs.top_logprobs[at]
+        assert {entry["rank"] for entry in positions[at].values()} >= {1, 2}
+    chat = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=1, extra_body={"prompt_logprobs": 0, "return_token_ids": True})
+    told, ids = chat.model_extra["prompt_logprobs"], chat.model_extra["prompt_token_ids"]
+    assert [entry and list(entry) for entry in told] == [None, *([str(token)] for token in ids[1:])]
+
+
+def test_allowed_tokens_and_bad_words(client):
+    """Of a real sampler, streamed or not, greedy or not."""
+    (free,) = complete(client, max_tokens=1, extra_body={"ignore_eos": True, "return_token_ids": True}).choices
+    for fields in ({}, {"temperature": 1.5, "seed": 5}):
+        extra = {"ignore_eos": True, "return_token_ids": True, "allowed_token_ids": [*b"abc"]}
+        (choice,) = complete(client, **fields, max_tokens=24, extra_body=extra).choices
+        assert set(choice.text) <= set("abc") and len(choice.token_ids) == 24
+        word = choice.text[4:6]
+        extra |= {"bad_words": [word]}
+        (without,) = complete(client, **fields, max_tokens=24, extra_body=extra).choices
+        assert word not in without.text and set(without.text) <= set("abc")
+        end = choice.text.index(word) + 1
+        assert without.text[:end] == choice.text[:end], "nothing changes before the word would have been complete"
+        pieces = complete(client, **fields, max_tokens=24, extra_body=extra, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in pieces) == without.text
+    named = {"ignore_eos": True, "logprob_token_ids": [free.token_ids[0], 7], "return_tokens_as_token_ids": True}
+    (choice,) = complete(client, logprobs=1, max_tokens=1, extra_body=named).choices
+    assert set(choice.logprobs.top_logprobs[0]) == {f"token_id:{free.token_ids[0]}", "token_id:7"}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_chat_logprobs(client, stream):
     ask = {"model": MODEL, "messages": MESSAGES, "max_tokens": 8, "temperature": 0, "logprobs": True, "top_logprobs": 2,

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 LEVEL = {
-    "": 0, "types": 0, "errors": 0, "config": 0,
+    "": 0, "types": 0, "errors": 0, "jsontext": 0, "config": 0,
     "cost": 1, "memory": 1, "policy": 1,
     "core": 2,
     "device": 3, "transport": 3, "sim": 3, "workload": 3, "report": 3, "profiles": 3,

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jettison.policy.refusal import (
+    PROCESSES_START_S,
     predicted_end_s,
+    predicted_loading_s,
     predicted_wait_s,
     retry_after_ms,
     why_never_in_share,
@@ -26,12 +28,14 @@ def test_too_long_says_both_numbers(prompt: int, more: int, context: int, memory
     why = why_too_long(prompt, more, context, memory)
     assert (why is None) == (prompt + more <= min(context, memory))
     if why is not None:
-        assert f"holds {context if prompt + more > context else memory} tokens" in why
-        assert f"asks for {prompt + more} tokens ({prompt} in the prompt, {more} for the completion)" in why
+        assert why.startswith(f"This model's maximum context length is {min(context, memory)} tokens. ")
+        assert f"requested {prompt + more} tokens ({prompt} in the prompt, {more} in the completion)." in why
+        assert "Please reduce the length of the prompt or completion." in why
+        assert (f"memory here holds {memory} " in why) == (memory < context)
 
 
 def test_a_number_of_any_size_is_told_in_a_few_characters() -> None:
-    assert len(why_too_long(1, 1 << 100_000, 10, 10) or "") < 200
+    assert len(why_too_long(1, 1 << 100_000, 10, 10) or "") < 250
 
 
 @given(st.lists(st.integers(0, 5), max_size=300), st.integers(1, 40))
@@ -78,6 +82,31 @@ def test_a_request_ends_when_its_like_did() -> None:
 
 @given(st.floats(0, 1e9))
 def test_the_hint_has_bounds(predicted_s: float) -> None:
-    assert 1000 <= retry_after_ms(predicted_s) <= 120_000
-    if 1.0 <= predicted_s <= 120.0:
+    assert 1000 <= retry_after_ms(predicted_s) <= 60_000
+    if 1.0 <= predicted_s <= 60.0:
         assert math.isclose(retry_after_ms(predicted_s), 1000 * predicted_s, abs_tol=1.0)
+
+
+GIB = 1 << 30
+
+
+def test_a_start_goes_on_as_fast_as_it_has_gone() -> None:
+    assert predicted_loading_s(10.0, 2 * GIB, 8 * GIB, None) == 30.0
+    assert predicted_loading_s(40.0, 8 * GIB, 8 * GIB, None) == 0.0
+    assert predicted_loading_s(41.0, 0, 8 * GIB, 3.0) == 3.0, "the last phase takes as long again"
+    assert predicted_loading_s(41.0, 0, 8 * GIB, 3.0, 0.75) == 1.0, "or what is left of its steps"
+
+
+def test_a_start_of_which_nothing_has_been_seen_is_guessed() -> None:
+    first, later = (predicted_loading_s(elapsed_s, 0, 10 * GIB, None) for elapsed_s in (0.0, 100.0))
+    assert first == later + PROCESSES_START_S
+    assert 5.0 < later < 30.0
+
+
+@given(st.floats(0, 1e6), st.integers(0, 1 << 50), st.integers(1, 1 << 50), st.none() | st.floats(0, 1e6))
+def test_the_hint_of_a_loading_server_has_bounds(
+    elapsed_s: float, num_read: int, num_bytes: int, since_read_s: float | None
+) -> None:
+    predicted_s = predicted_loading_s(elapsed_s, min(num_read, num_bytes), num_bytes, since_read_s)
+    assert predicted_s >= 0.0
+    assert 1000 <= retry_after_ms(predicted_s) <= 60_000

@@ -182,6 +182,25 @@ def test_files_of_the_first_version_are_read(tmp_path: Path) -> None:
         read_results(path)
 
 
+def test_files_from_before_there_were_two_clocks_are_read(tmp_path: Path) -> None:
+    """What they call TTFT was the clock of the first chunk."""
+    path = tmp_path / "r.json"
+    write_results(path, [build_run("r", [record()])])
+    document = json.loads(path.read_text())
+    del document["runs"][0]["first_chunk_s"]
+    path.write_text(json.dumps(document))
+    [run] = read_results(path)
+    assert run.first_chunk_s == run.ttft_s and not run.opens_early
+
+
+def test_result_files_have_no_line_ends_but_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    write_results(path, [build_run("a\u2028b\u2029c\x85d", [record()])])
+    text = path.read_text()
+    assert text.splitlines() == text.removesuffix("\n").split("\n")
+    assert read_results(path)[0].name == "a\u2028b\u2029c\x85d"
+
+
 SPOILT = {"mean": 1, "p50": 1, "p90": 1, "p99": 1, "max": 1, "count": 1}
 
 

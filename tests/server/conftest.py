@@ -50,7 +50,7 @@ def serve(tokenizer):
             )
             await asyncio.wait({started, served.finished}, return_when=asyncio.FIRST_COMPLETED)
             served.port = started.result()
-            served.url = f"http://127.0.0.1:{served.port}"
+            served.url = f"{'http' if settings.tls is None else 'https'}://127.0.0.1:{served.port}"
             try:
                 yield served
             finally:

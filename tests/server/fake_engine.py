@@ -54,11 +54,15 @@ class _Running:
 class FakeEngine:
     """See the module. ``delay_s`` passes before each event; None holds requests back until ``release``."""
 
-    def __init__(self, script: Script = alphabet, *, delay_s: float | None = 0.0, tokens_per_event: int = 1) -> None:
+    def __init__(
+        self, script: Script = alphabet, *, delay_s: float | None = 0.0, tokens_per_event: int = 1,
+        max_model_len: int = 400, max_request_tokens: int | None = None,
+    ) -> None:
         self.script = script
         self.delay_s = delay_s
         self.tokens_per_event = tokens_per_event
         self.engine_state: EngineState = "ready"
+        self.loading_left_s: float | None = None
         self.dead_workers: set[int] = set()
         self.sleep = ["awake", "awake"]
         self.num_unplaced = 0
@@ -83,9 +87,10 @@ class FakeEngine:
         self.finished_early: list[RequestId] = []
         self.running: dict[RequestId, _Running] = {}
         self._held = asyncio.Event()
+        room = max_request_tokens or max(300, max_model_len - 100)
         self._info = EngineInfo(
-            model_dir="nowhere", max_model_len=400, max_request_tokens=300, max_offline_tokens=300, vocab_size=300,
-            eos_token_ids=(257,),
+            model_dir="nowhere", max_model_len=max_model_len, max_request_tokens=room, max_offline_tokens=room,
+            vocab_size=300, eos_token_ids=(257,),
         )
 
     @property
@@ -95,6 +100,9 @@ class FakeEngine:
     @property
     def state(self) -> EngineState:
         return self.engine_state
+
+    def ready_in_s(self) -> float | None:
+        return self.loading_left_s
 
     def release(self) -> None:
         """Let held requests go on."""

@@ -69,7 +69,7 @@ def sentencepiece_tokenizer(decoder=LLAMA_2):
     special = [tokenizers.AddedToken(token, special=True, normalized=False) for token in SENTENCEPIECE_SPECIAL]
     backend.add_special_tokens(special)
     tokenizer = Tokenizer(
-        backend, is_byte_level=False, special_tokens={}, template=None, tokenizer_class="LlamaTokenizerFast")
+        backend, is_byte_level=False, special_tokens={}, tokenizer_class="LlamaTokenizerFast")
     return tokenizer, vocabulary | {token: backend.token_to_id(token) for token in SENTENCEPIECE_SPECIAL}
 
 

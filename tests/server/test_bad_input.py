@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import shutil
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+import tokenizers
 from fake_engine import FakeEngine
 from served import eventually
 
+from jettison.server.chat_renderer import TemplateSettings
 from jettison.server.tokenizer import Tokenizer
 
 COMPLETION = {"model": "fake", "prompt": "hi", "max_tokens": 2}
@@ -41,9 +45,10 @@ BAD_COMPLETIONS = [
     ({"prompt": ["x"] * 100, "n": 100}, "n"),
     ({"messages": CHAT["messages"]}, "messages"),
     ({"max_tokens": -1}, "max_tokens"),
-    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": "five"}, "max_tokens"),
+    ({"max_tokens": "5" * 50}, "max_tokens"),
     ({"max_tokens": 5.5}, "max_tokens"),
-    ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": [5]}, "max_tokens"),
     ({"max_tokens": 2**80}, "max_tokens"),
     ({"max_tokens": 4000}, "max_tokens"),
     *(({name: 10**400}, name) for name in ("max_tokens", "n", "seed", "priority", "logprobs", "min_tokens")),
@@ -70,7 +75,8 @@ BAD_COMPLETIONS = [
     ({"stop_token_ids": list(range(200))}, "stop_token_ids"),
     ({"seed": 2**64}, "seed"),
     ({"logprobs": 21}, "logprobs"),
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": -2}, "logprobs"),
     ({"logit_bias": {"a": 1}}, "logit_bias"),
     ({"logit_bias": {"999": 1}}, "logit_bias"),
     ({"logit_bias": {"1": 101}}, "logit_bias"),
@@ -80,17 +86,59 @@ BAD_COMPLETIONS = [
     ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"min_tokens": 3}, "min_tokens"),
-    ({"stream": "yes"}, "stream"),
+    ({"stream": "perhaps"}, "stream"),
+    ({"stream": 2}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream": True, "stream_options": {"include_usage": 2}}, "stream_options.include_usage"),
     ({"priority": 2**40}, "priority"),
     ({"service_tier": "gold"}, "service_tier"),
-    ({"metadata": {"a": 1}}, "metadata"),
+    ({"metadata": "a"}, "metadata"),
     ({"metadata": {str(at): "x" for at in range(17)}}, "metadata"),
     ({"user": 5}, "user"),
     ({"model": 5}, "model"),
     ({"suffix": "x"}, "suffix"),
     ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [300]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [10**400]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [65.5]}, "allowed_token_ids[0]"),
+    ({"allowed_token_ids": 65}, "allowed_token_ids"),
+    ({"allowed_token_ids": [97], "bad_words": ["a"]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [257], "min_tokens": 1}, "allowed_token_ids"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"bad_words": [" "]}, "bad_words"),
+    ({"bad_words": "a"}, "bad_words"),
+    ({"bad_words": [5]}, "bad_words[0]"),
+    ({"bad_words": ["x" * 513]}, "bad_words"),
+    ({"bad_words": [f"{at:03}" for at in range(129)]}, "bad_words"),
+    ({"bad_words": ["x" * 500, "y" * 500, "z" * 100]}, "bad_words"),
+    ({"bad_words": [f"{at:09}" for at in range(120)]}, "bad_words"),
+    ({"logprob_token_ids": [65]}, "logprob_token_ids"),
+    ({"logprobs": 1, "logprob_token_ids": [300]}, "logprob_token_ids"),
+    ({"logprobs": 1, "logprob_token_ids": [5] * 129}, "logprob_token_ids"),
+    ({"logprobs": 1, "logprob_token_ids": [5], "echo": True, "max_tokens": 0}, "logprob_token_ids"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": -2}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 401}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": "all"}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 1, "truncation_side": "middle"}, "truncation_side"),
+    ({"repetition_detection": {"max_pattern_size": 2}}, "repetition_detection.min_count"),
+    ({"repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 3}}, "repetition_detection"),
+    ({"repetition_detection": {"max_pattern_size": "x"}}, "repetition_detection.max_pattern_size"),
+    ({"max_new_tokens": 5}, "max_new_tokens"),
+    ({"max_tokens": None, "max_new_tokens": -1}, "max_new_tokens"),
+    ({"max_tokens": None, "max_new_tokens": 4, "n_predict": 5}, "n_predict"),
+    ({"max_completion_tokens": 3, "max_new_tokens": 2}, "max_completion_tokens"),
+    ({"request_id": ""}, "request_id"),
+    ({"request_id": 5}, "request_id"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"echo": "perhaps"}, "echo"),
 ]
 
 BAD_CHATS = [
@@ -107,7 +155,7 @@ BAD_CHATS = [
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages[0].name"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),  # the template says no
     ({"messages": [{"role": "user", "content": "x"}] * 5000}, "messages"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -115,7 +163,7 @@ BAD_CHATS = [
     ({"max_tokens": 4000}, "max_tokens"),
     ({"max_tokens": None, "max_completion_tokens": 4000}, "max_completion_tokens"),
     ({"max_tokens": None, "min_tokens": 295}, "min_tokens"),
-    ({"logprobs": 1}, "logprobs"),
+    ({"logprobs": 2}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"tools": [{"type": "function"}]}, "tools"),
@@ -143,6 +191,7 @@ async def test_bad_fields_are_400_and_named(serve):
         ):
             for fields, param in table:
                 answer = await served.post(path, base | fields)
+                assert answer.status_code == 400, (fields, answer.text)
                 error = answer.json()["error"]
                 assert (answer.status_code, error["param"]) == (400, param), (fields, answer.text)
                 assert set(error) == {"message", "type", "param", "code"}
@@ -169,13 +218,19 @@ async def test_harmless_fields_pass(serve, caplog):
     assert caplog.text.count("'unheard_of'") == 1
 
 
-async def test_tools_that_may_not_be_called_are_no_part_of_the_prompt(serve, tokenizer_dir, tmp_path):
+@pytest.mark.parametrize(("excluded", "prompt"), [(False, b'["f"] hi'), (True, b"None hi")])
+async def test_tools_that_may_not_be_called_are_in_the_prompt_unless_the_operator_says_no(
+    excluded, prompt, serve, tokenizer_dir, tmp_path
+):
     shutil.copytree(tokenizer_dir, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "chat_template.jinja").write_text("{{ tools }} {{ messages[0].content }}")
-    async with serve(FakeEngine(), tokenizer=Tokenizer.from_dir(tmp_path)) as served:
+    names = "{{ tools | map(attribute='function.name') | list | tojson if tools else tools }}"
+    source = names + " {{ messages[0].content }}"
+    (tmp_path / "chat_template.jinja").write_text(source)
+    templates = TemplateSettings(leaves_out_unused_tools=excluded)
+    async with serve(FakeEngine(), tokenizer=Tokenizer.from_dir(tmp_path, templates=templates)) as served:
         fields = {"tools": [TOOL], "tool_choice": "none", "return_token_ids": True}
         answer = await served.post("/v1/chat/completions", CHAT | fields)
-    assert bytes(answer.json()["prompt_token_ids"]) == b"None hi"
+    assert bytes(answer.json()["prompt_token_ids"]) == prompt
 
 
 @pytest.mark.parametrize(
@@ -208,7 +263,7 @@ async def test_other_refusals_have_the_same_shape(app_client):
         (await app_client.post("/v1/embeddings", json={}), 404, "not_found"),
         (await app_client.get("/v1/files"), 404, "not_found"),
         (await app_client.get("/"), 404, "not_found"),
-        (await app_client.get("/v1/completions/"), 404, "not_found"),
+        (await app_client.get("/v1/completions/"), 405, "method_not_allowed"),  # the same path
         (await app_client.get("/v1/models/none"), 404, "model_not_found"),
         (await app_client.post("/v1/completions", content=b"{}", headers=form), 415, "unsupported_media_type"),
         (await app_client.post("/tokenize", json={"prompt": "a", "messages": []}), 400, "invalid_value"),
@@ -229,11 +284,11 @@ async def test_request_ids_are_labels_and_nothing_else(app_client, app_engine):
     assert len(answer.headers["x-request-id"]) == 32
 
 
-async def test_keys_guard_everything_but_probes(serve):
+async def test_keys_guard_everything_but_probes_and_metrics(serve):
     async with serve(FakeEngine(), api_keys=("secret",)) as served:
-        for path in ("/v1/models", "/metrics", "/version", "/load", "/tokenizer_info", "/nowhere"):
+        for path in ("/v1/models", "/version", "/load", "/tokenizer_info", "/nowhere", "//v1//models/", "/metrics/x"):
             assert (await served.http.get(served.url + path)).status_code == 401
-        for path in ("/health", "/ping"):
+        for path in ("/health", "/ping", "/metrics", "/health/", "//metrics"):  # probes and scrapers carry no key
             assert (await served.http.get(served.url + path)).status_code == 200
         for value in ("secret", "Basic secret", "Bearer secre", "Bearer", "Bearer secret2"):
             answer = await served.http.get(f"{served.url}/v1/models", headers={"authorization": value})
@@ -431,9 +486,68 @@ async def test_a_prompt_to_score_may_take_all_the_room(app_client):
         if status == 400:
             error = answer.json()["error"]
             assert error["param"] == "prompt"
-            assert f"{num_prompt} in the prompt, 0 for the completion" in error["message"]
+            assert f"{num_prompt} in the prompt, 0 in the completion" in error["message"]
 
 
 async def test_a_minimum_above_no_tokens_is_refused(app_client):
     answer = await app_client.post("/v1/completions", json=COMPLETION | {"max_tokens": 0, "min_tokens": 1})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "min_tokens")
+
+
+async def test_a_text_with_a_token_beyond_the_embedding_is_to_blame(serve, tokenizer_dir):
+    """A tokenizer may have more tokens than the model has rows: which field had the text is told, and which token."""
+    backend = tokenizers.Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
+    backend.add_special_tokens(["<|far|>"])  # 260
+    known = Tokenizer.from_dir(tokenizer_dir)
+    beyond = Tokenizer(
+        backend, is_byte_level=True, special_tokens={}, chat=known.chat, tokenizer_class="X")
+    engine = FakeEngine()
+    engine._info = dataclasses.replace(engine._info, vocab_size=260)
+    async with serve(engine, tokenizer=beyond) as served:
+        for path, fields, param in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a <|far|> b"}]}, "messages"),
+            ("/v1/completions", {"prompt": "a <|far|> b"}, "prompt"),
+            ("/v1/completions", {"prompt": ["a", "<|far|>"]}, "prompt"),
+            ("/v1/completions", {"prompt": [1, 260]}, "prompt"),
+        ):  # fmt: skip
+            error = (await served.post(path, fields | {"max_tokens": 2})).json()["error"]
+            assert (error["param"], error["code"]) == (param, "invalid_value"), error
+            assert error["message"].startswith(f"{param}: ") and "260" in error["message"]
+        assert (await served.completion()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"model": "fake", "prompt": "ab\xff"}', "byte 31 (0xff)"),
+        (b'{"\xfe": 1}', "byte 2 (0xfe)"),
+        ('{"prompt": "grüße'.encode() + b'\xc3("}', "byte 19 (0xc3)"),
+        (b'{"prompt": "' + b"x" * 9000 + b'\xed\xa0\x80"}', "byte 9012 (0xed)"),
+        ('{"prompt": "hi"}'.encode("utf-16"), "UTF-16"),
+        ('{"prompt": "hi"}'.encode("utf-16-be"), "UTF-16"),
+        (b'{"prompt": }', "byte 11"),
+    ],
+)
+async def test_the_byte_that_is_wrong_is_named(app_client, body, told):
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+        answer = await app_client.post(path, content=body, headers={"content-type": "application/json"})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "invalid_json")
+        assert told in error["message"]
+
+
+async def test_a_mark_before_the_body_is_passed_over(app_client):
+    body = b"\xef\xbb\xbf" + json.dumps(COMPLETION).encode()
+    assert (await app_client.post("/v1/completions", content=body)).status_code == 200
+    answer = await app_client.post("/v1/completions", content=body[:-1] + b'"\xff"}')
+    assert f"byte {len(body)}" in answer.json()["error"]["message"], "counted from the start of what was sent"
+
+
+async def test_too_many_choices_are_the_fault_of_the_field_that_asks_for_them(serve):
+    async with serve(FakeEngine(), max_choices=6, max_active_reqs_per_key=4) as served:
+        for fields, param in (
+            ({"prompt": ["a"] * 5}, "prompt"), ({"prompt": ["a"] * 3, "n": 2}, "n"), ({"n": 5}, "n"),
+            ({"prompt": ["a"] * 7}, "prompt"), ({"prompt": ["a"] * 4, "n": 2}, "n"),
+        ):  # fmt: skip
+            answer = await served.completion(**fields)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), fields

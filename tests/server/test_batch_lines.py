@@ -21,7 +21,7 @@ async def check(tmp_path, tokenizer_dir, content: bytes, endpoint="/v1/completio
         "path": str(path), "endpoint": endpoint, "model_dir": str(tokenizer_dir), "model_names": ("fake", "alias"),
         "max_model_len": 400, "max_request_tokens": 300, "vocab_size": 300, "eos_token_ids": (257,),
         "max_line_bytes": MAX_LINE_BYTES, "max_lines": 500, "default_chat_max_tokens": None,
-        "default_completion_max_tokens": 16, "max_choices": 1024,
+        "default_completion_max_tokens": 16, "max_choices": 1024, "max_stops": 4, "max_logprobs": 20,
     } | changes))  # fmt: skip
     bad, results, verdict = [], [], None
     async for verdict in check_file(job, endpoint_for(job)):
@@ -89,6 +89,21 @@ async def test_what_runs_is_counted(tmp_path, tokenizer_dir):
     assert not errors
     assert (verdict.num_lines, verdict.num_runnable) == (2, 2)
     assert (verdict.num_prompt_tokens, verdict.max_output_tokens) == (6, 17)
+
+
+async def test_fields_of_a_line_are_taken_as_those_of_a_request(tmp_path, tokenizer_dir):
+    """Numbers as clients write them, neutral values, what vLLM's requests may say; and the server's own limits."""
+    good = [
+        {"max_tokens": 4.0, "n": "1", "stream": "false", "metadata": {"a": 1}}, {"tools": [], "store": False},
+        {"bad_words": ["x"], "allowed_token_ids": [97], "prompt_logprobs": 1}, {"best_of": 2, "n": 2},
+        {"prompt": "x" * 500, "truncate_prompt_tokens": -1}, {"stop": list("123456")}, {"logprobs": 25},
+    ]  # fmt: skip
+    bad = [({"grammar": "x"}, "grammar"), ({"bad_words": [""]}, "bad_words"), ({"stop": list("1234567")}, "stop")]
+    lines = [line(f"good{at}", **body) for at, body in enumerate(good)]
+    lines += [line(f"bad{at}", **body) for at, (body, _) in enumerate(bad)]
+    verdict, errors, _ = await check(tmp_path, tokenizer_dir, jsonl(*lines), max_stops=6, max_logprobs=25)
+    assert [error.param for error in errors] == [param for _, param in bad]
+    assert verdict.num_runnable == len(good)
 
 
 async def test_of_equal_ids_the_first_runs(tmp_path, tokenizer_dir):

@@ -96,3 +96,14 @@ async def test_a_client_that_dawdles_is_cut_off(tmp_path):
     with pytest.raises(ApiError, match="too slowly"):
         await Upload(TYPE, tmp_path / "incoming", 100, 0.01).receive(asyncio.Event().wait)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("encoding", "is_taken"), [(b"binary", True), (b"8BIT", True), (b"base64", False)])
+async def test_a_part_is_taken_as_it_is_or_not_at_all(tmp_path, encoding, is_taken):
+    head = b'--%s\r\nContent-Disposition: form-data; name="file"; filename="x"\r\nContent-Transfer-Encoding: %s\r\n\r\n'
+    body = head % (BOUNDARY, encoding) + b"e30=\r\n" + END
+    if is_taken:
+        assert (await receive(tmp_path, body))[1] == b"e30="
+    else:
+        with pytest.raises(ApiError, match="content-transfer-encoding 'base64' is not taken"):
+            await receive(tmp_path, body)

@@ -101,6 +101,21 @@ async def test_chat(serve, batch_settings):
         assert batch.error_file_id is None
 
 
+async def test_fields_of_vllms_in_a_line(serve, batch_settings):
+    engine = FakeEngine(bytes_of("abcd"))
+    async with serve(engine, batches=batch_settings()) as served, served.openai() as client:
+        stops = {"stop": "c", "include_stop_str_in_output": 1}
+        fields = stops | {"bad_words": ["q"], "prompt_logprobs": 0, "max_tokens": 4.0}
+        batch = await begin(client, jsonl(line("a", **fields)), metadata={"run": 7, "ok": True, "x": "y"})
+        assert batch.metadata == {"run": "7", "ok": "true", "x": "y"}
+        batch = await until(client, batch)
+        (answer,) = documents(await text_of(client, batch.output_file_id))
+        (choice,) = answer["response"]["body"]["choices"]
+        assert choice["text"] == "abc"
+        assert [entry and list(entry) for entry in choice["prompt_logprobs"]] == [None, ["105"]]
+    assert engine.accepted[0].params.bad_words == ((113,),)
+
+
 async def test_a_bounded_window_is_in_the_engine(serve, batch_settings):
     engine = FakeEngine(delay_s=None)
     async with serve(engine, batches=batch_settings(window=3)) as served, served.openai() as client:
@@ -185,6 +200,21 @@ async def test_what_cannot_be_done_in_time_is_refused_with_the_time_that_is_enou
         assert f"{batch.id} is failed: {error.message}" in caplog.text  # its owner may never look
         assert "earliest feasible time is 20" in error.message
         assert batch.output_file_id is None
+
+
+async def test_the_engine_is_told_what_is_due_for_whom(serve, batch_settings):
+    engine = FakeEngine(delay_s=None)
+    async with serve(engine, batches=batch_settings()) as served, served.openai() as client:
+        batch = await until(client, await begin(client, jsonl(*(line(f"r{n}") for n in range(9)))), {"in_progress"})
+        async with asyncio.timeout(30):
+            while not engine.stored:
+                await asyncio.sleep(0.02)
+        (work,) = engine.stored
+        assert (work.name, work.num_requests) == (batch.id, 9)
+        assert {request.tenant for request in engine.accepted} <= {work.tenant}
+        assert {request.deadline_ns for request in engine.accepted} <= {work.deadline_ns}
+        engine.release()
+        await until(client, batch)
 
 
 async def test_a_live_estimate(serve, batch_settings):
@@ -357,7 +387,7 @@ async def test_a_file_that_is_read_stays(serve, batch_settings):
         ({"completion_window": None}, "completion_window", "missing_required_parameter"),
         ({"input_file_id": None}, "input_file_id", "missing_required_parameter"),
         ({"metadata": {"k" * 65: "v"}}, "metadata", "invalid_value"),
-        ({"metadata": {"k": 5}}, "metadata", "invalid_type"),
+        ({"metadata": {"k": [5]}}, "metadata", "invalid_type"),
     ],
 )
 async def test_a_batch_that_is_refused(serve, batch_settings, fields, param, code):

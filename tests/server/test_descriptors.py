@@ -7,11 +7,13 @@ import errno
 import logging
 import os
 import resource
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import FakeEngine
 
 from jettison.config import EngineConfig
+from jettison.device.model.end_tokens import EndTokens
 from jettison.server import descriptors, launch
 from jettison.server.descriptors import DescriptorWatch, connection_limit, raise_descriptor_limit
 from jettison.server.quiet_log import Seldom
@@ -90,9 +92,9 @@ async def test_the_launcher_limits_connections(tmp_path, monkeypatch, limits, ca
         seen["max_connections"] = settings.max_connections
         raise RuntimeError("seen enough")
 
-    monkeypatch.setattr(launch.Engine, "prepare", lambda self: None)
+    monkeypatch.setattr(launch.Engine, "prepare", lambda self: SimpleNamespace(end_tokens=EndTokens((), ())))
     monkeypatch.setattr(launch, "health_details", lambda assembly: {})
-    monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda folder, **options: None)
+    monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda folder, **options: SimpleNamespace(turn_end=lambda: None))
     monkeypatch.setattr(launch, "create_app", create_app)
     with pytest.raises(RuntimeError, match="enough"):
         await launch._serve(EngineConfig.resolve(model=str(tmp_path), max_num_queued_reqs=9000, num_cores=1))

@@ -156,14 +156,14 @@ async def test_sampling_fields_reach_the_engine(serve):
     async with serve(engine) as served:
         await served.openai().completions.create(
             model="fake", prompt="p", max_tokens=5, temperature=0.5, top_p=0.9, presence_penalty=0.1,
-            frequency_penalty=0.2, seed=-1, logit_bias={"65": -100}, logprobs=3, user="u",
+            frequency_penalty=0.2, seed=-2, logit_bias={"65": -100}, logprobs=3, user="u",
             extra_body={"top_k": 5, "min_p": 0.05, "repetition_penalty": 1.1, "min_tokens": 2, "stop_token_ids": [7],
                         "ignore_eos": True, "priority": -3, "metadata": {"a": "b"}, "mystery": 1})  # fmt: skip
     (request,) = engine.accepted
     params = request.params
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k, params.min_p) == (5, 0.5, 0.9, 5, 0.05)
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.1, 0.2, 1.1)
-    assert (params.seed, params.min_tokens, params.stop_token_ids) == (2**63 - 1, 2, (7,))
+    assert (params.seed, params.min_tokens, params.stop_token_ids) == (2**63 - 2, 2, (7,))
     assert (params.ignore_eos, params.logprobs, params.logit_bias) == (True, 3, ((65, -100.0),))
     assert request.priority == -3
 
@@ -191,13 +191,17 @@ async def test_errors_are_the_sdk_s_exceptions(serve):
         with pytest.raises(openai.NotFoundError) as caught:
             await client.completions.create(**ask | {"model": "gpt-9"})
         assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-        assert "'gpt-9'" in caught.value.message and "this server serves 'fake'" in caught.value.message
+        assert "The model `gpt-9` does not exist" in caught.value.message
+        assert "this server serves 'fake'" in caught.value.message
         with pytest.raises(openai.BadRequestError) as caught:
             await client.completions.create(**ask | {"temperature": 3})
         assert caught.value.param == "temperature"
         with pytest.raises(openai.BadRequestError) as caught:
             await client.completions.create(**ask | {"max_tokens": 1000})
         assert caught.value.code == "context_length_exceeded"
+        # What LiteLLM, OpenHands and others go by; see test_litellm.py.
+        assert caught.value.body["message"].startswith("This model's maximum context length is 300 tokens. However, ")
+        assert "Please reduce the length of the prompt" in caught.value.message
         assert "400" in caught.value.message and "1001" in caught.value.message
         with pytest.raises(openai.NotFoundError):
             await client.embeddings.create(model="fake", input="x")
@@ -211,6 +215,30 @@ async def test_errors_are_the_sdk_s_exceptions(serve):
             await client.completions.create(**ask)
         assert caught.value.status_code == 503
         assert int(caught.value.response.headers["retry-after-ms"]) > 0
+
+
+async def test_other_errors_of_the_sdk(serve):
+    engine = FakeEngine(delay_s=None)
+    async with serve(engine, api_keys=("right",), max_body_bytes=3000, shutdown_timeout_s=0.05) as served:
+        ask = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        with pytest.raises(openai.AuthenticationError, match="Incorrect API key provided"):
+            await served.openai(api_key="wrong").chat.completions.create(**ask)
+        client = served.openai(api_key="right")
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(**ask | {"messages": [{"role": "user", "content": "x" * 500}]})
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+        assert "in the messages" in caught.value.message
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.chat.completions.create(**ask | {"messages": [{"role": "user", "content": "x" * 5000}]})
+        assert (caught.value.status_code, caught.value.code) == (413, "request_too_large")
+        with pytest.raises(openai.PermissionDeniedError):
+            await client.post("../sleep", cast_to=object)
+        with pytest.raises(openai.APITimeoutError):
+            await client.chat.completions.create(**ask, timeout=0.05)
+        engine.delay_s, engine.crash_after = 0.0, 1
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.chat.completions.create(**ask)
+        assert (caught.value.status_code, caught.value.code) == (500, "internal_error")
 
 
 async def test_the_sdk_retries_a_full_queue(serve):

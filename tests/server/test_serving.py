@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import FakeEngine
 from served import eventually, sse_events
 
 from jettison.config import EngineConfig
+from jettison.device.model.end_tokens import EndTokens
 from jettison.errors import ConfigError, ModelError
 from jettison.server import launch
 from jettison.server.serving import open_socket
@@ -235,9 +237,10 @@ async def test_the_launcher_hands_every_limit_on(tmp_path, monkeypatch):
         seen.update(options)
         raise ModelError("seen enough")
 
-    monkeypatch.setattr(launch.Engine, "prepare", lambda self: None)
+    monkeypatch.setattr(launch.Engine, "prepare", lambda self: SimpleNamespace(end_tokens=EndTokens((), ())))
     monkeypatch.setattr(launch, "health_details", lambda _: {})
     monkeypatch.setattr(launch.Tokenizer, "from_dir", from_dir)
     with pytest.raises(ModelError, match="enough"):
         await launch._serve(EngineConfig.resolve(model=str(tmp_path)))
-    assert seen == {"max_template_chars": ServerSettings(model_names=("m",)).max_template_chars}
+    told = ServerSettings(model_names=("m",))
+    assert seen == {"max_template_chars": told.max_template_chars, "templates": told.templates}

@@ -1,4 +1,4 @@
-"""Detokenizing, stop strings, templates and the tokenizer folder, without HTTP."""
+"""Detokenizing, stop strings and the tokenizer folder, without HTTP."""
 
 from __future__ import annotations
 
@@ -9,14 +9,24 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from served import BOS, EOS, LLAMA_2, SENTENCEPIECE_SPECIAL, USER, metaspace_tokenizer, sentencepiece_tokenizer
+from served import (
+    BOS,
+    EOS,
+    LLAMA_2,
+    SENTENCEPIECE_SPECIAL,
+    USER,
+    metaspace_tokenizer,
+    sentencepiece_tokenizer,
+    write_tokenizer,
+)
 from tokenizers import decoders
 
 from jettison.errors import ModelError
+from jettison.server.chat_renderer import ChatRequest
 from jettison.server.detokenizer import WindowDetokenizer
+from jettison.server.launch import tell_of_turn_end
 from jettison.server.prompts import Prompt, chat_prompt, completion_prompts, with_texts
 from jettison.server.stops import StopMatcher
-from jettison.server.templates import ChatTemplate, TemplateError
 from jettison.server.tokenizer import Tokenizer
 
 
@@ -127,7 +137,8 @@ def test_tokenizer_folder(tokenizer):
     assert tokenizer.token_bytes(9999) == b""
     assert tokenizer.token_id("</s>") == EOS
     assert tokenizer.vocab_size == 260
-    assert tokenizer.render_chat([{"role": "user", "content": "<x>"}]) == "<s>user: <x>\nassistant: "
+    request = ChatRequest([{"role": "user", "content": "<x>"}])
+    assert tokenizer.render_chat(request) == "<s>user: <x>\nassistant: "
 
 
 @pytest.fixture
@@ -161,99 +172,6 @@ def test_a_broken_folder_is_named_in_one_line(folder, name, content):
     assert "\n" not in str(caught.value)
 
 
-def test_template_sources(folder):
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    del config["chat_template"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(TemplateError, match="no chat template"):
-        Tokenizer.from_dir(folder).render_chat([{"role": "user", "content": "x"}])
-    config["chat_template"] = [{"name": "other", "template": "no"}, {"name": "default", "template": "list"}]
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    assert Tokenizer.from_dir(folder).render_chat([]) == "list"
-    (folder / "chat_template.jinja").write_text("file {{ eos_token }}")
-    assert Tokenizer.from_dir(folder).render_chat([]) == "file </s>"
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for i in range(9999999) %}{% endfor %}",
-        "{% for i in range(9999) %}{{ messages[0].content * 1000 }}{% endfor %}",
-        "{{ 'x' * 99999999999 }}",
-        "{{ 99 ** 9999999 }}",
-        "{{ messages.append(1) }}",
-        "{{ messages.__class__.__mro__ }}",
-        "{{ ''.__class__.__base__.__subclasses__() }}",
-        "{{ '{0.__class__}'.format(messages) }}",
-        "{{ raise_exception('no') }}",
-        "{{ messages[0] + 1 }}",
-        "{{ 1 / 0 }}",
-        "{{ messages[0].content | xmlattr }}",
-        "{% include '/etc/passwd' %}",
-    ],
-)
-def test_a_template_cannot_run_away_or_break_out(source, monkeypatch):
-    monkeypatch.setattr("jettison.server.templates.RENDER_LIMIT_S", 0.2)
-    template = ChatTemplate(source, "here", max_chars=100_000)
-    try:
-        text = template.render([{"role": "user", "content": "x" * 100}], {})
-    except TemplateError:
-        text = ""
-    assert text == ""
-
-
-@pytest.mark.parametrize(
-    ("source", "told"),
-    [
-        ("{{ messages.append(1) }}", "is not safely callable|is unsafe"),
-        ("{{ messages.__class__.__mro__ }}", "__class__.* is unsafe"),
-        ("{{ no_such_function(messages) }}", "'no_such_function' is undefined"),
-        ("{% for m in messages %}{% if m.role == 'assistant' %}{{ mark(m) }}{% endif %}{% endfor %}", "'mark' is u"),
-        ("{{ messages[0].content.text.words }}", "has no attribute 'text'"),
-        ("{% for m in messages %}{{ m.content | xmlattr }}{% endfor %}", "has no attribute 'items'"),
-        ("{{ 2 ** 2 }}", r"uses \*\*"),
-        ("{% for m in messages %}{{ 1 / 0 }}{% endfor %}", "division by zero"),
-        ("{{ raise_exception() }}", "missing 1 required"),
-        # The system role is refused on purpose; what comes after that is still tried.
-        ("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ f() }}", "'f' is un"),
-    ],
-)
-def test_a_template_that_renders_no_conversation_is_refused_with_one_line(source, told, folder):
-    (folder / "chat_template.jinja").write_text(source)
-    with pytest.raises(ModelError, match=told) as caught:
-        Tokenizer.from_dir(folder)
-    assert str(folder / "chat_template.jinja") in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("source", [
-    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ messages[0].content }}",
-    "{% if messages|length > 1 %}{{ raise_exception('one question') }}{% endif %}{{ messages[0].content }}",
-    "{{ raise_exception('this model does not chat') }}",
-    "{% if tools %}{{ no_such_function(tools) }}{% endif %}{{ messages[0].content }}",
-    "{{ strftime_now('%d %b %Y') if strftime_now is defined }}{{ bos_token }}{{ eos_token }}{{ messages | tojson }}",
-    "{% if enable_thinking is defined and not enable_thinking %}-{% endif %}{{ messages[-1].content }}",
-])
-def test_what_a_template_refuses_on_purpose_is_its_own_affair(source, folder):
-    (folder / "chat_template.jinja").write_text(source)
-    assert Tokenizer.from_dir(folder).chat_template == source
-
-
-@pytest.mark.parametrize("source", ["{{ " + "(" * 500 + "1" + ")" * 500 + " }}", "{{ 1 | no_such_filter }}"])
-def test_a_template_that_does_not_compile_is_one_line(source):
-    with pytest.raises(ModelError, match=r"^here: the chat template is broken: ") as caught:
-        ChatTemplate(source, "here")
-    assert "\n" not in str(caught.value)
-
-
-def test_template_conveniences():
-    source = (
-        "{%- generation %}{{ {'a': '<é>'} | tojson }}{% endgeneration %}"
-        "{% for x in [1, 2, 3] %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}{{ strftime_now('%Y')[:2] }}"
-    )
-    assert ChatTemplate(source, "here").render([], {}) == '{"a": "<é>"}120'
-
-
 @pytest.mark.parametrize(
     ("prompt", "on_loop"),
     [("x" * 40, True), (["x" * 20] * 2, False), (["x"] * 4, False), ("x" * 60, False), ([1] * 300, True)],
@@ -282,7 +200,7 @@ async def test_what_a_request_tokenizes_counts_as_a_whole(prompt, on_loop, token
 async def test_names_and_every_part_of_a_message_count(message, on_loop, tokenizer, monkeypatch):
     threads = spy_on(monkeypatch, tokenizer, "render_chat")
     messages = [{"role": "user"} | message]
-    await chat_prompt(messages, tokenizer, add_generation_prompt=True, thread_chars=64)
+    await chat_prompt(messages, tokenizer, ChatRequest(()), thread_chars=64)
     assert [thread is threading.main_thread() for thread in threads] == [on_loop]
 
 
@@ -297,7 +215,7 @@ async def test_an_echo_of_token_ids_is_decoded_once_and_counts_as_a_whole(num_pr
 
 async def test_many_short_messages_are_not_rendered_on_the_loop(tokenizer, monkeypatch):
     threads = spy_on(monkeypatch, tokenizer, "render_chat")
-    await chat_prompt([{"role": "user", "content": ""}] * 5, tokenizer, add_generation_prompt=True, thread_chars=64)
+    await chat_prompt([{"role": "user", "content": ""}] * 5, tokenizer, ChatRequest(()), thread_chars=64)
     assert threads != [threading.main_thread()]
 
 
@@ -312,3 +230,24 @@ def spy_on(monkeypatch, tokenizer, name):
 
     monkeypatch.setattr(tokenizer, name, spy)
     return threads
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% for m in messages %}<|user|>{{ m.content }}</s>{% endfor %}", EOS),
+        ("{% for m in messages %}<|user|>{{ m.content }} </s>\n{% endfor %}", EOS),
+        ("{% for m in messages %}{{ m.content }}<|user|>{% endfor %}", USER),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", None),
+        ("{% for m in messages %}{{ m.content if m.role == 'user' else m.role }}</s>{% endfor %}", None),
+        ("{{ raise_exception('never') if messages[-1].role == 'assistant' }}{{ messages[0].content }}", None),
+        (None, None),
+    ],
+)  # fmt: skip
+def test_what_a_template_writes_behind_an_answer(tmp_path, caplog, template, expected):
+    path = write_tokenizer(tmp_path) / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    assert tokenizer.turn_end() == expected
+    tell_of_turn_end(tokenizer, {EOS})
+    assert ("<|user|> (259) behind an answer" in caplog.text) == (expected == USER)

@@ -187,7 +187,7 @@ class Watched:
         if kinds.count("worker_lost") >= max_deaths:
             reasons += (f"{max_deaths} workers died while they computed this request",)
         if "worker_gone" in kinds:
-            reasons += ("Memory holds ", "no worker could take the request")
+            reasons += ("This model's maximum context length is ", "no worker could take the request")
         return reasons
 
     def expect_nothing_left(self) -> None:

@@ -18,6 +18,8 @@ class FakeServer:
     """Streams ``max_tokens`` chunks, ``gap_s`` apart, to everyone; ``behaviour`` by request number."""
 
     gap_s: float = 0.0
+    opens_early: bool = False
+    """A frame with the role goes out ``gap_s`` before the first token."""
     behaviour: dict[int, str] = field(default_factory=dict)
     """``reject``, ``fail``, ``break`` (ends early), ``error`` (in mid-stream), ``hang``."""
     models_status: int = 200
@@ -61,6 +63,10 @@ class FakeServer:
 
     async def _stream(self, response: web.StreamResponse, body: dict[str, Any], kind: str, is_chat: bool) -> None:
         count = body["max_tokens"]
+        if self.opens_early:
+            role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+            await response.write(b"data: " + json.dumps(role).encode() + b"\n\n")
+            await asyncio.sleep(self.gap_s)
         for index in range(count):
             reason = "length" if index == count - 1 else None
             content = {"delta": {"content": "x"}} if is_chat else {"text": 'say "error" and "choices":[]'}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from jettison.errors import UserError
+from jettison.report.summary import comparison_rows
 from jettison.workload.client import ReplayOptions, replay
 from jettison.workload.lengths import Lengths, LogNormalPair
 from jettison.workload.observe import parse_metrics, shift_log
@@ -60,6 +61,21 @@ async def test_every_request_is_sent_and_measured(serve) -> None:
     assert run.goodput is not None and run.goodput["share"] == 1.0
     assert run.client["lag_s"]["max"] >= run.client["lag_s"]["p50"] >= 0
     assert run.client["short_answers"] == 0
+
+
+@pytest.mark.parametrize("opens_early", [False, True])
+async def test_both_clocks_are_told_where_they_differ(serve, opens_early: bool) -> None:
+    options = ReplayOptions(name="plain", endpoint="chat", prompt_kind="text")
+    async with serve(gap_s=0.001, opens_early=opens_early) as fake:
+        run = await replay(fake.url, WORKLOAD, options)
+    assert run.requests.completed == 8 and run.opens_early is opens_early
+    for row in run.requests_detail or ():
+        assert row["first_chunk_s"] < row["ttft_s"] if opens_early else row["first_chunk_s"] == row["ttft_s"]
+        assert row["output_tokens"] == 6
+    assert run.itl_s.count == 8 * 5, "none from the frame to the first token"
+    shown = [row[0] for row in comparison_rows([run]) if row[0].startswith("first chunk")]
+    told = ["first chunk, requests", *(f"first chunk {which}" for which in ("mean", "p50", "p90", "p99", "max"))]
+    assert shown == (told if opens_early else [])
 
 
 async def test_each_ending_is_counted_once(serve) -> None:

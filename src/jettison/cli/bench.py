@@ -11,6 +11,8 @@ def bench(
     model: o.Model = None,
     api_key: o.ApiKey = None,
     trace: o.Trace = None,
+    trace_format: o.TraceFormat = None,
+    unit: o.Unit = None,
     workload: o.Workload = None,
     seed: o.Seed = 0,
     jitter: o.Jitter = None,

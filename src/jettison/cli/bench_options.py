@@ -18,6 +18,18 @@ Url = Annotated[str, typer.Option(metavar="URL", help="Server's root.")]
 Model = Annotated[str | None, typer.Option(metavar="NAME", help="Model to ask for (default: the server's first).")]
 ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help="Key to send.")]
 Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Trace to replay.", rich_help_panel=_LOAD)]
+TraceFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--format", metavar="NAME", help="Trace's format, where its columns leave it open.", rich_help_panel=_LOAD
+    ),
+]
+Unit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="UNIT", help="Of the trace's stamps: s, ms, us, ns (default: its format's).", rich_help_panel=_LOAD
+    ),
+]
 Workload = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Built-in: burst, burstgpt-like, azure-conv-like.", rich_help_panel=_LOAD),

@@ -25,7 +25,10 @@ _PANELS = {
     "packing": "Packing",
     "faults": "Faults",
     "sleep": "Sleep",
+    "templates": "Chat templates",
     "server": "Server",
+    "cors": "Web pages of other origins (CORS)",
+    "tls": "HTTPS",
     "": "Workers",
 }
 

@@ -27,6 +27,12 @@ Jitter = Annotated[
         help="Spread arrivals inside the trace's clock step (default: where a format's stamps are seen to be steps).",
     ),
 ]
+TraceFormat = Annotated[
+    str | None, typer.Option("--format", metavar="NAME", help="Its format, where its columns leave it open.")
+]
+Unit = Annotated[
+    str | None, typer.Option(metavar="UNIT", help="Of its time stamps: s, ms, us, ns (default: its format's).")
+]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out bad rows of files, and name them.")]
 
 
@@ -38,6 +44,8 @@ def _group() -> None:
 @app.command("info", cls=Command)
 def info(
     trace: Trace,
+    trace_format: TraceFormat = None,
+    unit: Unit = None,
     jitter: Jitter = None,
     skip_bad_rows: SkipBadRows = False,
     seed: Seed = 0,
@@ -47,10 +55,12 @@ def info(
     from rich.console import Console
 
     from jettison.workload.trace_tools import show_info
+    from jettison.workload.units import Reading
 
     show_info(
-        trace, jitter=jitter, seed=seed, json_out=json_out, console=Console(), skip_bad_rows=skip_bad_rows
-    )
+        trace, jitter=jitter, seed=seed, json_out=json_out, console=Console(), skip_bad_rows=skip_bad_rows,
+        reading=Reading(trace_format, unit),
+    )  # fmt: skip
 
 
 @app.command("slice", cls=Command)
@@ -68,6 +78,8 @@ def slice_(
     num_requests: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Keep the first N of what is left.")
     ] = None,
+    trace_format: TraceFormat = None,
+    unit: Unit = None,
     jitter: Jitter = None,
     skip_bad_rows: SkipBadRows = False,
     seed: Seed = 0,
@@ -76,10 +88,11 @@ def slice_(
     from rich.console import Console
 
     from jettison.workload.trace_tools import slice_trace
+    from jettison.workload.units import Reading
 
     slice_trace(
         trace, out, start_s=start_s, end_s=end_s, skip=skip, num_requests=num_requests, thin=thin, jitter=jitter,
-        seed=seed, console=Console(), skip_bad_rows=skip_bad_rows,
+        seed=seed, console=Console(), skip_bad_rows=skip_bad_rows, reading=Reading(trace_format, unit),
     )  # fmt: skip
 
 
@@ -102,6 +115,8 @@ def upscale(
     lengths_from: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Take lengths from another trace, in its order.")
     ] = None,
+    trace_format: TraceFormat = None,
+    unit: Unit = None,
     jitter: Jitter = None,
     skip_bad_rows: SkipBadRows = False,
     seed: Seed = 0,
@@ -110,10 +125,11 @@ def upscale(
     from rich.console import Console
 
     from jettison.workload.trace_tools import upscale_trace
+    from jettison.workload.units import Reading
 
     upscale_trace(
         trace, out, factor=factor, rate_per_s=rate_per_s, keep=keep, spread_s=spread_s, lengths_from=lengths_from,
-        jitter=jitter, seed=seed, console=Console(), skip_bad_rows=skip_bad_rows,
+        jitter=jitter, seed=seed, console=Console(), skip_bad_rows=skip_bad_rows, reading=Reading(trace_format, unit),
     )  # fmt: skip
 
 
@@ -167,6 +183,8 @@ def synth(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="burst: trace that has it.", rich_help_panel=_ARRIVALS)
     ] = None,
+    trace_format: TraceFormat = None,
+    unit: Unit = None,
     burst_start: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="burst: where it starts.", rich_help_panel=_ARRIVALS)
     ] = None,
@@ -221,7 +239,8 @@ def synth(
     options = SynthOptions(
         rate=rate, cv=cv, duration=duration, num_requests=num_requests, on=on, off=off, off_rate=off_rate, peak=peak,
         period=period, peak_at=peak_at, bursts=tuple(burst or ()), trace=trace, burst_start=burst_start,
-        burst_end=burst_end, repeat=repeat, windows=windows, histograms=histograms, start=start, rate_scale=rate_scale,
+        burst_end=burst_end, repeat=repeat, trace_format=trace_format, unit=unit, windows=windows,
+        histograms=histograms, start=start, rate_scale=rate_scale,
         lengths=lengths, lengths_from=lengths_from, prompt=prompt, output=output,
         skip_bad_rows=skip_bad_rows or None,
     )  # fmt: skip

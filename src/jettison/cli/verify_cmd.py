@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from jettison.config.hubcache import model_folder
 from jettison.live.machine.address_space import MORE_PROGRAM_BYTES, check_address_limit
 
 
@@ -43,6 +44,8 @@ def verify(
     from jettison.live.machine.endings import ended_by_sigterm
     from jettison.live.verify.run import run_verify
 
+    if model_dir is not None:
+        model_dir = Path(model_folder(str(model_dir)))
     with ended_by_sigterm():
         code = run_verify(
             model_dir, json_out, dtype, full=full, max_model_len=max_model_len, kernels=kernels, alone=alone

@@ -23,6 +23,7 @@ from jettison.config.sections import (
     SchedulerConfig,
     ServerConfig,
     SleepConfig,
+    TemplateConfig,
 )
 from jettison.config.values import format_bytes, parse_bytes
 
@@ -42,6 +43,7 @@ __all__ = [
     "ServerConfig",
     "SleepConfig",
     "Source",
+    "TemplateConfig",
     "format_bytes",
     "parse_bytes",
     "usable_cores",

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
+from jettison.config.hubcache import model_folder, model_name
+from jettison.config.network import CorsConfig, TlsConfig
 from jettison.config.offline import harvest_parts
 from jettison.config.rungs import uses_host_pool
 from jettison.config.sections import (
@@ -30,6 +32,7 @@ from jettison.config.sections import (
     SchedulerConfig,
     ServerConfig,
     SleepConfig,
+    TemplateConfig,
     config_key,
     launcher,
 )
@@ -51,7 +54,10 @@ class EngineConfig:
     packing: PackingConfig = field(default_factory=PackingConfig)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     sleep: SleepConfig = field(default_factory=SleepConfig)
+    templates: TemplateConfig = field(default_factory=TemplateConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    cors: CorsConfig = field(default_factory=CorsConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
     instances: int = config_key(
         1, int_from(1, 1024), "Full copies of the model, each with a worker of its own.", metavar="N")
     num_threads: int = config_key(
@@ -140,7 +146,10 @@ _SECTIONS: dict[str, Callable[..., Any]] = {
     "packing": PackingConfig,
     "faults": FaultsConfig,
     "sleep": SleepConfig,
+    "templates": TemplateConfig,
     "server": ServerConfig,
+    "cors": CorsConfig,
+    "tls": TlsConfig,
 }
 
 
@@ -268,8 +277,10 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
         place = given[name].place if name in given else ""
         return f"{key.name} {value} ({place})" if place else f"{key.flag} {value}"
 
+    if values["model"]:
+        values["model"] = model_folder(values["model"])
     if values["served_model_name"] is None:
-        values["served_model_name"] = os.path.basename(os.path.abspath(values["model"])) if values["model"] else ""
+        values["served_model_name"] = model_name(values["model"]) if values["model"] else ""
     if values["host_memory"] is None:
         uses_pool = uses_host_pool(values["overload"]) or "checkpoint" in harvest_parts(values["offline"])
         values["host_memory"] = values["memory"] if uses_pool else 0

@@ -17,9 +17,12 @@ from jettison.config.values import (
     Switch,
     float_from,
     int_from,
+    json_object,
+    machine_list,
     nonempty,
     nonempty_list,
     or_none,
+    path_prefix,
     size_from,
     truth,
 )
@@ -32,8 +35,10 @@ StepPriority = Literal["decode", "prefill"]
 Dispatch = Literal["freest", "fewest-requests"]
 Planner = Literal["throughput", "memory"]
 Migration = Literal["kv", "tokens", "adaptive"]
+MigrationFit = Literal["soonest", "first-fit", "best-fit"]
 Packer = Literal["none", "mell", "printed", "best-fit", "worst-fit", "load-balance"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
+ContentFormat = Literal["auto", "string", "openai"]
 Launcher = Literal["local"]
 Sleep = Literal["never", "auto"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -49,6 +54,12 @@ def launcher(value: object) -> object:
     if value == "ray":
         raise ValueError("cannot be 'ray': it is not available in this version; workers run as local processes")
     return Choice(Launcher)(value)
+
+
+def all_or_int(value: object) -> int | None:
+    """A whole number, or None for -1: vLLM's word for all."""
+    number = int_from(-1)(value)
+    return None if number == -1 else int(str(number))
 
 
 def config_key(
@@ -78,7 +89,8 @@ class ModelConfig:
 
     model: str = config_key("", nonempty, "Model folder (Hugging Face layout).", metavar="DIR")
     served_model_name: str = config_key(
-        None, nonempty, "Name clients use for the model (auto: the folder's name).",
+        None, nonempty, "Name clients use for the model (auto: the folder's name; ORG/NAME of a snapshot in the "
+        "hub's cache).",
         metavar="NAME", unset="auto", bare="")
     dtype: DType = config_key(
         "auto", Choice(DType), "Precision of weights, activations and KV (auto: the checkpoint's).")
@@ -89,6 +101,13 @@ class ModelConfig:
     max_model_len: int | None = config_key(
         None, int_from(1), "Most tokens (prompt and output) of one request (auto: the model's context).",
         metavar="N", unset="auto")
+    generation_config: str = config_key(
+        "auto", nonempty, "Sampling that requests leave open: as the model's generation_config.json has it (auto), "
+        "OpenAI's defaults (vllm), or as another folder's file has it, whose max_new_tokens bounds every answer.",
+        metavar="auto|vllm|DIR")
+    override_generation_config: str | None = config_key(
+        None, json_object, 'Sampling put over that, as a JSON object: \'{"temperature": 0.5}\'; max_new_tokens in it '
+        "bounds every answer.", metavar="JSON", unset="none")
     seed: int | None = config_key(
         0, int_from(0, 2**63 - 1), "Seed for requests that send none (none: other draws at every start).",
         metavar="N", unset="none")
@@ -205,6 +224,14 @@ class OverloadConfig:
     migration_stop_ms: int = config_key(
         200, int_from(1), "migrate, adaptive: how long a request may stand still while its last blocks travel, 16 at "
         "most; where a link carries not even one in that time, requests go as tokens.", metavar="MS")
+    migration_fit: MigrationFit = config_key(
+        "soonest", Choice(MigrationFit), "adaptive, also of packing: which way a move takes where links and its "
+        "destination both have room. soonest: that in which it is done first; first-fit: as KV; best-fit: that whose "
+        "bounds it fills up most (the last two are MELL's).")
+    machines: tuple[int, ...] = config_key(
+        (), machine_list, "The machine of each instance, in order (0,0,1,1): those of one machine share its network "
+        "card, and migrations are divided by that (auto: as workers were placed; else one machine has all).",
+        metavar="N,N,...", unset="auto")
     exchange: Exchange = config_key(
         "auto", Choice(Exchange),
         "Running requests after a drop: send their KV, compute it again, attend to it remotely while it moves (live), "
@@ -320,6 +347,27 @@ class SleepConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateConfig:
+    """From the messages of a chat to the text of a prompt."""
+
+    chat_template: str | None = config_key(
+        None, nonempty, "Chat template instead of the model folder's: a file, or the template itself.", metavar="FILE",
+        unset="none")
+    content_format: ContentFormat = config_key(
+        "auto", Choice(ContentFormat), "How the template takes the content of messages: as texts, as lists of parts "
+        "(openai), or as it is found to want it when it is tried at the start.", name="chat_template_content_format")
+    default_kwargs: str = config_key(
+        "{}", json_object, "Variables that the template is told, unless the request's chat_template_kwargs says "
+        "otherwise: a JSON object.", name="default_chat_template_kwargs", metavar="JSON")
+    trust_requests: bool = config_key(
+        False, truth, "Take the chat_template of requests: they run in the sandbox, but cost what they like within its "
+        "limits (docs/security.md).", name="trust_request_chat_template", metavar="BOOL")
+    exclude_unused_tools: bool = config_key(
+        False, truth, "Leave the tools of a request out of its prompt where its tool_choice is none.",
+        name="exclude_tools_when_tool_choice_none", metavar="BOOL")
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP front end."""
 
@@ -335,9 +383,18 @@ class ServerConfig:
         (), nonempty_list, "Key for what administers the server (/sleep, /wake_up, /is_sleeping), where no other opens "
         "it; may be given more than once. Without one these are open where no key is asked for, else closed.",
         name="admin_key", metavar="KEY")
+    metrics_need_key: bool = config_key(
+        False, truth, "Where keys are asked for, ask for one at /metrics too (scrapers and gateways bring none).")
+    root_path: str = config_key(
+        "", path_prefix, "Path under which a proxy shows this server, whether it cuts it off or not.", metavar="PATH")
     max_active_reqs_per_key: int | None = config_key(
         None, int_from(1), "Choices under way (each prompt times n) beyond which a key is told 429 (none: no limit).",
         metavar="N", unset="none")
+    max_stop_strings: int = config_key(
+        4, int_from(1, 1024), "Stop strings that a request may have (OpenAI's number is 4).", metavar="N")
+    max_logprobs: int | None = config_key(
+        20, all_or_int, "Alternatives to a token that a request may ask for (-1: the whole vocabulary).",
+        metavar="N", unset="-1")
     write_timeout_s: float = config_key(
         60.0, float_from(1.0), "A client that takes nothing of its answer for so long is cut off, and its request "
         "cancelled.", name="write_timeout", metavar="SECONDS")

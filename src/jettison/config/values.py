@@ -7,6 +7,7 @@ field. It raises ValueError, without the key's name: which key it was is for ``j
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Callable
@@ -56,6 +57,17 @@ def size_from(minimum: int, *, power_of_two: bool = False) -> Parser:
     return parse
 
 
+def machine_list(value: object) -> tuple[int, ...]:
+    """Numbers of machines, with commas or as a list; empty where it says ``auto``."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if value == "auto":
+        return ()
+    if not isinstance(parts, list | tuple):
+        raise ValueError(f"needs the number of each instance's machine (0,0,1,1) or auto, not {shown(value)}")
+    numbers = (int_from(0)(part) for part in parts)
+    return tuple(number for number in numbers if isinstance(number, int))
+
+
 def int_from(minimum: int, maximum: int | None = None) -> Parser:
     """Whole numbers from ``minimum`` up to ``maximum``."""
     wanted = f"a whole number >= {minimum}" if maximum is None else f"a whole number from {minimum} to {maximum}"
@@ -102,6 +114,20 @@ def nonempty(value: object) -> str:
     return value
 
 
+def json_object(value: object) -> str:
+    """A JSON object, as text or as a mapping of a YAML file; the text in its plainest form."""
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise ValueError(f"needs a JSON object, not {shown(value)}")
+    try:
+        return json.dumps(parsed, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        raise ValueError(f"needs a JSON object of plain values, not {shown(value)}") from None
+
+
 def truth(value: object) -> bool:
     """true, yes, on; false, no, off."""
     if isinstance(value, bool):
@@ -141,6 +167,37 @@ def nonempty_list(value: object) -> tuple[str, ...]:
     if any(text != text.strip() or not text.isascii() for text in texts):
         raise ValueError("needs ASCII texts without spaces around them")
     return texts
+
+
+def text_list(value: object) -> tuple[str, ...]:
+    """One text or several, each in ASCII or a JSON list of such, as vLLM's flags have it."""
+    texts: list[object] = []
+    for item in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(item, str) and item.lstrip().startswith("["):
+            try:
+                texts += json.loads(item)
+            except ValueError as error:
+                raise ValueError(f"needs a JSON list of texts, not {shown(item)}: {error}") from None
+        elif item != "":  # none, as it is shown
+            texts.append(item)
+    return nonempty_list(texts)
+
+
+def origin_list(value: object) -> tuple[str, ...]:
+    """The same of origins, as browsers name them: scheme, host and port. ``*`` is any, ``null`` that of a file."""
+    origins = tuple(text.rstrip("/").lower() for text in text_list(value))
+    for origin in origins:
+        if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+            raise ValueError(f"needs origins such as https://chat.example:8443, not {shown(origin)}")
+    return origins
+
+
+def path_prefix(value: object) -> str:
+    """``api``, ``/api`` and ``/api/`` are one; ``/`` is none."""
+    if not isinstance(value, str) or not re.fullmatch(r"[!-~]*", value) or re.search("[?#%]", value):
+        raise ValueError(f"needs a path such as /api, not {shown(value)}")
+    parts = [part for part in value.split("/") if part]
+    return "".join(f"/{part}" for part in parts)
 
 
 def or_none(parse: Parser, word: str) -> Parser:

@@ -61,6 +61,11 @@ class Runner:
         """Exact bytes that the runner needs in ``memory.workspace()``."""
         return Workspace.num_bytes(config, dtype, max_num_tokens, max_num_seqs)
 
+    @staticmethod
+    def position_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+        """Of these, what grows with ``config.max_model_len``, a position: never less than it adds to them."""
+        return Workspace.position_bytes(config, dtype)
+
     @property
     def final_norm(self) -> Tensor:
         """[hidden_size], a view of the workspace."""

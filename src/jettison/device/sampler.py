@@ -6,8 +6,8 @@ state do not enter, so a preempted, migrated or recomputed request draws the sam
 reason every sum runs along one row of a C-contiguous array in numpy, whose grouping does not depend on the number
 of rows (nor on threads: it has none; two of them waited for the interpreter as long as they saved).
 
-Order of processing (as in vLLM): bias and bans; repetition, frequency, presence penalty; temperature; min-p;
-top-k; top-p; draw. Log-probabilities are of the raw distribution, before all of that.
+Order of processing (as in vLLM): bias, allowed tokens and bans; repetition, frequency, presence penalty; temperature;
+min-p; top-k; top-p; draw. Log-probabilities are of the raw distribution, before all of that.
 
 Not here: stop conditions and sequence state, which the core owns.
 """
@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from jettison.device.step import SamplingRow, unpack_ints
+from jettison.device.step import SamplingRow, unpack_ints, unpack_token_set
 from jettison.types import SampledToken, TokenLogprobs
 
 GREEDY_BELOW = 1e-5
@@ -79,12 +79,15 @@ class Sampler:
         for slot, token in zip(slots, self._by_parts(len(slots), choose), strict=True):
             tokens[slot] = token
         results = [SampledToken(token) for token in tokens]
-        described = [(slot, spec.logprobs) for slot, spec in zip(slots, sampling, strict=True) if spec.logprobs >= 0]
+        described = [(slot, spec) for slot, spec in zip(slots, sampling, strict=True) if spec.logprobs >= 0]
 
         def describe(start: int, end: int) -> list[TokenLogprobs]:
             part = [slot for slot, _ in described[start:end]]
-            num_tops = [num_top for _, num_top in described[start:end]]
-            return _describe(_log_softmax(logits, part), [tokens[slot] for slot in part], num_tops)
+            asked = [spec.logprob_token_ids for _, spec in described[start:end]]
+            num_tops = [0 if spec.logprob_token_ids else spec.logprobs for _, spec in described[start:end]]
+            logprobs = _log_softmax(logits, part)
+            entries = _describe(logprobs, [tokens[slot] for slot in part], num_tops)
+            return [_of_tokens(*each) for each in zip(entries, logprobs, asked, strict=True)]
 
         for (slot, _), logprobs in zip(described, self._by_parts(len(described), describe), strict=True):
             results[slot] = SampledToken(tokens[slot], logprobs)
@@ -178,8 +181,13 @@ def _adjust(row: Floats, spec: SamplingRow) -> None:
     """Bias, bans and penalties of one row, in place; next to nothing for the common row that has none."""
     for token, bias in spec.logit_bias:
         row[token] += bias
+    if spec.allowed_token_ids:
+        allowed = unpack_token_set(spec.allowed_token_ids)
+        kept = row[allowed]
+        row[:] = -math.inf
+        row[allowed] = kept
     if spec.banned_token_ids:
-        row[list(spec.banned_token_ids)] = -math.inf
+        _ban(row, list(spec.banned_token_ids))
     if spec.repetition_penalty != 1.0:
         # A token of both is written twice, with the same value: what is read is the row as it was.
         seen = np.concatenate((unpack_ints(spec.prompt_ids), unpack_ints(spec.output_ids)))
@@ -188,6 +196,14 @@ def _adjust(row: Floats, spec: SamplingRow) -> None:
     if (spec.frequency_penalty or spec.presence_penalty) and spec.output_ids:
         counts = unpack_ints(spec.output_counts)
         row[unpack_ints(spec.output_ids)] -= (spec.frequency_penalty * counts + spec.presence_penalty).astype(row.dtype)
+
+
+def _ban(row: Floats, token_ids: list[int]) -> None:
+    """Some token has to be drawn: where every one that is left is banned, the ban is lifted."""
+    kept = row[token_ids]
+    row[token_ids] = -math.inf
+    if row.max() == -math.inf:
+        row[token_ids] = kept
 
 
 def _column(values: list[float], dtype: npt.DTypeLike) -> Floats:
@@ -305,3 +321,10 @@ def _describe(logprobs: Floats, tokens: list[int], num_tops: list[int]) -> list[
         pairs = zip(ids[best].tolist(), values[best].tolist(), num_tops, strict=True)
         tops = [tuple(zip(row_ids[:num], row_values[:num], strict=True)) for row_ids, row_values, num in pairs]
     return [TokenLogprobs(*fields) for fields in zip(tokens, own[:, 0].tolist(), ranks, tops, strict=True)]
+
+
+def _of_tokens(entry: TokenLogprobs, logprobs: Floats, token_ids: Sequence[int]) -> TokenLogprobs:
+    """With what was asked of certain tokens; ``logprobs`` is the entry's row."""
+    if not token_ids:
+        return entry
+    return entry._replace(top=tuple(zip(token_ids, logprobs[list(token_ids)].tolist(), strict=True)))

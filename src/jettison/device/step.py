@@ -30,6 +30,32 @@ def unpack_ints(data: bytes) -> Int32s:
     return ints
 
 
+_IDS, _BITS = b"\0", b"\1"
+
+
+def pack_token_set(token_ids: Sequence[int] | Int32s) -> bytes:
+    """A set of token ids as it travels in a ``SamplingRow``: a list or, where that is shorter, a bit for each id.
+
+    Never longer than the largest id / 8 + 2 bytes, so that a set costs no more than a vocabulary has bits.
+    """
+    ids = np.asarray(token_ids, dtype=_WIRE_INT32)
+    is_in = np.zeros(int(ids.max(initial=-1)) + 1, dtype=np.bool_)
+    is_in[ids] = True
+    if 4 * np.count_nonzero(is_in) <= (len(is_in) + 7) // 8:
+        return _IDS + np.flatnonzero(is_in).astype(_WIRE_INT32).tobytes()
+    return _BITS + np.packbits(is_in, bitorder="little").tobytes()
+
+
+def unpack_token_set(data: bytes) -> npt.NDArray[np.integer]:
+    """Inverse of ``pack_token_set``: the ids, ascending. Raises ValueError for other bytes."""
+    kind, rest = data[:1], data[1:]
+    if kind == _IDS:
+        return unpack_ints(rest)
+    if kind == _BITS:
+        return np.flatnonzero(np.unpackbits(np.frombuffer(rest, dtype=np.uint8), bitorder="little"))
+    raise ValueError(f"a set of token ids begins with {kind!r}")
+
+
 class SamplingRow(msgspec.Struct, array_like=True):
     """Sampling of one row that is not plain greedy."""
 
@@ -49,7 +75,7 @@ class SamplingRow(msgspec.Struct, array_like=True):
     logprobs: int = -1
     """Number of alternatives to report; -1 = no logprobs for this row."""
     banned_token_ids: tuple[int, ...] = ()
-    """Tokens that may not be drawn here (stop tokens before ``min_tokens``)."""
+    """Tokens that may not be drawn here: stop tokens before ``min_tokens``, last tokens of bad words."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     prompt_ids: bytes = b""
     """``pack_ints`` of the distinct tokens of the prompt; only sent with a repetition penalty."""
@@ -57,6 +83,10 @@ class SamplingRow(msgspec.Struct, array_like=True):
     """``pack_ints`` of the distinct tokens of the output so far; only sent with a penalty."""
     output_counts: bytes = b""
     """``pack_ints``: how often the output has each of ``output_ids``."""
+    allowed_token_ids: bytes = b""
+    """``pack_token_set`` of the only tokens that may be drawn; empty: all."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """With ``logprobs``: report these tokens instead of the likeliest ones."""
 
 
 class PromptLogprobsRow(msgspec.Struct, array_like=True):

@@ -6,25 +6,41 @@ Pure. Messages carry both numbers: what there is, and what was asked for.
 from __future__ import annotations
 
 LEAST_RETRY_S = 1.0
-MOST_RETRY_S = 120.0
-"""No client is sent away for less or longer: sooner it would be refused again, and no forecast reaches further."""
+MOST_RETRY_S = 60.0
+"""No client is sent away for less or longer: sooner it would be refused again, and a hint beyond a minute is not heeded
+(OpenAI's SDK tries again within seconds then)."""
+
+PROCESSES_START_S = 4.0
+DISK_BYTES_PER_S = 1e9
+"""Of a start of which nothing has been seen yet: until workers read, and how fast they will."""
 
 
 # --- too long
 
 
-def why_too_long(num_prompt_tokens: int, max_tokens: int, max_model_len: int, max_request_tokens: int) -> str | None:
+def why_too_long(
+    num_prompt_tokens: int, max_tokens: int, max_model_len: int, max_request_tokens: int, prompt: str = "prompt"
+) -> str | None:
     """Why one request can never be held, all numbers in tokens; None for one that can.
 
-    ``max_model_len``: of the context; ``max_request_tokens``: what all memory could ever hold for one request.
+    ``max_model_len``: of the context; ``max_request_tokens``: what all memory could ever hold for one request;
+    ``prompt``: what the client calls its input.
+
+    The words are part of the protocol, as OpenAI's API made it: gateways and agents take a longer model, or shorten the
+    conversation, where an error says "this model's maximum context length is" (LiteLLM, and what stands on it) or
+    "please reduce the length of" (OpenHands), and read the numbers by these places.
     """
-    total = num_prompt_tokens + max_tokens
-    asked = f"{shown(total)} tokens ({num_prompt_tokens} in the prompt, {shown(max_tokens)} for the completion)"
-    if total > max_model_len:
-        return f"The model's context holds {max_model_len} tokens; this request asks for {asked}."
-    if total > max_request_tokens:
-        return f"Memory holds {max_request_tokens} tokens of one request; this one asks for {asked}."
-    return None
+    total, longest = num_prompt_tokens + max_tokens, min(max_model_len, max_request_tokens)
+    if total <= longest:
+        return None
+    told = (
+        f"This model's maximum context length is {longest} tokens. However, you requested {shown(total)} tokens"
+        f" ({num_prompt_tokens} in the {prompt}, {shown(max_tokens)} in the completion)."
+        f" Please reduce the length of the {prompt} or completion."
+    )
+    if max_request_tokens < max_model_len:
+        told += f" (The model itself has {max_model_len}; the memory here holds {longest} of one request.)"
+    return told
 
 
 def shown(value: float) -> str:
@@ -93,6 +109,22 @@ def predicted_end_s(age_s: float, mean_s: float | None) -> float:
     One that has taken longer already may end at any moment, as may one of which nothing is known.
     """
     return 0.0 if mean_s is None else max(0.0, mean_s - age_s)
+
+
+def predicted_loading_s(
+    elapsed_s: float, num_read_bytes: int, num_bytes: int, since_read_s: float | None, part_warm: float = 0.0
+) -> float:
+    """How long a start goes on that has taken ``elapsed_s`` and read so many of its parameters' bytes.
+
+    Reading goes on as fast as it has gone since the start, which has the coming up of processes in it. Before its first
+    byte a plain disk is assumed. Behind its last one (``since_read_s`` ago) weights are compared and first steps are
+    run, ``part_warm`` of them by now: the rest takes as long for its part, or, before the first, as long again.
+    """
+    if since_read_s is not None:
+        return since_read_s * ((1.0 - part_warm) / part_warm if part_warm > 0.0 else 1.0)
+    if num_read_bytes == 0:
+        return max(0.0, PROCESSES_START_S - elapsed_s) + num_bytes / DISK_BYTES_PER_S
+    return elapsed_s * max(0, num_bytes - num_read_bytes) / num_read_bytes
 
 
 def retry_after_ms(predicted_s: float) -> int:

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from jettison.errors import UserError
+from jettison.jsontext import text_in_one_line
 from jettison.report.output import write_whole
 
 FORMAT_VERSION = 2
@@ -30,8 +31,9 @@ _SHORTEST_RUN_S = 1e-9
 """A run of no length has no rates."""
 
 METRIC_DEFINITIONS = {
-    "ttft_s": "scheduled arrival to the first chunk with non-empty choices; every request that got one",
+    "ttft_s": "scheduled arrival to the first chunk that carries text or a token; every request that got one",
     "ttft_from_send_s": "as ttft_s, counted from the moment the client really sent the request",
+    "first_chunk_s": "scheduled arrival to the first chunk with non-empty choices, text or not (other clients' TTFT)",
     "tpot_s": "mean gap between output tokens of one request: (last - first) / (tokens - 1); completed requests",
     "itl_s": "every single gap between two chunks of one request; all requests",
     "e2e_s": "scheduled arrival to the end of the stream; completed requests",
@@ -84,6 +86,7 @@ class RequestRecord:
     status: Status = "failed"
     sent_s: float | None = None
     first_s: float | None = None
+    """The first token."""
     finished_s: float | None = None
     output_tokens: int = 0
     gaps_s: list[float] = field(default_factory=list)
@@ -92,11 +95,18 @@ class RequestRecord:
     """No one waits for it."""
     longest_gap_s: float | None = None
     """Where single gaps are not kept."""
+    first_chunk_s: float | None = None
+    """The first chunk with choices, where it is known apart from the first token."""
 
     @property
     def ttft_s(self) -> float | None:
         """Scheduled arrival to first token."""
         return None if self.first_s is None else self.first_s - self.scheduled_s
+
+    @property
+    def to_first_chunk_s(self) -> float | None:
+        """Scheduled arrival to the first chunk with choices."""
+        return self.ttft_s if self.first_chunk_s is None else self.first_chunk_s - self.scheduled_s
 
     @property
     def tpot_s(self) -> float | None:
@@ -141,6 +151,13 @@ class RunResult:
     """Of the requests that latencies are of: the online ones, where there are both classes."""
     classes: dict[str, dict[str, Any]] | None = None
     """By class (``report.classes``); None where no request was offline."""
+    first_chunk_s: Summary = field(default_factory=Summary)
+    """The clock that other clients start: ``ttft_s``, but for servers that open a stream before its first token."""
+
+    @property
+    def opens_early(self) -> bool:
+        """The two clocks differ: some first chunk carried no token."""
+        return self.first_chunk_s != self.ttft_s
 
 
 def percentile(values: Sequence[float], q: float) -> float | None:
@@ -217,6 +234,7 @@ def build_run(
             for record in records
             if record.first_s is not None and record.sent_s is not None
         ),
+        first_chunk_s=summarize(record.to_first_chunk_s for record in records),
         tpot_s=summarize(record.tpot_s for record in completed),
         itl_s=summarize(gap for record in records for gap in record.gaps_s),
         e2e_s=summarize(record.e2e_s for record in completed),
@@ -237,6 +255,7 @@ def detail_row(record: RequestRecord) -> dict[str, Any]:
         "scheduled_s": record.scheduled_s,
         "sent_s": record.sent_s,
         "ttft_s": record.ttft_s,
+        "first_chunk_s": record.to_first_chunk_s,
         "tpot_s": record.tpot_s,
         "max_itl_s": record.max_gap_s,
         "e2e_s": record.e2e_s,
@@ -278,7 +297,7 @@ def write_results(path: Path, runs: Sequence[RunResult]) -> None:
         "runs": [_plain(asdict(run)) for run in runs],
     }
     text = json.dumps(document, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False)
-    write_whole(path, text + "\n")
+    write_whole(path, text_in_one_line(text) + "\n")
 
 
 def read_results(path: Path) -> list[RunResult]:
@@ -302,14 +321,15 @@ def read_results(path: Path) -> list[RunResult]:
     return [_parse_run(raw, f"{path}: runs[{index}]", version) for index, raw in enumerate(document["runs"])]
 
 
-_SUMMARY_FIELDS = ("ttft_s", "ttft_from_send_s", "tpot_s", "itl_s", "e2e_s")
+_SUMMARY_FIELDS = ("ttft_s", "ttft_from_send_s", "first_chunk_s", "tpot_s", "itl_s", "e2e_s")
 _OBJECT_FIELDS = ("config", "events", "client")
 
 
 def _parse_run(raw: Any, where: str, version: int) -> RunResult:
     if not isinstance(raw, dict):
         raise UserError(f"{where}: an object is expected")
-    raw = {"classes": None, **raw}  # files from before there were two have none
+    # Files from before there were two classes have none; in those from before there were two clocks TTFT is the other.
+    raw = {"classes": None, "first_chunk_s": raw.get("ttft_s"), **raw}
     _check_keys(raw, {item.name for item in fields(RunResult)}, where)
     if not isinstance(raw["name"], str):
         raise UserError(f"{where}.name: a string is expected")

@@ -54,7 +54,10 @@ _OF_CLASS = (
 )
 """Figures that each class has a row for: label, where it is, direction."""
 
-_DISTRIBUTIONS = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("end to end", "e2e_s"))
+_DISTRIBUTIONS = (
+    ("TTFT", "ttft_s"), ("first chunk", "first_chunk_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"),
+    ("end to end", "e2e_s"),
+)  # fmt: skip
 
 METRICS: tuple[Metric, ...] = (
     *(
@@ -106,8 +109,11 @@ def comparison_rows(runs: Sequence[RunResult]) -> list[list[str]]:
     rows = _count_rows(_ends(runs))
     baselines = [baseline_of(runs, run) for run in runs]
     samples = {f"{name} mean": field for name, field in _DISTRIBUTIONS}
+    has_two_clocks = any(run.opens_early for run in runs)
     for metric in METRICS:
         if all(metric.value(run) is None for run in runs):
+            continue
+        if metric.label.startswith("first chunk ") and not has_two_clocks:
             continue
         if metric.label in samples:
             rows += _sample_rows(metric.label.removesuffix(" mean"), samples[metric.label], runs)

@@ -46,7 +46,7 @@ def create_app(
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Gate, state=state)],
+        middleware=[*settings.cors.middleware(), Middleware(Gate, state=state)],
         exception_handlers={HTTPException: handle_error},
     )
     app.router.redirect_slashes = False

@@ -12,7 +12,7 @@ from jettison.server.stops import StopMatcher
 from jettison.server.tokenizer import Tokenizer
 from jettison.types import FinishReason, TokenLogprobs
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "repetition"]
 
 
 @dataclass(slots=True)
@@ -32,15 +32,21 @@ class ChoiceText:
     """The growing text of one choice. Feed it every event until ``finish_reason`` is set; later tokens are not seen."""
 
     __slots__ = (
-        "_detokenizer", "_matcher", "_min_tokens", "_num_chars", "_with_logprobs", "finish_reason",
-        "num_tokens",
+        "_detokenizer", "_keeps_stop", "_matcher", "_min_tokens", "_num_chars", "_repetition", "_seen",
+        "_with_logprobs", "finish_reason", "num_tokens",
     )  # fmt: skip
 
     def __init__(
         self, tokenizer: Tokenizer, plan: GenerationPlan, prompt_token_ids: Sequence[int], num_echoed_chars: int = 0
     ) -> None:
-        self._detokenizer = tokenizer.detokenizer(plan.skip_special_tokens, prompt_token_ids)
-        self._matcher = StopMatcher(plan.stops) if plan.stops else None
+        rules = plan.text
+        self._detokenizer = tokenizer.detokenizer(
+            rules.skip_special_tokens, prompt_token_ids, joins_special_tokens=rules.joins_special_tokens)
+        self._keeps_stop = rules.keeps_stop
+        self._matcher = StopMatcher(rules.stops, keeps_stop=rules.keeps_stop) if rules.stops else None
+        self._repetition = rules.repetition
+        self._seen: list[int] = []
+        """Tokens so far, where repetition is looked for."""
         self._min_tokens = plan.params.min_tokens
         self._with_logprobs = plan.params.logprobs is not None
         self._num_chars = num_echoed_chars
@@ -67,13 +73,23 @@ class ChoiceText:
             if self._with_logprobs:
                 delta.logprobs.append(token.logprobs)
                 delta.text_offsets.append(self._num_chars)
-            if at == last and event.stop_token_id is not None:
+            if at == last and event.stop_token_id is not None and not self._keeps_stop:
                 return  # the token that stopped it is counted, and is no text
             piece = self._detokenizer.push(token.token_id)
             self._num_chars += len(piece)  # before the stop strings: what they hold back belongs to its token
             self._emit(piece, delta)
+            if self.finish_reason is None and (at < last or event.finish_reason is None):
+                self._look_for_repetition(token.token_id, delta)
             if self.finish_reason is not None:
                 return
+
+    def _look_for_repetition(self, token_id: int, delta: Delta) -> None:
+        if self._repetition is None:
+            return
+        self._seen.append(token_id)
+        if self.num_tokens >= self._min_tokens and self._repetition.is_met(self._seen):
+            self._flush(delta)
+            self.finish_reason = self.finish_reason or "repetition"
 
     def _emit(self, piece: str, delta: Delta) -> None:
         # Stop strings count only from the token after the minimum; what came before is out already.
@@ -84,8 +100,12 @@ class ChoiceText:
         delta.text += piece
 
     def _end(self, reason: FinishReason, delta: Delta) -> None:
-        self._emit(self._detokenizer.flush(), delta)
-        if self._matcher is not None and self.finish_reason is None:
-            delta.text += self._matcher.flush()
+        self._flush(delta)
         if self.finish_reason is None:
             self.finish_reason = "stop" if reason is FinishReason.STOP else "length"
+
+    def _flush(self, delta: Delta) -> None:
+        """What is held back, at the end of the text; it may have a stop string."""
+        self._emit(self._detokenizer.flush(), delta)
+        if self._matcher is not None and self._matcher.matched is None:
+            delta.text += self._matcher.flush()

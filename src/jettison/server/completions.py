@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from jettison.live.engine.api import TokenEvent
 from jettison.server.choice import Delta
 from jettison.server.endpoint import FINISH_JSON, Answer, GenerationEndpoint
 from jettison.server.errors import bad_request
 from jettison.server.fields import CompletionFields, parse_fields
 from jettison.server.generation import Generation, Job
-from jettison.server.logprobs import completion_logprobs
+from jettison.server.json_out import encode
+from jettison.server.logprobs import TokenNames, completion_logprobs, prompt_logprobs
 from jettison.server.prompts import Prompt, completion_prompts, with_texts
 from jettison.server.sampling import GenerationPlan, plan_completion
 from jettison.server.state import ServerState
@@ -37,6 +36,9 @@ class CompletionAnswer(Answer):
     def __init__(self, state: ServerState, plan: GenerationPlan, model: str) -> None:
         super().__init__(state, plan, model, "text_completion", "cmpl")
         self._choices: dict[int, list[_Part]] = {}
+        self._names = TokenNames(state.tokenizer, as_ids=plan.tokens_as_ids)
+        self._prompt_entries: dict[int, list[TokenLogprobs | None]] = {}
+        """Of each choice's prompt, where they are shown by themselves."""
 
     def chunk_header(self) -> dict[str, Any]:
         """See ``Answer``."""
@@ -50,24 +52,26 @@ class CompletionAnswer(Answer):
             part = self._part(job, event, delta)
             text = part.text
             if self.plan.params.logprobs is not None:
-                logprobs = msgspec.json.encode(self._logprobs(part))
+                logprobs = encode(self._logprobs(part))
         parts = [
             b'{"index":%d,"text":' % job.index,
-            msgspec.json.encode(text),
+            encode(text),
             b',"logprobs":',
             logprobs,
             FINISH_JSON[delta.finish_reason],
         ]
         if self.plan.return_token_ids:
-            parts += b',"token_ids":', msgspec.json.encode(delta.token_ids)
+            parts += b',"token_ids":', encode(delta.token_ids)
             if first:
-                parts += b',"prompt_token_ids":', msgspec.json.encode(job.prompt.token_ids)
+                parts += b',"prompt_token_ids":', encode(job.prompt.token_ids)
         parts.append(b"}")
         return b"".join(parts)
 
     def collect(self, job: Job, event: TokenEvent, delta: Delta) -> None:
         """See ``Answer``."""
         self._choices.setdefault(job.index, []).append(self._part(job, event, delta))
+        if self.plan.prompt_logprobs is not None and event.prompt_logprobs is not None:
+            self._prompt_entries[job.index] = event.prompt_logprobs
 
     def document(self, generation: Generation) -> dict[str, Any]:
         """See ``Answer``."""
@@ -88,6 +92,9 @@ class CompletionAnswer(Answer):
             "logprobs": None if self.plan.params.logprobs is None else self._logprobs(whole),
             "finish_reason": job.text.finish_reason,
         }
+        if self.plan.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(
+                self.state.tokenizer, self._prompt_entries[job.index], self.plan.prompt_logprobs)
         if self.plan.return_token_ids:
             num_echoed = len(job.prompt.token_ids) if self.plan.echo else 0
             choice["token_ids"] = whole.token_ids[num_echoed:]
@@ -114,15 +121,16 @@ class CompletionAnswer(Answer):
         entries = event.prompt_logprobs
         if entries is None or len(entries) != num_prompt:
             raise RuntimeError("the engine sent no logprobs of the prompt with its first event")
-        part.entries += entries
-        detokenizer = tokenizer.detokenizer(self.plan.skip_special_tokens)
+        num_top = self.plan.params.logprobs
+        part.entries += [None if entry is None else entry._replace(top=entry.top[:num_top]) for entry in entries]
+        detokenizer = tokenizer.detokenizer(self.plan.text.skip_special_tokens)
         num_chars = 0
         for token_id in prompt.token_ids:
             part.offsets.append(num_chars)
             num_chars += len(detokenizer.push(token_id))
 
     def _logprobs(self, part: _Part) -> dict[str, Any]:
-        return completion_logprobs(self.state.tokenizer, part.token_ids, part.entries, part.offsets)
+        return completion_logprobs(self._names, part.token_ids, part.entries, part.offsets)
 
 
 class CompletionEndpoint(GenerationEndpoint):
@@ -134,9 +142,7 @@ class CompletionEndpoint(GenerationEndpoint):
         fields = parse_fields(document, CompletionFields, state.warnings)
         model = state.check_model(fields.model)
         info = state.engine.info
-        plan = plan_completion(fields, info, settings.default_completion_max_tokens, state.draw_seed)
-        if document.get("messages") is not None:
-            raise bad_request("messages belong to /v1/chat/completions; here the field is prompt.", "messages")
+        plan = plan_completion(fields, info, settings.request_limits, state.draw_seed)
         prompts = await completion_prompts(
             fields.prompt,
             state.tokenizer,
@@ -146,9 +152,11 @@ class CompletionEndpoint(GenerationEndpoint):
             thread_chars=self.thread_chars,
         )
         if len(prompts) * plan.num_samples > settings.max_choices:
-            raise bad_request(f"prompts times n may be at most {settings.max_choices}.", "n")
+            message = f"prompts times n may be at most {settings.max_choices}."
+            raise bad_request(message, "n" if plan.num_samples > 1 else "prompt")
+        plan, prompts = await self.with_bad_words(plan), self.cut(plan, prompts)
         if plan.echo:
             prompts = await with_texts(
-                prompts, state.tokenizer, skip_special_tokens=plan.skip_special_tokens,
+                prompts, state.tokenizer, skip_special_tokens=plan.text.skip_special_tokens,
                 thread_chars=self.thread_chars)
         return plan, prompts, CompletionAnswer(state, plan, model)

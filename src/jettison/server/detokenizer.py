@@ -114,3 +114,28 @@ class WindowDetokenizer:
         self._window = self._window[self._num_done :]
         self._num_done = len(self._window)
         return after[len(before) :]
+
+
+class JoinedSpecials:
+    """A detokenizer whose added tokens stand side by side: one that follows another comes as its bare content."""
+
+    __slots__ = ("_added", "_follows_added", "_inner")
+
+    def __init__(self, inner: Detokenizer, added: Mapping[int, str]) -> None:
+        """``added``: contents of the added tokens."""
+        self._inner = inner
+        self._added = added
+        self._follows_added = False
+
+    def push(self, token_id: int) -> str:
+        """See ``Detokenizer``."""
+        piece = self._inner.push(token_id)
+        content = self._added.get(token_id)
+        if content is not None and self._follows_added and piece:
+            piece = content
+        self._follows_added = content is not None
+        return piece
+
+    def flush(self) -> str:
+        """See ``Detokenizer``."""
+        return self._inner.flush()

@@ -11,27 +11,30 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jettison.errors import NotReadyError, OverCapacityError
 from jettison.live.engine.api import TokenEvent
+from jettison.server.bad_words import word_tokens
 from jettison.server.choice import ChoiceText, Delta, Finish
-from jettison.server.errors import ApiError, as_api_error, refusal_code
+from jettison.server.errors import ApiError, as_api_error, bad_request, refusal_code
 from jettison.server.fields import parse_json
 from jettison.server.generation import Generation, Job
+from jettison.server.json_out import encode
 from jettison.server.limits import Arrival
-from jettison.server.prompts import Prompt
-from jettison.server.sampling import OFFLINE_TIER, GenerationPlan, too_long
+from jettison.server.prompts import ITEM_CHARS, Prompt, off_loop
+from jettison.server.sampling import OFFLINE_TIER, GenerationPlan, too_long, with_bad_words
 from jettison.server.sse import WRITE_NOW, EventStream, WriteNow, error_event
 from jettison.server.state import ServerState
+from jettison.server.truncation import truncated
 from jettison.types import Request, ServiceClass
 
 FINISH_JSON: dict[Finish | None, bytes] = {
     None: b',"finish_reason":null',
     "stop": b',"finish_reason":"stop"',
     "length": b',"finish_reason":"length"',
+    "repetition": b',"finish_reason":"repetition"',
 }
 
 JSON_TYPES = (b"application/json", b"text/json")
@@ -43,13 +46,13 @@ class Answer(ABC):
     def __init__(self, state: ServerState, plan: GenerationPlan, model: str, kind: str, id_prefix: str) -> None:
         self.state = state
         self.plan = plan
-        self.id = f"{id_prefix}-{secrets.token_hex(16)}"
+        self.id = f"{id_prefix}-{plan.request_id or secrets.token_hex(16)}"
         self.created_s = int(time.time())
         self.model = model
         tier = {} if plan.service_tier is None else {"service_tier": plan.service_tier}
         self.header = {"id": self.id, "object": kind, "created": self.created_s, "model": model, **tier}
         # All chunks begin alike: encoded once.
-        self.chunk_head = b"data: " + msgspec.json.encode(self.chunk_header())[:-1] + b',"choices":['
+        self.chunk_head = b"data: " + encode(self.chunk_header())[:-1] + b',"choices":['
 
     @abstractmethod
     def chunk_header(self) -> dict[str, Any]:
@@ -70,14 +73,19 @@ class Answer(ABC):
     def chunk(self, job: Job, event: TokenEvent, delta: Delta, generation: Generation) -> bytes:
         """One event of the stream."""
         choice = self.choice_chunk(job, event, delta)
+        is_first = job.index == 0 and job.num_events == 0
+        tail = b"]" + (self.first_fields(job) if is_first else b"")
         if self.plan.continuous_usage:
-            usage = msgspec.json.encode(self.usage(generation))
-            return b"".join((self.chunk_head, choice, b'],"usage":', usage, b"}\n\n"))
-        return b"".join((self.chunk_head, choice, b"]}\n\n"))
+            tail += b',"usage":' + encode(self.usage(generation))
+        return b"".join((self.chunk_head, choice, tail, b"}\n\n"))
+
+    def first_fields(self, job: Job) -> bytes:
+        """What the first choice's first chunk has beside its choices, as JSON that begins with a comma."""
+        return b""
 
     def usage_chunk(self, generation: Generation) -> bytes:
         """The stream's last chunk, without choices."""
-        return self.chunk_head + b'],"usage":' + msgspec.json.encode(self.usage(generation)) + b"}\n\n"
+        return self.chunk_head + b'],"usage":' + encode(self.usage(generation)) + b"}\n\n"
 
     def usage(self, generation: Generation) -> dict[str, Any]:
         """OpenAI's token counts."""
@@ -93,10 +101,34 @@ class Answer(ABC):
 class GenerationEndpoint(ABC):
     """An ASGI application for one path."""
 
-    def __init__(self, state: ServerState, thread_chars: int | None = None) -> None:
-        """``thread_chars``: another bound than the settings' for what is tokenized on the event loop."""
+    def __init__(
+        self, state: ServerState, thread_chars: int | None = None, *, is_offline: bool = False
+    ) -> None:
+        """``thread_chars``: another bound than the settings' for what is tokenized on the event loop. ``is_offline``:
+        all that comes here is served as offline requests, whatever tier it names.
+        """
         self.state = state
+        self._is_offline = is_offline
         self.thread_chars = state.settings.thread_tokenize_chars if thread_chars is None else thread_chars
+
+    def _most_tokens(self, plan: GenerationPlan) -> int:
+        """Of prompt and answer together."""
+        info = self.state.engine.info
+        is_offline = self._is_offline or plan.wants_offline
+        return min(info.max_model_len, info.max_offline_tokens if is_offline else info.max_request_tokens)
+
+    async def with_bad_words(self, plan: GenerationPlan) -> GenerationPlan:
+        """The plan with the tokens of its bad words. Raises ApiError 400."""
+        info, encode = self.state.engine.info, self.state.tokenizer.encode
+        words = plan.bad_words
+        sequences = await off_loop(
+            lambda: word_tokens(words, lambda text: encode(text, False), info.vocab_size),
+            sum(2 * len(word) + ITEM_CHARS for word in words), self.thread_chars)
+        return with_bad_words(plan, sequences, info.eos_token_ids)
+
+    def cut(self, plan: GenerationPlan, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """The prompts as long as the request wants them at most."""
+        return truncated(prompts, plan.truncation, self._most_tokens(plan) - 1)
 
     @abstractmethod
     async def prepare(self, document: dict[str, Any]) -> tuple[GenerationPlan, list[Prompt], Answer]:
@@ -129,7 +161,7 @@ class GenerationEndpoint(ABC):
         plan, prompts, answer = await self.prepare(document)
         if plan.wants_offline:
             state.check_offline("service_tier")
-        arrival.claim(len(prompts) * plan.num_samples)
+        arrival.claim(len(prompts) * plan.num_samples, "n" if plan.num_samples > 1 else self.prompt_field)
         generation = self.generation(plan, prompts, arrival_ns, tenant)
         state.generations.add(generation)
         try:
@@ -158,6 +190,7 @@ class GenerationEndpoint(ABC):
         cache_salt = tenant + plan.cache_salt
         base_id = secrets.token_hex(16)  # never made from what a client sent
         for prompt in prompts:
+            self._check_ids(prompt)
             num_prompt_tokens = len(prompt.token_ids)
             max_tokens = self._bounded_length(plan, num_prompt_tokens)
             num_echoed_chars = len(prompt.text or "") if plan.echo else 0
@@ -178,12 +211,22 @@ class GenerationEndpoint(ABC):
                 jobs.append(Job(len(jobs), prompt, sample == 0, request, text, is_offline=plan.wants_offline))
         return jobs
 
+    def _check_ids(self, prompt: Prompt) -> None:
+        """A tokenizer may know more tokens than the embedding has rows: the text that has one is to blame."""
+        vocab_size, largest = self.state.engine.info.vocab_size, max(prompt.token_ids)
+        if largest >= vocab_size:
+            (token,) = self.state.tokenizer.token_strings([largest])
+            message = f"{self.prompt_field}: {token!r:.80} is token {largest}, and the model has only {vocab_size}."
+            raise bad_request(message, self.prompt_field)
+
     def _bounded_length(self, plan: GenerationPlan, num_prompt_tokens: int) -> int:
         info = self.state.engine.info
         max_tokens = plan.params.max_tokens
+        room = self._most_tokens(plan) - num_prompt_tokens
         if plan.wants_default_length:
-            room = min(info.max_model_len, info.max_request_tokens) - num_prompt_tokens
-            max_tokens = max(1, room, plan.params.min_tokens)
+            max_tokens = max(1, min(room, max_tokens), plan.params.min_tokens)
+        elif plan.truncation is not None and plan.truncation.num_tokens is None:  # what is asked for is made to fit
+            max_tokens = min(max_tokens, max(1, room, plan.params.min_tokens))
         error = too_long(num_prompt_tokens, max_tokens, info, self.prompt_field, plan.length_field)
         if error is not None:
             raise error
@@ -199,7 +242,7 @@ class GenerationEndpoint(ABC):
         await generation.run(receive, keep)
         if generation.client_is_gone:
             raise ApiError(499, "The client went away.", code="client_disconnected")
-        body = msgspec.json.encode(answer.document(generation))
+        body = encode(answer.document(generation))
         await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _stream(

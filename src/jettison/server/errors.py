@@ -10,7 +10,6 @@ import logging
 import secrets
 from collections.abc import Mapping
 
-import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +22,8 @@ from jettison.errors import (
     SleepRefusedError,
     TooLongError,
 )
+from jettison.server.json_out import encode
+from jettison.server.paths import prefix_hint
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ NOT_READY_RETRY_MS = 1000
 _ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
     408: "timeout_error",
@@ -67,7 +69,7 @@ class ApiError(Exception):
         """The JSON document, whole answer or payload of a stream's error event alike."""
         kind = _ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        return encode({"error": error})
 
     def response(self) -> Response:
         """The HTTP answer."""
@@ -106,7 +108,7 @@ def as_api_error(error: Exception) -> ApiError:
             headers = retry_headers(error.retry_after_ms)
             return ApiError(429, str(error), code=refusal_code(error), headers=headers)
         case NotReadyError():
-            return ApiError(503, str(error), code="not_ready", headers=retry_headers(NOT_READY_RETRY_MS))
+            return ApiError(503, str(error), code="not_ready", headers=retry_headers(error.retry_after_ms))
         case HTTPException():
             return _from_http(error)
         case _:
@@ -124,5 +126,6 @@ async def handle_error(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for what the endpoints raise on purpose."""
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         what = "There is no" if error.status_code == 404 else "Not allowed:"
-        error.detail = f"{what} {request.method} {request.url.path[:200]}."
+        path = request.url.path[:200]
+        error.detail = f"{what} {request.method} {path}.{prefix_hint(path) if error.status_code == 404 else ''}"
     return as_api_error(error).response()

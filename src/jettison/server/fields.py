@@ -1,28 +1,45 @@
 """The request bodies of the API, field by field, and what is wrong with a bad one.
 
-JSON becomes a plain object first, so that unknown fields can be told apart, then a typed struct. Types are checked
-here; ranges in ``sampling``; prompts and messages in ``prompts``.
+JSON becomes a plain object first, so that fields that are refused or ignored can be told apart (``field_table``), then
+a typed struct. Types are checked here; ranges in ``sampling``; prompts and messages in ``prompts``.
 """
 
 from __future__ import annotations
 
+import codecs
 import logging
 import re
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
+from jettison.server import field_table
+from jettison.server.coercion import loosened
 from jettison.server.errors import ApiError, bad_request
-from jettison.server.quiet_log import Seldom
+from jettison.server.field_table import Ignored, Refused, Table, asks_for_nothing
 
 logger = logging.getLogger(__name__)
 
-_MAX_FIELDS_WARNED = 200
+_MAX_UNKNOWN_TOLD = 200
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class RepetitionFields(msgspec.Struct, kw_only=True):
+    """When an answer counts as repeating itself: ``min_count`` times the same pattern, sizes in tokens."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     """What a stream carries besides text."""
+
+    table: ClassVar[Table] = field_table.STREAM_OPTIONS
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -33,26 +50,42 @@ class GenerationFields(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_new_tokens: int | None = None
+    n_predict: int | None = None
     temperature: float | None = None
+    do_sample: bool | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     n: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    echo: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    repetition_detection: RepetitionFields | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     priority: int | None = None
     request_id: str | None = None
@@ -62,120 +95,152 @@ class GenerationFields(msgspec.Struct, kw_only=True):
 class CompletionFields(GenerationFields, kw_only=True):
     """``POST /v1/completions``."""
 
+    table: ClassVar[Table] = field_table.COMPLETION
+
     prompt: Any = None
     logprobs: int | None = None
-    echo: bool | None = None
-    add_special_tokens: bool | None = None
 
 
 class ChatFields(GenerationFields, kw_only=True):
     """``POST /v1/chat/completions``."""
 
+    table: ClassVar[Table] = field_table.CHAT
+
     messages: list[dict[str, Any]] | None = None
-    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Effort | None = None
+    return_prompt_text: bool | None = None
 
 
 class TokenizeFields(msgspec.Struct, kw_only=True):
     """``POST /tokenize``: of a text, or of messages through the chat template."""
+
+    table: ClassVar[Table] = field_table.TOKENIZE
 
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Effort | None = None
+    tools: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
 
 class DetokenizeFields(msgspec.Struct, kw_only=True):
     """``POST /detokenize``."""
 
+    table: ClassVar[Table] = field_table.DETOKENIZE
+
     model: str | None = None
     tokens: list[int] | None = None
 
-
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "suffix": ("",),
-    "use_beam_search": (False,),
-}
-"""Known fields that are not supported -> values that ask for nothing."""
-
-_REFUSED = frozenset(_HARMLESS) | {
-    "audio", "chat_template", "prediction", "prompt_embeds", "structured_outputs", "web_search_options",
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-}
-"""Ignoring one of these would silently give something else than was asked for."""
-
-_UNUSED_WITH = {"tools": "tool_choice", "functions": "function_call"}
-"""Field -> the field whose ``none`` forbids the model to call what is listed: the list then asks for nothing."""
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
 class FieldWarnings:
-    """Unknown fields are ignored with one warning each, and one a minute at most; the memory of them is bounded."""
+    """A line for each field that is ignored, the first time it is met; the memory of unknown names is bounded."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
-        self._seldom = Seldom(logger)
+        self._num_unknown = 0
+
+    def note_ignored(self, name: str, reason: str) -> None:
+        """Of a field of the tables, which are finite."""
+        if name not in self._seen:
+            self._seen.add(name)
+            logger.warning("request field %r is ignored: %s", name, reason)
 
     def note(self, name: str) -> None:
-        """Warn of a field the first time it is met."""
-        if name not in self._seen and len(self._seen) < _MAX_FIELDS_WARNED:
-            if self._seldom.warning("ignoring unknown request field %r", name[:64]):
-                self._seen.add(name)
+        """Of any other name."""
+        if name in self._seen or self._num_unknown > _MAX_UNKNOWN_TOLD:
+            return
+        self._num_unknown += 1
+        if self._num_unknown > _MAX_UNKNOWN_TOLD:
+            logger.warning("ignoring unknown request fields: more than %d of them, no more are told", _MAX_UNKNOWN_TOLD)
+            return
+        self._seen.add(name)
+        logger.warning("ignoring unknown request field %r", name[:64])
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
     """One JSON object. Raises ApiError 400."""
     try:
-        document = msgspec.json.decode(body)
+        document = msgspec.json.decode(body.removeprefix(codecs.BOM_UTF8))  # RFC 8259 lets a reader pass over it
     except RecursionError:
         raise bad_request("The request body is nested too deeply.", code="invalid_json") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise bad_request(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
+        message = f"The request body is not valid JSON: {why_no_text(body) or error}."
+        raise bad_request(message, code="invalid_json") from None
     if not isinstance(document, dict):
         raise bad_request("The request body must be a JSON object.", code="invalid_json")
     return document
 
 
-def parse_fields(document: dict[str, Any], fields: type[Fields], warnings: FieldWarnings) -> Fields:
-    """The typed body. Raises ApiError 400 naming the field; unknown fields are ignored."""
-    known = fields.__struct_fields__
-    for name, value in document.items():
-        if name in known:
-            continue
-        if name in _REFUSED:
-            _check_harmless(name, value, document)
-        else:
-            warnings.note(name)
+def why_no_text(body: bytes) -> str | None:
+    """Where bytes that should be UTF-8 are none, and what they look like; None where they are."""
+    if body[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or b"\0" in body[:2]:
+        return "it looks like UTF-16, and JSON is UTF-8"
     try:
-        return msgspec.convert(document, fields)
+        body.decode()
+    except UnicodeDecodeError as error:  # the decoder's own position counts from the start of a string in it
+        return f"byte {error.start} (0x{body[error.start]:02x}) is no UTF-8"
+    return None
+
+
+def parse_fields(document: dict[str, Any], fields: type[Fields], warnings: FieldWarnings) -> Fields:
+    """The typed body. Raises ApiError 400 naming the field that is refused or has another type."""
+    table: Table = fields.table  # type: ignore[attr-defined]
+    _check_known(document, document, table, warnings, "")
+    options = document.get("stream_options")
+    if isinstance(options, dict) and "stream_options" in table:
+        _check_known(options, options, StreamOptions.table, warnings, "stream_options.")
+    try:
+        return msgspec.convert(loosened(document, fields), fields)
     except msgspec.ValidationError as error:
         raise _named(error) from None
 
 
-def _check_harmless(name: str, value: Any, document: dict[str, Any]) -> None:
-    """Raise ApiError 400 where a known field that is not supported asks for something."""
-    if value is None or any(value == harmless for harmless in _HARMLESS.get(name, ())):
-        return
-    choice = _UNUSED_WITH.get(name)
-    if choice is None:
-        raise bad_request(f"{name!r} is not supported by this server.", name, "unsupported_parameter")
-    if document.get(choice) != "none":
-        raise bad_request(
-            f"{name!r} is not supported by this server, unless {choice} is 'none'.", name, "unsupported_parameter")
-    if not (isinstance(value, list) and all(isinstance(item, dict) for item in value)):
-        raise bad_request(f"{name} must be a list of objects.", name, "invalid_type")
+def _check_known(
+    values: Mapping[str, Any], document: Mapping[str, Any], table: Table, warnings: FieldWarnings, prefix: str
+) -> None:
+    """Raise ApiError 400 where a field asks for what is not done; say what is ignored."""
+    for name, value in values.items():
+        rule = table.get(name)
+        if isinstance(rule, Refused):
+            if not asks_for_nothing(rule, value, document):
+                raise refusal(table, name, prefix)
+            if rule.unused_with is not None and not _is_list_of_objects(value):
+                raise bad_request(f"{name} must be a list of objects.", name, "invalid_type")
+        elif isinstance(rule, Ignored):
+            if not asks_for_nothing(rule, value, document):
+                warnings.note_ignored(prefix + name, rule.reason)
+        elif rule is None and value is not None:
+            warnings.note(prefix + name)
+
+
+def refusal(table: Table, name: str, prefix: str = "") -> ApiError:
+    """400 for a field that the table refuses."""
+    rule = table[name]
+    assert isinstance(rule, Refused)
+    unless = "" if rule.unused_with is None else ", unless {} is {!r}".format(*rule.unused_with)
+    message = f"{prefix + name!r} is not supported by this server{unless}: {rule.reason}."
+    return bad_request(message, prefix + name, "unsupported_parameter")
+
+
+def _is_list_of_objects(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
 
 
 def _named(error: msgspec.ValidationError) -> ApiError:

@@ -1,6 +1,7 @@
 """The first thing that a request meets: size and key are checked before anything is read or routed.
 
-It also owns the answer's request id, and turns every exception into an answer, so that nothing internal leaks.
+It also spells the path plainly, has coded bodies decoded, owns the answer's request id, and turns every exception into
+an answer, so that nothing internal leaks.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import secrets
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jettison.server.auth import ADMIN_PATHS
+from jettison.server.bodies import body_too_large, decoded_body, discard_body
 from jettison.server.errors import ApiError, as_api_error
-from jettison.server.limits import body_too_large, discard_body
+from jettison.server.paths import plain_path
 from jettison.server.state import ServerState
 
 UPLOAD_PATH = "/v1/files"
+METRICS_PATH = "/metrics"
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -43,15 +46,19 @@ class Gate:
             await send(message)
 
         try:
-            await self._admit(scope["path"], headers, receive)
-            await self._app(scope, receive, send_labelled)
+            path = plain_path(scope["path"], self._state.settings.root_path)
+            max_bytes = await self._check_size(path, headers, receive)
+            self._check_key(path, headers.get(b"authorization"))
+            receive = decoded_body(receive, scope["headers"], max_bytes)
+            await self._app({**scope, "path": path, "root_path": ""}, receive, send_labelled)
         except Exception as error:
             answer = as_api_error(error)  # logs what was not expected
             if is_started:
                 raise
             await answer.response()(scope, receive, send_labelled)
 
-    async def _admit(self, path: str, headers: dict[bytes, bytes], receive: Receive) -> None:
+    async def _check_size(self, path: str, headers: dict[bytes, bytes], receive: Receive) -> int:
+        """How many bytes the body may have. Raises ApiError 413 where it is said to have more."""
         settings = self._state.settings
         max_bytes = settings.max_body_bytes
         if path == UPLOAD_PATH and settings.max_upload_bytes is not None:
@@ -61,13 +68,21 @@ class Gate:
             if b"expect" not in headers:  # that client asks before it sends
                 await discard_body(receive)
             raise body_too_large(max_bytes)
-        keys, authorization = self._state.keys, headers.get(b"authorization")
+        return max_bytes
+
+    def _check_key(self, path: str, authorization: bytes | None) -> None:
+        """Raises ApiError 401, 403."""
+        keys = self._state.keys
+        if path == METRICS_PATH and not self._state.settings.metrics_need_key:
+            return
         if path in ADMIN_PATHS and not (self._state.admin_keys.is_empty and keys.is_empty):
             if self._state.admin_keys.is_empty:
                 raise ApiError(403, "Administration is closed: start the server with --admin-key.", code="no_admin_key")
             keys = self._state.admin_keys
         if not keys.admits(path, authorization):
-            message = "The API key is missing or wrong; send it as `Authorization: Bearer KEY`."
+            # Clients read the first words of either, as OpenAI's API says them.
+            wrong = "You didn't provide an API key" if authorization is None else "Incorrect API key provided"
+            message = f"{wrong}: send it as `Authorization: Bearer KEY`."
             raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 

@@ -19,7 +19,10 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from jettison.server.cors import CorsSettings
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, retry_headers
+from jettison.server.old_http import VERSIONS, UnchunkedApp
+from jettison.server.paths import plain_path
 from jettison.server.quiet_log import Seldom
 from jettison.server.settings import ServerSettings
 from jettison.server.sse import WRITE_NOW
@@ -42,7 +45,7 @@ _END_OF_LINES = b"\r\n\r\n"
 PROBE_CONNECTIONS = 16
 """Connections beyond the limit that are taken all the same, for ``PROBE_PATHS`` alone and for one request each: that a
 server is full is no reason to start it again."""
-PROBE_PATHS = (b"/health", b"/ping")
+PROBE_PATHS = ("/health", "/ping")
 PROBE_TIMEOUT_S = 2.0
 
 
@@ -107,6 +110,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     write_timeout_s = 60.0
     max_connections: int | None = None
     held_bytes: HeldBytes
+    root_path_of_proxy = ""
+    cors: CorsSettings
     flow: _Flow
     seldom: Seldom
     """What clients bring about is said through it."""
@@ -202,7 +207,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._feed()
         if self._held and self.held_bytes.total > self.held_bytes.limit:
             self.seldom.warning("refusing a client: %d bytes of requests that wait are held", self.held_bytes.total)
-            self._refuse(ApiError(503, "Too many requests wait to be read; retry later.", code="overloaded"))
+            headers = retry_headers(NOT_READY_RETRY_MS)
+            message = "Too many requests wait to be read; retry later."
+            self._refuse(ApiError(503, message, code="overloaded", headers=headers))
 
     def _hold(self, data: bytes) -> None:
         self.held_bytes.total += len(data) - len(self._held)
@@ -269,16 +276,34 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.max_header_bytes:
             self._refuse_headers()
-        if self._is_probe and not self._is_refused and self.url not in PROBE_PATHS:
+        self._check_framing()
+        if self._is_probe and not self._is_refused and not self._is_for_probes():
             self._turn_away()
         if not self._is_refused:
             super().on_headers_complete()  # raises for a target that is none
-            if self._is_probe:
-                self.cycle.keep_alive = False
+            self.cycle.keep_alive = self.parser.should_keep_alive() and not self._is_probe
             self._is_in_headers = False
             self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]
             self.scope[WRITE_NOW] = partial(_write_now, self.cycle)  # type: ignore[literal-required]
             self._num_body_bytes = int(dict(self.headers).get(b"content-length", 0))  # llhttp has checked it
+
+    def _check_framing(self) -> None:
+        """RFC 9112 6.1: HTTP/1.0 has no transfer codings, and of the others' a body may have only what is undone here.
+
+        They are told 400, as all bytes that are no request of ours; 5xx is for our own faults."""
+        is_old = self.parser.get_http_version() in VERSIONS
+        if is_old:
+            self.expect_100_continue = False  # RFC 9110 10.1.1
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and is_old:
+            self._refuse(ApiError(400, "A request in HTTP/1.0 has no transfer-encoding.", code="invalid_http"))
+        elif codings and codings != [b"chunked"]:
+            message = "The only transfer-encoding that is taken is chunked; a compressed body has a content-encoding."
+            self._refuse(ApiError(400, message, code="unsupported_transfer_encoding"))
+
+    def _is_for_probes(self) -> bool:
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        return plain_path(path, self.root_path_of_proxy) in PROBE_PATHS
 
     def on_body(self, body: bytes) -> None:
         """Of a refused request nothing is kept."""
@@ -305,6 +330,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if cycle.scope["http_version"] in VERSIONS:
+            app = UnchunkedApp(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -370,7 +397,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Closing now, with input unread, would reset the connection and take the answer with it."""
         self._drop_requests()
         try:
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # TLS cannot: its client goes by the answer's length
+                self.transport.write_eof()
         except OSError:  # the client has reset it: asyncio's loop says so here, uvloop later
             self.transport.abort()
         else:
@@ -387,11 +415,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _write_error(self, error: ApiError) -> None:
-        headers = error.headers | {
+        # The newest request's, as far as it has been read; before the first one there is not even a list.
+        origin = dict(self.headers or ()).get(b"origin")
+        headers = error.headers | self.cors.error_headers(None if origin is None else origin.decode("latin-1")) | {
             "content-type": "application/json", "content-length": str(len(error.body)), "connection": "close",
         }  # fmt: skip
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self.transport.write(STATUS_LINE[error.status] + lines.encode() + b"\r\n" + error.body)
+        body = b"" if self._is_begun and self.parser.get_method() == b"HEAD" else error.body
+        self.transport.write(STATUS_LINE[error.status] + lines.encode("latin-1") + b"\r\n" + body)
 
     def _may_answer(self) -> bool:
         """Whether an answer of ours would not land inside another one, or be taken for it."""
@@ -436,6 +467,8 @@ def bounded_protocol(settings: ServerSettings) -> type[BoundedHttpProtocol]:
         "write_timeout_s": settings.write_timeout_s,
         "max_connections": settings.max_connections,
         "held_bytes": HeldBytes(settings.max_buffered_bytes),
+        "root_path_of_proxy": settings.root_path,
+        "cors": settings.cors,
         "seldom": Seldom(logging.getLogger("jettison.server")),
     }
     return type("HttpProtocol", (BoundedHttpProtocol,), limits)

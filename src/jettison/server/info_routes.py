@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,16 +13,19 @@ from starlette.routing import Route
 
 import jettison
 from jettison.errors import OverCapacityError
+from jettison.server.chat_options import chat_options
 from jettison.server.endpoint import check_content_type
-from jettison.server.errors import bad_request
+from jettison.server.errors import bad_request, retry_headers
 from jettison.server.fields import DetokenizeFields, TokenizeFields, parse_fields, parse_json
+from jettison.server.json_out import encode
+from jettison.server.paths import same_name
 from jettison.server.prompts import chat_prompt, off_loop
 from jettison.server.state import ServerState, require
 
 
 def json_response(document: Any, status: int = 200) -> Response:
     """A JSON answer."""
-    return Response(msgspec.json.encode(document), status, media_type="application/json")
+    return Response(encode(document), status, media_type="application/json")
 
 
 class InfoRoutes:
@@ -77,7 +79,10 @@ class InfoRoutes:
             can_wake = any(worker.alive and worker.is_asleep for worker in workers)
             if status == "ready" and not can_wake and (num_alive == 0 or not snapshot.groups):
                 status = document["status"] = "recovering"
-        return json_response(document, 200 if status == "ready" else 503)
+        answer = json_response(document, 200 if status == "ready" else 503)
+        if status == "loading":
+            answer.headers.update(retry_headers(self._state.retry_after_ms()))
+        return answer
 
     async def ping(self, request: Request) -> Response:
         """Liveness: 200 as long as there is something to wait for."""
@@ -109,7 +114,9 @@ class InfoRoutes:
 
     async def model(self, request: Request) -> Response:
         """One name."""
-        return json_response(self._model_card(self._state.check_model(request.path_params["model_id"])))
+        asked = request.path_params["model_id"]
+        name = next((name for name in self._state.settings.model_names if same_name(asked, name)), asked)
+        return json_response(self._model_card(self._state.check_model(name)))
 
     def _model_card(self, name: str) -> dict[str, Any]:
         info = self._state.engine.info
@@ -154,9 +161,10 @@ class InfoRoutes:
             text, special = fields.prompt, fields.add_special_tokens is not False
             ids = await off_loop(lambda: state.tokenizer.encode(text, special), len(text), thread_chars)
         else:
-            add_prompt = fields.add_generation_prompt is not False
+            options = chat_options(fields, fields.tools, state.tokenizer.chat, state.warnings)
             prompt = await chat_prompt(
-                fields.messages, state.tokenizer, add_generation_prompt=add_prompt, thread_chars=thread_chars)
+                fields.messages, state.tokenizer, options, thread_chars=thread_chars,
+                add_special_tokens=bool(fields.add_special_tokens))
             ids = list(prompt.token_ids)
         max_len = state.engine.info.max_model_len
 
@@ -188,10 +196,18 @@ class InfoRoutes:
                 "bos_token": tokenizer.bos_token,
                 "eos_token": tokenizer.eos_token,
                 "pad_token": tokenizer.pad_token,
+                "end_tokens": self._end_tokens(),
                 "chat_template": tokenizer.chat_template,
                 "vocab_size": tokenizer.vocab_size,
             }
         )
+
+    def _end_tokens(self) -> list[dict[str, Any]]:
+        """What ends a text, and the files that say so."""
+        ends = self._state.settings.end_tokens
+        if ends is None:
+            return [{"id": token_id} for token_id in self._state.engine.info.eos_token_ids]
+        return [{"id": end.token_id, "token": end.text, "from": list(end.sources)} for end in ends.tokens]
 
     async def events(self, request: Request) -> Response:
         """The engine's log of moves, on the engine's clock."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -22,13 +23,19 @@ from jettison.server.app import batch_service, create_app, server_state
 from jettison.server.batches.settings import BatchSettings, own_folder
 from jettison.server.batches.uploads import OVERHEAD_BYTES
 from jettison.server.batches.window import Rates
+from jettison.server.chat_renderer import template_settings
+from jettison.server.cors import CorsSettings
 from jettison.server.descriptors import connection_limit
 from jettison.server.key_file import KeySource
 from jettison.server.quiet_log import PlainFormatter, TracebackLimit
 from jettison.server.recorder import TraceRecorder
+from jettison.server.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
+from jettison.server.tls import TlsSettings
 from jettison.server.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 EXACT_DTYPES = frozenset({"float64"})
 """Precisions in which equal tokens are promised whatever memory does; see ``jettison verify``."""
@@ -101,13 +108,33 @@ def batch_settings(config: EngineConfig, assembly: Assembly) -> BatchSettings:
 
 
 def _profiled_rates(assembly: Assembly) -> Rates | None:
-    """Of all instances together, in steps of the whole token budget and the best batches of decodes."""
+    """Of an instance, in steps of the whole token budget and the best batches of decodes."""
     profile, config = assembly.load_profile(), assembly.config
     rate = None if profile is None else profile.group_tokens_per_s(1)
     if profile is None or not rate:
         return None
     prompt_token_s = prefill_token_s(profile.cost, 1, config.scheduler.max_num_batched_tokens)
-    return Rates(config.instances / prompt_token_s, config.instances * rate)
+    return Rates(1.0 / prompt_token_s, rate)
+
+
+def sampling_defaults(config: EngineConfig) -> SamplingDefaults:
+    """Of a server, or a batch that runs alone. Raises ModelError, ConfigError."""
+    model = config.model
+    return read_sampling_defaults(Path(model.model), model.generation_config, model.override_generation_config)
+
+
+def tell_of_turn_end(tokenizer: Tokenizer, end_tokens: Collection[int]) -> None:
+    """Warn of a template whose turns end with a token that ends nothing: answers may run on behind it.
+
+    It is not made an end token: some models write it and go on, with another part of the same answer.
+    """
+    turn_end = tokenizer.turn_end()
+    if turn_end is not None and turn_end not in end_tokens:
+        logger.warning(
+            "the chat template writes %s (%d) behind an answer, which no file of the folder names as an end token: "
+            "where the model ends its turns so, add it to eos_token_id in generation_config.json",
+            tokenizer.token_strings([turn_end])[0], turn_end,
+        )
 
 
 def _most_requests(config: EngineConfig) -> int | None:
@@ -127,6 +154,7 @@ async def _serve(config: EngineConfig) -> int:
     key_file = config.server.api_key_file
     keys = KeySource(config.server.api_keys, None if key_file is None else Path(key_file))
     api_keys = keys.read()
+    tls = TlsSettings(**asdict(config.tls)).context()
     engine = Engine(config)
     assembly = engine.prepare()
     recorder = None
@@ -135,24 +163,38 @@ async def _serve(config: EngineConfig) -> int:
             Path(config.server.record_trace), config.server.record_trace_bytes,
             tells_tenants=keys.path is not None or len(set(api_keys)) > 1,
         )
+    defaults = sampling_defaults(config)
+    if defaults.told is not None:
+        logger.info("%s", defaults.told)
     settings = ServerSettings(
         model_names=(config.model.served_model_name,),
         api_keys=api_keys,
         admin_keys=config.server.admin_keys,
         keys_may_change=keys.path is not None,
+        metrics_need_key=config.server.metrics_need_key,
+        root_path=config.server.root_path,
+        cors=CorsSettings(**asdict(config.cors)),
+        tls=tls,
         default_seed=config.model.seed,
+        sampling_defaults=defaults,
+        end_tokens=assembly.end_tokens,
+        max_stops=config.server.max_stop_strings,
+        max_logprobs=config.server.max_logprobs,
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
         write_timeout_s=config.server.write_timeout_s,
         max_upload_bytes=config.server.batch_file_bytes + OVERHEAD_BYTES,
         max_connections=connection_limit(config.instances, _most_requests(config)),
         serves_offline=config.offline.mode != "none",
+        templates=template_settings(config.templates),
         health_details=health_details(assembly),
         record_request=None if recorder is None else recorder.record,
         event_log=engine.event_document,
         deployment=engine.deployment_document,
         sleep_control=SleepOrders(engine),
     )
-    tokenizer = Tokenizer.from_dir(model_dir, max_template_chars=settings.max_template_chars)
+    tokenizer = Tokenizer.from_dir(
+        model_dir, max_template_chars=settings.max_template_chars, templates=settings.templates)
+    tell_of_turn_end(tokenizer, assembly.end_tokens.ids)
     app = create_app(engine, tokenizer, settings, batch_settings(config, assembly))
     batches = batch_service(app)
     # Unusable paths are told before the model is loaded.

@@ -17,35 +17,12 @@ from starlette.types import Receive
 from jettison.errors import KeyLimitError, OverCapacityError
 from jettison.live.engine.api import EngineClient
 from jettison.policy.refusal import predicted_end_s, retry_after_ms, why_never_in_share, why_over_share
+from jettison.server.bodies import CLOSE, body_too_large, discard_body
 from jettison.server.errors import ApiError, bad_request
 from jettison.server.settings import ServerSettings
 
-DISCARD_LIMIT_BYTES = 32 << 20
-DISCARD_LIMIT_S = 2.0
-
 MEAN_OF_LAST = 10
 """Requests whose times say how long a tenant's next one takes, about."""
-
-CLOSE = {"connection": "close"}
-
-
-def body_too_large(max_bytes: int) -> ApiError:
-    """413. The connection is closed: what follows on it is the rest of the body."""
-    return ApiError(413, f"The request body is larger than {max_bytes} bytes.", code="request_too_large", headers=CLOSE)
-
-
-async def discard_body(receive: Receive) -> None:
-    """Read on for a moment without keeping anything, so that an honest client hears the answer to its large body."""
-    num_bytes = 0
-    try:
-        async with asyncio.timeout(DISCARD_LIMIT_S):
-            while num_bytes < DISCARD_LIMIT_BYTES:
-                message = await receive()
-                num_bytes += len(message.get("body", b""))
-                if message["type"] != "http.request" or not message.get("more_body"):
-                    return
-    except TimeoutError:
-        return
 
 
 class Admission:
@@ -185,13 +162,13 @@ class Arrival(_Body):
         if self._why_full is not None and not is_offline:
             raise self._why_full
 
-    def claim(self, num_choices: int) -> None:
+    def claim(self, num_choices: int, param: str = "n") -> None:
         """It has so many choices: take places for those that have none yet, all or none. Raises KeyLimitError, and
-        ApiError 400 where they could never fit.
+        ApiError 400, with ``param`` to blame, where they could never fit.
         """
         why_never = why_never_in_share(num_choices, self._limit)
         if why_never is not None:
-            raise bad_request(why_never, "n")
+            raise bad_request(why_never, param)
         share, now_s = self._share, time.monotonic()
         num_more = num_choices - self._num_choices
         why_not = why_over_share(share.num_choices - self._num_choices, num_choices, self._limit)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from jettison.server.chat_renderer import ChatRequest
+from jettison.server.coercion import whole_numbers
+from jettison.server.conversation import checked_messages
 from jettison.server.errors import bad_request
-from jettison.server.templates import TemplateError
+from jettison.server.template_limits import TemplateError
 from jettison.server.tokenizer import Tokenizer
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-MAX_MESSAGES = 4096
 ITEM_CHARS = 16
 """What a prompt or message costs besides its text, in characters."""
 
@@ -35,7 +36,7 @@ async def completion_prompts(
     raw: Any, tokenizer: Tokenizer, *, add_special_tokens: bool, vocab_size: int, max_prompts: int, thread_chars: int
 ) -> list[Prompt]:
     """A string, a list of strings, token ids, or a list of token-id lists. Raises ApiError 400 on ``prompt``."""
-    items = split_prompts(raw, max_prompts)
+    items = split_prompts(whole_items(raw), max_prompts)
     texts = [item for item in items if isinstance(item, str)]
     num_chars = sum(len(text) + ITEM_CHARS for text in texts)
     encoded = iter(
@@ -71,6 +72,13 @@ async def with_texts(
     return await off_loop(decode, num_ids, thread_chars)
 
 
+def whole_items(raw: Any) -> Any:
+    """Token ids as clients in languages with one kind of number write them: 5.0 for 5."""
+    if isinstance(raw, list) and raw and isinstance(raw[0], list):
+        return [whole_numbers(item) for item in raw]
+    return whole_numbers(raw)
+
+
 def split_prompts(raw: Any, max_prompts: int) -> list[str | list[int]]:
     """The single prompts, unchecked inside. Raises ApiError 400."""
     if raw is None:
@@ -93,70 +101,45 @@ def split_prompts(raw: Any, max_prompts: int) -> list[str | list[int]]:
 
 
 async def chat_prompt(
-    messages: list[dict[str, Any]] | None, tokenizer: Tokenizer, *, add_generation_prompt: bool, thread_chars: int
+    messages: list[dict[str, Any]] | None, tokenizer: Tokenizer, options: ChatRequest, *, thread_chars: int,
+    add_special_tokens: bool = False,
 ) -> Prompt:
-    """Messages through the model's chat template. Raises ApiError 400 on ``messages``."""
-    plain = plain_messages(messages)
-    num_chars = sum(len(message["content"]) + len(message.get("name", "")) + ITEM_CHARS for message in plain)
+    """Messages through the model's chat template, told what ``options`` say (whose own messages do not count).
+
+    The template writes the special tokens itself; ``add_special_tokens``: the tokenizer adds its own to them.
+
+    Raises ApiError 400 with the path in ``messages`` that is wrong, or the field that does not suit the template.
+    """
+    request = replace(options, messages=checked_messages(messages, tokenizer.chat.knows))
+    num_chars = ITEM_CHARS * len(request.messages) + _num_chars([request.messages, request.tools, request.documents])
+    if request.chat_template is not None:
+        num_chars = max(num_chars, thread_chars + 1)  # to compile one takes long
 
     def render() -> tuple[str, list[int]]:
-        text = tokenizer.render_chat(plain, add_generation_prompt=add_generation_prompt)
-        return text, tokenizer.encode(text, False)  # the template writes the special tokens itself
+        text = tokenizer.render_chat(request)
+        return text, tokenizer.encode(text, add_special_tokens)
 
     try:
         text, ids = await off_loop(render, num_chars, thread_chars)
     except TemplateError as error:
-        raise bad_request(f"messages: {error}", "messages") from None
+        raise bad_request(f"{error.param}: {error}", error.param) from None
     if not ids:
         raise bad_request("messages make an empty prompt.", "messages")
     return Prompt(tuple(ids), text)
 
 
-def plain_messages(messages: list[dict[str, Any]] | None) -> list[dict[str, str]]:
-    """Role, text and name of each message. Text is the only content; anything else is refused by its path."""
-    if messages is None:
-        raise bad_request("messages is missing.", "messages", "missing_required_parameter")
-    if not messages:
-        raise bad_request("messages must not be empty.", "messages")
-    if len(messages) > MAX_MESSAGES:
-        raise bad_request(f"messages may have at most {MAX_MESSAGES} entries.", "messages")
-    return [_plain_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
-
-
-def _plain_message(message: dict[str, Any], path: str) -> dict[str, str]:
-    role = message.get("role")
-    if role not in ROLES:
-        raise bad_request(f"{path}.role must be one of {', '.join(ROLES)}.", f"{path}.role")
-    for name in ("tool_calls", "function_call", "audio"):
-        if message.get(name):
-            raise bad_request(f"{path}.{name} is not supported.", f"{path}.{name}", "unsupported_parameter")
-    known_role = "system" if role == "developer" else str(role)  # templates know the older name
-    plain = {"role": known_role, "content": _text(message, f"{path}.content")}
-    sender = message.get("name")
-    if sender is not None:
-        if not isinstance(sender, str):
-            raise bad_request(f"{path}.name must be a string.", f"{path}.name", "invalid_type")
-        plain["name"] = sender
-    return plain
-
-
-def _text(message: dict[str, Any], path: str) -> str:
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if content is None and message["role"] == "assistant":
-        return ""
-    if not isinstance(content, list):
-        raise bad_request(f"{path} must be a string or a list of text parts.", path, "invalid_type")
-    texts = []
-    for at, part in enumerate(content):
-        where = f"{path}[{at}]"
-        if not isinstance(part, dict) or part.get("type") != "text":
-            raise bad_request(f"{where}: only parts of type 'text' are supported.", where, "unsupported_content")
-        if not isinstance(part.get("text"), str):
-            raise bad_request(f"{where}.text must be a string.", f"{where}.text", "invalid_type")
-        texts.append(part["text"])
-    return "\n".join(texts)
+def _num_chars(value: object) -> int:
+    """Of all texts in it, names of fields left out."""
+    num_chars, stack = 0, [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            num_chars += len(item)
+        elif isinstance(item, dict):
+            stack += item.values()
+        elif isinstance(item, list | tuple):
+            stack += item
+    return num_chars
 
 
 async def off_loop(work: Callable[[], T], num_chars: int, thread_chars: int) -> T:

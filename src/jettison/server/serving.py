@@ -24,7 +24,9 @@ from jettison.server.app import server_state
 from jettison.server.descriptors import DescriptorWatch
 from jettison.server.http_protocol import bounded_protocol
 from jettison.server.quiet_log import Seldom
+from jettison.server.settings import ServerSettings
 from jettison.server.state import ServerState
+from jettison.server.tls import HANDSHAKE_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
@@ -37,16 +39,37 @@ UNSENT_BYTES = 128 << 10
 LOOK_TICKS = 10
 """Of 0.1 s."""
 
+LOADING_YET = ", not serving yet: until the model is loaded, requests are told 503 and when to come again"
+"""A script that waits for a line of the log should not take this one for that of a server that is ready."""
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Server(uvicorn.Server):
     """uvicorn without its own idea of signals, and with an end that need not wait for its next tick."""
 
-    def __init__(self, config: uvicorn.Config, watch: DescriptorWatch) -> None:
+    def __init__(self, config: uvicorn.Config, watch: DescriptorWatch, settings: ServerSettings) -> None:
         super().__init__(config)
+        self._settings = settings
         self._stopped = asyncio.Event()
         self._watch = watch
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, on sockets that listen, and with bounds on how long a TLS connection may begin and end."""
+        config, loop, tls = self.config, asyncio.get_running_loop(), self._settings.tls
+
+        def protocol() -> asyncio.Protocol:
+            return config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state, _loop=loop)
+
+        begin_s, end_s = (None, None) if tls is None else (HANDSHAKE_TIMEOUT_S, self._settings.write_timeout_s)
+        self.servers = [
+            await loop.create_server(
+                protocol, sock=sock, ssl=tls, backlog=BACKLOG, ssl_handshake_timeout=begin_s,
+                ssl_shutdown_timeout=end_s)
+            for sock in sockets or ()
+        ]
+        self.started = True
 
     def stop(self, *, force: bool) -> None:
         """End ``serve``; with ``force`` without waiting for connections."""
@@ -115,7 +138,7 @@ async def run_server(
     state = server_state(app)
     first, second = stop or asyncio.Event(), asyncio.Event()
     watch = DescriptorWatch(Seldom(logger))
-    server = _Server(_uvicorn_config(app, state), watch)
+    server = _Server(_uvicorn_config(app, state), watch, state.settings)
     with _signals(first, second, on_hangup), _accept_errors(watch):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(first.wait())
@@ -124,7 +147,9 @@ async def run_server(
                 await asyncio.sleep(0.005)
             if server.started:
                 bound_port = listener.getsockname()[1]
-                logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, bound_port)
+                scheme = "http" if state.settings.tls is None else "https"
+                url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound_port}"
+                logger.info("listening on %s%s", url, LOADING_YET if state.status == "loading" else "")
                 if on_started is not None:
                     on_started(bound_port)
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)

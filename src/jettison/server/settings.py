@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jettison.device.model.end_tokens import EndTokens
 from jettison.live.engine.api import SleepControl
+from jettison.server.chat_renderer import TemplateSettings
+from jettison.server.cors import CorsSettings
+from jettison.server.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What a request may ask for, and what it gets where it asks for nothing."""
+
+    default_completion_max_tokens: int = 16
+    default_chat_max_tokens: int | None = None
+    """None: what is left of the context."""
+    max_stops: int = 4
+    max_logprobs: int | None = 20
+    """Alternatives to a token; None: the whole vocabulary."""
+    defaults: SamplingDefaults = NO_DEFAULTS
+    """What the model's maker, or the operator, says of sampling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +40,25 @@ class ServerSettings:
     """While the server runs: each key is a tenant then, also one that is alone."""
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
     """What opens administration; empty: it is open where no key is asked for, else closed."""
+    metrics_need_key: bool = False
+    """Where keys are asked for: of ``/metrics`` too."""
+    root_path: str = ""
+    """Under which a proxy shows this server, as ``/api``; it may cut it off or not."""
+    cors: CorsSettings = field(default_factory=CorsSettings)
+    """Web pages of other origins."""
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    """None: plain HTTP."""
     default_completion_max_tokens: int = 16
     default_chat_max_tokens: int | None = None
     """None: what is left of the context."""
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    """What the model's maker says of sampling; a request's own fields beat it."""
+    end_tokens: EndTokens | None = None
+    """For ``/tokenizer_info``: what ends a text, and which file says so."""
+    max_stops: int = 4
+    """Stop strings of a request."""
+    max_logprobs: int | None = 20
+    """Alternatives to a token; None: the whole vocabulary."""
     default_seed: int | None = None
     """Seeds of requests that send none are drawn from this one; None draws them from the system."""
     max_active_reqs_per_key: int | None = None
@@ -46,6 +81,8 @@ class ServerSettings:
     """Prompts times ``n`` of one HTTP request."""
     max_template_chars: int = 8 << 20
     """A rendered chat prompt."""
+    templates: TemplateSettings = field(default_factory=TemplateSettings)
+    """What the operator says of chat templates."""
     serves_offline: bool = True
     """False: offline requests and new batches are refused, and batches that are there stay as they are."""
     header_timeout_s: float = 20.0
@@ -73,6 +110,13 @@ class ServerSettings:
 
     sleep_control: SleepControl | None = None
     """Behind ``/sleep``, ``/wake_up`` and ``/is_sleeping``; None: no such endpoints."""
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        """Those that a request is planned by."""
+        return RequestLimits(
+            self.default_completion_max_tokens, self.default_chat_max_tokens, self.max_stops, self.max_logprobs,
+            self.sampling_defaults)
 
     @property
     def model_name(self) -> str:

@@ -6,7 +6,7 @@ import asyncio
 
 from jettison.errors import NotReadyError
 from jettison.live.engine.api import EngineClient, EngineState
-from jettison.policy.refusal import why_not_offline
+from jettison.policy.refusal import retry_after_ms, why_not_offline
 from jettison.server.auth import KeyRing
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, bad_request, retry_headers
 from jettison.server.fields import FieldWarnings
@@ -52,7 +52,12 @@ class ServerState:
     def check_ready(self) -> None:
         """Raises NotReadyError."""
         if (status := self.status) != "ready":
-            raise NotReadyError(_NOT_READY[status])
+            raise NotReadyError(_NOT_READY[status], self.retry_after_ms())
+
+    def retry_after_ms(self) -> int:
+        """When a request that came before the server was ready should come again; as soon as may be, if it is over."""
+        left_s = self.engine.ready_in_s() if self.status == "loading" else None
+        return NOT_READY_RETRY_MS if left_s is None else retry_after_ms(left_s)
 
     def check_model(self, model: str | None) -> str:
         """The name to answer under. Raises ApiError 404 for a model that is not served."""
@@ -60,7 +65,8 @@ class ServerState:
             return self.settings.model_name
         if model not in self.settings.model_names:
             served = ", ".join(map(repr, self.settings.model_names))
-            message = f"The model {model[:200]!r} is not served here: this server serves {served}."
+            # Clients read "does not exist" in it, as OpenAI's and vLLM's APIs say it, and the code.
+            message = f"The model `{model[:200]}` does not exist here: this server serves {served}."
             raise ApiError(404, message, param="model", code="model_not_found")
         return model
 

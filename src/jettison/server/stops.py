@@ -9,12 +9,14 @@ class StopMatcher:
     """Passes text through until a stop string begins, and holds back what may be the beginning of one.
 
     After a match nothing more comes out. Work per push is bounded by the pushed text and the longest stop string.
+    ``keeps_stop``: the stop string that was found is the last of what comes out.
     """
 
-    __slots__ = ("_held", "_longest", "_stops", "matched")
+    __slots__ = ("_held", "_keeps_stop", "_longest", "_stops", "matched")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keeps_stop: bool = False) -> None:
         self._stops = tuple(stops)
+        self._keeps_stop = keeps_stop
         self._longest = max(map(len, stops), default=0)
         self._held = ""
         self.matched: str | None = None
@@ -31,9 +33,9 @@ class StopMatcher:
         pending = self._held + text
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := pending.find(stop)) >= 0]
         if found:
-            _, at, self.matched = min(found)
+            end, at, self.matched = min(found)
             self._held = ""
-            return pending[:at]
+            return pending[: end if self._keeps_stop else at]
         num_held = self._possible_prefix(pending)
         self._held = pending[len(pending) - num_held :]
         return pending[: len(pending) - num_held]

@@ -1,147 +1,60 @@
-"""Chat templates in a sandbox, bounded in time and size.
+"""One compiled chat template, and what its source says of itself.
 
-The template comes from the model folder, never from a client. It may loop, but every name it looks up and every
-call it makes passes a deadline, and its output has a limit.
+Compiling and rendering, nothing more: in which form it takes messages is found out in ``template_traits``; where it
+comes from, and what a request adds, is for ``chat_renderer``. It may come from a client, where the server allows that.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
-import threading
-import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import meta, nodes
 
 from jettison.errors import ModelError
+from jettison.server.template_limits import LimitError, RefusalError, TemplateError
+from jettison.server.template_sandbox import Sandbox
 
-RENDER_LIMIT_S = 5.0
-_ORDINARY_CONVERSATIONS = (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user",))
-"""Roles of the messages with which a template is tried: all of them, or as many as it takes."""
-MAX_REPEATED_CHARS = 1 << 20
+__all__ = ["ChatTemplate", "LimitError", "RefusalError", "TemplateError", "one_line"]
 
-
-class TemplateError(Exception):
-    """The messages do not suit the template; the text is safe to show to a client."""
-
-
-class _Refusal(TemplateError):
-    """The template itself says that these messages are not for it."""
-
-
-class _LimitError(TemplateError):
-    """Rendering took too long or produced too much."""
-
-
-class _GenerationTag(Extension):
-    """``{% generation %}`` marks the assistant's part for training; when serving it is only its body."""
-
-    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """The tag's body in place of the tag."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """No mutation, no attributes of Python's machinery, no large repetition, and a deadline on every step."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
-        self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-        self.filters["tojson"] = _tojson
-        self._render = threading.local()  # threads render with one compiled template, each to its own deadline
-
-    def start_clock(self) -> None:
-        """The time limit of this thread's rendering begins."""
-        self._render.deadline_s = time.monotonic() + RENDER_LIMIT_S
-
-    def tick(self) -> None:
-        """Raises when this thread's time is up."""
-        if time.monotonic() > self._render.deadline_s:
-            raise _LimitError("the chat template takes too long")
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        """As the base class, before the deadline."""
-        self.tick()
-        return super().getattr(obj, attribute)
-
-    def getitem(self, obj: Any, argument: str | Any) -> Any:
-        """As the base class, before the deadline."""
-        self.tick()
-        return super().getitem(obj, argument)
-
-    # Underscores, because a template's keywords may be named self, context or obj.
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the base class, before the deadline."""
-        __self.tick()
-        return super().call(__context, __obj, *args, **kwargs)
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """``*`` only while the result is small; ``**`` not at all."""
-        if operator == "**":
-            raise _LimitError("the chat template uses **")
-        if isinstance(left, Sequence | str) or isinstance(right, Sequence | str):
-            sized, times = (left, right) if isinstance(left, Sequence | str) else (right, left)
-            if not isinstance(times, int) or len(sized) * times > MAX_REPEATED_CHARS:
-                raise _LimitError("the chat template repeats too much")
-        return super().call_binop(context, operator, left, right)
-
-
-def _raise_exception(message: str) -> None:
-    raise _Refusal(str(message)[:500])
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now(datetime.UTC).astimezone().strftime(form)
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    # jinja2's own filter escapes for HTML, which models have not seen in training.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+MAX_SOURCE_CHARS = 1 << 20
 
 
 class ChatTemplate:
-    """One compiled template. ``source_name`` is named in errors about the model folder."""
+    """``source_name`` is named in errors about the template. Raises ModelError."""
 
     def __init__(self, source: str, source_name: str, max_chars: int = 8 << 20) -> None:
         self.source = source
-        self._source_name = source_name
+        self.source_name = source_name
         self._max_chars = max_chars
-        self._environment = _Sandbox()
+        self._environment = Sandbox()
+        if len(source) > MAX_SOURCE_CHARS:
+            raise ModelError(f"{source_name}: the chat template is longer than {MAX_SOURCE_CHARS} characters")
+        self._environment.start_clock()
         try:
-            self._template = self._environment.from_string(source)
-        except (jinja2.TemplateError, SyntaxError, ValueError, ArithmeticError, RecursionError) as error:
-            raise ModelError(f"{source_name}: the chat template is broken: {_one_line(error)}") from None
+            self._tree = self._environment.parse(source)
+            self._template = self._environment.from_string(self._tree)
+        except (jinja2.TemplateError, TemplateError, SyntaxError, ValueError, ArithmeticError, RecursionError,
+                MemoryError) as error:  # fmt: skip
+            raise ModelError(f"{source_name}: the chat template is broken: {one_line(error)}") from None
 
-    def check(self, variables: Mapping[str, Any]) -> None:
-        """Raise ModelError where no ordinary conversation can be rendered: better told at the start than to clients.
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names that it expects to be told."""
+        return frozenset(meta.find_undeclared_variables(self._tree))
 
-        Roles that the template refuses by itself (``raise_exception``) are its own affair.
-        """
-        for roles in _ORDINARY_CONVERSATIONS:
-            messages = [{"role": role, "content": "Hello."} for role in roles]
-            try:
-                self.render(messages, variables)
-            except _Refusal:
-                continue
-            except TemplateError as error:
-                told = _one_line(error.__cause__ or error)
-                raise ModelError(
-                    f"{self._source_name}: the chat template cannot render a conversation"
-                    f" ({', '.join(roles)}): {told}"
-                ) from None
-            return
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Names of attributes, and texts, that stand in its expressions: which roles and fields it knows."""
+        texts = {node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)}
+        return frozenset(texts | {node.attr for node in self._tree.find_all(nodes.Getattr)})
+
+    @cached_property
+    def walks_over_content(self) -> bool:
+        """Whether it has a loop over the content of a message, or of what is named so."""
+        return any(_is_content(loop.iter) for loop in self._tree.find_all(nodes.For))
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """The prompt's text. Raises TemplateError. Safe to call from several threads."""
@@ -149,11 +62,11 @@ class ChatTemplate:
         num_chars = 0
         self._environment.start_clock()
         try:
-            for piece in self._template.generate(messages=list(messages), **variables):
+            for piece in self._template.generate({**variables, "messages": list(messages)}):
                 self._environment.tick()
                 num_chars += len(piece)
                 if num_chars > self._max_chars:
-                    raise _LimitError("the chat template produces too much text")
+                    raise LimitError("the chat template produces too much text")
                 pieces.append(piece)
         except TemplateError:
             raise
@@ -162,5 +75,20 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _one_line(error: BaseException) -> str:
+def _is_content(node: nodes.Node | None) -> bool:
+    """``message.content``, ``message['content']``, a variable ``content``; filtered or sliced."""
+    match node:
+        case nodes.Filter(node=inner):
+            return _is_content(inner)
+        case nodes.Getitem(node=inner, arg=nodes.Slice()):
+            return _is_content(inner)
+        case nodes.Getattr(attr="content") | nodes.Name(name="content"):
+            return True
+        case nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+    return False
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, for a line of a log."""
     return " ".join(str(error).split())[:200] or type(error).__name__

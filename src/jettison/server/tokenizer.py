@@ -1,21 +1,21 @@
 """The model folder's tokenizer and chat template: text to token ids and back.
 
-Reads ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``; executes nothing from the folder but
-the template, in its sandbox. Knows nothing of requests.
+The tokenizer is that of ``device.model.tokenizer_files``, the templates are those of ``server.template_files``; nothing
+from the folder is executed but a template, in its sandbox. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import tokenizers
 
-from jettison.errors import ModelError
-from jettison.server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from jettison.server.templates import ChatTemplate, TemplateError
+from jettison.device.model.tokenizer_files import read_tokenizer
+from jettison.server.chat_renderer import ChatRenderer, ChatRequest, TemplateSettings
+from jettison.server.detokenizer import ByteDetokenizer, Detokenizer, JoinedSpecials, WindowDetokenizer
+from jettison.server.template_files import folder_templates
+from jettison.server.template_limits import TemplateError
 
 _NOTHING: frozenset[int] = frozenset()
 
@@ -59,25 +59,6 @@ class _TokenBytes(dict[int, bytes]):
         return token.replace("▁", " ").encode()
 
 
-class _Decoder(msgspec.Struct):
-    type: str | None = None
-    decoders: list[dict[str, Any]] = []
-
-
-class _TokenizerFile(msgspec.Struct):
-    """The one part of ``tokenizer.json`` that we read ourselves."""
-
-    decoder: _Decoder | None = None
-
-    @property
-    def is_byte_level(self) -> bool:
-        """Whether the text of tokens is just the concatenation of their bytes."""
-        if self.decoder is None:
-            return False
-        kinds = [self.decoder.type, *(decoder.get("type") for decoder in self.decoder.decoders)]
-        return "ByteLevel" in kinds and set(kinds) <= {"ByteLevel", "Sequence"}
-
-
 class Tokenizer:
     """Encodes prompts, decodes output, renders chats. Make one with ``from_dir``; safe to use from several threads."""
 
@@ -87,47 +68,40 @@ class Tokenizer:
         *,
         is_byte_level: bool,
         special_tokens: Mapping[str, str],
-        template: ChatTemplate | None,
         tokenizer_class: str,
+        chat: ChatRenderer | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self._is_byte_level = is_byte_level
         self._bytes_of = _TokenBytes(backend, is_byte_level)
-        self._template = template
+        self.chat = chat or ChatRenderer({}, special_tokens, TemplateSettings())
+        """The model's chat templates."""
         self._special_tokens = dict(special_tokens)
         self.tokenizer_class = tokenizer_class
         added = backend.get_added_tokens_decoder()
+        self._added_text = {token_id: token.content for token_id, token in added.items()}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
 
     @classmethod
-    def from_dir(cls, model_dir: str | Path, *, max_template_chars: int = 8 << 20) -> Tokenizer:
-        """Load what the folder holds, and try its chat template. Raises ModelError, one line that names the file."""
+    def from_dir(
+        cls, model_dir: str | Path, *, max_template_chars: int = 8 << 20, templates: TemplateSettings | None = None
+    ) -> Tokenizer:
+        """Load what the folder holds, and try its chat templates. Raises ModelError, one line that names the file.
+
+        ``templates``: what the operator says of them. Raises ConfigError where that cannot be.
+        """
         folder = Path(model_dir)
-        path = folder / "tokenizer.json"
-        data = _read(path, f"{path} is missing: a fast tokenizer (tokenizer.json) is needed")
-        try:
-            parts = msgspec.json.decode(data, type=_TokenizerFile)
-            backend = tokenizers.Tokenizer.from_buffer(data)
-        except Exception as error:  # noqa: BLE001  # the library raises plain Exception for a broken file
-            raise ModelError(f"{path} is no tokenizer: {_one_line(error)}") from None
-        config = _read_object(folder / "tokenizer_config.json")
-        special_map = _read_object(folder / "special_tokens_map.json")
-        special_tokens = {}
-        for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-            if (token := _token_text(config.get(name)) or _token_text(special_map.get(name))) is not None:
-                special_tokens[name] = token
-        template = _load_template(folder, config, max_template_chars)
-        if template is not None:
-            template.check(_template_variables(special_tokens, add_generation_prompt=True))
+        files = read_tokenizer(folder)
+        sources = folder_templates(folder, files.config)
         return cls(
-            backend,
-            is_byte_level=parts.is_byte_level,
-            special_tokens=special_tokens,
-            template=template,
-            tokenizer_class=str(config.get("tokenizer_class", "PreTrainedTokenizerFast")),
+            files.backend,
+            is_byte_level=files.is_byte_level,
+            special_tokens=files.special_tokens,
+            chat=ChatRenderer(sources, files.special_tokens, templates or TemplateSettings(), max_template_chars),
+            tokenizer_class=str(files.config.get("tokenizer_class", "PreTrainedTokenizerFast")),
         )
 
     @property
@@ -147,8 +121,8 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """Source of the template."""
-        return None if self._template is None else self._template.source
+        """Source of the template that ordinary chats use."""
+        return self.chat.source
 
     def token_id(self, token: str) -> int | None:
         """Id of a token given by its vocabulary text."""
@@ -164,12 +138,19 @@ class Tokenizer:
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def detokenizer(self, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()) -> Detokenizer:
-        """A text that grows by one token at a time, behind that of a prompt (which is not part of it)."""
+    def detokenizer(
+        self, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = (), *,
+        joins_special_tokens: bool = False,
+    ) -> Detokenizer:
+        """A text that grows by one token at a time, behind that of a prompt (which is not part of it).
+
+        ``joins_special_tokens``: those that are shown have no space between them, whatever the decoder says.
+        """
         skipped = self.special_ids if skip_special_tokens else _NOTHING
         if self._is_byte_level:
             return ByteDetokenizer(self._bytes_of, skipped)
-        return WindowDetokenizer(lambda ids: self.decode(ids, skip_special_tokens=False), skipped, prompt_token_ids)
+        made = WindowDetokenizer(lambda ids: self.decode(ids, skip_special_tokens=False), skipped, prompt_token_ids)
+        return JoinedSpecials(made, self._added_text) if joins_special_tokens and not skip_special_tokens else made
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; empty for an unknown id."""
@@ -187,63 +168,18 @@ class Tokenizer:
         """Tokens as the vocabulary spells them."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """Messages as the model's template writes them. Raises TemplateError."""
-        if self._template is None:
-            raise TemplateError("this model has no chat template; use /v1/completions")
-        variables = _template_variables(self._special_tokens, add_generation_prompt=add_generation_prompt)
-        return self._template.render(messages, variables)
-
-
-def _template_variables(special_tokens: Mapping[str, str], *, add_generation_prompt: bool) -> dict[str, Any]:
-    """What a template finds beside the messages."""
-    given = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
-    return {"bos_token": "", "eos_token": "", **special_tokens, **given}
-
-
-def _read(path: Path, missing: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise ModelError(missing) from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from an optional file."""
-    if not path.exists():
-        return {}
-    try:
-        return msgspec.json.decode(_read(path, ""), type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelError(f"{path} is not a JSON object: {_one_line(error)}") from None
-
-
-def _token_text(value: Any) -> str | None:
-    content = value.get("content") if isinstance(value, dict) else value
-    return content if isinstance(content, str) else None
-
-
-def _load_template(folder: Path, config: Mapping[str, Any], max_chars: int) -> ChatTemplate | None:
-    """From its own file, else from the configuration, where several may have names."""
-    path = folder / "chat_template.jinja"
-    if path.exists():
+    def turn_end(self) -> int | None:
+        """The special token that the template writes behind an answer; None: it writes none, or cannot be asked."""
+        words = "jettison"
+        turn = [{"role": "user", "content": "words"}, {"role": "assistant", "content": words}]
         try:
-            return ChatTemplate(_read(path, "").decode(), str(path), max_chars)
-        except UnicodeDecodeError:
-            raise ModelError(f"{path} is not UTF-8") from None
-    path = folder / "tokenizer_config.json"
-    source = config.get("chat_template")
-    if isinstance(source, list):
-        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
-        source = named.get("default")
-    if source is None:
-        return None
-    if not isinstance(source, str):
-        raise ModelError(f"{path}: chat_template must be a text")
-    return ChatTemplate(source, str(path), max_chars)
+            text = self.render_chat(ChatRequest(messages=turn, add_generation_prompt=False))
+        except TemplateError:
+            return None
+        _, found, behind = text.rpartition(words)
+        ids = self.encode(behind.lstrip(), add_special_tokens=False) if found else []
+        return ids[0] if ids and ids[0] in self.special_ids else None
 
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    def render_chat(self, request: ChatRequest) -> str:
+        """Messages as the model's template writes them. Raises TemplateError."""
+        return self.chat.render(request)

@@ -15,6 +15,7 @@ from jettison.workload.arrivals import LEAST_CV, MOST_CV, Burst
 from jettison.workload.lengths import Lengths
 from jettison.workload.rows import MAX_ARRIVAL_S, MAX_TOKENS, TraceRow
 from jettison.workload.shaping import LEAST_SPREAD_S
+from jettison.workload.units import PER_S
 
 Parse = Callable[[object], float]
 
@@ -79,6 +80,8 @@ class BatchSpec:
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
     start_s: float = 0.0
+    completion_window_s: float | None = None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,10 @@ class WorkloadSpec:
     """Requests one by one."""
     seed: int | None = None
     """None: each run's own seed."""
+    format: str | None = None
+    """Of the trace, where its columns leave it open."""
+    unit: str | None = None
+    """Of the trace's time stamps, where these are bare numbers."""
     jitter: bool | None = None
     skip_bad_rows: bool = False
     """Of every file that is read here: the trace, ServeGen's, the lengths'."""
@@ -124,6 +131,8 @@ class WorkloadSpec:
     """With ``rows``: the length of the observation, where it is longer than until the last arrival."""
     offline: BatchSpec | None = None
     """What is beside the load, and is not shaped with it."""
+    batches: tuple[BatchSpec, ...] = ()
+    """More of that."""
 
 
 def parse_workload(raw: object, where: str) -> WorkloadSpec:
@@ -145,6 +154,8 @@ def parse_workload(raw: object, where: str) -> WorkloadSpec:
         servegen=_servegen(section.section("servegen")) if section.has("servegen") else None,
         rows=_rows(section) if section.has("rows") else None,
         seed=section.take("seed", whole(0), None),
+        format=section.take("format", text, None),
+        unit=section.take("unit", word(*PER_S), None),
         jitter=section.take("jitter", boolean, None),
         skip_bad_rows=section.take("skip_bad_rows", boolean, False),
         skip=section.take("skip", whole(0), None),
@@ -166,6 +177,7 @@ def parse_workload(raw: object, where: str) -> WorkloadSpec:
         mean_load_by=section.take("mean_load_by", word("users", "time"), "users"),
         span_s=section.take("span_s", above(0.0, MAX_ARRIVAL_S), None),
         offline=_batch(section.section("offline")) if section.has("offline") else None,
+        batches=tuple(_batch(Section(raw, where)) for raw, where in section.items("batches")),
     )
     _check(section, spec)
     section.close()
@@ -180,8 +192,9 @@ def _check(section: Section, spec: WorkloadSpec) -> None:
     if (spec.slice_s is None) != (spec.slice_index is None):
         missing = "slice_index" if spec.slice_index is None else "slice_s"
         raise ConfigError(f"{section.at(missing)} is missing: a slice needs both its length and its index")
-    if spec.jitter is not None and spec.trace is None:
-        raise ConfigError(f"{section.at('jitter')} is for traces")
+    for key in ("format", "unit", "jitter"):
+        if getattr(spec, key) is not None and spec.trace is None:
+            raise ConfigError(f"{section.at(key)} is for traces")
     reads_files = spec.trace is not None or spec.servegen is not None
     if spec.skip_bad_rows and not reads_files and (spec.lengths is None or spec.lengths.trace is None):
         raise ConfigError(f"{section.at('skip_bad_rows')} is for files: a trace, ServeGen's, or the lengths of one")
@@ -199,6 +212,7 @@ def _batch(section: Section) -> BatchSpec:
         section.take("num_requests", whole(1), None), section.take("max_input_tokens", whole(1, MAX_TOKENS), None),
         section.take("max_output_tokens", whole(1, MAX_TOKENS), None),
         section.take("start_s", number(0.0, MAX_ARRIVAL_S), 0.0),
+        section.take("completion_window_s", above(0.0, MAX_ARRIVAL_S), None), section.take("tenant", text, None),
     )
     section.close()
     if batch.lengths.trace is not None:
@@ -208,6 +222,8 @@ def _batch(section: Section) -> BatchSpec:
         raise ConfigError(
             f"{section.at('unfinished')} is missing: how many are to be in the system at any time; or num_requests"
         )
+    if batch.completion_window_s is not None and batch.num_requests is None:
+        raise ConfigError(f"{section.at('num_requests')} is missing: an endless batch has no completion window")
     return batch
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jettison.errors import ConfigError, TraceError
-from jettison.simulate.workload_spec import ArrivalSpec, LengthSpec, WorkloadSpec
+from jettison.simulate.workload_spec import ArrivalSpec, BatchSpec, LengthSpec, WorkloadSpec
 from jettison.workload import shaping
 from jettison.workload.arrivals import ArrivalProcess, Diurnal, OnOff, Steady
 from jettison.workload.lengths import LengthModel, LogNormalPair, published_lengths
@@ -22,6 +22,7 @@ from jettison.workload.rows import Workload, as_columns
 from jettison.workload.servegen import draw_servegen, read_servegen
 from jettison.workload.synthetic import generate, preset, synthesise
 from jettison.workload.traces import read_trace
+from jettison.workload.units import Reading
 
 DATA_VARIABLE = "JETTISON_DATA"
 """Environment variable: a folder in which traces are looked for, too, its own folders included."""
@@ -79,12 +80,20 @@ def missing_file(spec: WorkloadSpec, base_dir: Path = Path()) -> str | None:
 
 def build_pool(spec: WorkloadSpec, run_seed: int) -> OfflinePool | None:
     """The batch beside the load, where there is one; the same for every load of this seed."""
-    batch = spec.offline
-    if batch is None:
-        return None
+    return None if spec.offline is None else _pool(spec.offline, run_seed if spec.seed is None else spec.seed)
+
+
+def build_batches(spec: WorkloadSpec, run_seed: int) -> tuple[OfflinePool, ...]:
+    """The others, likewise, each with draws of its own."""
+    seed = run_seed if spec.seed is None else spec.seed
+    return tuple(_pool(batch, seed + number) for number, batch in enumerate(spec.batches, 1))
+
+
+def _pool(batch: BatchSpec, seed: int) -> OfflinePool:
+    tenant = {} if batch.tenant is None else {"tenant": batch.tenant}
     return OfflinePool(
         _length_model(batch.lengths), batch.unfinished, batch.num_requests, batch.max_input_tokens,
-        batch.max_output_tokens, batch.start_s, run_seed if spec.seed is None else spec.seed,
+        batch.max_output_tokens, batch.start_s, seed, batch.completion_window_s, **tenant,
     )
 
 
@@ -101,7 +110,9 @@ def _source(spec: WorkloadSpec, seed: int, base_dir: Path, users: float) -> tupl
     """The source with as many users as it can be asked for, and how many times more are still to come."""
     if spec.trace is not None:
         path = _data_file(spec.trace, base_dir, "workload.trace")
-        return read_trace(path, jitter=spec.jitter, seed=seed, skip_bad_rows=spec.skip_bad_rows), users
+        reading = Reading(spec.format, spec.unit)
+        load = read_trace(path, jitter=spec.jitter, seed=seed, skip_bad_rows=spec.skip_bad_rows, reading=reading)
+        return load, users
     if spec.rows is not None:
         return Workload(as_columns(spec.rows), "rows", "requests of the spec", span_s=spec.span_s), users
     if spec.builtin is not None:
@@ -192,7 +203,8 @@ def _other_lengths(
 ) -> Workload:
     if spec.trace is not None:
         path = _data_file(spec.trace, base_dir, "workload.lengths.trace")
-        return shaping.swap_lengths(load, read_trace(path, jitter=False, skip_bad_rows=skip_bad_rows))
+        other = read_trace(path, jitter=False, skip_bad_rows=skip_bad_rows, only_lengths=True)
+        return shaping.swap_lengths(load, other)
     return shaping.draw_lengths(load, _length_model(spec), seed)
 
 

@@ -29,6 +29,7 @@ from jettison.workload.pool import OfflinePool
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.synthetic import generate, preset
 from jettison.workload.traces import Workload, read_trace
+from jettison.workload.units import Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,9 @@ class LoadOptions:
     trace: Path | None = None
     workload: str | None = None
     """A built-in synthetic one; without a trace and a name the built-in burst."""
+    trace_format: str | None = None
+    """Of the trace, where its columns leave it open; and the unit of its time stamps, where these are bare numbers."""
+    unit: str | None = None
     jitter: bool | None = None
     """As ``read_trace`` takes it."""
     skip_bad_rows: bool = False
@@ -155,7 +159,9 @@ def load_workload(options: LoadOptions) -> Workload:
     if options.rate_scale is not None and options.rate_scale != 1.0:
         load = shaping.scale_time(load, options.rate_scale)
     if options.lengths_from is not None:
-        other = read_trace(options.lengths_from, jitter=False, skip_bad_rows=options.skip_bad_rows)
+        other = read_trace(
+            options.lengths_from, jitter=False, skip_bad_rows=options.skip_bad_rows, only_lengths=True
+        )
         load = shaping.swap_lengths(load, other)
     if options.length_scale is not None and options.length_scale != 1.0:
         load = shaping.scale_lengths(load, options.length_scale)
@@ -172,8 +178,11 @@ def _source(options: LoadOptions) -> Workload:
         raise ConfigError("give one load: a trace file or a named workload, not both")
     if options.trace is not None:
         return read_trace(
-            options.trace, jitter=options.jitter, seed=options.seed, skip_bad_rows=options.skip_bad_rows
-        )
+            options.trace, jitter=options.jitter, seed=options.seed, skip_bad_rows=options.skip_bad_rows,
+            reading=Reading(options.trace_format, options.unit),
+        )  # fmt: skip
+    if options.trace_format is not None or options.unit is not None:
+        raise ConfigError("a format and a unit are a trace's; a synthetic workload has seconds")
     if options.jitter is not None:
         raise ConfigError("jitter is for traces; a synthetic workload has exact arrivals")
     return generate(preset(options.workload or "burst"), options.seed)

@@ -1,4 +1,5 @@
-"""What a person should be told of a workload before it is used: rows that were left out, hours without an arrival.
+"""What a person should be told of a workload before it is used: rows that were left out, stamps whose unit is in doubt,
+hours without an arrival.
 
 Notes say what was done to a workload; a caution says what may make another experiment of it than was meant.
 """
@@ -22,7 +23,7 @@ _NAMED_GAPS = 3
 def cautions_of(workload: Workload) -> list[str]:
     """One line each; empty where there is nothing to mind."""
     gaps = _gap_line(workload)
-    return [*workload.skipped_rows, *([gaps] if gaps else [])]
+    return [*workload.skipped_rows, *workload.doubts, *([gaps] if gaps else [])]
 
 
 def print_cautions(cautions: Iterable[str], console: Console) -> None:

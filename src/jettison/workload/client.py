@@ -294,7 +294,9 @@ class _Replay:
             record.error = _told(error)[:_ERROR_CHARS]
         finally:
             self._num_open -= 1
+            meter.close()
             record.first_s, record.gaps_s, record.output_tokens = meter.first_s, meter.gaps_s, meter.output_tokens
+            record.first_chunk_s = meter.first_chunk_s
         record.finished_s = self._now_s()
 
     async def _stream(self, record: RequestRecord, body: bytes, meter: StreamMeter, cancel_after: int | None) -> None:
@@ -309,7 +311,7 @@ class _Replay:
                 return
             async for data in response.content.iter_any():
                 meter.feed(data, self._now_s())
-                if cancel_after is not None and 0 < cancel_after <= meter.num_chunks and not meter.done:
+                if cancel_after is not None and 0 < cancel_after <= meter.num_seen and not meter.done:
                     record.status = "cancelled"
                     response.close()  # without reading on: the server must notice by itself
                     return

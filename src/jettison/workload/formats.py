@@ -6,11 +6,13 @@ Reading files, counting bad lines and sorting are ``traces``' business; a parser
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from jettison.errors import ConfigError
 from jettison.workload.rows import MAX_ARRIVAL_S, MAX_TOKENS, TraceRow
+from jettison.workload.units import LONGEST_GAP_EVER_S, NIGHTLY_GAP_S
 
 MOONCAKE_STAMP_STEP_S = 3.0
 """Mooncake's published conversation stamps are multiples of 3 s: bursts measured on them are an artefact."""
@@ -25,16 +27,33 @@ class BadRow(ValueError):
     """Why one line cannot be used; becomes part of a TraceError."""
 
 
+class OpenFormat(BadRow):
+    """Several formats have a file's columns. What its stamps say may tell which."""
+
+    def __init__(self, message: str, names: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.names = names
+
+
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
     """How to recognise and read one published format."""
 
     name: str
     columns: tuple[str, ...]
-    """Columns (CSV) or keys (JSON lines) that must all be there."""
+    """Columns (CSV) or keys (JSON lines) that are read, the time stamp first."""
     is_json_lines: bool
-    parse: Callable[[Record], TraceRow | None]
-    """One line's request; None where the source says that it failed. Raises BadRow."""
+    parse: Callable[[Record, float | None], TraceRow | None]
+    """One line's request, of a record and of how many of the stamp's units make a second (None: stamps are dates);
+    None where the source says that it failed. Raises BadRow."""
+    unit: str | None = None
+    """Of time stamps that are bare numbers; None where the column's name or the stamp itself says it."""
+    marks: tuple[str, ...] = ()
+    """More columns that are in every file: by them it is known from formats that have the others, too."""
+    may_have: tuple[str, ...] = ()
+    """Columns that are in some files."""
+    longest_gap_s: float = LONGEST_GAP_EVER_S
+    """Between two requests on average, where its unit is not to be doubted (``units``)."""
     stamp_step_s: float | None = None
     """Width of the steps to which the published files of this format are rounded down, None where they are not. Of a
     file it holds where its stamps are multiples of it."""
@@ -44,6 +63,54 @@ class TraceFormat:
     """Tells formats with the same columns apart by their first line of data."""
     is_ours: bool = False
     """Arrivals count from the workload's start, and its notes stand above the header."""
+
+    def has_all_of(self, names: Collection[str]) -> bool:
+        """No column is unknown to it."""
+        return set(names) <= {*self.columns, *self.marks, *self.may_have, *_OF_NO_FORMAT}
+
+
+_OF_NO_FORMAT = ("", "Unnamed: 0", "index")
+"""The numbers of rows that table programs write beside a table."""
+
+
+def formats_of(
+    names: Collection[str], is_json_lines: bool, asked: str | None, *, reads_times: bool = True
+) -> list[TraceFormat]:
+    """The formats that a file with these columns may be of; several only where its first line of data tells them apart.
+
+    A format is known by all of its columns. Where a file has others beside them it may be another format that is
+    unknown here, with stamps in another unit; where it has fewer, several formats may have those. Without
+    ``reads_times`` (another says their unit, or they are not used) the first that fits will do.
+
+    Raises ConfigError for a name that is none, BadRow where no format is known, OpenFormat where more than one is.
+    """
+    if asked is not None:
+        chosen = [f for f in FORMATS if f.name == asked]
+        if not chosen:
+            raise ConfigError(f"there is no trace format {asked!r}: {', '.join(f.name for f in FORMATS)}")
+        missing = [name for name in chosen[0].columns if name not in names]
+        if missing or chosen[0].is_json_lines != is_json_lines:
+            kind = "JSON lines with" if chosen[0].is_json_lines else "CSV with a header of"
+            raise BadRow(f"{asked} is {kind} {', '.join(chosen[0].columns)}")
+        return chosen
+    fits = [f for f in FORMATS if f.is_json_lines == is_json_lines and set(f.columns) <= set(names)]
+    if whole := [f for f in fits if set(f.marks) <= set(names) and f.has_all_of(names)]:
+        return whole
+    if not fits:
+        known = "; ".join(f"{f.name}: {', '.join((*f.columns, *f.marks))}" for f in FORMATS)
+        raise BadRow(f"no header of a known trace format ({known})")
+    parts = [f for f in fits if f.has_all_of(names)]
+    if len(parts) == 1:
+        return parts
+    if not reads_times or (not parts and fits[0].unit is None):
+        return fits  # columns that nothing reads; the stamps' unit is said
+    told = ", ".join(f"{f.name} (stamps in {f.unit})" for f in parts or fits)
+    if parts:
+        told = f"its keys are those of more than one trace format: {told}; say which with --format (in a spec: format)"
+        raise OpenFormat(told, tuple(f.name for f in parts))
+    unknown = ", ".join(repr(name)[:40] for name in names if all(not f.has_all_of([name]) for f in fits))
+    raise BadRow(f"it may be of a trace format that is unknown here: {unknown} is in none that has its other keys: "
+                 f"{told}; to read it as one of them say --format (in a spec: format)")  # fmt: skip
 
 
 def cell(record: Record, key: str) -> object:
@@ -69,11 +136,11 @@ def count(record: Record, key: str, *, minimum: int = 1) -> int:
     return int(value)
 
 
-def number(record: Record, key: str) -> float:
-    """A finite number of at least 0. Raises BadRow."""
+def number(record: Record, key: str, per_unit: float = 1.0) -> float:
+    """A finite number of at least 0, over ``per_unit``. Raises BadRow."""
     raw = cell(record, key)
     try:
-        value = float(raw)  # type: ignore[arg-type]
+        value = float(raw) / per_unit  # type: ignore[arg-type]
     except OverflowError:
         raise BadRow(f"{key} is a number of more than 308 digits") from None
     except (TypeError, ValueError):
@@ -81,6 +148,28 @@ def number(record: Record, key: str) -> float:
     if not math.isfinite(value) or value < 0 or value > MAX_ARRIVAL_S:
         raise BadRow(f"{key} is {raw!r}, a finite number of at least 0 is expected")
     return value
+
+
+def arrival_s(record: Record, key: str, per_s: float | None) -> float:
+    """A time stamp in seconds: a number of which ``per_s`` make one, or, with None, a date. Raises BadRow."""
+    if per_s is not None:
+        return number(record, key, per_s)
+    raw = str(cell(record, key))
+    try:
+        return _stamp_s(raw)
+    except (TypeError, ValueError):
+        raise BadRow(f"{key} is {raw!r}, 'YYYY-MM-DD HH:MM:SS.fffffff' is expected") from None
+
+
+def is_date(stamp: object) -> bool:
+    """Whether a time stamp says its unit itself."""
+    if not isinstance(stamp, str) or stamp.strip().isdigit():  # 20240510 is a number, and a day
+        return False
+    try:
+        _stamp_s(stamp)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _stamp_s(raw: str) -> float:
@@ -99,44 +188,40 @@ def _stamp_s(raw: str) -> float:
     return seconds + float(f"0.{fraction}") if fraction else seconds
 
 
-def _parse_azure(record: Record) -> TraceRow | None:
-    raw = str(record["TIMESTAMP"])
-    try:
-        arrival_s = _stamp_s(raw)
-    except (TypeError, ValueError):
-        raise BadRow(f"TIMESTAMP is {raw!r}, 'YYYY-MM-DD HH:MM:SS.fffffff' is expected") from None
-    return TraceRow(arrival_s, count(record, "ContextTokens"), count(record, "GeneratedTokens"))
+def _parse_azure(record: Record, per_s: float | None) -> TraceRow | None:
+    at_s = arrival_s(record, "TIMESTAMP", per_s)
+    return TraceRow(at_s, count(record, "ContextTokens"), count(record, "GeneratedTokens"))
 
 
-def _parse_azure_2024(record: Record) -> TraceRow | None:
+def _parse_azure_2024(record: Record, per_s: float | None) -> TraceRow | None:
     # Unlike 2023's, a few of its rows have generated nothing: not answered.
     if str(record["GeneratedTokens"]).strip() == "0":
         return None
-    return _parse_azure(record)
+    return _parse_azure(record, per_s)
 
 
 def _has_offset(record: Record) -> bool:
     return str(record["TIMESTAMP"])[19:].lstrip(".0123456789")[:1] in ("+", "-", "Z")
 
 
-def _parse_burstgpt(record: Record) -> TraceRow | None:
-    arrival_s = number(record, "Timestamp")
+def _parse_burstgpt(record: Record, per_s: float | None) -> TraceRow | None:
+    at_s = arrival_s(record, "Timestamp", per_s)
     output_tokens = count(record, "Response tokens", minimum=0)
     # A failed request may have an empty prompt too: only the rows that are kept must have one.
     input_tokens = count(record, "Request tokens", minimum=0 if output_tokens == 0 else 1)
-    return TraceRow(arrival_s, input_tokens, output_tokens) if output_tokens else None
+    return TraceRow(at_s, input_tokens, output_tokens) if output_tokens else None
 
 
-def _parse_mooncake(record: Record) -> TraceRow | None:
-    arrival_s = number(record, "timestamp") / 1000.0
-    return TraceRow(arrival_s, count(record, "input_length"), count(record, "output_length"))
+def _parse_mooncake(record: Record, per_s: float | None) -> TraceRow | None:
+    at_s = arrival_s(record, "timestamp", per_s)
+    return TraceRow(at_s, count(record, "input_length"), count(record, "output_length"))
 
 
 CLASSES = ("online", "offline")
 
 
-def _parse_ours(record: Record) -> TraceRow | None:
-    row = TraceRow(number(record, "arrival_s"), count(record, "input_tokens"), count(record, "output_tokens"))
+def _parse_ours(record: Record, per_s: float | None) -> TraceRow | None:
+    row = TraceRow(arrival_s(record, "arrival_s", per_s), count(record, "input_tokens"), count(record, "output_tokens"))
     if "cached_tokens" in record:
         cached = count(record, "cached_tokens", minimum=0)
         if cached > row.input_tokens:
@@ -161,14 +246,27 @@ PART = "part"
 recording's start."""
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
+_BLOCKS = ("timestamp", "input_length", "output_length")
+"""Of formats with prefixes in numbered blocks: of 512 tokens in Mooncake's, of 16 in Bailian's."""
 
 FORMATS: tuple[TraceFormat, ...] = (
     TraceFormat("azure-2024", _AZURE, False, _parse_azure_2024, matches=_has_offset),
     TraceFormat("azure-2023", _AZURE, False, _parse_azure),
-    TraceFormat("burstgpt", ("Timestamp", "Request tokens", "Response tokens"), False, _parse_burstgpt, 1.0),
     TraceFormat(
-        "mooncake", ("timestamp", "input_length", "output_length"), True, _parse_mooncake, MOONCAKE_STAMP_STEP_S, True
+        "burstgpt", _BURSTGPT, False, _parse_burstgpt, unit="s", stamp_step_s=1.0, longest_gap_s=NIGHTLY_GAP_S,
+        may_have=("Model", "Total tokens", "Log Type", "Session ID", "Elapsed time"),
     ),
-    TraceFormat("jettison", OUR_COLUMNS, False, _parse_ours, is_ours=True),
+    TraceFormat(
+        "mooncake", _BLOCKS, True, _parse_mooncake, unit="ms", marks=("hash_ids",), stamp_step_s=MOONCAKE_STAMP_STEP_S,
+        jitter_by_default=True,
+    ),
+    TraceFormat(
+        "bailian", _BLOCKS, True, _parse_mooncake, unit="s",
+        marks=("chat_id", "parent_chat_id", "type", "turn", "hash_ids"),
+    ),
+    TraceFormat(
+        "jettison", OUR_COLUMNS, False, _parse_ours, is_ours=True, may_have=(*OUR_EXTRA_COLUMNS, TENANT_COLUMN)
+    ),
 )
-"""Add a format here and nowhere else. The first one that fits is taken."""
+"""Add a format here and nowhere else. Of those that fit a file's columns the first one that matches is taken."""

@@ -209,6 +209,8 @@ class Workload:
     """What was seen of the time stamps in the file; None where the requests are of none."""
     skipped_rows: tuple[str, ...] = field(default=(), compare=False)
     """Of each file that bad rows were left out of: how many, and the first of them. To be told before it is used."""
+    doubts: tuple[str, ...] = field(default=(), compare=False)
+    """What may be another unit of time than was meant. To be told before it is used."""
 
     @property
     def columns(self) -> Columns:

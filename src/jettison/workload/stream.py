@@ -2,26 +2,42 @@
 
 Sans-I/O, so it is tested byte by byte. The replay client shares two cores with the server it measures:
 a chunk in the middle of an answer is recognised by four substring searches and is never parsed.
+
+Two clocks start. Many servers and gateways open a chat stream with a frame that has only the role, before the prompt is
+read; so the first *token* is the first chunk that carries text (content, reasoning, a tool call, a refusal) or a token,
+and the first *chunk* is the first one with choices, whatever it carries: what vLLM's bench client takes.
 """
 
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
+
+_TEXTS = (
+    "content", "reasoning_content", "reasoning", "reasoning_details", "thinking", "thinking_blocks", "refusal",
+    "tool_calls", "function_call", "audio",
+)  # fmt: skip
+"""Keys of a delta under which servers put what a model has generated. Named one by one: a frame that opens a stream may
+carry notes of a gateway, too."""
 
 
 class StreamMeter:
     """Reads one server-sent event stream of an OpenAI-compatible server.
 
-    Feed it what the socket gives, with the time in seconds; all bytes of one read share that time.
+    Feed it what the socket gives, with the time in seconds; all bytes of one read share that time. ``close`` it at the
+    end.
     """
 
     __slots__ = (
+        "_closing_s",
+        "_empty_s",
         "_tail",
         "completion_tokens",
         "done",
         "error",
         "finish_reason",
+        "first_chunk_s",
         "first_s",
         "gaps_s",
         "last_s",
@@ -30,13 +46,20 @@ class StreamMeter:
 
     def __init__(self) -> None:
         self._tail = b""
-        self.first_s: float | None = None
+        self._empty_s: list[float] = []
+        """Chunks before the first text that may each be a token whose text is held back: no role, no reason to end."""
+        self._closing_s: float | None = None
+        """The chunk with a reason to end, where it carries no text."""
+        self.first_chunk_s: float | None = None
         """First chunk with non-empty ``choices``, text or not."""
+        self.first_s: float | None = None
+        """First chunk that carried text or a token."""
         self.last_s: float | None = None
         """Last chunk that carried a token."""
         self.gaps_s: list[float] = []
         """Times between neighbouring chunks that carried tokens."""
         self.num_chunks = 0
+        """That carried tokens."""
         self.completion_tokens: int | None = None
         """From the usage chunk; None when the server sent none."""
         self.finish_reason: str | None = None
@@ -46,9 +69,14 @@ class StreamMeter:
         """``[DONE]`` was seen."""
 
     @property
+    def num_seen(self) -> int:
+        """Chunks of an answer so far, those before its first text included."""
+        return self.num_chunks + len(self._empty_s)
+
+    @property
     def output_tokens(self) -> int:
         """Tokens by the server's own count, else chunks."""
-        return self.num_chunks if self.completion_tokens is None else self.completion_tokens
+        return self.completion_tokens or self.num_chunks
 
     def feed(self, data: bytes, now_s: float) -> None:
         """Take bytes in any cut. Comments and other fields of the event stream are passed over."""
@@ -58,10 +86,33 @@ class StreamMeter:
             if line.startswith(b"data:"):
                 self._take(line[5:].strip(), now_s)
 
+    def close(self) -> None:
+        """The answer is over: count as tokens what the server's own count says that there were.
+
+        A token whose text is incomplete (a part of a character) comes in a chunk without text, and looks like a frame
+        that only opens the stream. Where the server's count is that of all chunks, such chunks were tokens; else they
+        are none, which makes a server look later, never sooner.
+        """
+        num_tokens = self.completion_tokens
+        if num_tokens is None:
+            return
+        num_unseen = num_tokens - self.num_chunks - len(self._empty_s)
+        # Of an answer that ends at its length the closing chunk may be its last token; a stop token always is one.
+        likely = (0, 1) if self.finish_reason == "length" else (1,)
+        if self._empty_s and num_unseen in (likely if self._closing_s is not None else (0,)):
+            seen_s = self._empty_s if self.first_s is None else [*self._empty_s, self.first_s]
+            self.gaps_s[:0] = [later - sooner for sooner, later in pairwise(seen_s)]
+            self.num_chunks += len(self._empty_s)
+            self.first_s = seen_s[0]
+            self.last_s = seen_s[-1] if self.last_s is None else self.last_s
+        elif self.first_s is None and self._closing_s is not None and num_tokens > 0:
+            self._token(self._closing_s)
+        self._empty_s = []
+
     def _take(self, payload: bytes, now_s: float) -> None:
         if payload == b"[DONE]":
             self.done = True
-        elif self.first_s is not None and _is_middle(payload):
+        elif self.first_s is not None and self.finish_reason is None and _is_middle(payload):
             self._token(now_s)
         else:
             self._parse(payload, now_s)
@@ -80,17 +131,30 @@ class StreamMeter:
             self.error = str(error.get("message", error) if isinstance(error, dict) else error)
             return
         usage = chunk.get("usage")
-        if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
-            self.completion_tokens = usage["completion_tokens"]
+        num_tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        if isinstance(num_tokens, int):
+            self.completion_tokens = num_tokens
         choices = chunk.get("choices")
-        if not choices:
-            return
-        reason = choices[0].get("finish_reason")
+        if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+            self._choice(choices[0], bool(num_tokens), now_s)
+
+    def _choice(self, choice: dict[str, Any], counts_tokens: bool, now_s: float) -> None:
+        """``counts_tokens``: the chunk itself says that there are tokens by now."""
+        if self.first_chunk_s is None:
+            self.first_chunk_s = now_s
+        reason = choice.get("finish_reason")
         if reason is not None:
             self.finish_reason = str(reason)
-        # A closing chunk without text is no token: counting it would add a gap of nearly zero.
-        if self.first_s is None or reason is None or _has_text(choices[0]):
+        if _carries(choice):
             self._token(now_s)
+        elif reason is not None:
+            self._closing_s = now_s  # without text it is no token: counting it would add a gap of nearly zero
+        elif self.finish_reason is not None:
+            pass  # what comes behind the end (usage, in some gateways with a choice) is none either
+        elif self.first_s is not None or counts_tokens:
+            self._token(now_s)
+        elif "role" not in _delta(choice):
+            self._empty_s.append(now_s)
 
     def _token(self, now_s: float) -> None:
         if self.last_s is None:
@@ -111,6 +175,14 @@ def _is_middle(payload: bytes) -> bool:
     )
 
 
-def _has_text(choice: dict[str, Any]) -> bool:
-    delta = choice.get("delta") or {}
-    return bool(choice.get("text") or delta.get("content") or choice.get("token_ids") or choice.get("logprobs"))
+def _delta(choice: dict[str, Any]) -> dict[str, Any]:
+    delta = choice.get("delta")
+    return delta if isinstance(delta, dict) else {}
+
+
+def _carries(choice: dict[str, Any]) -> bool:
+    """Text, whatever it is called, or a token that is named."""
+    delta, logprobs = _delta(choice), choice.get("logprobs")
+    if choice.get("text") or choice.get("token_ids") or any(delta.get(key) for key in _TEXTS):
+        return True
+    return isinstance(logprobs, dict) and any(logprobs.values())

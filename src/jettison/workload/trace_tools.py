@@ -28,16 +28,17 @@ from jettison.workload.rows import MAX_TOKENS, Workload
 from jettison.workload.servegen import draw_servegen, read_servegen
 from jettison.workload.synthetic import synthesise
 from jettison.workload.traces import read_trace, write_trace
+from jettison.workload.units import Reading
 
 ProcessName = Literal["poisson", "gamma", "on-off", "diurnal", "burst", "servegen"]
 
 
 def show_info(
     trace: Path, *, jitter: bool | None, seed: int, json_out: Path | None, console: Console,
-    skip_bad_rows: bool = False,
+    skip_bad_rows: bool = False, reading: Reading | None = None,
 ) -> None:
     """Print rates, burstiness and lengths of a trace; ``json_out`` gets the same figures."""
-    load = read_trace(trace, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows)
+    load = read_trace(trace, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows, reading=reading)
     info = describe(load)
     print_cautions(cautions_of(load), console)
     print_info(info, console)
@@ -71,9 +72,10 @@ def slice_trace(
     seed: int,
     console: Console,
     skip_bad_rows: bool = False,
+    reading: Reading | None = None,
 ) -> None:
     """Cut by time, leave rows out, thin, and limit what is left, as ``load_workload`` does."""
-    load = read_trace(trace, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows)
+    load = read_trace(trace, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows, reading=reading)
     if start_s or end_s is not None:
         load = shaping.window(load, start_s, end_s)
     load = shaping.skip(load, skip)
@@ -96,11 +98,12 @@ def upscale_trace(
     seed: int,
     console: Console,
     skip_bad_rows: bool = False,
+    reading: Reading | None = None,
 ) -> None:
     """TraceUpscaler, by a factor or to a mean rate."""
     if (factor is None) == (rate_per_s is None):
         raise ConfigError("give --factor or --rate, one of the two")
-    load = read_trace(trace, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows)
+    load = read_trace(trace, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows, reading=reading)
     if rate_per_s is not None:
         if not load.mean_rate_per_s > 0:
             raise ConfigError(f"{trace}: all requests arrive at one instant, there is no rate to scale")
@@ -110,7 +113,8 @@ def upscale_trace(
                 f"{trace} has {load.mean_rate_per_s:.4g} requests/s already; to have fewer: trace slice --thin"
             )
     if lengths_from is not None:
-        load = shaping.swap_lengths(load, read_trace(lengths_from, jitter=False, skip_bad_rows=skip_bad_rows))
+        other = read_trace(lengths_from, jitter=False, skip_bad_rows=skip_bad_rows, only_lengths=True)
+        load = shaping.swap_lengths(load, other)
     assert factor is not None
     scaled = shaping.upscale(load, factor, seed, keep=keep, spread_s=spread_s)
     save(scaled, out, console)
@@ -138,6 +142,8 @@ class SynthOptions:
     peak_at: float | None = None
     bursts: tuple[str, ...] = ()
     trace: Path | None = None
+    trace_format: str | None = None
+    unit: str | None = None
     burst_start: float | None = None
     burst_end: float | None = None
     repeat: int | None = None
@@ -158,7 +164,10 @@ _USED: dict[str, tuple[str, ...]] = {
     "gamma": ("rate", "cv", "num_requests", "bursts", *_COMMON),
     "on-off": ("rate", "cv", "num_requests", "on", "off", "off_rate", *_COMMON),
     "diurnal": ("rate", "cv", "num_requests", "peak", "period", "peak_at", *_COMMON),
-    "burst": ("trace", "burst_start", "burst_end", "repeat", "lengths", "lengths_from", "skip_bad_rows"),
+    "burst": (
+        "trace", "trace_format", "unit", "burst_start", "burst_end", "repeat", "lengths", "lengths_from",
+        "skip_bad_rows",
+    ),
     "servegen": (
         "windows", "histograms", "start", "duration", "rate_scale", "lengths", "lengths_from", "skip_bad_rows",
     ),
@@ -173,7 +182,7 @@ _NEEDED = {
 
 def flag(name: str) -> str:
     """An option as it is written on the command line."""
-    return "--" + {"bursts": "burst"}.get(name, name).replace("_", "-")
+    return "--" + {"bursts": "burst", "trace_format": "format"}.get(name, name).replace("_", "-")
 
 
 def synthesise_trace(process: ProcessName, options: SynthOptions, out: Path, *, seed: int, console: Console) -> None:
@@ -186,7 +195,8 @@ def make_workload(process: ProcessName, options: SynthOptions, seed: int) -> Wor
     _check(process, options)
     if process == "burst":
         assert options.trace and options.burst_start is not None and options.burst_end and options.repeat
-        load = read_trace(options.trace, seed=seed, skip_bad_rows=bool(options.skip_bad_rows))
+        reading = Reading(options.trace_format, options.unit)
+        load = read_trace(options.trace, seed=seed, skip_bad_rows=bool(options.skip_bad_rows), reading=reading)
         load = shaping.replay_burst(load, options.burst_start, options.burst_end, options.repeat)
     elif process == "servegen":
         assert options.windows and options.histograms
@@ -264,7 +274,8 @@ def _check(process: ProcessName, options: SynthOptions) -> None:
 def _swapped(load: Workload, options: SynthOptions) -> Workload:
     if options.lengths_from is None:
         return load
-    other = read_trace(options.lengths_from, jitter=False, skip_bad_rows=bool(options.skip_bad_rows))
+    skips = bool(options.skip_bad_rows)
+    other = read_trace(options.lengths_from, jitter=False, skip_bad_rows=skips, only_lengths=True)
     return shaping.swap_lengths(load, other)
 
 

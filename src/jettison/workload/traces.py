@@ -1,7 +1,7 @@
-"""Trace files in and out. A reader turns a file into a :class:`Workload` or raises; nothing is ever half-loaded.
+"""Trace files in. A reader turns a file into a :class:`Workload` or raises; nothing is ever half-loaded.
 
-The formats are in ``formats``. Cutting, thinning and rescaling are in ``shaping``, made-up arrivals in ``synthetic``;
-nothing here knows about servers.
+The formats are in ``formats``, writing in ``writing``. Cutting, thinning and rescaling are in ``shaping``, made-up
+arrivals in ``synthetic``; nothing here knows about servers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import csv
 import gzip
 import io
 import json
-import os
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -23,19 +23,19 @@ import numpy as np
 
 from jettison.errors import ConfigError, TraceError
 from jettison.workload.formats import (
-    CLASSES,
-    FORMATS,
     MOONCAKE_STAMP_STEP_S,
-    OUR_COLUMNS,
-    OUR_EXTRA_COLUMNS,
     PART,
-    TENANT_COLUMN,
     BadRow,
+    OpenFormat,
     Record,
     TraceFormat,
+    formats_of,
+    is_date,
 )
 from jettison.workload.rows import Columns, Floats, TraceRow, Workload
 from jettison.workload.stamps import Stamps, fit, look_at
+from jettison.workload.units import LEAST_REQUESTS, PER_S, Reading, doubt
+from jettison.workload.writing import write_trace
 
 __all__ = ["MOONCAKE_STAMP_STEP_S", "TraceRow", "Workload", "read_csv", "read_trace", "write_trace"]
 
@@ -45,10 +45,15 @@ _MAX_LINE_CHARS = 8 << 20
 
 
 def read_trace(
-    path: Path, *, jitter: bool | None = None, seed: int = 0, skip_bad_rows: bool = False
+    path: Path, *, jitter: bool | None = None, seed: int = 0, skip_bad_rows: bool = False,
+    reading: Reading | None = None, only_lengths: bool = False,
 ) -> Workload:
-    """Read a trace file (gzip or plain), recognising its format by the first line.
+    """Read a trace file (gzip or plain), recognising its format by all columns that the first line names.
 
+    ``reading`` says what the file leaves open: its format where several have its columns, the unit of its time stamps
+    where these are bare numbers. A unit that is not said is doubted (``units``): a trace of ``LEAST_REQUESTS`` and more
+    that arrives implausibly fast or slowly by its format's unit is refused, of a shorter one the workload says so
+    (``doubts``). ``only_lengths``: its times are not used, and what is open about them does not matter.
     ``jitter`` spreads each arrival uniformly inside the file's time-stamp step with a generator seeded by
     ``seed``; None means the format's default: for Mooncake on where its stamps are seen to be steps (``stamps``), off
     for the others. ``skip_bad_rows``: leave them out; the workload says how many and which (``skipped_rows``).
@@ -56,12 +61,57 @@ def read_trace(
     workload's start, but for a recording's second part and later ones, before which nothing is in the file. Parts that
     follow each other in one file are one recording.
 
-    Raises TraceError for a file that cannot be read, has no known header, has no usable row, or has bad
-    rows and these are not to be left out: the message lists the first few line numbers with reasons, and the count.
-    Raises ConfigError for ``jitter=True`` on a file whose stamps are no steps.
+    Raises TraceError for a file that cannot be read, has no known header, has no usable row, whose unit is in doubt, or
+    that has bad rows and these are not to be left out: the message lists the first few line numbers with reasons, and
+    the count.
+    Raises ConfigError for ``jitter=True`` on a file whose stamps are no steps, for a format or unit that there is not,
+    and for a unit of dates.
+    Of a file whose columns several formats have, the only one by whose unit it is plausible is taken, and the workload
+    says so; where that decides nothing, TraceError names them.
     """
+    reading = reading or Reading()
+    reading.check()
+    read = partial(_read_as, path, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows, only_lengths=only_lengths)
+    try:
+        return read(reading)
+    except _OpenTrace as error:
+        return _the_likely_one(error, [(name, partial(read, replace(reading, format=name))) for name in error.names])
+
+
+class _OpenTrace(TraceError):
+    """Several formats have its columns."""
+
+    def __init__(self, message: str, names: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.names = names
+
+
+def _the_likely_one(error: _OpenTrace, ways: list[tuple[str, Callable[[], Workload]]]) -> Workload:
+    """The file as the one of several formats by whose unit it could have been recorded; that is told. Raises the error,
+    and what the file is by each, where that decides nothing."""
+    likely, told = [], []
+    for name, read in ways:
+        try:
+            load = read()
+        except TraceError as refused:
+            told.append(str(refused))
+            continue
+        told += load.doubts
+        if not load.doubts:
+            likely.append((name, load))
+    if len(likely) != 1:
+        raise TraceError("; ".join([str(error), *told])) from None
+    [(name, load)] = likely
+    others = " and ".join(other for other, _ in ways if other != name)
+    caution = f"{load.name}: its keys are those of {others}, too; read as {name}, by whose unit its rate is plausible"
+    return replace(load, doubts=(caution,))
+
+
+def _read_as(
+    path: Path, reading: Reading, *, jitter: bool | None, seed: int, skip_bad_rows: bool, only_lengths: bool
+) -> Workload:
     with _opened(path) as lines:
-        found = _detect(path, lines)
+        found = _detect(path, lines, reading, only_lengths)
         read, bad = _parse_rows(path, found, lines)
     skipped = bad.end(skip_bad_rows)
     trace_format, columns = found.trace_format, read.columns()
@@ -72,6 +122,9 @@ def read_trace(
         notes.append(f"{read.num_failed} failed requests (0 response tokens) dropped")
     if skipped:
         notes.append(skipped)
+    if reading.unit is not None:
+        notes.append(f"time stamps read in {reading.unit}, as asked")
+    doubts = () if only_lengths else _doubts(path, found, columns.arrival_s, reading)
     stamps = look_at(columns.arrival_s)
     if not trace_format.is_ours or found.first_part > 1:
         start_s = float(columns.arrival_s.min())
@@ -86,7 +139,23 @@ def read_trace(
     return Workload(
         columns.in_order(), name=stem(path), source=found.source or f"{trace_format.name} ({path.name})",
         notes=tuple(notes), span_s=found.span_s, stamps=stamps.describe(), skipped_rows=(skipped,) if skipped else (),
+        doubts=doubts,
     )
+
+
+def _doubts(path: Path, found: _Found, arrival_s: Floats, reading: Reading) -> tuple[str, ...]:
+    """What to tell of the unit that was taken. Raises TraceError where it cannot be left at that."""
+    trace_format = found.trace_format
+    if reading.unit is not None or found.per_s is None:
+        return ()
+    told = doubt(arrival_s, trace_format.unit or "s", trace_format.longest_gap_s)
+    is_short = len(arrival_s) < LEAST_REQUESTS
+    if told is None or (trace_format.is_ours and (found.has_head or is_short)):
+        return ()  # a file that these tools have written is of seconds, however quiet the server was
+    if is_short or trace_format.is_ours:
+        return (f"{path.name}: {told} (--unit says which)",)
+    say = "Say which with --unit (in a spec: unit)"
+    raise TraceError(f"{path}: the unit of its time stamps is in doubt: {told}. {say}")
 
 
 def _jitter_step_s(
@@ -147,7 +216,8 @@ def _opened(path: Path) -> Iterator[_Lines]:
     except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError; a cut member is an EOFError
         raise TraceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: not a text file ({error.reason} at byte {error.start})") from error
+        why = f"not a text file in UTF-8 ({error.reason} at byte {error.start})"
+        raise TraceError(f"{path}: {why}; it may be in UTF-16 or Latin-1, or packed otherwise than by gzip") from error
     except TraceError as error:
         raise error if str(error).startswith(str(path)) else TraceError(f"{path}: {error}") from None
 
@@ -164,12 +234,16 @@ class _Found:
     notes: list[str] = field(default_factory=list)
     source: str | None = None
     span_s: float | None = None
+    per_s: float | None = None
+    """Of how many of the stamps' units a second is; None: they are dates."""
+    has_head: bool = False
+    """Lines above the header, which say where it is from."""
     first_part: int = 1
     last_part: int | None = None
     """Of a recording, as far as it has been read; None: it is none."""
 
 
-def _detect(path: Path, lines: _Lines) -> _Found:
+def _detect(path: Path, lines: _Lines, reading: Reading, only_lengths: bool) -> _Found:
     comments: list[str] = []
     first = next(lines, None)
     while first is not None and first.startswith("#"):
@@ -178,13 +252,18 @@ def _detect(path: Path, lines: _Lines) -> _Found:
     if first is None:
         raise TraceError(f"{path}: the file is empty")
     names, is_json = _names(first)
-    candidates = [f for f in FORMATS if f.is_json_lines == is_json and set(f.columns) <= set(names)]
-    if not candidates:
-        known = "; ".join(f"{item.name}: {', '.join(item.columns)}" for item in FORMATS)
-        raise TraceError(f"{path}: line {lines.number} is no header of a known trace format ({known})")
+    where = f"{path}: line {lines.number}"
+    try:
+        candidates = formats_of(names, is_json, reading.format, reads_times=reading.unit is None and not only_lengths)
+    except OpenFormat as error:
+        raise _OpenTrace(f"{where}: {error}", error.names) from None
+    except BadRow as error:
+        raise TraceError(f"{where}: {error}{_hint(first)}") from None
     ahead = first if is_json else next(lines, None)
-    chosen = next((f for f in candidates if _fits(f, names, ahead)), candidates[-1])
-    found = _Found(chosen, names, ahead)
+    first_row = _first_row(names, is_json, ahead)
+    chosen = next((f for f in candidates if f.matches is None or (first_row and f.matches(first_row))), candidates[-1])
+    per_s = _per_s(path, chosen, first_row.get(chosen.columns[0]), reading)
+    found = _Found(chosen, names, ahead, per_s=per_s, has_head=bool(comments))
     for comment in comments if chosen.is_ours else ():
         key, _, value = comment.partition(": ")
         if key == "source":
@@ -222,11 +301,28 @@ def _names(first: str) -> tuple[list[str], bool]:
     return (list(parsed), True) if isinstance(parsed, dict) else ([], False)
 
 
-def _fits(trace_format: TraceFormat, names: list[str], ahead: str | None) -> bool:
-    if trace_format.matches is None:
-        return True
-    cells = _cells(ahead) if ahead is not None else []
-    return len(cells) == len(names) and trace_format.matches(dict(zip(names, cells, strict=True)))
+def _first_row(names: list[str], is_json: bool, ahead: str | None) -> Record:
+    """The first line of data; empty where it is none."""
+    if ahead is None or is_json:
+        return json.loads(ahead) if ahead else {}
+    cells = _cells(ahead)
+    return dict(zip(names, cells, strict=True)) if len(cells) == len(names) else {}
+
+
+def _per_s(path: Path, trace_format: TraceFormat, stamp: object, reading: Reading) -> float | None:
+    """Of how many of the stamps' units a second is; None: they are dates. Raises ConfigError for a unit of dates."""
+    says_itself = not trace_format.is_ours and is_date(stamp)
+    if says_itself and reading.unit is not None:
+        raise ConfigError(f"{path}: its time stamps are dates, which have no unit")
+    unit = reading.unit or trace_format.unit or ("s" if trace_format.is_ours else None)
+    return None if says_itself or unit is None else PER_S[unit]
+
+
+def _hint(first: str) -> str:
+    """What a first line may be that is no header."""
+    begins = first.lstrip()[:1]
+    is_whole = begins == "{" and first.rstrip()[-1:] == "}"
+    return "; of JSON, a trace has one object a line" if begins in ("[", "{") and not is_whole else ""
 
 
 # --- rows
@@ -260,7 +356,7 @@ def _parse_rows(path: Path, found: _Found, lines: _Lines) -> tuple[_Read, BadRow
     read, bad = _Read(), BadRows(path)
     for number, line in _data_lines(path, found, lines):
         try:
-            row = found.trace_format.parse(_record(found, line))
+            row = found.trace_format.parse(_record(found, line), found.per_s)
         except BadRow as error:
             bad.add(number, error)
             continue
@@ -378,42 +474,3 @@ def _cells(line: str) -> list[str]:
         return next(csv.reader([line]), [])
     except csv.Error:  # a cell of more than 128 KiB, say
         return []
-
-
-# --- writing
-
-
-def write_trace(path: Path, workload: Workload) -> None:
-    """Write our own format (CSV; gzip if the name ends in ``.gz``): source and notes above the header, then the rows.
-
-    Arrivals keep microseconds. The file appears whole or not at all. Raises ConfigError where it cannot be written.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as raw:
-            # No name and no time inside, so that equal workloads are equal files.
-            packed = gzip.GzipFile("", "wb", 6, raw, mtime=0) if path.suffix == ".gz" else raw
-            with io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as text:
-                _write_rows(text, workload)
-        partial.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
-def _write_rows(text: IO[str], workload: Workload) -> None:
-    about = [f"source: {workload.source}", *(f"note: {note}" for note in workload.notes)]
-    if workload.span_s is not None:
-        about.append(f"span_s: {workload.span_s!r}")
-    text.writelines(f"# {' '.join(line.split())}\n" for line in about)
-    columns = workload.columns
-    names = OUR_COLUMNS if columns.is_plain else (*OUR_COLUMNS, *OUR_EXTRA_COLUMNS)
-    tells_tenants = columns.tenant is not None
-    text.write(",".join((*names, TENANT_COLUMN) if tells_tenants else names) + "\n")
-    for row in columns:
-        line = f"{row.arrival_s:.6f},{row.input_tokens},{row.output_tokens}"
-        if not columns.is_plain:
-            line += f",{row.cached_tokens},{CLASSES[row.is_offline]}"
-        text.write(f"{line},{row.tenant}\n" if tells_tenants else f"{line}\n")

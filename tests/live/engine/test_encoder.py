@@ -15,7 +15,7 @@ from jettison.config import EngineConfig
 from jettison.core.ports import RunStep, StepRow
 from jettison.core.requests import RequestState
 from jettison.device.model.create import create_model
-from jettison.device.step import unpack_ints
+from jettison.device.step import pack_token_set, unpack_ints
 from jettison.errors import ConfigError
 from jettison.live.engine import encoder as encoder_module
 from jettison.live.engine.assembly import assemble
@@ -24,6 +24,7 @@ from jettison.live.engine.encoder import (
     MAX_SAMPLING_BYTES,
     StepEncoder,
     _sampling_bytes,
+    ends_of_bad_words,
     fixed_step_bytes,
 )
 from jettison.live.engine.local_cluster import LocalCluster
@@ -99,6 +100,30 @@ def test_no_step_is_larger_than_it_may_be(requests: list[dict], limit: int) -> N
     refused = encoder.take_refused(5)
     assert sorted([*refused, *(row.row for row in step.sampling)]) == list(range(len(states)))
     assert encoder.take_refused(5) == []
+
+
+def test_the_ends_of_bad_words_are_banned_behind_their_beginnings() -> None:
+    words = ((5,), (1, 2), (1, 3), (9, 1, 4), (7, 7), (7, 7, 7))
+    for output, banned in (([], {5}), ([1], {5, 2, 3}), ([9, 1], {5, 2, 3, 4}), ([1, 9], {5}), ([7], {5, 7}),
+                           ([7, 7], {5, 7}), ([2, 1, 1], {5, 2, 3})):  # fmt: skip
+        assert set(ends_of_bad_words(words, output)) == banned
+        assert len(ends_of_bad_words(words, output)) == len(banned), "each once"
+    state = state_of("a", [9, 1], temperature=0.0, bad_words=words, max_tokens=8)
+    encoder = encoder_of([state])
+    for token, banned in ((9, {5}), (1, {5}), (4, {5, 2, 3, 4})):  # the prompt is no part of a bad word
+        [(_, step)] = encoder.encode(step_of(1, [state]))
+        assert set(step.sampling[0].banned_token_ids) == banned
+        state.add_token(token)
+
+
+def test_what_the_sampler_is_told_beside_numbers_counts_for_the_size() -> None:
+    fields: dict[str, object] = {
+        "temperature": 0.0, "allowed_token_ids": pack_token_set(range(0, 40_000, 3)), "logprobs": 0,
+        "logprob_token_ids": tuple(range(2**31 - 129, 2**31 - 1)), "bad_words": tuple((at,) for at in range(128)),
+    }
+    state = state_of("a", [1], **fields)
+    [(_, step)] = encoder_of([state]).encode(step_of(1, [state]))
+    assert len(msgspec.msgpack.encode(step.sampling[0])) <= _sampling_bytes(step.sampling[0]) < 7000
 
 
 def test_the_parts_of_a_step_fit_into_a_message_together() -> None:

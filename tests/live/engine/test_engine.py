@@ -209,7 +209,7 @@ async def test_the_queue_limit_counts_answers_not_choices(plain: Engine) -> None
 
 async def test_refusals(model_dir: Path) -> None:
     async with running(model_dir, 40, max_num_queued_reqs=1) as engine:
-        both = r"holds \d+ tokens.* asks for 610 tokens \(10 in the prompt, 600 for the completion\)"
+        both = r"length is \d+ tokens\..* requested 610 tokens \(10 in the prompt, 600 in the completion\)"
         with pytest.raises(TooLongError, match=both):
             engine.submit(request("long", [1] * 10, 600))
         streams = [engine.submit(request(f"s{i}", [i] * 100, 20)) for i in range(2)]
@@ -217,7 +217,7 @@ async def test_refusals(model_dir: Path) -> None:
             streams.append(engine.submit(request(f"t{len(streams)}", [len(streams)] * 100, 20)))
         with pytest.raises(OverCapacityError, match=r"1 requests wait, and 1 may") as refused:
             engine.submit(request("one too many", [1] * 100, 20))
-        assert 1000 <= refused.value.retry_after_ms <= 120_000
+        assert 1000 <= refused.value.retry_after_ms <= 60_000
         with pytest.raises(OverCapacityError, match=r"4 requests wait, and 1 may"):
             engine.check_queue("", num_arriving=3)
         for stream in streams:

@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from jettison.device.model import byte_tokenizer
+from jettison.device.model.checkpoint import INDEX_FILE, SINGLE_FILE
 from jettison.device.model.hf_config import FAMILIES, DecoderConfig, parse_config
 from jettison.device.model.jsonfile import JsonObject
 from jettison.device.model.shards import FINAL_NORM, TensorSource, shard_layouts
-from jettison.device.model.weights import INDEX_FILE, SINGLE_FILE
 from jettison.errors import ConfigError
 
 DTYPES = {

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from jettison.config.hubcache import download_hint
 from jettison.device.model.jsonfile import JsonObject, short_repr
+from jettison.device.model.quantized import REFUSAL, other_weights, sign_in_config
+from jettison.device.model.standins import why_not_itself
 from jettison.errors import ConfigError, ModelError
 
 MAX_LAYERS = 1 << 12
@@ -89,12 +92,10 @@ class DecoderConfig:
     max_position_embeddings: int
     """The model's context, in tokens."""
     max_model_len: int
-    """The context that is served: rotary tables have this many rows."""
+    """The context that is served, or what memory can hold of it: rotary tables have this many rows."""
     stored_dtype: str | None
     """What ``config.json`` says the weights were saved in; the files decide."""
     bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    """Tokens that end a text, of ``generation_config.json`` and ``config.json``."""
 
     @property
     def q_size(self) -> int:
@@ -113,21 +114,17 @@ class DecoderConfig:
 
 
 def read_config(model_dir: Path, max_model_len: int | None = None) -> DecoderConfig:
-    """Read and check ``config.json`` (and ``generation_config.json`` where there is one).
+    """Read and check ``config.json``.
 
     ``max_model_len``: tokens of the longest request to be served; None = the model's context. A shorter one makes
     a sliding window that it fits in irrelevant, and the rotary tables smaller.
     Raises ModelError, naming the file and the mend, for what cannot be served; ConfigError for a
     ``max_model_len`` beyond the model's context.
     """
-    generation = Path(model_dir) / "generation_config.json"
-    keys = JsonObject.read(_existing(Path(model_dir)))
-    return parse_config(keys, JsonObject.read(generation) if generation.is_file() else None, max_model_len)
+    return parse_config(JsonObject.read(_existing(Path(model_dir))), max_model_len)
 
 
-def parse_config(
-    keys: JsonObject, generation: JsonObject | None = None, max_model_len: int | None = None
-) -> DecoderConfig:
+def parse_config(keys: JsonObject, max_model_len: int | None = None) -> DecoderConfig:
     """``read_config`` of contents that are already in memory; ``keys.path`` names them in errors."""
     architecture, family = _family(keys)
     _refuse_unknown_arithmetic(keys)
@@ -142,8 +139,6 @@ def parse_config(
     served = _served_context(keys, context, max_model_len)
     _check_window(keys, family, num_layers, served)
     attention_bias = family.reads_attention_bias and keys.flag("attention_bias")
-    vocab_size = keys.positive_int("vocab_size")
-    eos = generation.token_ids("eos_token_id", vocab_size) if generation else ()
     bos = keys.token_ids("bos_token_id")
     return DecoderConfig(
         architecture=architecture,
@@ -153,7 +148,7 @@ def parse_config(
         num_kv_heads=num_kv_heads,
         head_dim=_head_dim(keys, family, hidden_size, num_heads),
         intermediate_size=keys.positive_int("intermediate_size"),
-        vocab_size=vocab_size,
+        vocab_size=keys.positive_int("vocab_size"),
         rms_norm_eps=keys.positive_float("rms_norm_eps", 1e-6),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
@@ -165,18 +160,22 @@ def parse_config(
         max_position_embeddings=context,
         max_model_len=served,
         stored_dtype=_stored_dtype(keys),
-        bos_token_id=bos[0] if bos else None,
-        eos_token_ids=tuple(dict.fromkeys(eos + keys.token_ids("eos_token_id", vocab_size))),
+        bos_token_id=bos[0] if bos and bos[0] >= 0 else None,
     )
 
 
 def _existing(model_dir: Path) -> Path:
     if not model_dir.is_dir():
-        what = "not a folder" if model_dir.exists() else "no such folder"
-        raise ModelError(f"{model_dir}: {what}; name a Hugging Face model folder")
+        what, hint = ("not a folder", "") if model_dir.exists() else ("no such folder", download_hint(str(model_dir)))
+        raise ModelError(f"{model_dir}: {what}; name a Hugging Face model folder{hint}")
     path = model_dir / "config.json"
     if not path.is_file():
-        raise ModelError(f"{path}: not found; a model folder needs config.json, *.safetensors and tokenizer.json")
+        needs = "a model folder needs config.json, *.safetensors and tokenizer.json"
+        if (found := other_weights(model_dir)) is not None:
+            needs = f"the folder holds {found}"
+        elif (model_dir / "adapter_config.json").is_file():
+            needs = "adapter_config.json says that this is an adapter (LoRA); merge it into its model"
+        raise ModelError(f"{path}: {why_not_itself(path) or f'not found; {needs}'}")
     return path
 
 
@@ -198,9 +197,8 @@ def _family(keys: JsonObject) -> tuple[str, Family]:
 
 
 def _refuse_unknown_arithmetic(keys: JsonObject) -> None:
-    for key in ("quantization_config", "compression_config"):
-        if keys.values.get(key) is not None:
-            raise keys.fail(f"{key}: quantized weights are not supported; use the unquantized model")
+    if (sign := sign_in_config(keys.values)) is not None:
+        raise keys.fail(f"{sign}: {REFUSAL}")
     if keys.values.get("hidden_act", "silu") not in ("silu", "swish"):
         raise keys.fail(f"hidden_act {short_repr(keys.values['hidden_act'])} is not supported; only silu is")
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from jettison.device.model.standins import why_not_itself
 from jettison.errors import ModelError
 
 MAX_JSON_BYTES = 64 << 20
@@ -29,12 +30,13 @@ class JsonObject:
         try:
             if path.stat().st_size > MAX_JSON_BYTES:
                 raise ModelError(f"{path}: larger than {MAX_JSON_BYTES} bytes, which no model's JSON file is")
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads(path.read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
         except (ValueError, RecursionError) as error:
             reason = str(error).partition("\n")[0]
-            raise ModelError(f"{path}: not valid JSON ({reason}); download the file again") from None
+            told = why_not_itself(path) or f"not valid JSON ({reason}); download the file again"
+            raise ModelError(f"{path}: {told}") from None
         if not isinstance(values, dict):
             raise ModelError(f"{path}: expected a JSON object")
         return cls(path, values)
@@ -94,14 +96,12 @@ class JsonObject:
             raise self.wrong(key, "an object")
         return JsonObject(self.path, value) if value else None
 
-    def token_ids(self, key: str, vocab_size: int | None = None) -> tuple[int, ...]:
-        """One id, a list of ids, or nothing; below ``vocab_size``, where that is given."""
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One id, a list of ids, or nothing. Whether the model has such tokens is not looked at: -1 means none."""
         value = self.values.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
-        if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
+        if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
             raise self.wrong(key, "a token id or a list of them")
-        if vocab_size is not None and any(token >= vocab_size for token in ids):
-            raise self.wrong(key, f"token ids below vocab_size {vocab_size}")
         return tuple(ids)
 
 

@@ -13,27 +13,23 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path, PurePath
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.base import PackedMatrix
+from jettison.device.model.checkpoint import INDEX_FILE, check_header, errors_of, find_weights
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.identity import Digest, Digester, FileMark
-from jettison.device.model.jsonfile import JsonObject, short_repr
 from jettison.device.model.shards import FINAL_NORM, ShardLayout, TensorSource, shard_layouts
 from jettison.errors import ModelError
 from jettison.types import ShardId
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-
-STORED_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 PIECE_BYTES = 4 << 20
 """Most bytes of a checkpoint, were it in float64, that are copied at a time: a millisecond or two from memory."""
 
@@ -58,6 +54,8 @@ class WeightFolder:
         self._file_of: dict[str, Path] = {}
         self.marks: dict[str, FileMark] = {}
         """Weight files by name, as they were when the folder was opened."""
+        self.doubt: str | None = None
+        """Of an opened folder whose weights lie in it twice: which are read, and why."""
         self.read_ns = 0
         """Time spent in reading, all in all; hashing and checking included."""
         self.check_ns = 0
@@ -67,26 +65,9 @@ class WeightFolder:
         """Find every tensor, and check that the folder holds exactly those that the model has, in their shapes."""
         if self._file_of:
             return
-        files, listing = self._files()
-        marks = {path.name: _mark(path) for path in files}
-        expected = {source.name: source for source in self._sources()}
-        file_of: dict[str, Path] = {}
-        for path in files:
-            with _opened(path) as file:
-                for name in file.keys():  # noqa: SIM118  (not a dict: it cannot be iterated)
-                    if name in file_of:
-                        raise ModelError(f"{path}: tensor {name} is in {file_of[name].name} too")
-                    if name in expected:
-                        _check_header(path, file.get_slice(name), expected[name])
-                    elif not self._is_spare(name):
-                        raise ModelError(f"{path}: unexpected tensor {name[:80]}; weights and config.json do not match")
-                    file_of[name] = path
-        missing = [name for name in expected if name not in file_of]
-        if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            hint = "; set tie_word_embeddings if it shares the embedding" if missing == ["lm_head.weight"] else ""
-            raise ModelError(f"{listing}: tensor {missing[0]}{more} is missing{hint}")
-        self._file_of, self.marks = file_of, marks
+        found = find_weights(self.model_dir, list(self._sources()), self._is_spare)
+        self.doubt = found.doubt
+        self._file_of, self.marks = found.file_of, {path.name: _mark(path) for path in found.files}
 
     def forget(self) -> None:
         """The folder may hold other files by now: open it anew before the next reading."""
@@ -157,20 +138,6 @@ class WeightFolder:
     def _is_spare(self, name: str) -> bool:
         """Tensors that old exporters wrote although they follow from others."""
         return name.endswith("rotary_emb.inv_freq") or (self._tied and name == "lm_head.weight")
-
-    def _files(self) -> tuple[list[Path], Path]:
-        """(weight files, the path to name when a tensor is missing)."""
-        single, index = self.model_dir / SINGLE_FILE, self.model_dir / INDEX_FILE
-        if single.is_file():
-            return [single], single
-        if index.is_file():
-            return _indexed_files(index), index
-        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in self.model_dir.glob(pattern))
-        if pickled:
-            raise ModelError(
-                f"{self.model_dir / pickled[0]}: pickled weights are never opened; convert the model to safetensors"
-            )
-        raise ModelError(f"{self.model_dir}: no weights; expected {SINGLE_FILE} or {INDEX_FILE}")
 
     def _copying(self, files: _Files, source: TensorSource, dest: Tensor, digester: Digester) -> Iterator[None]:
         """Copy a tensor to where it belongs, a piece at a time."""
@@ -244,12 +211,12 @@ class _Files:
     def copy_rows(self, source: TensorSource, start: int, dest: Tensor) -> None:
         """Rows from ``start`` on, as many as ``dest`` has. Raises ModelError."""
         path = self._file_of[source.name]
-        with _errors_of(path):
+        with errors_of(path):
             if path not in self._open:
                 self._open[path] = self._stack.enter_context(safe_open(path, framework="pt"))
             stored = self._open[path].get_slice(source.name)
             if start == 0:
-                _check_header(path, stored, source)  # the file may have changed since it was checked
+                check_header(path, stored, source)  # the file may have changed since it was checked
             dest[:] = stored[start : start + dest.shape[0]]
 
 
@@ -267,51 +234,5 @@ def _is_finite(piece: Tensor) -> bool:
 
 
 def _mark(path: Path) -> FileMark:
-    with _errors_of(path):
+    with errors_of(path):
         return FileMark.of(path)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """An open safetensors file; errors of the library and the system become ModelError."""
-    with _errors_of(path), safe_open(path, framework="pt") as file:
-        yield file
-
-
-@contextmanager
-def _errors_of(path: Path) -> Iterator[None]:
-    """Errors of the library and the system become ModelError, which names the file."""
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ModelError(f"{path}: truncated or not safetensors ({reason}); download the file again") from None
-
-
-def _check_header(path: Path, stored: Any, source: TensorSource) -> None:
-    if stored.get_dtype() not in STORED_DTYPES:
-        raise ModelError(
-            f"{path}: tensor {source.name} has type {stored.get_dtype()}; only {', '.join(sorted(STORED_DTYPES))} "
-            "can be served, so use the unquantized model"
-        )
-    if tuple(stored.get_shape()) != source.shape:
-        raise ModelError(
-            f"{path}: tensor {source.name} has shape {tuple(stored.get_shape())}, expected {source.shape}; "
-            "weights and config.json do not match"
-        )
-
-
-def _indexed_files(index: Path) -> list[Path]:
-    """The files that an index names, all of which must lie beside it."""
-    weight_map = JsonObject.read(index).values.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index}: weight_map is missing; download the file again")
-    files = []
-    for name in dict.fromkeys(weight_map.values()):
-        if not isinstance(name, str) or PurePath(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(f"{index}: {short_repr(name)} is not the name of a safetensors file in this folder")
-        path = index.parent / name
-        if not path.is_file():
-            raise ModelError(f"{path}: not found, but named in {INDEX_FILE}; download the file")
-        files.append(path)
-    return files

@@ -87,6 +87,11 @@ class Workspace:
         """Bytes that a workspace for steps of these sizes takes."""
         return _plan(config, dtype, max_num_tokens, max_num_seqs).num_bytes
 
+    @staticmethod
+    def position_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+        """Of that, what each position that is served takes: a row of both rotary tables."""
+        return 2 * config.head_dim * table_dtype(dtype).itemsize
+
 
 def table_dtype(dtype: torch.dtype) -> torch.dtype:
     """Precision of the rotary tables."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jettison.config import EngineConfig, usable_cores
@@ -15,9 +15,10 @@ from jettison.core.configured import cluster_params, scheduler_limits
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
-from jettison.device.kernels import resolve_kernels, rows_are_independent
+from jettison.device.kernels import Processor, resolve_kernels, rows_are_independent
 from jettison.device.memory import check_addresses, span_bytes
 from jettison.device.model.dtypes import resolve_dtype
+from jettison.device.model.end_tokens import EndTokens, read_end_tokens
 from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.shards import model_shape
 from jettison.device.model.weights import WeightFolder
@@ -25,6 +26,7 @@ from jettison.device.runner import Runner
 from jettison.errors import BudgetError, ConfigError
 from jettison.live.engine.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.engine.launcher import WorkerSpec
+from jettison.live.engine.positions import PositionRoom
 from jettison.live.machine.address_space import spans_complaint
 from jettison.live.machine.memory import Wanted, cores_warning, memory_limit
 from jettison.live.worker.pieces import MAX_PIECE_BYTES
@@ -44,16 +46,21 @@ class Assembly:
 
     config: EngineConfig
     model: DecoderConfig
+    """With rotary tables for what memory can hold of the context."""
     shape: ModelShape
     limits: SchedulerLimits
     worker_specs: list[WorkerSpec]
+    end_tokens: EndTokens
+    room: PositionRoom
 
     @property
     def workspace_bytes(self) -> int:
         """Activations and buffers of a worker: what is never dropped."""
+        return self._workspace_for(self.model.max_model_len)
+
+    def _workspace_for(self, num_positions: int) -> int:
         spec = self.worker_specs[0]
-        dtype = resolve_dtype(spec.dtype, self.model)
-        return Runner.workspace_bytes(self.model, dtype, spec.max_num_tokens, spec.max_num_seqs)
+        return _workspace_bytes(self.model, num_positions, spec.dtype, spec.max_num_tokens, spec.max_num_seqs)
 
     @property
     def kernels(self) -> str:
@@ -65,12 +72,32 @@ class Assembly:
         """Whether what a request computes has the same bits whatever shares its steps."""
         return rows_are_independent(self.kernels, resolve_dtype(self.worker_specs[0].dtype, self.model))
 
+    @property
+    def parameter_bytes(self) -> int:
+        """What all workers together read at the start."""
+        shards, specs = self.shape.shard_bytes, self.worker_specs
+        layers = [self.shape.all_layers if spec.layers is None else LayerRange(*spec.layers) for spec in specs]
+        return sum(shards[shard] for part in layers for shard in self.shape.shards_for(part))
+
     def memory_for_blocks(self, num_blocks: int) -> int:
-        """Bytes of a worker that holds all parameters, its workspace and ``num_blocks`` KV blocks."""
+        """Bytes of a worker that holds all parameters, its workspace and ``num_blocks`` KV blocks.
+
+        The workspace is that of a worker with so much memory (``sized_for``), not of this one.
+        """
         page = self.config.memory.page_bytes
         arena = num_blocks * self.shape.block_bytes_per_layer(self.config.memory.block_size)
-        parts = [self.workspace_bytes, *self.shape.shard_bytes.values(), *([arena] * self.shape.num_layers)]
-        return sum(-(-part // page) * page for part in parts)
+        parts = [*self.shape.shard_bytes.values(), *([arena] * self.shape.num_layers)]
+        others = sum(-(-part // page) * page for part in parts)
+        num_positions, memory_bytes = 0, 0
+        while (reached := self.room.positions(memory_bytes)) > num_positions:  # more memory, more rows, more memory
+            num_positions = reached
+            memory_bytes = others + -(-self._workspace_for(num_positions) // page) * page
+        return memory_bytes
+
+    def sized_for(self, num_blocks: int) -> Assembly:
+        """The same with that memory for each instance."""
+        memory = replace(self.config.memory, memory_bytes=self.memory_for_blocks(num_blocks))
+        return assemble(replace(self.config, memory=memory))
 
     def check(self) -> None:
         """Raise now what would end every worker's start.
@@ -94,17 +121,19 @@ class Assembly:
             layout = LayoutSpec(self.shape.shards_for(layers), layers)
             check_budget(memory.memory_bytes, self.workspace_bytes, layout, sizes, memory.block_size)
         spec = self.worker_specs[0]
-        WeightFolder(Path(spec.model_dir), self.model, resolve_dtype(spec.dtype, self.model)).open()
+        weights = WeightFolder(Path(spec.model_dir), self.model, resolve_dtype(spec.dtype, self.model))
+        weights.open()
+        log.info("end tokens: %s", self.end_tokens)
+        for doubt in (*self.end_tokens.left_out, weights.doubt):
+            if doubt is not None:
+                log.warning("%s", doubt)
         self._check_machine()
 
     def _check_machine(self) -> None:
         """Raise BudgetError where the processes and parameters do not fit into this machine's memory; warn of less."""
-        specs, shards = self.worker_specs, self.shape.shard_bytes
-        layers = [self.shape.all_layers if spec.layers is None else LayerRange(*spec.layers) for spec in specs]
-        wanted = Wanted(
-            len(specs), sum(spec.memory_bytes + spec.host_bytes for spec in specs),
-            sum(shards[shard] for part in layers for shard in self.shape.shards_for(part)),
-        )
+        specs = self.worker_specs
+        budget_bytes = sum(spec.memory_bytes + spec.host_bytes for spec in specs)
+        wanted = Wanted(len(specs), budget_bytes, self.parameter_bytes)
         limit = memory_limit()
         if (complaint := wanted.complaint(limit)) is not None:
             raise BudgetError(complaint)
@@ -139,8 +168,11 @@ class Assembly:
         return ClusterCore(self.shape, self.limits, params, capacity_blocks, secret)
 
 
-def assemble(config: EngineConfig) -> Assembly:
-    """Read the model folder and make the plan of the cluster. Raises ModelError, ConfigError."""
+def assemble(config: EngineConfig, processor: Processor | None = None) -> Assembly:
+    """Read the model folder and make the plan of the cluster. Raises ModelError, ConfigError.
+
+    ``processor``: by which kernels are chosen (None: this one).
+    """
     model_dir = Path(config.model.model)
     model = read_config(model_dir, config.model.max_model_len)
     torch_dtype = resolve_dtype(str(config.model.dtype), model)
@@ -151,8 +183,13 @@ def assemble(config: EngineConfig) -> Assembly:
         raise ConfigError(
             f"--max-model-len {max_model_len} exceeds the model's {model.max_position_embeddings} positions"
         )
-    limits = scheduler_limits(config, max_model_len, model.eos_token_ids)
-    _check_step_size(limits)
+    end_tokens = read_end_tokens(model_dir, model.vocab_size, config.model.generation_config)
+    limits = scheduler_limits(config, max_model_len, end_tokens.ids)
+    # A pipeline may hold a decode of every request beside a full prefill budget.
+    max_num_tokens = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
+    room = _position_room(config, model, shape, dtype, max_num_tokens)
+    model = replace(model, max_model_len=room.positions(config.memory.memory_bytes))
+    _check_step_size(limits, model.max_model_len)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 1) // config.instances)
     ladder = parse_overload(config.overload.policy)
     stages = initial_groups(range(config.instances), shape, static_pipeline=ladder.static_pipeline)
@@ -160,7 +197,7 @@ def assemble(config: EngineConfig) -> Assembly:
         has = "one layer" if config.instances > 1 else "--instances 1"
         raise ConfigError(f"--overload pipeline divides the layers between two instances: it cannot with {has}")
     layers_of = {s.worker_id: s.layers for group in stages for s in group}
-    kernels = resolve_kernels(str(config.model.kernels), torch_dtype)
+    kernels = resolve_kernels(str(config.model.kernels), torch_dtype, processor)
     specs = [
         WorkerSpec(
             worker_id=worker_id,
@@ -170,8 +207,7 @@ def assemble(config: EngineConfig) -> Assembly:
             memory_bytes=config.memory.memory_bytes,
             block_size=config.memory.block_size,
             page_bytes=config.memory.page_bytes,
-            # A pipeline may hold a decode of every request beside a full prefill budget.
-            max_num_tokens=max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs),
+            max_num_tokens=max_num_tokens,
             max_num_seqs=config.scheduler.max_num_seqs,
             kernels=kernels,
             num_threads=num_threads,
@@ -183,12 +219,38 @@ def assemble(config: EngineConfig) -> Assembly:
         )
         for worker_id in range(config.instances)
     ]
-    return Assembly(config, model, shape, limits, specs)
+    return Assembly(config, model, shape, limits, specs, end_tokens, room)
 
 
-def _check_step_size(limits: SchedulerLimits) -> None:
-    """A step is one control message: what the configuration decides of its size must fit. Raises ConfigError."""
-    max_blocks = -(-limits.max_model_len // limits.block_size)
+def _workspace_bytes(
+    model: DecoderConfig, num_positions: int, dtype: str, max_num_tokens: int, max_num_seqs: int
+) -> int:
+    """With rotary tables of so many rows."""
+    model = replace(model, max_model_len=num_positions)
+    return Runner.workspace_bytes(model, resolve_dtype(dtype, model), max_num_tokens, max_num_seqs)
+
+
+def _position_room(
+    config: EngineConfig, model: DecoderConfig, shape: ModelShape, dtype: str, max_num_tokens: int
+) -> PositionRoom:
+    block_size = config.memory.block_size
+    return PositionRoom(
+        num_instances=config.instances,
+        parameter_bytes=shape.parameter_bytes,
+        fixed_bytes=_workspace_bytes(model, 0, dtype, max_num_tokens, config.scheduler.max_num_seqs),
+        row_bytes=Runner.position_bytes(model, resolve_dtype(dtype, model)),
+        kv_block_bytes=shape.num_layers * shape.block_bytes_per_layer(block_size),
+        block_size=block_size,
+        context=model.max_model_len,
+    )
+
+
+def _check_step_size(limits: SchedulerLimits, num_positions: int) -> None:
+    """A step is one control message: what the configuration decides of its size must fit. Raises ConfigError.
+
+    ``num_positions``: what memory holds of the context for one request, which bounds its block table.
+    """
+    max_blocks = -(-num_positions // limits.block_size)
     num_bytes = fixed_step_bytes(limits.max_num_batched_tokens, limits.max_num_seqs, max_blocks)
     if num_bytes > MAX_FIXED_BYTES:
         raise ConfigError(

@@ -14,7 +14,8 @@ from jettison.profiles import AUTO, NONE, fingerprint, read_profile
 logger = logging.getLogger(__name__)
 
 LEFT_OUT = frozenset({
-    "model", "served_model_name", "instances", "memory", "profile", "num_threads", "launcher", "log_level",
+    "model", "served_model_name", "generation_config", "override_generation_config", "instances", "memory", "profile",
+    "num_threads", "launcher", "log_level",
 })
 """Keys that a deployment says in another way, or that do not decide what it does; the server's are left out as well."""
 
@@ -29,16 +30,17 @@ def describe(config: EngineConfig, *, kv_tokens: int | None = None) -> Deploymen
 
 def deployment_of(assembly: Assembly, *, kv_tokens: int | None = None) -> Deployment:
     """Of an assembled engine, running or not. Raises ConfigError for a profile that cannot be read."""
+    if kv_tokens is not None:
+        assembly = assembly.sized_for(kv_tokens // assembly.config.memory.block_size)
     config, spec = assembly.config, assembly.worker_specs[0]
     model_dir = Path(spec.model_dir)
     mark = fingerprint(model_dir, spec.dtype, spec.num_threads, spec.kernels)
-    blocks = None if kv_tokens is None else kv_tokens // config.memory.block_size
     known = assembly.load_profile()
     return Deployment(
         name=config.model.served_model_name,
         shape=assembly.shape,
         num_instances=config.instances,
-        budget_bytes=config.memory.memory_bytes if blocks is None else assembly.memory_for_blocks(blocks),
+        budget_bytes=config.memory.memory_bytes,
         workspace_bytes=assembly.workspace_bytes,
         page_bytes=config.memory.page_bytes,
         max_model_len=assembly.limits.max_model_len,

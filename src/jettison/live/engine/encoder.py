@@ -42,7 +42,8 @@ def fixed_step_bytes(max_num_tokens: int, max_num_seqs: int, max_blocks: int) ->
 def _sampling_bytes(row: SamplingRow) -> int:
     """Upper bound of a row as msgpack."""
     penalties = len(row.prompt_ids) + len(row.output_ids) + len(row.output_counts)
-    return _ROW_BYTES + 5 * len(row.banned_token_ids) + 15 * len(row.logit_bias) + penalties
+    ids = len(row.banned_token_ids) + len(row.logprob_token_ids)
+    return _ROW_BYTES + 5 * ids + 15 * len(row.logit_bias) + len(row.allowed_token_ids) + penalties
 
 
 class _Slot:
@@ -251,6 +252,8 @@ class StepEncoder:
         banned: tuple[int, ...] = ()
         if state.num_output < params.min_tokens:
             banned = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self._eos_token_ids)
+        if params.bad_words:
+            banned += ends_of_bad_words(params.bad_words, state.output)
         prompt_ids = output_ids = output_counts = b""
         if params.has_penalties:
             seen = self._seen.get(state.request_id)
@@ -276,7 +279,18 @@ class StepEncoder:
             prompt_ids=prompt_ids,
             output_ids=output_ids,
             output_counts=output_counts,
+            allowed_token_ids=params.allowed_token_ids,
+            logprob_token_ids=params.logprob_token_ids,
         )
+
+
+def ends_of_bad_words(words: Sequence[tuple[int, ...]], output: Sequence[int]) -> tuple[int, ...]:
+    """The tokens that would complete one of these sequences behind this output (the prompt does not count).
+
+    Worked out from the tokens that the core has, at every step: nothing that a move of memory could lose.
+    """
+    return tuple(dict.fromkeys(
+        word[-1] for word in words if len(word) == 1 or tuple(output[1 - len(word) :]) == word[:-1]))
 
 
 def _token_ids(rows: tuple[StepRow, ...]) -> npt.NDArray[np.int32]:

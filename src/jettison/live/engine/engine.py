@@ -32,6 +32,7 @@ from jettison.live.engine.deployed import deployment_of
 from jettison.live.engine.driver import CoreDriver, Delays
 from jettison.live.engine.encoder import StepEncoder
 from jettison.live.engine.launcher import LocalLauncher
+from jettison.live.engine.loading import LoadingWatch
 from jettison.live.engine.move_log import log_move
 from jettison.live.engine.restart import Restarter
 from jettison.live.engine.snapshot import take_snapshot
@@ -75,6 +76,7 @@ class Engine:
         self._restarter: Restarter | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._warm_up: WarmUp | None = None
+        self._loading: LoadingWatch | None = None
         self._weights: WeightsIdentity | None = None
         """What the workers have read at the start, and serve."""
         self._weights_digest: str | None = None
@@ -110,6 +112,7 @@ class Engine:
             return
         assembly = self.prepare()
         faults = self._config.faults
+        self._loading = LoadingWatch(assembly.parameter_bytes)
         self._launcher = LocalLauncher(
             assembly.worker_specs, self._on_worker_event, self._on_worker_exit,
             heartbeat_timeout_s=faults.worker_heartbeat_timeout_s, step_timeout_s=faults.worker_step_timeout_s,
@@ -120,6 +123,7 @@ class Engine:
             max_restarts=faults.max_worker_restarts, window_s=RESTART_WINDOW_S,
         )
         ready = await self._launcher.start()
+        self._loading.all_read()
         self._weights = self._agree_on_weights(ready)
         self._weights_digest = self._weights.summary
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
@@ -226,6 +230,13 @@ class Engine:
     def state(self) -> EngineState:
         """loading, ready, draining or failed."""
         return self._state
+
+    def ready_in_s(self) -> float | None:
+        """See ``EngineClient.ready_in_s``."""
+        if self._state != "loading" or self._loading is None or self._launcher is None:
+            return None
+        part_warm = 0.0 if self._warm_up is None else self._warm_up.part_done
+        return self._loading.left_s(self._launcher.pids.values(), part_warm)
 
     @property
     def core(self) -> ClusterCore:

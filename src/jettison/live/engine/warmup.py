@@ -36,6 +36,8 @@ class WarmUp:
         self._send = send
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._next_id = _FIRST_STEP_ID
+        self.part_done = 0.0
+        """Of all steps, counted in tokens."""
 
     async def run(self, core: ClusterCore) -> None:
         """All workers at once, as they will serve. Raises WorkerLostError."""
@@ -44,10 +46,13 @@ class WarmUp:
         most = min(limits.max_num_batched_tokens, blocks * limits.block_size, limits.max_model_len)
         rows = min(limits.max_num_seqs, 32, blocks)
         groups = [group.stages for group in core.groups.values()]
+        shapes = ((1, most), (1, max(1, most // 2)), (rows, 1), (1, 1))
+        num_all_tokens = _ROUNDS * sum(num_rows * num_tokens for num_rows, num_tokens in shapes)
         for round_index in range(_ROUNDS):
-            for num_rows, num_tokens in ((1, most), (1, max(1, most // 2)), (rows, 1), (1, 1)):
+            for num_rows, num_tokens in shapes:
                 started = time.monotonic_ns()
                 await asyncio.gather(*(self._step(stages, num_rows, num_tokens) for stages in groups))
+                self.part_done += num_rows * num_tokens / num_all_tokens
                 if round_index == 0 or core.params.profile is not None:
                     # These steps attend to nothing. Eight of them would make a fit that knows no price of KV and speaks
                     # in the profile's stead; until serving has shown as many, the profile knows better.

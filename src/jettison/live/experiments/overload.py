@@ -58,6 +58,7 @@ class ExperimentSetup:
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "max_num_seqs": self.max_num_seqs,
             "max_num_queued_reqs": "none",
+            "generation_config": "vllm",  # a penalty that the model's maker sets would be in some models' steps alone
         } | self.extra_flags
         return base | {"memory": self.memory_bytes()}
 
@@ -142,6 +143,7 @@ def run_config(
     """
     told = {key: value for key, value in keys.items() if KEYS[key].section != "server" and key != "log_level"}
     told["max_num_queued_reqs"] = "none"  # a queue is what an overload makes
+    told["generation_config"] = "vllm"
     model_dir = Path(str(told.pop("model")))
     config = work_dir / "serve.yaml"
     given = {key: value for key, value in told.items() if value not in (None, "")}

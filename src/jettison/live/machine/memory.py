@@ -45,6 +45,16 @@ def rss_bytes(pid: int) -> int:
         return 0
 
 
+def shared_bytes(pid: int) -> int:
+    """Pages of memory files that a process has mapped and touched, a worker's parameters and KV among them; 0 where it
+    is no more, or the kernel does not tell."""
+    for line in _text(Path(f"/proc/{pid}/status")).splitlines():
+        name, _, rest = line.partition(":")
+        if name == "RssShmem":
+            return int(rest.split()[0]) * 1024
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What workers are configured to use, together with what their processes need."""

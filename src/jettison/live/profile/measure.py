@@ -164,11 +164,12 @@ def shape_limits(assembly: Assembly) -> ShapeLimits:
 
 def make_profile_device(assembly: Assembly, limits: ShapeLimits) -> DeviceWorker:
     """A device like a worker's, with room for the largest shape whatever the configured budget is."""
-    spec = assembly.worker_specs[0]
+    sized = assembly.sized_for(-(-limits.max_kv_tokens // limits.block_size))
+    spec = sized.worker_specs[0]
     return DeviceWorker(
         model_dir=Path(spec.model_dir),
         dtype=spec.dtype,
-        budget_bytes=assembly.memory_for_blocks(-(-limits.max_kv_tokens // limits.block_size)),
+        budget_bytes=spec.memory_bytes,
         block_size=spec.block_size,
         max_num_tokens=spec.max_num_tokens,
         max_num_seqs=spec.max_num_seqs,

@@ -12,7 +12,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,14 +22,16 @@ from jettison.errors import JettisonError, UserError
 from jettison.live.engine.engine import Engine
 from jettison.policy.refusal import why_not_offline
 from jettison.report.output import check_writable
-from jettison.server.batches.lines import read_lines
+from jettison.server.batches.inputs import InputKind, kind_of, lines_of
+from jettison.server.batches.lines import BOM, why_not_json
 from jettison.server.batches.outcome import open_private
 from jettison.server.batches.records import Batch, Status, StoredFile, new_id
 from jettison.server.batches.service import BatchService
 from jettison.server.batches.settings import ENDPOINTS
 from jettison.server.batches.store import sync_folder
 from jettison.server.batches.window import MOST_S
-from jettison.server.launch import batch_settings
+from jettison.server.chat_renderer import template_settings
+from jettison.server.launch import batch_settings, sampling_defaults
 from jettison.server.settings import ServerSettings
 from jettison.server.state import ServerState
 from jettison.server.tokenizer import Tokenizer
@@ -65,16 +66,21 @@ def run_alone(config: EngineConfig, path: Path, out: Path, progress: Progress) -
 
 
 async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) -> Batch:
-    endpoint, digest = await asyncio.to_thread(lambda: (_endpoint_of(path), _digest(path)))
+    kind = await asyncio.to_thread(input_kind, path)
+    endpoint, digest = await asyncio.to_thread(lambda: (_endpoint_of(path, kind), _digest(path)))
     engine = Engine(config)
     settings = replace(
         batch_settings(config, engine.prepare()), folder=work_folder(out), is_made_at_once=True, max_lines=NO_LIMIT)
-    server = ServerSettings(model_names=(config.model.served_model_name,), default_seed=config.model.seed)
-    tokenizer = Tokenizer.from_dir(settings.model_dir, max_template_chars=server.max_template_chars)
+    server = ServerSettings(
+        model_names=(config.model.served_model_name,), default_seed=config.model.seed,
+        max_stops=config.server.max_stop_strings, max_logprobs=config.server.max_logprobs,
+        sampling_defaults=sampling_defaults(config), templates=template_settings(config.templates))
+    tokenizer = Tokenizer.from_dir(
+        settings.model_dir, max_template_chars=server.max_template_chars, templates=server.templates)
     service = BatchService(ServerState(engine, tokenizer, server), settings)
     try:
         await service.start()
-        batch = await _batch_for(service, path, endpoint, digest)
+        batch = await _batch_for(service, path, kind, endpoint, digest)
         await engine.start()
         while not batch.is_over:
             if engine.state == "failed":
@@ -90,7 +96,7 @@ async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) 
     return batch
 
 
-async def _batch_for(service: BatchService, path: Path, endpoint: str, digest: str) -> Batch:
+async def _batch_for(service: BatchService, path: Path, kind: InputKind, endpoint: str, digest: str) -> Batch:
     """The one that lies there already, or a new one."""
     found = await service.call(service.store.batches, "", 1, None)
     if found:
@@ -101,10 +107,10 @@ async def _batch_for(service: BatchService, path: Path, endpoint: str, digest: s
     def add() -> Batch:
         store, now_s = service.store, int(time.time())
         file_id = new_id("file-")
-        shutil.copyfile(path, store.incoming(file_id))
+        _copy_lines(path, kind, store.incoming(file_id))
         store.add_file(StoredFile(
-            id=file_id, owner="", filename=path.name, purpose="batch", num_bytes=path.stat().st_size,
-            created_at=now_s))
+            id=file_id, owner="", filename=path.name, purpose="batch",
+            num_bytes=store.incoming(file_id).stat().st_size, created_at=now_s))
         return store.add_batch(Batch(
             id=new_id("batch_"), owner="", endpoint=endpoint, input_file_id=file_id, completion_window="30d",
             created_at=now_s, expires_at=now_s + MOST_S, metadata={"input": digest}))
@@ -114,14 +120,64 @@ async def _batch_for(service: BatchService, path: Path, endpoint: str, digest: s
     return batch
 
 
-def _endpoint_of(path: Path) -> str:
-    """What the first line with a known ``url`` says; all lines must say the same."""
-    for _, raw in read_lines(path, 64 << 20):
-        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            document = msgspec.json.decode(raw or b"null")
-            if isinstance(document, dict) and document.get("url") in ENDPOINTS:
-                return str(document["url"])
-    raise UserError(f"{path}: no line has a url that is {' or '.join(ENDPOINTS)}")
+def input_kind(path: Path) -> InputKind:
+    """What the file is. Raises UserError where it cannot be read, or is nothing that has requests."""
+    try:
+        kind = kind_of(path)
+    except IsADirectoryError:
+        raise UserError(f"{path}: a folder, where a file of requests is expected") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if not kind.is_taken and kind.cause is not None:
+        raise UserError(f"{path} {kind.cause}")
+    return kind
+
+
+def _endpoint_of(path: Path, kind: InputKind) -> str:
+    """What the first line with a known ``url`` says; all lines must say the same. Raises UserError: what is wrong with
+    the first line, where there is none."""
+    why = None
+    for number, raw in enumerate(lines_of(path, kind), 1):
+        line = raw.removeprefix(BOM).strip()
+        if not line:
+            continue
+        endpoint, reason = _url_in(line)
+        if endpoint is not None:
+            return endpoint
+        why = why or f"line {number} {reason}"
+    raise UserError(f"{path}: {why or 'the file has no lines'}")
+
+
+def _url_in(line: bytes) -> tuple[str | None, str]:
+    """Its endpoint, or why it names none."""
+    try:
+        document = msgspec.json.decode(line)
+    except RecursionError:
+        return None, "is nested too deeply"
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return None, why_not_json(line) or f"is not valid JSON: {error}"
+    if not isinstance(document, dict):
+        return None, "is no JSON object"
+    url, known = document.get("url"), " and ".join(ENDPOINTS)
+    if url in ENDPOINTS:
+        return str(url), ""
+    if url is None:
+        has = ", ".join(map(repr, list(document)[:5])) or "nothing"
+        return None, f"has no url, but {has}: a request is custom_id, method, url ({known}) and body"[:300]
+    return None, f"has the url {str(url)[:100]!r}: {known} are served, written like that"
+
+
+def _copy_lines(path: Path, kind: InputKind, target: Path) -> None:
+    """As they are, or as lines where they are none."""
+    if kind.is_plain:
+        shutil.copyfile(path, target)
+        return
+    try:
+        with target.open("wb") as file:
+            file.writelines(lines_of(path, kind))
+    except UserError:
+        target.unlink()
+        raise
 
 
 def _digest(path: Path) -> str:

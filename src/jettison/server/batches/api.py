@@ -7,7 +7,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -15,16 +15,18 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from jettison.errors import ConfigError, NotReadyError
+from jettison.server import field_table
 from jettison.server.batches.records import Batch, StoredFile, new_id
 from jettison.server.batches.service import BatchService
 from jettison.server.batches.settings import ENDPOINTS
 from jettison.server.batches.uploads import Upload
 from jettison.server.batches.window import window_s
+from jettison.server.bodies import CLOSE, body_too_large, discard_body
 from jettison.server.endpoint import check_content_type
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, bad_request, retry_headers
-from jettison.server.fields import parse_fields, parse_json
+from jettison.server.field_table import Table
+from jettison.server.fields import parse_fields, parse_json, refusal
 from jettison.server.info_routes import json_response
-from jettison.server.limits import CLOSE, body_too_large, discard_body
 from jettison.server.sampling import MAX_METADATA
 from jettison.server.state import ServerState, require
 
@@ -41,11 +43,12 @@ LATER = retry_headers(NOT_READY_RETRY_MS * 10)
 class BatchFields(msgspec.Struct, kw_only=True):
     """``POST /v1/batches``."""
 
+    table: ClassVar[Table] = field_table.BATCH
+
     input_file_id: str | None = None
     endpoint: str | None = None
     completion_window: str | None = None
-    metadata: dict[str, str] | None = None
-    output_expires_after: Any = None
+    metadata: dict[str, Any] | None = None
 
 
 class BatchRoutes:
@@ -205,7 +208,7 @@ class BatchRoutes:
             raise bad_request("The file's purpose must be 'batch'.", "input_file_id")
         batch = Batch(
             id=new_id("batch_"), owner=owner, endpoint=fields.endpoint, input_file_id=file.id, created_at=now_s,
-            completion_window=fields.completion_window, expires_at=now_s + seconds, metadata=fields.metadata)
+            completion_window=fields.completion_window, expires_at=now_s + seconds, metadata=_metadata(fields))
         added = await self._call(self._add, batch)
         self._service.take_up(added)
         return self._batch_response(added)
@@ -275,8 +278,7 @@ class BatchRoutes:
 def _check_form(fields: Mapping[str, str]) -> None:
     require(fields.get("purpose"), "purpose")
     if any(name.startswith("expires_after") for name in fields):
-        message = "'expires_after' is not supported by this server: files stay until they are deleted."
-        raise bad_request(message, "expires_after", "unsupported_parameter")
+        raise refusal(field_table.FILE, "expires_after")
     if fields["purpose"] != "batch":
         raise bad_request("purpose must be 'batch': files serve for nothing else here.", "purpose")
 
@@ -286,13 +288,25 @@ def _check_batch(fields: BatchFields) -> None:
         raise bad_request(
             f"The endpoint {str(fields.endpoint)[:100]!r} is not served in batches: {' and '.join(ENDPOINTS)} are.",
             "endpoint", "unsupported_endpoint")  # fmt: skip
-    if fields.output_expires_after is not None:
-        message = "'output_expires_after' is not supported by this server: files stay until they are deleted."
-        raise bad_request(message, "output_expires_after", "unsupported_parameter")
-    metadata = fields.metadata or {}
+
+
+def _metadata(fields: BatchFields) -> dict[str, str] | None:
+    """Numbers and truth values as JSON writes them: what is kept is text."""
+    if fields.metadata is None:
+        return None
+    metadata = {key: _metadata_text(value) for key, value in fields.metadata.items()}
     if len(metadata) > MAX_METADATA or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items()):
         message = f"metadata may have at most {MAX_METADATA} entries, of 64 and 512 characters."
         raise bad_request(message, "metadata")
+    return metadata
+
+
+def _metadata_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float):
+        return msgspec.json.encode(value).decode()
+    raise bad_request("metadata values must be texts or numbers.", "metadata", "invalid_type")
 
 
 def _window(text: str) -> int:

@@ -16,12 +16,15 @@ from typing import cast
 import msgspec
 
 from jettison.live.engine.api import EngineClient, EngineInfo
+from jettison.server.batches.inputs import whole_cause
 from jettison.server.batches.lines import Line, LineError, parse_line, read_lines
 from jettison.server.batches.records import BatchError, Result, error_line
 from jettison.server.chat import ChatEndpoint
+from jettison.server.chat_renderer import TemplateSettings
 from jettison.server.completions import CompletionEndpoint
 from jettison.server.endpoint import GenerationEndpoint
 from jettison.server.errors import ApiError
+from jettison.server.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from jettison.server.settings import ServerSettings
 from jettison.server.state import ServerState
 from jettison.server.tokenizer import Tokenizer
@@ -48,7 +51,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     max_lines: int
     default_chat_max_tokens: int | None
     default_completion_max_tokens: int
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
     max_choices: int
+    max_stops: int
+    max_logprobs: int | None
+    templates: TemplateSettings = TemplateSettings()
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -73,10 +80,13 @@ def endpoint_for(job: Job) -> GenerationEndpoint:
     settings = ServerSettings(
         model_names=job.model_names, default_chat_max_tokens=job.default_chat_max_tokens,
         default_completion_max_tokens=job.default_completion_max_tokens, max_choices=job.max_choices,
+        max_stops=job.max_stops, max_logprobs=job.max_logprobs, sampling_defaults=job.sampling_defaults,
+        templates=job.templates,
     )
     engine = cast(EngineClient, SimpleNamespace(info=info, state="ready"))
-    state = ServerState(engine, Tokenizer.from_dir(Path(job.model_dir)), settings)
-    return ENDPOINT_OF[job.endpoint](state, thread_chars=1 << 62)
+    tokenizer = Tokenizer.from_dir(Path(job.model_dir), templates=job.templates)
+    state = ServerState(engine, tokenizer, settings)
+    return ENDPOINT_OF[job.endpoint](state, thread_chars=1 << 62, is_offline=True)
 
 
 async def check_file(job: Job, endpoint: GenerationEndpoint) -> AsyncIterator[Verdict]:
@@ -94,7 +104,10 @@ async def check_file(job: Job, endpoint: GenerationEndpoint) -> AsyncIterator[Ve
     if verdict.num_lines == 0:
         verdict.failure = BatchError(code="empty_file", message="The file has no lines.")
     elif verdict.num_runnable == 0 and verdict.failure is None:
-        verdict.failure = BatchError(code="no_valid_lines", message="No line of the file can run.")
+        if (cause := whole_cause(Path(job.path))) is not None:
+            verdict.failure = BatchError(code="invalid_file", message=cause, line=1)
+        else:
+            verdict.failure = BatchError(code="no_valid_lines", message="No line of the file can run.")
     verdict.is_last = True
     yield verdict
 

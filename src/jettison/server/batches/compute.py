@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import msgspec
 from starlette.types import Message
 
 from jettison.errors import NotReadyError, OverCapacityError
@@ -18,6 +17,7 @@ from jettison.server.choice import Delta
 from jettison.server.endpoint import Answer, GenerationEndpoint
 from jettison.server.errors import ApiError, as_api_error
 from jettison.server.generation import Generation, Job
+from jettison.server.json_out import encode
 from jettison.server.prompts import Prompt
 from jettison.server.sampling import GenerationPlan
 from jettison.server.state import ServerState
@@ -112,7 +112,7 @@ class Computer:
         return Result(number, False, self._output(line, prepared.answer, generation))
 
     def _output(self, line: Line, answer: Answer, generation: Generation) -> bytes:
-        return output_line(line.custom_id, new_id("req_"), msgspec.json.encode(answer.document(generation)))
+        return output_line(line.custom_id, new_id("req_"), encode(answer.document(generation)))
 
 
 def _failed(number: int, custom_id: str, error: ApiError) -> Result:

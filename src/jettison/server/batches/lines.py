@@ -3,6 +3,8 @@ for reading."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,10 @@ from typing import Any
 import msgspec
 
 from jettison.server.batches.records import BatchError
+from jettison.server.coercion import as_kind
 
 MAX_CUSTOM_ID_CHARS = 512
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 
 
 class LineError(Exception):
@@ -48,7 +51,7 @@ def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes | None]]
                     raw = file.readline(1 << 16)
                 yield number, None
                 continue
-            raw = raw.removeprefix(_BOM).strip() if number == 1 else raw.strip()
+            raw = raw.removeprefix(BOM).strip()  # of any line: files that are joined bring theirs along
             if raw:
                 yield number, raw
 
@@ -62,14 +65,54 @@ def parse_line(raw: bytes | None, endpoint: str, max_bytes: int) -> Line:
     except RecursionError:
         raise LineError("invalid_json_line", "The line is nested too deeply.") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise LineError("invalid_json_line", f"The line is not valid JSON: {error}.") from None
+        why = why_not_json(raw) or f"is not valid JSON: {error}"
+        raise LineError("invalid_json_line", f"The line {why}.") from None
     if not isinstance(document, dict):
-        raise LineError("invalid_json_line", "The line must be a JSON object.")
+        what = "a JSON array: each of its elements must be a line" if isinstance(document, list) else "no JSON object"
+        raise LineError("invalid_json_line", f"The line is {what}.")
     custom_id = custom_id_of(document)
     if custom_id is None:
         code = "missing_required_parameter" if document.get("custom_id") is None else "invalid_custom_id"
         raise LineError(code, f"custom_id must be a text of 1 to {MAX_CUSTOM_ID_CHARS} characters.", "custom_id")
     return Line(custom_id, _body(document, endpoint, custom_id))
+
+
+def why_not_json(raw: bytes) -> str | None:
+    """The cause that has a name, of a line that is no JSON, as a sentence goes on; None where the parser says best."""
+    bare = raw.strip(b"\0 \t\r\n")
+    if not bare:
+        return "is NUL bytes: the file was cut off, or not all of it was written"
+    if b"\0" in bare:
+        return "has NUL bytes in it: the file may be UTF-16 or binary; it must be UTF-8"
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        byte = f"byte 0x{raw[error.start]:02X} at {error.start}"
+        return f"is not UTF-8 ({byte}): it may be Latin-1 or Windows-1252; save the file as UTF-8"
+    if bare != raw.strip():
+        return "ends in NUL bytes: the file was cut off, or not all of it was written"
+    if _is_json(bare.removesuffix(b",")):
+        return "ends in a comma, which lines of JSON do not have"
+    if re.match(r"\{\s*'", text):
+        return "is not JSON: keys and texts stand in single quotes (Python's form); they need double ones"
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+        return f"has more than one JSON value: another begins at character {end}"
+    except (ValueError, RecursionError):
+        pass
+    if text[0] == "{" and text[-1] != "}":
+        return "does not end: a JSON object is spread over several lines, or cut off"
+    if text[0] not in '{["':
+        return f"is not JSON: it begins with {text[:20]!r}"
+    return None
+
+
+def _is_json(raw: bytes) -> bool:
+    try:
+        msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def custom_id_of(document: object) -> str | None:
@@ -96,6 +139,6 @@ def _body(document: dict[str, Any], endpoint: str, custom_id: str) -> dict[str, 
         raise LineError("invalid_body", "body must be a JSON object.", "body", custom_id)
     if body.get("model") is None:
         raise LineError("missing_required_parameter", "body.model is missing.", "body.model", custom_id)
-    if body.get("stream"):
+    if as_kind(body.get("stream"), bool):
         raise LineError("unsupported_parameter", "stream is not possible in a batch.", "body.stream", custom_id)
     return body

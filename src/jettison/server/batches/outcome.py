@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from jettison.errors import NotReadyError
+from jettison.jsontext import in_one_line
 from jettison.server.batches.lines import custom_id_in, read_lines
 from jettison.server.batches.records import (
     ERROR_SUFFIX,
@@ -38,7 +39,7 @@ def write_outcome(store: Store, batch: Batch, ends_as: Status, now_s: int, max_l
             is_error: opened.enter_context(_Writer(store, batch, is_error, now_s)) for is_error in (False, True)
         }
         for result in _lines(store, batch, ends_as, max_line_bytes):
-            writers[result.is_error].write(result.body)
+            writers[result.is_error].write(in_one_line(result.body))  # a store of before may hold others
         files += [file for is_error in (False, True) if (file := writers[is_error].finish()) is not None]
     return files
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from jettison.server.json_out import encode
+
 
 class Status(StrEnum):
     """Of a batch, in OpenAI's words."""
@@ -162,7 +164,7 @@ class Result(msgspec.Struct, frozen=True):
 def output_line(custom_id: str, request_id: str, answer: bytes) -> bytes:
     """A line of the output file. ``answer`` is JSON already."""
     response = {"status_code": 200, "request_id": request_id, "body": msgspec.Raw(answer)}
-    return msgspec.json.encode(
+    return encode(
         {"id": new_id("batch_req_"), "custom_id": custom_id, "response": response, "error": None})
 
 
@@ -171,5 +173,5 @@ def error_line(custom_id: str | None, error: BatchError, status: int | None = No
     response = None
     if status is not None:
         response = {"status_code": status, "request_id": new_id("req_"), "body": msgspec.Raw(answer)}
-    return msgspec.json.encode(
+    return encode(
         {"id": new_id("batch_req_"), "custom_id": custom_id, "response": response, "error": error})

@@ -140,7 +140,9 @@ class BatchRun:
             eos_token_ids=info.eos_token_ids, max_line_bytes=settings.max_body_bytes,
             max_lines=self._tools.settings.max_lines, max_choices=settings.max_choices,
             default_chat_max_tokens=settings.default_chat_max_tokens,
-            default_completion_max_tokens=settings.default_completion_max_tokens)
+            default_completion_max_tokens=settings.default_completion_max_tokens,
+            max_stops=settings.max_stops, max_logprobs=settings.max_logprobs,
+            sampling_defaults=settings.sampling_defaults, templates=settings.templates)
 
     async def _judge(self, verdict: Verdict, errors: list[BatchError]) -> None:
         sizes = {
@@ -158,7 +160,8 @@ class BatchRun:
                 lambda batch: batch.to(Status.IN_PROGRESS, int(now_s), **sizes)
                 if batch.status is Status.VALIDATING else batch)  # else it was cancelled meanwhile
             return
-        shown = [failure, *errors]
+        # Where the file as a whole is none, what its lines say is only what comes of that.
+        shown = [failure] if failure.code == "invalid_file" else [failure, *errors]
         failed = self.batch.to(Status.FAILED, int(now_s), **sizes, errors=shown)
         self.batch = await self._tools.call(self._end_unless_cancelled, failed)
         if self.batch.status is Status.FAILED:
@@ -177,7 +180,7 @@ class BatchRun:
 
     async def _feed(self) -> None:
         tools = self._tools
-        endpoint = ENDPOINT_OF[self.batch.endpoint](tools.state, thread_chars=0)
+        endpoint = ENDPOINT_OF[self.batch.endpoint](tools.state, thread_chars=0, is_offline=True)
         done = await tools.call(tools.store.done_lines, self.batch.seq)
         lines = read_lines(tools.store.path_of(self.batch.input_file_id), tools.state.settings.max_body_bytes)
 

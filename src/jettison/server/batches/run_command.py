@@ -10,9 +10,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 
 from jettison.config import EngineConfig
 from jettison.report.terminal import PacedLines, progress_bar
-from jettison.server.batches.alone import error_path, run_alone
+from jettison.server.batches.alone import error_path, input_kind, run_alone
 from jettison.server.batches.records import Batch, Status
 from jettison.server.batches.window import shown_s
+from jettison.server.launch import sampling_defaults
 
 
 def run_command(config: EngineConfig, path: Path, out: Path) -> int:
@@ -21,7 +22,11 @@ def run_command(config: EngineConfig, path: Path, out: Path) -> int:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TextColumn("{task.fields[left]}"))  # fmt: skip
+    if (sampling := sampling_defaults(config).told) is not None:
+        console.print(sampling, markup=False, highlight=False, soft_wrap=True)
     lines = PacedLines(console)
+    if (note := input_kind(path).note) is not None:
+        console.print(f"{path}: {note}", markup=False, highlight=False, soft_wrap=True)
     with progress_bar(*columns, console=console) as bar:
         task = bar.add_task("loading", total=None, left="")
 

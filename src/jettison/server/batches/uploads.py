@@ -17,8 +17,8 @@ from python_multipart.multipart import parse_options_header
 from starlette.types import Message, Receive
 
 from jettison.server.batches.outcome import open_private
+from jettison.server.bodies import CLOSE, body_too_large, discard_body
 from jettison.server.errors import ApiError, bad_request
-from jettison.server.limits import CLOSE, body_too_large, discard_body
 
 MAX_FIELD_BYTES = 4096
 MAX_PARTS = 16
@@ -27,6 +27,8 @@ OVERHEAD_BYTES = 64 << 10
 PIECE_BYTES = 64 << 10
 PAUSE_S = 0.003
 """After each piece, so that streams come in between: 200 MB take eight seconds or more."""
+PLAIN_ENCODINGS = (b"binary", b"8bit", b"7bit")
+"""Of a part: what it is anyway. RFC 7578 knows no others any more, and old clients mean base64 when they say it."""
 LEAST_BYTES_PER_S = 16 << 10
 """A slower client is cut off: it holds a place that others want."""
 
@@ -147,6 +149,9 @@ class _Form:
     def _end_header(self) -> None:
         name, value = bytes(self._header[0]), bytes(self._header[1])
         self._header = (bytearray(), bytearray())
+        if name.lower() == b"content-transfer-encoding" and value.strip().lower() not in PLAIN_ENCODINGS:
+            message = f"The form's content-transfer-encoding {value.decode(errors='replace')!r:.60} is not taken."
+            raise bad_request(message, code="invalid_multipart")
         if name.lower() != b"content-disposition":
             return
         _, options = parse_options_header(value)

@@ -1,0 +1,45 @@
+"""Keys of what stands between the HTTP server and its clients: web pages of other origins, and TLS.
+
+Named as vLLM's flags are. What they mean is for ``server.cors`` and ``server.tls`` to say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jettison.config.sections import config_key
+from jettison.config.values import int_from, nonempty, origin_list, text_list, truth
+
+
+@dataclass(frozen=True, slots=True)
+class CorsConfig:
+    """Web pages of other origins (CORS)."""
+
+    origins: tuple[str, ...] = config_key(
+        (), origin_list, "Origins whose web pages may use this server, as a JSON list ('[\"https://chat.example\"]', "
+        "'[\"*\"]' for any); their preflight requests need no key.", name="allowed_origins", metavar="JSON")
+    methods: tuple[str, ...] = config_key(
+        ("*",), text_list, "Methods that such a page may use, as a JSON list.", name="allowed_methods", metavar="JSON")
+    headers: tuple[str, ...] = config_key(
+        ("*",), text_list, "Headers that such a page may send, as a JSON list.", name="allowed_headers", metavar="JSON")
+    credentials: bool = config_key(
+        False, truth, "Such a page may send cookies and the like.", name="allow_credentials")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """HTTPS."""
+
+    certfile: str | None = config_key(
+        None, nonempty, "The server's certificate (PEM, with those that vouch for it behind it): HTTPS is spoken, and "
+        "nothing else.", name="ssl_certfile", metavar="FILE", unset="none")
+    keyfile: str | None = config_key(
+        None, nonempty, "Its key (none: in the certificate's file).", name="ssl_keyfile", metavar="FILE", unset="none")
+    ca_certs: str | None = config_key(
+        None, nonempty, "What clients' certificates are to be signed by (PEM).", name="ssl_ca_certs", metavar="FILE",
+        unset="none")
+    cert_reqs: int = config_key(
+        0, int_from(0, 2), "Whether clients have to show a certificate: 0 no, 1 it is checked where one is shown, 2 "
+        "yes.", name="ssl_cert_reqs", metavar="N")
+    ciphers: str | None = config_key(
+        None, nonempty, "Ciphers of TLS 1.2, as OpenSSL writes them.", name="ssl_ciphers", metavar="LIST", unset="none")

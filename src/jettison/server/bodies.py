@@ -1,0 +1,125 @@
+"""Request bodies on their way in: decoded where they are coded, and thrown away where nothing takes them.
+
+How much of them may be held is said in ``limits``; how a coding is undone, in ``codings``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from starlette.types import Message, Receive
+
+from jettison.server.codings import TAKEN, BrokenCodingError, Decoder, decoders_of
+from jettison.server.errors import ApiError
+
+DISCARD_LIMIT_BYTES = 32 << 20
+DISCARD_LIMIT_S = 2.0
+
+CLOSE = {"connection": "close"}
+
+
+def body_too_large(max_bytes: int) -> ApiError:
+    """413. The connection is closed: what follows on it is the rest of the body."""
+    return ApiError(413, f"The request body is larger than {max_bytes} bytes.", code="request_too_large", headers=CLOSE)
+
+
+async def discard_body(receive: Receive) -> None:
+    """Read on for a moment without keeping anything, so that an honest client hears the answer to its large body."""
+    if isinstance(receive, DecodedBody):
+        await receive.discard()
+        return
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(DISCARD_LIMIT_S):
+            while num_bytes < DISCARD_LIMIT_BYTES:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    return
+    except TimeoutError:
+        return
+
+
+def decoded_body(receive: Receive, headers: Sequence[tuple[bytes, bytes]], max_bytes: int) -> Receive:
+    """``receive`` for what is inside of the codings that the request's headers name; itself where they name none."""
+    values = [value.decode("latin-1") for name, value in headers if name == b"content-encoding"]
+    return DecodedBody(receive, ", ".join(values), max_bytes) if values else receive
+
+
+class DecodedBody:
+    """ASGI's ``receive`` for a coded body. Nothing is looked at before the body is asked for.
+
+    Raises ApiError: 415 for a coding that is not taken, 400 for a broken one, 413 where the bytes on the wire, or what
+    comes out of any of the codings, are more than ``max_bytes``. What that is for the endpoint, it checks by itself.
+    """
+
+    def __init__(self, receive: Receive, content_encoding: str, max_bytes: int) -> None:
+        self._receive = receive
+        self._content_encoding = content_encoding
+        self._max_bytes = max_bytes
+        self._decoders = decoders_of(content_encoding)
+        self._num_bytes = [0] * (1 + len(self._decoders or ()))
+        """On the wire, and behind each decoder."""
+        self._pieces: Iterator[bytes] = iter(())
+        self._has_all = False
+        """The last byte on the wire has come."""
+        self._is_over = False
+
+    async def __call__(self) -> Message:
+        """The next piece; behind the last one whatever the wire says."""
+        if self._is_over:
+            return await self._receive()
+        if self._decoders is None:
+            raise _not_taken(self._content_encoding)
+        try:
+            while (piece := next(self._pieces, None)) is None:
+                if self._has_all:
+                    self._check_complete(self._decoders)
+                    self._is_over = True
+                    return {"type": "http.request", "body": b"", "more_body": False}
+                message = await self._receive()
+                if message["type"] != "http.request":
+                    self._is_over = True
+                    return message
+                self._has_all = not message.get("more_body")
+                self._pieces = self._decode(message.get("body", b""), self._decoders)
+        except (ApiError, BrokenCodingError) as error:
+            await self.discard()
+            if isinstance(error, ApiError):
+                raise
+            raise _broken(f"is broken: {error}") from None
+        return {"type": "http.request", "body": piece, "more_body": True}
+
+    async def discard(self) -> None:
+        """Throw the rest of it away, still coded."""
+        self._is_over = True
+        if not self._has_all:
+            await discard_body(self._receive)
+
+    def _decode(self, data: bytes, decoders: Sequence[Decoder]) -> Iterator[bytes]:
+        """Counted at each level: a body may grow in a first coding and shrink to nothing in the next."""
+        at = len(self._num_bytes) - 1 - len(decoders)
+        self._num_bytes[at] += len(data)
+        if self._num_bytes[at] > self._max_bytes:
+            raise body_too_large(self._max_bytes)
+        if not decoders:
+            yield data
+            return
+        for piece in decoders[0].feed(data):
+            yield from self._decode(piece, decoders[1:])
+
+    def _check_complete(self, decoders: Sequence[Decoder]) -> None:
+        unended = [decoder.name for decoder in decoders if not decoder.is_complete]
+        if unended:
+            raise _broken(f"ends in the middle of its {unended[0]}")
+
+
+def _not_taken(content_encoding: str) -> ApiError:
+    taken = ", ".join(TAKEN)
+    message = f"The content-encoding {content_encoding[:80]!r} is not taken here: send {taken}, or the body as it is."
+    return ApiError(415, message, code="unsupported_content_encoding", headers={"accept-encoding": taken})
+
+
+def _broken(why: str) -> ApiError:
+    return ApiError(400, f"The encoded request body {why}.", code="invalid_content_encoding")

@@ -1,0 +1,60 @@
+"""What a request tells the chat template besides its messages: checked, and set against what the server allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jettison.server.chat_renderer import ChatRenderer, ChatRequest
+from jettison.server.errors import bad_request
+from jettison.server.fields import ChatFields, FieldWarnings, TokenizeFields
+
+_NOT_VARIABLES = ("messages", "conversation", "chat_template", "tokenize", "tools")
+"""What a request says in fields of its own, or not at all: names that ``chat_template_kwargs`` may not have."""
+
+
+def chat_options(
+    fields: ChatFields | TokenizeFields, tools: list[dict[str, Any]] | None, chat: ChatRenderer, warnings: FieldWarnings
+) -> ChatRequest:
+    """All but the messages. ``tools``: those that the request lists. Raises ApiError 400 that names the field."""
+    continues = bool(fields.continue_final_message)
+    if continues and fields.add_generation_prompt:
+        raise bad_request(
+            "continue_final_message and add_generation_prompt cannot both be true.", "continue_final_message")
+    if fields.chat_template is not None and not chat.settings.trusts_requests:
+        raise bad_request(
+            "chat_template: this server takes templates of requests only with --trust-request-chat-template.",
+            "chat_template", "unsupported_parameter")  # fmt: skip
+    adds_prompt = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
+    return ChatRequest(
+        messages=(),
+        add_generation_prompt=adds_prompt,
+        continue_final_message=continues,
+        tools=tools or None,
+        documents=fields.documents,
+        variables=_variables(fields, {"add_generation_prompt": adds_prompt, "continue_final_message": continues},
+                             chat, warnings),
+        chat_template=fields.chat_template,
+    )  # fmt: skip
+
+
+def _variables(
+    fields: ChatFields | TokenizeFields, own: dict[str, bool], chat: ChatRenderer, warnings: FieldWarnings
+) -> dict[str, Any]:
+    """``chat_template_kwargs``, and what follows from other fields: an effort asks for thinking, or for none."""
+    told = fields.chat_template_kwargs or {}
+    for name in _NOT_VARIABLES:
+        if told.get(name) is not None:
+            where = f"chat_template_kwargs.{name}"
+            raise bad_request(f"{where} is not a variable of chat templates.", where, "unsupported_parameter")
+    for name, value in own.items():
+        if told.get(name) is not None and told[name] != value:
+            where = f"chat_template_kwargs.{name}"
+            raise bad_request(f"{where} says otherwise than {name}, a field of the request itself.", where)
+    variables = {name: value for name, value in told.items() if value is not None and name not in own}
+    for name in variables:
+        if fields.chat_template is None and not chat.knows_variable(name):
+            warnings.note(f"chat_template_kwargs.{name}")
+    if fields.reasoning_effort is not None:
+        variables["reasoning_effort"] = fields.reasoning_effort
+        variables.setdefault("enable_thinking", fields.reasoning_effort != "none")
+    return variables

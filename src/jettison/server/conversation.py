@@ -1,0 +1,198 @@
+"""Messages as a client sends them, checked, and in the form in which a template takes them.
+
+``checked_messages`` says what is wrong with one, by its path; ``fitted`` follows the template's traits. No template is
+rendered here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from jettison.server.errors import bad_request
+from jettison.server.template_traits import Traits, content_of
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+MAX_MESSAGES = 4096
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
+"""Types of parts that carry a text, under ``text`` or their own name, as vLLM takes them."""
+_LEADERS = ("system", "developer")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names under which clients send an assistant's reasoning, the one that templates read first."""
+
+Message = dict[str, Any]
+
+
+def checked_messages(messages: list[Message] | None, knows: Callable[[str], bool]) -> list[Message]:
+    """Every message with a role that is known, content that is text, and tool calls that are some.
+
+    ``knows``: whether the template names a role or a field that is not everywhere. Fields without a value are left out,
+    all others stay. Raises ApiError 400 with the path of what is wrong.
+    """
+    if messages is None:
+        raise bad_request("messages is missing.", "messages", "missing_required_parameter")
+    if not messages:
+        raise bad_request("messages must not be empty.", "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise bad_request(f"messages may have at most {MAX_MESSAGES} entries.", "messages")
+    return [_checked(message, f"messages[{at}]", knows) for at, message in enumerate(messages)]
+
+
+def _checked(message: Message, path: str, knows: Callable[[str], bool]) -> Message:
+    role = message.get("role")
+    if not isinstance(role, str) or not (role in ROLES or knows(role)):
+        raise bad_request(f"{path}.role must be one of {', '.join(ROLES)}.", f"{path}.role")
+    for name in ("function_call", "audio"):
+        if message.get(name) and not knows(name):
+            raise bad_request(f"{path}.{name} is not supported.", f"{path}.{name}", "unsupported_parameter")
+    checked = {name: value for name, value in message.items() if value is not None}
+    for name in ("name", "tool_call_id", *_REASONING):
+        if not isinstance(checked.get(name, ""), str):
+            raise bad_request(f"{path}.{name} must be a string.", f"{path}.{name}", "invalid_type")
+    if "content" in checked or role in ("system", "developer", "user"):
+        checked["content"] = _content(message.get("content"), f"{path}.content")
+    if "tool_calls" in checked:
+        calls = _tool_calls(checked.pop("tool_calls"), f"{path}.tool_calls")
+        if calls:
+            checked["tool_calls"] = calls
+    reasoning = next((checked[name] for name in _REASONING if name in checked), None)
+    if reasoning is not None:
+        checked = {"thinking": reasoning, **checked, "reasoning_content": reasoning}
+        if knows("reasoning"):
+            checked.setdefault("reasoning", reasoning)
+    return checked
+
+
+def _content(content: object, path: str) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request(f"{path} must be a string or a list of text parts.", path, "invalid_type")
+    return [_part(part, f"{path}[{at}]") for at, part in enumerate(content)]
+
+
+def _part(part: object, path: str) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or kind not in TEXT_PARTS:
+        raise bad_request(f"{path}: only parts of type 'text' are supported.", path, "unsupported_content")
+    name = "text" if "text" in part or kind not in part else str(kind)
+    if not isinstance(part.get(name), str):
+        raise bad_request(f"{path}.{name} must be a string.", f"{path}.{name}", "invalid_type")
+    return {"type": "text", "text": part[name]} | {
+        name: value for name, value in part.items() if name not in ("type", "text", kind) and value is not None}
+
+
+def _tool_calls(calls: object, path: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise bad_request(f"{path} must be a list.", path, "invalid_type")
+    checked = []
+    for at, call in enumerate(calls):
+        where = f"{path}[{at}]"
+        if not isinstance(call, dict):
+            raise bad_request(f"{where} must be an object.", where, "invalid_type")
+        function = call.get("function")
+        if call.get("type", "function") != "function" or not isinstance(function, dict):
+            raise bad_request(
+                f"{where}: only tool calls of type 'function' are supported, with an object of that name.", where,
+                "unsupported_content")
+        if not isinstance(function.get("name"), str):
+            raise bad_request(f"{where}.function.name must be a string.", f"{where}.function.name", "invalid_type")
+        arguments = function.get("arguments")
+        if not isinstance(arguments, str | dict | None):
+            name = f"{where}.function.arguments"
+            raise bad_request(f"{name} must be a string of JSON.", name, "invalid_type")
+        checked.append({name: value for name, value in call.items() if value is not None} | {"function": function})
+    return checked
+
+
+def fitted(messages: Sequence[Message], traits: Traits) -> list[Message]:
+    """The messages as a template with these traits takes them; system messages not merged (``merged`` does that)."""
+    return [_fitted(message, traits) for message in messages]
+
+
+def _fitted(message: Message, traits: Traits) -> Message:
+    fit = dict(message)
+    if fit["role"] == "developer" and not traits.knows_developer:
+        fit["role"] = "system"
+        fit.pop("tools", None)
+    role = "system" if fit["role"] == "developer" else fit["role"]
+    form = traits.form_of("tool" if role == "function" else role)
+    if "content" not in fit:
+        if traits.no_content != "absent":
+            fit["content"] = None if traits.no_content == "null" else [] if form == "parts" else ""
+    elif form == "string":
+        fit["content"] = text_of(fit["content"])
+    elif form == "parts" and isinstance(fit["content"], str):
+        fit["content"] = content_of(fit["content"], form)
+    if "tool_calls" in fit:
+        fit["tool_calls"] = [_fitted_call(call, traits.wants_text_arguments) for call in fit["tool_calls"]]
+    return fit
+
+
+def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """A text, or the texts of parts, one below the other."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _fitted_call(call: dict[str, Any], wants_text: bool) -> dict[str, Any]:
+    function = dict(call["function"])
+    arguments = function.get("arguments")
+    if wants_text:
+        written = arguments or {}
+        function["arguments"] = written if isinstance(written, str) else json.dumps(written, ensure_ascii=False)
+    else:
+        function["arguments"] = _mapping(arguments or {})
+    return call | {"function": function}
+
+
+def _mapping(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
+    """As a mapping, which templates read; a text that is no JSON object stays one, so that nothing of it is lost."""
+    if isinstance(arguments, dict):
+        return arguments
+    try:
+        decoded = msgspec.json.decode(arguments)
+    except (msgspec.MsgspecError, RecursionError):
+        return arguments
+    return decoded if isinstance(decoded, dict) else arguments
+
+
+def bad_arguments(messages: Sequence[Message]) -> str | None:
+    """The path of the first tool call whose arguments are no JSON object."""
+    for at, message in enumerate(messages):
+        for number, call in enumerate(message.get("tool_calls", ())):
+            if isinstance(_mapping(call["function"].get("arguments") or {}), str):
+                return f"messages[{at}].tool_calls[{number}].function.arguments"
+    return None
+
+
+def needs_merging(messages: Sequence[Message], traits: Traits) -> bool:
+    """Whether system messages stand where the template does not write them."""
+    places = _leader_places(messages)
+    if traits.systems == "anywhere" or places in ([], [0]):
+        return False
+    return not (traits.systems == "leading" and places == list(range(len(places))))
+
+
+def is_scattered(messages: Sequence[Message]) -> bool:
+    """Whether there is more than one system message, or it does not stand at the front."""
+    return _leader_places(messages) not in ([], [0])
+
+
+def _leader_places(messages: Sequence[Message]) -> list[int]:
+    return [at for at, message in enumerate(messages) if message["role"] in _LEADERS]
+
+
+def merged(messages: Sequence[Message], traits: Traits) -> list[Message]:
+    """All system messages in one, at the front, each below the one before."""
+    leaders = [message for message in messages if message["role"] in _LEADERS]
+    if not leaders:
+        return list(messages)
+    texts = [text for leader in leaders if (text := text_of(leader.get("content") or ""))]
+    form = traits.form_of("system")
+    first = leaders[0] | {"content": content_of("\n\n".join(texts), form)}
+    return [first, *(message for message in messages if message["role"] not in _LEADERS)]

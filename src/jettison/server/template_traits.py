@@ -1,0 +1,265 @@
+"""In which form a chat template takes messages, found out by rendering small conversations and looking for their words.
+
+A template is tried once, when it is loaded. What is found is used by ``conversation``; nothing here knows of requests.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jettison.errors import ModelError
+from jettison.server.templates import ChatTemplate, LimitError, RefusalError, TemplateError, one_line
+
+Form = Literal["as sent", "string", "parts"]
+NoContent = Literal["absent", "null", "empty"]
+Message = Mapping[str, Any]
+
+_ORDINARY = (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user",))
+"""Roles of the messages with which a template is tried: all of them, or as many as it takes."""
+_WORDS = {
+    "system": "quietharbour", "developer": "narrowbridge", "user": "yellowmeadow", "assistant": "distantthunder",
+    "tool": "coppervalley", "later": "frozenorchard",
+}  # fmt: skip
+"""Words that no template writes by itself; small letters of ASCII come through filters and escapes."""
+MAX_TRIAL_S = 5.0
+"""All trials of a template together."""
+_CALL_ID = "callabcde"
+"""Nine letters or digits, on which some templates insist."""
+_FUNCTION, _KEY, _VALUE = "findlantern", "silverkey", "goldenvalue"
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a template needs and knows. The defaults are those of a template that tells nothing."""
+
+    forms: Mapping[str, Form] = field(default_factory=dict)
+    """By role: whether content is a text, a list of parts, or either."""
+    knows_developer: bool = False
+    """Messages of that role are written; else they become ``system``."""
+    systems: Literal["anywhere", "leading", "first"] = "anywhere"
+    """Where it writes more than one of them: anywhere, all at the front, or nowhere."""
+    no_content: NoContent = "absent"
+    """How it takes an assistant's message that only calls tools."""
+    wants_text_arguments: bool = False
+    """It writes a tool call's arguments as they are; else they are a mapping."""
+    lost: tuple[str, ...] = ()
+    """Roles whose words it leaves out of the prompt."""
+
+    def form_of(self, role: str) -> Form:
+        """Of a message of this role; an unknown one is taken as the user's."""
+        return self.forms.get(role) or self.forms.get("user", "string")
+
+
+class _Trial:
+    """One template and the variables that it is always told."""
+
+    def __init__(self, template: ChatTemplate, variables: Mapping[str, Any]) -> None:
+        self._template = template
+        self._spent_s = 0.0
+        self._variables = {"tools": None, "documents": None, "add_generation_prompt": True, **variables}
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """Raises TemplateError, and ModelError where it, or all trials together, take too long or too much."""
+        began_s = time.monotonic()
+        try:
+            return self._template.render(messages, self._variables)
+        except LimitError as error:
+            raise ModelError(f"{self._template.source_name}: {error}") from None
+        finally:
+            self._spent_s += time.monotonic() - began_s
+            if self._spent_s > MAX_TRIAL_S:
+                raise ModelError(f"{self._template.source_name}: the chat template takes too long")
+
+    def attempt(self, messages: Sequence[Message]) -> str | None:
+        """None where it fails or refuses."""
+        try:
+            return self.render(messages)
+        except TemplateError:
+            return None
+
+
+def find_traits(template: ChatTemplate, variables: Mapping[str, Any], told: Form | None = None) -> Traits:
+    """``told``: the form that the operator asks for, which is not doubted.
+
+    Raises ModelError where no ordinary conversation can be rendered, or none shows what the user says: better told at
+    the start than to clients. Roles that the template refuses by itself (``raise_exception``) are its own affair.
+    """
+    trial = _Trial(template, variables)
+    forms, lost = _content_forms(trial, template, told)
+    if "user" in lost and told is None:
+        raise ModelError(
+            f"{template.source_name}: the chat template leaves out what the user says, as text and as a list of parts;"
+            " --chat-template FILE names another, --chat-template-content-format string takes it as it is")
+    plain = Traits(forms)
+    no_content, wants_text = _tool_calls(trial, plain)
+    forms = dict(forms) | {"tool": _tool_form(trial, plain, no_content, wants_text, told)}
+    traits = Traits(
+        forms, _knows_developer(trial, template, plain), _systems(trial, plain, lost), no_content, wants_text, lost)
+    return traits
+
+
+def content_of(text: str, form: Form) -> str | list[dict[str, str]]:
+    """A text as the template takes it."""
+    return [{"type": "text", "text": text}] if form == "parts" else text
+
+
+def _message(role: str, form: Form, word: str | None = None) -> dict[str, Any]:
+    return {"role": role, "content": content_of(_WORDS[word or role], form)}
+
+
+def _content_forms(
+    trial: _Trial, template: ChatTemplate, told: Form | None
+) -> tuple[dict[str, Form], tuple[str, ...]]:
+    """By role, and the roles whose words are lost in either form."""
+    best = _best_conversation(trial, template)
+    if best is None:  # it refuses all of them: what its source looks like must do
+        default: Form = told or ("parts" if template.walks_over_content else "string")
+        return {"system": default, "user": default, "assistant": default}, ()
+    forms: dict[str, Form] = {}
+    lost = []
+    for role, form in best.forms.items():
+        other: Form = "string" if form == "parts" else "parts"
+        text = trial.attempt(_conversation(best.roles, best.forms | {role: other}))
+        shows_other = text is not None and _shows(text, _WORDS[role], other)
+        if not best.shown[role] and not shows_other:
+            lost.append(role)
+        shown = {form: best.shown[role], other: shows_other}
+        forms[role] = told or _form(shown["string"], shown["parts"])
+    return {"system": forms.get("system", forms["user"]), **forms}, tuple(lost)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A conversation that a template takes, and whose words come out of it."""
+
+    roles: Sequence[str]
+    forms: dict[str, Form]
+    shown: dict[str, bool]
+
+
+def _best_conversation(trial: _Trial, template: ChatTemplate) -> _Rendered | None:
+    """The longest ordinary one that is not refused and shows what the user says, in the forms in which most of it comes
+    out; or one that does not show it. None: all are refused.
+
+    Raises ModelError where one fails in every form.
+    """
+    silent: list[_Rendered] = []
+    for roles in _ORDINARY:
+        found: list[_Rendered] = []
+        failure: TemplateError | None = None
+        for forms in _assignments(roles):
+            try:
+                text = trial.render(_conversation(roles, forms))
+            except RefusalError:
+                continue
+            except TemplateError as error:
+                failure = failure or error
+                continue
+            found.append(_Rendered(roles, forms, {role: _shows(text, _WORDS[role], forms[role]) for role in forms}))
+        best = max(found, key=lambda rendered: (rendered.shown["user"], sum(rendered.shown.values())), default=None)
+        if best is not None and best.shown["user"]:
+            return best
+        silent += found
+        if failure is not None and not silent:
+            raise ModelError(
+                f"{template.source_name}: the chat template cannot render a conversation ({', '.join(roles)}):"
+                f" {one_line(failure.__cause__ or failure)}")
+    return silent[0] if silent else None
+
+
+def _assignments(roles: Sequence[str]) -> list[dict[str, Form]]:
+    """Everything a text, everything parts, or only what the user says."""
+    texts: dict[str, Form] = dict.fromkeys(roles, "string")
+    parts: dict[str, Form] = dict.fromkeys(roles, "parts")
+    return [texts, parts, texts | {"user": "parts"}]
+
+
+def _conversation(roles: Sequence[str], forms: Mapping[str, Form]) -> list[dict[str, Any]]:
+    return [_message(role, forms[role]) for role in roles]
+
+
+def _shows(text: str, word: str, form: Form) -> bool:
+    """Whether a word stands there, and as itself: parts that are written out as Python or JSON do not count."""
+    is_there = word in text.lower()
+    return is_there and not (form == "parts" and re.search(rf"""['"]text['"]\s*:\s*['"]{word}""", text))
+
+
+def _form(as_text: bool, as_parts: bool) -> Form:
+    if as_text and as_parts:
+        return "as sent"
+    return "parts" if as_parts else "string"
+
+
+def _call(arguments: object) -> dict[str, Any]:
+    return {"id": _CALL_ID, "type": "function", "function": {"name": _FUNCTION, "arguments": arguments}}
+
+
+def _calling(traits: Traits, no_content: NoContent, arguments: object) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "tool_calls": [_call(arguments)]}
+    if no_content != "absent":
+        empty: object = [] if traits.form_of("assistant") == "parts" else ""
+        message["content"] = None if no_content == "null" else empty
+    return message
+
+
+def _tool_calls(trial: _Trial, traits: Traits) -> tuple[NoContent, bool]:
+    """How a call without content and its arguments have to be given: the first form in which most of it is written."""
+    user = _message("user", traits.form_of("user"))
+    as_mapping, as_text = {_KEY: _VALUE}, f'{{"{_KEY}": "{_VALUE}"}}'
+    best: tuple[int, NoContent, bool] = (-1, "absent", False)
+    forms: tuple[NoContent, ...] = ("absent", "null", "empty")
+    for no_content in forms:
+        for arguments in (as_mapping, as_text):
+            text = trial.attempt([user, _calling(traits, no_content, arguments)])
+            if text is None:
+                continue
+            shows = 2 * (_FUNCTION in text) + (_VALUE in text and str(as_mapping) not in text)
+            if shows > best[0]:
+                best = shows, no_content, arguments is as_text
+    return best[1], best[2]
+
+
+def _tool_form(
+    trial: _Trial, traits: Traits, no_content: NoContent, wants_text: bool, told: Form | None
+) -> Form:
+    """Of what a tool says: text, as most templates want it whatever they make of the user's."""
+    arguments: object = f'{{"{_KEY}": "{_VALUE}"}}' if wants_text else {_KEY: _VALUE}
+    before = [_message("user", traits.form_of("user")), _calling(traits, no_content, arguments)]
+    forms: tuple[Form, ...] = ("string", "parts")
+    shown: list[bool] = []
+    for form in forms:
+        message = _message("tool", form) | {"tool_call_id": _CALL_ID, "name": _FUNCTION}
+        shown.append(_shows(trial.attempt([*before, message]) or "", _WORDS["tool"], form))
+    if told is not None:
+        return "parts" if told == "parts" and not shown[0] else "string"
+    return _form(*shown)
+
+
+def _knows_developer(trial: _Trial, template: ChatTemplate, traits: Traits) -> bool:
+    """Its source names the role, and what the developer says comes out."""
+    if "developer" not in template.words:
+        return False
+    form = traits.form_of("system")
+    text = trial.attempt([_message("developer", form), _message("user", traits.form_of("user"))])
+    return text is not None and _WORDS["developer"] in text.lower()
+
+
+def _systems(trial: _Trial, traits: Traits, lost: Sequence[str]) -> Literal["anywhere", "leading", "first"]:
+    if "system" in lost:
+        return "anywhere"
+    system, user, assistant = (_message(role, traits.form_of(role)) for role in ("system", "user", "assistant"))
+    later = _message("system", traits.form_of("system"), "later")
+
+    def writes(*messages: Message) -> bool:
+        text = (trial.attempt(messages) or "").lower()
+        return _WORDS["system"] in text and (later not in messages or _WORDS["later"] in text)
+
+    if writes(system, user, assistant, later, user):
+        return "anywhere"
+    if writes(system, later, user):
+        return "leading"
+    return "first" if writes(system, user) else "anywhere"  # one that takes none at all says so itself

@@ -1,0 +1,48 @@
+"""``truncate_prompt_tokens``: which tokens of a prompt are kept. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jettison.server.errors import bad_request
+from jettison.server.fields import GenerationFields
+from jettison.server.prompts import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """What a request says of prompts that are too long for it."""
+
+    num_tokens: int | None
+    """That are kept at most; None: as many as the context holds beside one of the answer, which is cut to fit, too."""
+    keeps_end: bool = True
+
+
+def plan_truncation(fields: GenerationFields, max_model_len: int) -> Truncation | None:
+    """None where nothing is cut. Raises ApiError 400."""
+    wanted = fields.truncate_prompt_tokens
+    if wanted is None:
+        return None
+    if not -1 <= wanted <= max_model_len or wanted == 0:
+        raise bad_request(
+            f"truncate_prompt_tokens must be from 1 to {max_model_len}, or -1 for what fits.", "truncate_prompt_tokens")
+    return Truncation(None if wanted == -1 else wanted, keeps_end=fields.truncation_side != "right")
+
+
+def truncated(prompts: Sequence[Prompt], rule: Truncation | None, num_fitting: int) -> list[Prompt]:
+    """The prompts as they are used; ``num_fitting``: tokens of a prompt that leave room for one more.
+
+    The text of a prompt that is cut is no longer known.
+    """
+    if rule is None:
+        return list(prompts)
+    limit = num_fitting if rule.num_tokens is None else rule.num_tokens
+    return [_cut(prompt, limit, rule.keeps_end) for prompt in prompts]
+
+
+def _cut(prompt: Prompt, limit: int, keeps_end: bool) -> Prompt:
+    ids = prompt.token_ids
+    if len(ids) <= limit:
+        return prompt
+    return replace(prompt, token_ids=ids[-limit:] if keeps_end else ids[:limit], text=None)

@@ -1,0 +1,121 @@
+"""Folders of Hugging Face's hub cache, by every name that leads to one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from jettison.config import EngineConfig
+from jettison.config.hubcache import download_hint, model_folder, model_name
+from jettison.device.model.hf_config import read_config
+from jettison.errors import ConfigError, ModelError
+
+HASH, OTHER = "0" * 39 + "a", "0" * 39 + "b"
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A downloaded revision, as the cache lays it out: files are links into ``blobs``."""
+    folder = tmp_path / "hub" / "models--Qwen--Qwen3-0.6B"
+    snapshot = folder / "snapshots" / HASH
+    snapshot.mkdir(parents=True)
+    (folder / "blobs").mkdir()
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(HASH)
+    (folder / "blobs" / "1").write_text("{}")
+    (snapshot / "config.json").symlink_to("../../blobs/1")
+    return folder
+
+
+@pytest.mark.parametrize("end", ["", "/", "//", "/."])
+@pytest.mark.parametrize("part", ["snapshots/" + HASH, "snapshots", ""])
+def test_a_snapshot_is_called_as_its_model_is(repository, part, end):
+    config = EngineConfig.resolve(model=str(repository / part) + end)
+    assert config.model.served_model_name == "Qwen/Qwen3-0.6B"
+    assert os.path.samefile(config.model.model, repository / "snapshots" / HASH)
+    assert EngineConfig.resolve(**config.flat()) == config
+
+
+def test_links_lead_to_the_same_name(repository, tmp_path):
+    (tmp_path / "current").symlink_to(repository / "snapshots" / HASH)
+    (tmp_path / "cache").symlink_to(repository.parent)
+    assert model_name(str(tmp_path / "current")) == "Qwen/Qwen3-0.6B"
+    assert model_name(str(tmp_path / "cache" / repository.name / "snapshots" / HASH)) == "Qwen/Qwen3-0.6B"
+
+
+def test_from_inside_a_snapshot(repository, monkeypatch):
+    monkeypatch.chdir(repository / "snapshots" / HASH)
+    assert model_name(".") == model_name("./") == "Qwen/Qwen3-0.6B"
+
+
+def test_other_folders_keep_their_names(repository, tmp_path):
+    assert model_name(str(tmp_path / "tiny")) == model_name(str(tmp_path / "tiny/")) == "tiny"
+    assert model_name(str(tmp_path / "snapshots" / HASH)) == HASH
+    assert model_folder(str(tmp_path / "tiny")) == str(tmp_path / "tiny")
+    (tmp_path / "link").symlink_to(tmp_path / "tiny")
+    assert model_name(str(tmp_path / "link")) == "link"
+    chosen = EngineConfig.resolve(model=str(repository), served_model_name="mine")
+    assert chosen.model.served_model_name == "mine"
+
+
+def test_a_model_without_an_organization(tmp_path):
+    (tmp_path / "models--gpt2" / "snapshots" / HASH).mkdir(parents=True)
+    assert model_name(str(tmp_path / "models--gpt2" / "snapshots" / HASH)) == "gpt2"
+
+
+def test_of_several_snapshots_the_main_one(repository):
+    (repository / "snapshots" / OTHER).mkdir()
+    assert model_folder(str(repository)).endswith(HASH)
+    (repository / "refs" / "main").write_text(OTHER + "\n")
+    assert model_folder(str(repository)).endswith(OTHER)
+    (repository / "refs" / "main").unlink()
+    with pytest.raises(ConfigError, match="2 snapshots, and refs/main names none of them; name the folder of one"):
+        EngineConfig.resolve(model=str(repository))
+
+
+def test_a_repository_without_a_snapshot(repository):
+    (repository / "snapshots" / HASH / "config.json").unlink()
+    (repository / "snapshots" / HASH).rmdir()
+    with pytest.raises(ConfigError, match="no snapshot"):
+        model_folder(str(repository))
+
+
+def test_a_folder_that_is_only_called_so_is_a_model(tmp_path):
+    folder = tmp_path / "models--a--b"
+    (folder / "snapshots").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    assert model_folder(str(folder)) == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("named", "repo"),
+    [
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"), ("Qwen/Qwen3-0.6B/", "Qwen/Qwen3-0.6B"),
+        ("hf://Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"), ("hf:/Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"), ("https:/hf.co/gpt2", "gpt2"),
+    ],
+)  # fmt: skip
+def test_a_name_of_the_hub_gets_a_hint(named, repo, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert f"`hf download {repo} --local-dir DIR`" in download_hint(named)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=f"no such folder; name a Hugging Face model folder.*hf download {repo} "):
+        read_config(Path(named))
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
+def test_the_hint_names_what_the_cache_has(repository, tmp_path, monkeypatch, variable):
+    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    below = {"HF_HUB_CACHE": "hub", "HF_HOME": "", "XDG_CACHE_HOME": ""}[variable]
+    if variable == "XDG_CACHE_HOME":
+        (tmp_path / "huggingface").symlink_to(tmp_path)
+    monkeypatch.setenv(variable, str(tmp_path / below))
+    assert "models--Qwen--Qwen3-0.6B, which can be named here" in download_hint("Qwen/Qwen3-0.6B")
+
+
+@pytest.mark.parametrize("named", ["./Qwen/Qwen3", "/Qwen/Qwen3", "../a/b", "a/b/c", "tiny", "."])
+def test_a_path_gets_none(named):
+    assert download_hint(named) == ""
