@@ -52,7 +52,7 @@ def most(rows: int) -> dict[str, Bound]:
 
 
 PLAIN_MODULES, PLAIN_CALLS, CALLS_A_ROW = 30, 104, 11
-ARRIVAL = (35, 282)
+ARRIVAL = (36, 284)
 OFFLINE = Bound(38, 348)
 DECIDING = Bound(40, 614)
 
