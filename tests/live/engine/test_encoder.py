@@ -170,7 +170,8 @@ def test_a_request_whose_penalties_do_not_fit_fails_alone(model_dir: Path, monke
 
 
 def test_a_configuration_whose_steps_could_not_be_sent_is_refused(model_dir: Path) -> None:
-    flags = {"max_num_seqs": 100_000, "max_num_batched_tokens": 100_000, "block_size": 1}
+    # With memory for the whole context: a block table is no longer than what memory holds.
+    flags = {"max_num_seqs": 100_000, "max_num_batched_tokens": 100_000, "block_size": 1, "memory": "1GiB"}
     with pytest.raises(ConfigError, match="--max-num-seqs") as caught:
         assemble(config_of(model_dir, **flags))
     assert "\n" not in str(caught.value)

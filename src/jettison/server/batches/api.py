@@ -27,6 +27,7 @@ from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, bad_request, re
 from jettison.server.field_table import Table
 from jettison.server.fields import parse_fields, parse_json, refusal
 from jettison.server.info_routes import json_response
+from jettison.server.json_out import encode
 from jettison.server.sampling import MAX_METADATA
 from jettison.server.state import ServerState, require
 
@@ -305,7 +306,7 @@ def _metadata_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, int | float):
-        return msgspec.json.encode(value).decode()
+        return encode(value).decode()
     raise bad_request("metadata values must be texts or numbers.", "metadata", "invalid_type")
 
 
