@@ -114,8 +114,9 @@ TAKEN = tuple(_CODINGS)
 
 
 def named_coding(content_encoding: str) -> str:
-    """Of the value of a Content-Encoding field, in one spelling; empty where the body is as it is. Several are one inside
-    the other, which no honest client sends: they stay as they stand, and are none of ``TAKEN``.
+    """Of the value of a Content-Encoding field, in one spelling; empty where the body is as it is.
+
+    Several, one inside the other, are sent by no honest client: they stay as they stand, and are none of ``TAKEN``.
     """
     names = [name.strip().lower().removeprefix("x-") for name in content_encoding.split(",")]
     return ", ".join(name for name in names if name not in ("", "identity"))

@@ -26,6 +26,7 @@ from jettison.server.paths import plain_path
 from jettison.server.quiet_log import Seldom
 from jettison.server.settings import ServerSettings
 from jettison.server.sse import WRITE_NOW
+from jettison.server.upgrades import framing_behind, parser_of_body
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.ERROR)  # a line for each malformed request would let any client fill the log
@@ -240,9 +241,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_overhead_bytes += len(data)
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # The rest is in another protocol, or its sender must learn that we do not speak it.
-            if not self._is_refused:
+        except httptools.HttpParserUpgrade as stop:
+            if framing := framing_behind(self.parser, self.headers):
+                self.parser = parser_of_body(self, self.parser, framing)
+                if rest := data[stop.args[0] :]:  # the end of the head may have been cut in two
+                    self._parse(rest)
+            # Else the rest is in another protocol, or its sender must learn that we do not speak it.
+            elif not self._is_refused:
                 self.cycle.keep_alive = False
                 self._is_last = True
         except httptools.HttpParserError:
@@ -315,7 +320,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The next bytes on this connection belong to another request's headers."""
-        if self._is_refused:
+        if self._is_refused or framing_behind(self.parser, self.headers):
             return
         super().on_message_complete()
         self._is_in_headers, self._is_begun = True, False
