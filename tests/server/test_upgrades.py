@@ -64,3 +64,14 @@ async def test_limits_hold_for_such_a_body(serve):
             assert (answer["status"], answer["error"]["code"]) == (413, "request_too_large")
         (answer,) = await answers(served, request(is_chunked=True)[: -len(b"0\r\n\r\n")] + b"no size\r\n")
         assert (answer["status"], answer["error"]["code"]) == (400, "invalid_http")
+
+
+@pytest.mark.parametrize("head", [
+    b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n", b"POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n",
+    b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\nx: " + b"a" * 9000 + b"\r\n",
+])  # fmt: skip
+async def test_what_is_refused_by_its_head_is_not_read_on(serve, caplog, head):
+    async with serve(FakeEngine(), max_header_bytes=8000) as served:
+        (answer,) = await answers(served, head + H2C + b"\r\nhello")
+        assert answer["status"] in (400, 431)
+    assert not caplog.records, caplog.text

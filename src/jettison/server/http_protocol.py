@@ -242,18 +242,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
-            if framing := framing_behind(self.parser, self.headers):
-                self.parser = parser_of_body(self, self.parser, framing)
-                if rest := data[stop.args[0] :]:  # the end of the head may have been cut in two
-                    self._parse(rest)
-            # Else the rest is in another protocol, or its sender must learn that we do not speak it.
-            elif not self._is_refused:
-                self.cycle.keep_alive = False
-                self._is_last = True
+            if not self._is_refused:
+                self._parse_behind_upgrade(data[stop.args[0] :])
         except httptools.HttpParserError:
             self._refuse(ApiError(400, "Invalid HTTP request received.", code="invalid_http"))
         if self._num_overhead_bytes > self.max_header_bytes:
             self._refuse_headers()
+
+    def _parse_behind_upgrade(self, data: bytes) -> None:
+        if framing := framing_behind(self.parser, self.headers):
+            self.parser = parser_of_body(self, self.parser, framing)
+            if data:  # the end of the head had been cut in two
+                self._parse(data)
+        else:  # the rest is in another protocol, or its sender must learn that we do not speak it
+            self.cycle.keep_alive = False
+            self._is_last = True
 
     @property
     def _is_full(self) -> bool:
