@@ -205,8 +205,8 @@ def _pipeline(draw: random.Random) -> Case:
 
 
 def _coded(draw: random.Random) -> Case:
-    """Bodies in codings, sound, mutated or huge inside, in both versions of HTTP, with slashes to spare, behind heads that
-    ask for another protocol."""
+    """Bodies in codings, sound, mutated or huge inside, in both versions of HTTP and with slashes to spare; some behind
+    heads that ask for another protocol."""
     body = _document(draw)
     data = draw.choice([body, gzip.compress(body), zlib.compress(body), gzip.compress(zlib.compress(body)), BOMB])
     if draw.random() < 0.3:
