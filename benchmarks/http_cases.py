@@ -205,14 +205,16 @@ def _pipeline(draw: random.Random) -> Case:
 
 
 def _coded(draw: random.Random) -> Case:
-    """Bodies in codings, sound, mutated or huge inside, in both versions of HTTP and with slashes to spare."""
+    """Bodies in codings, sound, mutated or huge inside, in both versions of HTTP and with slashes to spare; some behind
+    heads that ask for another protocol."""
     body = _document(draw)
     data = draw.choice([body, gzip.compress(body), zlib.compress(body), gzip.compress(zlib.compress(body)), BOMB])
     if draw.random() < 0.3:
         data = _mutated(draw, data)
     slashes, version = draw.choice([b"%s", b"/%s", b"%s/", b"/%s//"]), draw.choice([b"1.0", b"1.1"])
     lines = [
-        b"POST %s HTTP/%s" % (slashes % draw.choice(PATHS).encode(), version), b"host: x", b"connection: close",
+        b"POST %s HTTP/%s" % (slashes % draw.choice(PATHS).encode(), version), b"host: x",
+        draw.choice([b"connection: close", b"connection: close, upgrade\r\nupgrade: h2c"]),
         b"content-length: %d" % len(data), b"content-encoding: " + draw.choice(CODINGS), b"origin: https://x",
     ]  # fmt: skip
     return Case("coded", (b"\r\n".join(lines) + b"\r\n\r\n" + data,), "answer")

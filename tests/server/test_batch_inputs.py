@@ -8,6 +8,7 @@ import io
 import json
 import lzma
 import random
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -75,6 +76,15 @@ def zipped() -> bytes:
     return packed.getvalue()
 
 
+def tarred() -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        member = tarfile.TarInfo("in.jsonl")
+        member.size = len(ASCII)
+        archive.addfile(member, io.BytesIO(ASCII))
+    return packed.getvalue()
+
+
 NAMED = {
     "empty": (b"", "is empty"),
     "blank": (b"\n \r\n", "is empty"),
@@ -82,6 +92,10 @@ NAMED = {
     "latin-1": ("\n".join(LINES.replace("\u2028", "").split("\n")).encode("latin-1"), "line 1 is not UTF-8 (byte 0xE9"),
     "latin-1 array": ('[{"custom_id": "é"}]'.encode("latin-1"), "not UTF-8 (byte 0xE9): it may be Latin-1"),
     "zip": (zipped(), "is a zip archive: unpack it"),
+    "tar": (gzip.compress(tarred()), "is a tar archive: unpack it"),
+    "LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\n", "is a Git LFS pointer"),
+    "gzip of text": (gzip.compress(b"Once upon a time"), "line 1 is not JSON: it begins with 'Once upon a time'"),
+    "pretty, NaN": (b'{\n "url": NaN\n}', "line 1 is not JSON: it has NaN in it"),
     "zstd": (b"\x28\xb5\x2f\xfd\x04\x58", "is a zstd file"),
     "Parquet": (b"PAR1\x15\x04", "is a Parquet file"),
     "gzip, cut off": (gzip.compress(random.Random(1).randbytes(5000))[:-9], "gzip, and damaged"),
@@ -151,10 +165,13 @@ def test_a_broken_value_is_not_waited_for(tmp_path: Path) -> None:
 LINES_NAMED = [
     (json.dumps(line("é"), ensure_ascii=False).encode("latin-1"), "The line is not UTF-8 (byte 0xE9 at 15)"),
     (b"\0\0\0", "NUL bytes: the file was cut off"), (json.dumps(line("a")).encode() + b"\0\0", "ends in NUL bytes"),
+    (b"\0\0" + json.dumps(line("a")).encode(), "begins with NUL bytes"),
     (b'{"a": 1},', "ends in a comma"), (b'{"a": 1} {"b": 2}', "more than one JSON value"),
     (b"{'a': 1}", "single quotes"),
     (b'{"a":', "does not end"), (b'[{"a": 1}]', "a JSON array: each of its elements must be a line"),
     (b"hello", "begins with 'hello'"), (b'{"a": nope}', "is not valid JSON"),
+    (b'{"a": [1, NaN]}', "it has NaN in it"), (b'{"a": -Infinity}\t', "it has -Infinity in it"),
+    (b'{"a": "\\ud800"}', "is not valid JSON"),
 ]  # fmt: skip
 
 

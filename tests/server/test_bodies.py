@@ -17,7 +17,7 @@ from jettison.server.codings import TAKEN, zstd
 BODY = json.dumps({"model": "fake", "prompt": "hi", "max_tokens": 3, "seed": 1}).encode()
 WAYS = {
     "gzip": gzip.compress(BODY), "deflate": zlib.compress(BODY), "x-gzip": gzip.compress(BODY), "identity": BODY,
-    "deflate, gzip": gzip.compress(zlib.compress(BODY)), "identity, gzip": gzip.compress(BODY), "": BODY,
+    "identity, gzip": gzip.compress(BODY), "": BODY,
 }  # fmt: skip
 if zstd is not None:
     WAYS["zstd"] = zstd.compress(BODY)
@@ -49,9 +49,9 @@ async def test_a_coded_body_is_the_same_request(serve):
                 assert (answer.status_code, answer.json().get("choices")) == (200, plain), (encoding, answer.text)
         tokens = await post(served, "gzip", gzip.compress(b'{"prompt": "ab"}'), "/tokenize")
         assert tokens.json()["count"] == 2
-        two_lines = [("content-encoding", "deflate"), ("content-encoding", "gzip")]
+        two_lines = [("content-encoding", "identity"), ("content-encoding", "gzip")]
         answer = await served.http.post(
-            f"{served.url}/v1/completions", content=WAYS["deflate, gzip"], headers=[*two_lines, JSON])
+            f"{served.url}/v1/completions", content=WAYS["gzip"], headers=[*two_lines, JSON])
         assert answer.status_code == 200
         assert served.state.admission.num_active == served.state.admission._num_buffered_bytes == 0
 
@@ -66,7 +66,7 @@ async def test_a_stream_is_begun_by_a_coded_body(serve):
 
 async def test_what_is_not_taken_is_told_with_what_is(serve):
     async with serve(FakeEngine(), batches=None) as served:
-        for encoding in ("br", "compress", "gzip, br", "gzip, gzip, gzip", "aes128gcm", "*"):
+        for encoding in ("br", "compress", "gzip, br", "deflate, gzip", "gzip, gzip, gzip", "aes128gcm", "*"):
             answer = await post(served, encoding, b"\x00" * 40)
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (415, "unsupported_content_encoding"), encoding
@@ -85,7 +85,7 @@ async def test_a_broken_body_is_told(serve):
             ("gzip", BODY, "is broken"), ("gzip", whole + b"xyz", "is broken"),
             ("gzip", whole[:-5], "ends in the middle"),
             ("deflate", b"\xff\xff\xff", "is broken"), ("gzip", whole[:-8] + b"\0" * 8, "is broken"),
-            ("deflate, gzip", whole, "is broken"), ("deflate", b"x", "ends in the middle"),
+            ("deflate", whole, "is broken"), ("deflate", b"x", "ends in the middle"),
         ):  # fmt: skip
             for content in (data, in_parts(data, 3)):
                 answer = await post(served, encoding, content)
@@ -100,12 +100,11 @@ async def test_a_broken_body_is_told(serve):
 async def test_what_grows_beyond_the_limit_is_refused(serve):
     async with serve(FakeEngine(), max_body_bytes=100_000, max_side_body_bytes=2000) as served:
         large = b'{"prompt": "' + b"x" * 200_000
-        grows_and_shrinks = gzip.compress(b"\x78\x01" + b"\x00\x00\x00\xff\xff" * 60_000)
+        nothing_comes_out = b"\x78\x01" + b"\x00\x00\x00\xff\xff" * 60_000
         for encoding, data in (
             ("gzip", gzip.compress(b"\0" * 50_000_000)), ("gzip", gzip.compress(large)),
-            ("deflate", zlib.compress(large)),
-            ("gzip, gzip", gzip.compress(gzip.compress(b"\0" * 50_000_000))), ("deflate, gzip", grows_and_shrinks),
-            ("identity", large), *([("zstd", zstd.compress(b"\0" * 50_000_000))] if zstd else []),
+            ("deflate", zlib.compress(large)), ("deflate", nothing_comes_out), ("identity", large),
+            *([("zstd", zstd.compress(b"\0" * 50_000_000))] if zstd else []),
         ):  # fmt: skip
             for content in (data, in_parts(data, 20_000)):
                 answer = await post(served, encoding, content)

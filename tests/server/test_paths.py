@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from fake_engine import FakeEngine
 from hypothesis import given
@@ -79,3 +81,13 @@ async def test_probes_beyond_the_limit_are_spelt_as_they_like(serve):
         for path, status in (("/health", 200), ("/ping/", 200), ("/api/health?x=1", 200), ("/v1/models", 503)):
             answer = await served.http.get(served.url + path, headers={"connection": "close"})
             assert answer.status_code == status, path
+
+
+async def test_a_line_end_in_a_path_opens_nothing(serve):
+    control = SimpleNamespace(sleep=lambda *_: {}, wake=lambda *_: {}, states=lambda *_: {})
+    async with serve(FakeEngine(), admin_keys=("a",), root_path="/api", sleep_control=control) as served:
+        for path in ("/sleep%0a", "/wake_up%0A/", "/api/sleep%0a", "/api%0a/sleep", "/sleep%00", "/%0dsleep"):
+            answer = await served.post(path, {})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_path"), path
+        for path in ("/sleep", "/sleep/", "//sleep", "/%73leep", "/sleep%2f", "/api/sleep", "/api/%2Fwake_up?level=1"):
+            assert (await served.post(path, {})).status_code == 401, path

@@ -84,6 +84,7 @@ OPENINGS = {
     "Azure's filter": [sse({"choices": [], "prompt_filter_results": [{"prompt_index": 0}]}), ROLE],
     "keep-alive": [b": keep-alive\n\n", ROLE, b": OPENROUTER PROCESSING\n\n"],
     "ping": [b"event: ping\ndata: {\"type\": \"ping\"}\n\n", ROLE],
+    "keys of nothing": [chat({"role": "assistant", "content": "", "reasoning_content": None, "tool_calls": None})],
     "empty logprobs": [sse({"choices": [{"delta": {"role": "assistant"}, "logprobs": {"content": []}}]})],
 }
 
@@ -152,6 +153,17 @@ def test_tokens_whose_text_is_held_back_are_tokens_where_the_count_says_so(end: 
     meter.close()
     assert meter.first_s == 0.0 and meter.output_tokens == 4 + num_closing
     assert meter.gaps_s == [1.0] * (4 if end == token("x", "length") else 3)
+
+
+def test_a_role_that_is_null_is_none() -> None:
+    """SGLang writes the key into every chunk."""
+    meter = StreamMeter()
+    for index, delta in enumerate([{"role": "assistant", "content": ""}, {"role": None, "content": ""},
+                                   {"role": None, "content": "\u20ac"}]):  # fmt: skip
+        meter.feed(chat(delta), float(index))
+    meter.feed(chat({"role": None, "content": None}, "length") + usage(2) + DONE, 3.0)
+    meter.close()
+    assert (meter.first_chunk_s, meter.first_s, meter.gaps_s) == (0.0, 1.0, [1.0])
 
 
 def test_an_answer_without_text_has_its_tokens() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from starlette.types import Message, Receive
 
-from jettison.server.codings import TAKEN, BrokenCodingError, Decoder, decoders_of
+from jettison.server.codings import TAKEN, BrokenCodingError, decoder_of, named_coding
 from jettison.server.errors import ApiError
 
 DISCARD_LIMIT_BYTES = 32 << 20
@@ -42,25 +42,25 @@ async def discard_body(receive: Receive) -> None:
 
 
 def decoded_body(receive: Receive, headers: Sequence[tuple[bytes, bytes]], max_bytes: int) -> Receive:
-    """``receive`` for what is inside of the codings that the request's headers name; itself where they name none."""
+    """``receive`` for what is inside of the coding that the request's headers name; itself where they name none."""
     values = [value.decode("latin-1") for name, value in headers if name == b"content-encoding"]
-    return DecodedBody(receive, ", ".join(values), max_bytes) if values else receive
+    coding = named_coding(", ".join(values))
+    return DecodedBody(receive, coding, max_bytes) if coding else receive
 
 
 class DecodedBody:
     """ASGI's ``receive`` for a coded body. Nothing is looked at before the body is asked for.
 
     Raises ApiError: 415 for a coding that is not taken, 400 for a broken one, 413 where the bytes on the wire, or what
-    comes out of any of the codings, are more than ``max_bytes``. What that is for the endpoint, it checks by itself.
+    comes out of them, are more than ``max_bytes``. What that is for the endpoint, it checks by itself.
     """
 
-    def __init__(self, receive: Receive, content_encoding: str, max_bytes: int) -> None:
+    def __init__(self, receive: Receive, coding: str, max_bytes: int) -> None:
         self._receive = receive
-        self._content_encoding = content_encoding
+        self._coding = coding
         self._max_bytes = max_bytes
-        self._decoders = decoders_of(content_encoding)
-        self._num_bytes = [0] * (1 + len(self._decoders or ()))
-        """On the wire, and behind each decoder."""
+        self._decoder = decoder_of(coding) if coding in TAKEN else None
+        self._num_coded_bytes = self._num_bytes = 0
         self._pieces: Iterator[bytes] = iter(())
         self._has_all = False
         """The last byte on the wire has come."""
@@ -70,20 +70,26 @@ class DecodedBody:
         """The next piece; behind the last one whatever the wire says."""
         if self._is_over:
             return await self._receive()
-        if self._decoders is None:
-            raise _not_taken(self._content_encoding)
+        if self._decoder is None:
+            raise _not_taken(self._coding)
         try:
             while (piece := next(self._pieces, None)) is None:
                 if self._has_all:
-                    self._check_complete(self._decoders)
                     self._is_over = True
+                    if not self._decoder.is_complete:
+                        raise _broken(f"ends in the middle of its {self._coding}")
                     return {"type": "http.request", "body": b"", "more_body": False}
                 message = await self._receive()
                 if message["type"] != "http.request":
                     self._is_over = True
                     return message
                 self._has_all = not message.get("more_body")
-                self._pieces = self._decode(message.get("body", b""), self._decoders)
+                coded = message.get("body", b"")
+                self._num_coded_bytes += len(coded)
+                self._check(self._num_coded_bytes)
+                self._pieces = self._decoder.feed(coded)
+            self._num_bytes += len(piece)
+            self._check(self._num_bytes)
         except (ApiError, BrokenCodingError) as error:
             await self.discard()
             if isinstance(error, ApiError):
@@ -91,33 +97,20 @@ class DecodedBody:
             raise _broken(f"is broken: {error}") from None
         return {"type": "http.request", "body": piece, "more_body": True}
 
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise body_too_large(self._max_bytes)
+
     async def discard(self) -> None:
         """Throw the rest of it away, still coded."""
         self._is_over = True
         if not self._has_all:
             await discard_body(self._receive)
 
-    def _decode(self, data: bytes, decoders: Sequence[Decoder]) -> Iterator[bytes]:
-        """Counted at each level: a body may grow in a first coding and shrink to nothing in the next."""
-        at = len(self._num_bytes) - 1 - len(decoders)
-        self._num_bytes[at] += len(data)
-        if self._num_bytes[at] > self._max_bytes:
-            raise body_too_large(self._max_bytes)
-        if not decoders:
-            yield data
-            return
-        for piece in decoders[0].feed(data):
-            yield from self._decode(piece, decoders[1:])
 
-    def _check_complete(self, decoders: Sequence[Decoder]) -> None:
-        unended = [decoder.name for decoder in decoders if not decoder.is_complete]
-        if unended:
-            raise _broken(f"ends in the middle of its {unended[0]}")
-
-
-def _not_taken(content_encoding: str) -> ApiError:
+def _not_taken(coding: str) -> ApiError:
     taken = ", ".join(TAKEN)
-    message = f"The content-encoding {content_encoding[:80]!r} is not taken here: send {taken}, or the body as it is."
+    message = f"The content-encoding {coding[:80]!r} is not taken here: send {taken}, or the body as it is."
     return ApiError(415, message, code="unsupported_content_encoding", headers={"accept-encoding": taken})
 
 

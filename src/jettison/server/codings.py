@@ -18,13 +18,12 @@ except ImportError:
         zstd = None
 
 PIECE_BYTES = 64 << 10
-MAX_CODINGS = 2
-"""Of one body, one inside the other. More are an attack, or a mistake."""
 SPARE_MEMBERS = 64
 LEAST_MEMBER_BYTES = 1 << 10
 """A member has a price beside its bytes: beyond the spare ones they have so many each, on average."""
 _WINDOW_LOG = 23
-"""8 MiB, which RFC 8878 asks decoders for: the most memory that a zstd frame can make us hold."""
+"""8 MiB, which RFC 8878 asks decoders for: the most memory that a zstd frame can make us hold. What fills it comes out,
+and is counted; inside of another coding it would not be."""
 
 
 class BrokenCodingError(Exception):
@@ -46,9 +45,8 @@ class _Stream(Protocol):
 class Decoder:
     """One coding of one body. Members behind each other are one body, as RFC 1952 and 8878 say."""
 
-    def __init__(self, name: str, start: Callable[[bytes], _Stream], num_sniffed_bytes: int = 0) -> None:
+    def __init__(self, start: Callable[[bytes], _Stream], num_sniffed_bytes: int = 0) -> None:
         """``start``: makes a member's stream, told its first bytes."""
-        self.name = name
         self._start = start
         self._num_sniffed_bytes = num_sniffed_bytes
         self._head = b""
@@ -105,20 +103,25 @@ def _zstd_stream(head: bytes) -> Any:
 _ERRORS: tuple[type[Exception], ...] = (zlib.error,) if zstd is None else (zlib.error, zstd.ZstdError)
 
 _CODINGS: dict[str, Callable[[], Decoder]] = {
-    "gzip": lambda: Decoder("gzip", lambda head: zlib.decompressobj(31)),
-    "deflate": lambda: Decoder("deflate", _deflate_stream, 2),
+    "gzip": lambda: Decoder(lambda head: zlib.decompressobj(31)),
+    "deflate": lambda: Decoder(_deflate_stream, 2),
 }
 if zstd is not None:
-    _CODINGS["zstd"] = lambda: Decoder("zstd", _zstd_stream)
+    _CODINGS["zstd"] = lambda: Decoder(_zstd_stream)
 
 TAKEN = tuple(_CODINGS)
 """Their names, the most common first."""
 
 
-def decoders_of(content_encoding: str) -> list[Decoder] | None:
-    """For the value of a Content-Encoding field, in the order in which they are undone; None where one is not known."""
-    names = [name for part in content_encoding.split(",") if (name := part.strip().lower())]
-    names = [name.removeprefix("x-") for name in names if name != "identity"]
-    if len(names) > MAX_CODINGS or any(name not in _CODINGS for name in names):
-        return None
-    return [_CODINGS[name]() for name in reversed(names)]
+def named_coding(content_encoding: str) -> str:
+    """Of the value of a Content-Encoding field, in one spelling; empty where the body is as it is.
+
+    Several, one inside the other, are sent by no honest client: they stay as they stand, and are none of ``TAKEN``.
+    """
+    names = [name.strip().lower().removeprefix("x-") for name in content_encoding.split(",")]
+    return ", ".join(name for name in names if name not in ("", "identity"))
+
+
+def decoder_of(name: str) -> Decoder:
+    """For one of ``TAKEN``."""
+    return _CODINGS[name]()

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jettison.server.auth import ADMIN_PATHS
 from jettison.server.bodies import body_too_large, decoded_body, discard_body
-from jettison.server.errors import ApiError, as_api_error
-from jettison.server.paths import plain_path
+from jettison.server.errors import ApiError, as_api_error, bad_request
+from jettison.server.paths import has_controls, plain_path
 from jettison.server.state import ServerState
 
 UPLOAD_PATH = "/v1/files"
@@ -47,6 +47,8 @@ class Gate:
 
         try:
             path = plain_path(scope["path"], self._state.settings.root_path)
+            if has_controls(path):
+                raise bad_request("The path has a control character in it.", code="invalid_path")
             max_bytes = await self._check_size(path, headers, receive)
             self._check_key(path, headers.get(b"authorization"))
             receive = decoded_body(receive, scope["headers"], max_bytes)

@@ -26,6 +26,7 @@ from jettison.server.paths import plain_path
 from jettison.server.quiet_log import Seldom
 from jettison.server.settings import ServerSettings
 from jettison.server.sse import WRITE_NOW
+from jettison.server.upgrades import framing_behind, parser_of_body
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.ERROR)  # a line for each malformed request would let any client fill the log
@@ -240,15 +241,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_overhead_bytes += len(data)
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # The rest is in another protocol, or its sender must learn that we do not speak it.
+        except httptools.HttpParserUpgrade as stop:
             if not self._is_refused:
-                self.cycle.keep_alive = False
-                self._is_last = True
+                self._parse_behind_upgrade(data[stop.args[0] :])
         except httptools.HttpParserError:
             self._refuse(ApiError(400, "Invalid HTTP request received.", code="invalid_http"))
         if self._num_overhead_bytes > self.max_header_bytes:
             self._refuse_headers()
+
+    def _parse_behind_upgrade(self, data: bytes) -> None:
+        if framing := framing_behind(self.parser, self.headers):
+            self.parser = parser_of_body(self, self.parser, framing)
+            if data:  # the end of the head had been cut in two
+                self._parse(data)
+        else:  # the rest is in another protocol, or its sender must learn that we do not speak it
+            self.cycle.keep_alive = False
+            self._is_last = True
 
     @property
     def _is_full(self) -> bool:
@@ -315,7 +323,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The next bytes on this connection belong to another request's headers."""
-        if self._is_refused:
+        if self._is_refused or framing_behind(self.parser, self.headers):
             return
         super().on_message_complete()
         self._is_in_headers, self._is_begun = True, False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -148,25 +149,23 @@ async def _start(engine: Engine) -> None:
     settle_garbage_collector()
 
 
-async def _serve(config: EngineConfig) -> int:
-    """HTTP is up while the model loads, so that probes are answered (503) instead of refused."""
-    model_dir = Path(config.model.model)
-    key_file = config.server.api_key_file
-    keys = KeySource(config.server.api_keys, None if key_file is None else Path(key_file))
-    api_keys = keys.read()
-    tls = TlsSettings(**asdict(config.tls)).context()
-    engine = Engine(config)
-    assembly = engine.prepare()
-    recorder = None
-    if config.server.record_trace is not None:
-        recorder = TraceRecorder(
-            Path(config.server.record_trace), config.server.record_trace_bytes,
-            tells_tenants=keys.path is not None or len(set(api_keys)) > 1,
-        )
+def _recorder(config: EngineConfig, keys: KeySource, api_keys: tuple[str, ...]) -> TraceRecorder | None:
+    if config.server.record_trace is None:
+        return None
+    return TraceRecorder(
+        Path(config.server.record_trace), config.server.record_trace_bytes,
+        tells_tenants=keys.path is not None or len(set(api_keys)) > 1,
+    )
+
+
+def _settings(
+    config: EngineConfig, engine: Engine, assembly: Assembly, api_keys: tuple[str, ...], keys: KeySource,
+    tls: ssl.SSLContext | None, recorder: TraceRecorder | None,
+) -> ServerSettings:
     defaults = sampling_defaults(config)
     if defaults.told is not None:
         logger.info("%s", defaults.told)
-    settings = ServerSettings(
+    return ServerSettings(
         model_names=(config.model.served_model_name,),
         api_keys=api_keys,
         admin_keys=config.server.admin_keys,
@@ -192,6 +191,19 @@ async def _serve(config: EngineConfig) -> int:
         deployment=engine.deployment_document,
         sleep_control=SleepOrders(engine),
     )
+
+
+async def _serve(config: EngineConfig) -> int:
+    """HTTP is up while the model loads, so that probes are answered (503) instead of refused."""
+    model_dir = Path(config.model.model)
+    key_file = config.server.api_key_file
+    keys = KeySource(config.server.api_keys, None if key_file is None else Path(key_file))
+    api_keys = keys.read()
+    tls = TlsSettings(**asdict(config.tls)).context()
+    engine = Engine(config)
+    assembly = engine.prepare()
+    recorder = _recorder(config, keys, api_keys)
+    settings = _settings(config, engine, assembly, api_keys, keys, tls, recorder)
     tokenizer = Tokenizer.from_dir(
         model_dir, max_template_chars=settings.max_template_chars, templates=settings.templates)
     tell_of_turn_end(tokenizer, assembly.end_tokens.ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _SLASHES = re.compile("//+")
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 _WITHOUT_PREFIX = re.compile(r"/(chat/completions|completions|models|files|batches)(/|$)")
 """Paths of the API as a client writes them whose base URL lacks its ``/v1``."""
 
@@ -20,6 +21,13 @@ def plain_path(path: str, root_path: str = "") -> str:
     if root_path and (path == root_path or path.startswith(root_path + "/")):
         path = path[len(root_path) :]
     return path.rstrip("/") or "/"
+
+
+def has_controls(path: str) -> bool:
+    """Whether a decoded path has characters that no resource's name has. A pattern's ``$`` fits before a line end, so a
+    route would be met by a path that is not the one whose key was asked for.
+    """
+    return _CONTROLS.search(path) is not None
 
 
 def same_name(in_path: str, name: str) -> bool:

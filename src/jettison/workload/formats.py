@@ -126,7 +126,7 @@ def count(record: Record, key: str, *, minimum: int = 1) -> int:
     try:
         if isinstance(raw, bool) or (isinstance(raw, float) and not raw.is_integer()):
             raise ValueError
-        value = int(raw)  # type: ignore[call-overload]  # strings and numbers; anything else raises below
+        value = _whole(raw)
     except (TypeError, ValueError):
         raise BadRow(f"{key} is {raw!r}, a whole number is expected") from None
     if value < minimum:
@@ -134,6 +134,16 @@ def count(record: Record, key: str, *, minimum: int = 1) -> int:
     if value > MAX_TOKENS:
         raise BadRow(f"{key} is {value}, at most {MAX_TOKENS} is expected")
     return int(value)
+
+
+def _whole(raw: object) -> int:
+    try:
+        return int(raw)  # type: ignore[call-overload]  # strings and numbers; anything else raises
+    except ValueError:
+        value = float(str(raw))  # a table program writes 10.0 in a column that has gaps
+        if not value.is_integer():
+            raise
+        return int(value)
 
 
 def number(record: Record, key: str, per_unit: float = 1.0) -> float:
@@ -145,8 +155,10 @@ def number(record: Record, key: str, per_unit: float = 1.0) -> float:
         raise BadRow(f"{key} is a number of more than 308 digits") from None
     except (TypeError, ValueError):
         raise BadRow(f"{key} is {raw!r}, a number is expected") from None
-    if not math.isfinite(value) or value < 0 or value > MAX_ARRIVAL_S:
+    if not math.isfinite(value) or value < 0:
         raise BadRow(f"{key} is {raw!r}, a finite number of at least 0 is expected")
+    if value > MAX_ARRIVAL_S:
+        raise BadRow(f"{key} is {raw!r}, which is {value:.3g} s, at most {MAX_ARRIVAL_S:.0g} are possible")
     return value
 
 
@@ -158,7 +170,8 @@ def arrival_s(record: Record, key: str, per_s: float | None) -> float:
     try:
         return _stamp_s(raw)
     except (TypeError, ValueError):
-        raise BadRow(f"{key} is {raw!r}, 'YYYY-MM-DD HH:MM:SS.fffffff' is expected") from None
+        unit = " (of a number say the unit with --unit)" if raw.strip().replace(".", "", 1).isdigit() else ""
+        raise BadRow(f"{key} is {raw!r}, 'YYYY-MM-DD HH:MM:SS.fffffff' is expected{unit}") from None
 
 
 def is_date(stamp: object) -> bool:

@@ -153,7 +153,7 @@ class StreamMeter:
             pass  # what comes behind the end (usage, in some gateways with a choice) is none either
         elif self.first_s is not None or counts_tokens:
             self._token(now_s)
-        elif "role" not in _delta(choice):
+        elif not _delta(choice).get("role"):
             self._empty_s.append(now_s)
 
     def _token(self, now_s: float) -> None:

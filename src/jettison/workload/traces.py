@@ -34,7 +34,7 @@ from jettison.workload.formats import (
 )
 from jettison.workload.rows import Columns, Floats, TraceRow, Workload
 from jettison.workload.stamps import Stamps, fit, look_at
-from jettison.workload.units import LEAST_REQUESTS, PER_S, Reading, doubt
+from jettison.workload.units import LATEST_START_S, LEAST_REQUESTS, LONGEST_GAP_EVER_S, PER_S, Reading, doubt
 from jettison.workload.writing import write_trace
 
 __all__ = ["MOONCAKE_STAMP_STEP_S", "TraceRow", "Workload", "read_csv", "read_trace", "write_trace"]
@@ -146,10 +146,17 @@ def _read_as(
 def _doubts(path: Path, found: _Found, arrival_s: Floats, reading: Reading) -> tuple[str, ...]:
     """What to tell of the unit that was taken. Raises TraceError where it cannot be left at that."""
     trace_format = found.trace_format
+    if trace_format.is_ours and (start_s := float(arrival_s.min())) > LATEST_START_S:
+        raise TraceError(
+            f"{path}: {trace_format.columns[0]} counts from the workload's start, and the first request arrives "
+            f"{start_s:,.0f} s behind it: they look like dates, as seconds since 1970")
     if reading.unit is not None or found.per_s is None:
         return ()
-    told = doubt(arrival_s, trace_format.unit or "s", trace_format.longest_gap_s)
+    unit = trace_format.unit or "s"
+    told = doubt(arrival_s, unit, trace_format.longest_gap_s)
     is_short = len(arrival_s) < LEAST_REQUESTS
+    if told is None and trace_format.longest_gap_s > LONGEST_GAP_EVER_S:  # as quiet as the format's own may be
+        told, is_short = doubt(arrival_s, unit), True
     if told is None or (trace_format.is_ours and (found.has_head or is_short)):
         return ()  # a file that these tools have written is of seconds, however quiet the server was
     if is_short or trace_format.is_ours:
@@ -320,6 +327,9 @@ def _per_s(path: Path, trace_format: TraceFormat, stamp: object, reading: Readin
 
 def _hint(first: str) -> str:
     """What a first line may be that is no header."""
+    apart = max(";\t|", key=first.count)
+    if first.count(apart) >= 2 and "," not in first:
+        return f"; its cells stand apart by {apart!r}, those of a trace by commas"
     begins = first.lstrip()[:1]
     is_whole = begins == "{" and first.rstrip()[-1:] == "}"
     return "; of JSON, a trace has one object a line" if begins in ("[", "{") and not is_whole else ""

@@ -39,6 +39,9 @@ NIGHTLY_GAP_S = 2000.0
 """For BurstGPT, which begins with a few users: in its first night a request came every 300 to 1,400 s for hours on
 end."""
 
+LATEST_START_S = 1e8
+"""Three years: where arrivals count from a workload's start, what begins later has dates in seconds since 1970."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:

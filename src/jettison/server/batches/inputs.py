@@ -30,6 +30,7 @@ _PACKED = ((b"\x1f\x8b", "gzip"), (b"BZh", "bzip2"), (b"\xfd7zXZ\x00", "xz"))
 _OTHERS = (
     (b"\x28\xb5\x2f\xfd", "a zstd file: unpack it (zstd -d)"), (b"PK\x03\x04", "a zip archive: unpack it"),
     (b"PAR1", "a Parquet file: write its rows as JSON lines"), (b"%PDF", "a PDF"), (b"SQLite format 3", "a database"),
+    (b"version https://git-lfs", "a Git LFS pointer: fetch what it stands for (git lfs pull)"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it"), (b"\x04\x22\x4d\x18", "an lz4 file: unpack it"),
 )  # fmt: skip
 _BOMS = (
@@ -95,8 +96,8 @@ class InputKind:
 
     @property
     def is_taken(self) -> bool:
-        """It says without doubt what its requests are."""
-        return self.other is None and self.shape in ("lines", "array", "values")
+        """It says without doubt what its requests are, or its first line says best what is wrong."""
+        return self.other is None and self.shape in ("lines", "array", "values", "text")
 
 
 _SHAPES: dict[str, str] = {
@@ -112,13 +113,15 @@ _SHAPES: dict[str, str] = {
 def kind_of(path: Path) -> InputKind:
     """By its first bytes. Raises OSError; UserError for a packed file that is damaged there already."""
     with path.open("rb") as file:
-        begin = file.read(16)
+        begin = file.read(32)
     for magic, other in _OTHERS:
         if begin.startswith(magic):
             return InputKind(None, "utf-8", "text", other)
     packing = next((name for magic, name in _PACKED if begin.startswith(magic)), None)
     with _unpacked(path, packing) as stream:
         head = stream.read(_HEAD_BYTES)
+    if head[257:262] == b"ustar":
+        return InputKind(packing, "utf-8", "text", "a tar archive: unpack it")
     encoding = _encoding(head)
     text = codecs.getincrementaldecoder(encoding)("replace").decode(head)
     return InputKind(packing, encoding, _shape(text, is_all=len(head) < _HEAD_BYTES))

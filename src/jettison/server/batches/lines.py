@@ -90,14 +90,17 @@ def why_not_json(raw: bytes) -> str | None:
         byte = f"byte 0x{raw[error.start]:02X} at {error.start}"
         return f"is not UTF-8 ({byte}): it may be Latin-1 or Windows-1252; save the file as UTF-8"
     if bare != raw.strip():
-        return "ends in NUL bytes: the file was cut off, or not all of it was written"
+        at = "begins with" if raw[0] == 0 else "ends in"
+        return f"{at} NUL bytes: the file was cut off, or not all of it was written"
     if _is_json(bare.removesuffix(b",")):
         return "ends in a comma, which lines of JSON do not have"
     if re.match(r"\{\s*'", text):
         return "is not JSON: keys and texts stand in single quotes (Python's form); they need double ones"
     try:
-        _, end = json.JSONDecoder().raw_decode(text)
-        return f"has more than one JSON value: another begins at character {end}"
+        _, end = json.JSONDecoder(parse_constant=_no_constant).raw_decode(text)
+        return f"has more than one JSON value: another begins at character {end}" if text[end:].strip() else None
+    except _ConstantError as constant:
+        return f"is not JSON: it has {constant} in it, which is no number there"
     except (ValueError, RecursionError):
         pass
     if text[0] == "{" and text[-1] != "}":
@@ -105,6 +108,14 @@ def why_not_json(raw: bytes) -> str | None:
     if text[0] not in '{["':
         return f"is not JSON: it begins with {text[:20]!r}"
     return None
+
+
+class _ConstantError(Exception):
+    """A word that Python takes for a number, and JSON does not."""
+
+
+def _no_constant(word: str) -> object:
+    raise _ConstantError(word)
 
 
 def _is_json(raw: bytes) -> bool:
