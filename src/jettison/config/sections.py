@@ -231,7 +231,7 @@ class OverloadConfig:
     machines: tuple[int, ...] = config_key(
         (), machine_list, "The machine of each instance, in order (0,0,1,1): those of one machine share its network "
         "card, and migrations are divided by that (auto: as workers were placed; else one machine has all).",
-        metavar="N,N,...", unset="auto")
+        metavar="N,N", unset="auto")
     exchange: Exchange = config_key(
         "auto", Choice(Exchange),
         "Running requests after a drop: send their KV, compute it again, attend to it remotely while it moves (live), "
