@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from jettison.config import EngineConfig
 from jettison.core.configured import cluster_params
 from jettison.core.ladder.lists import overload_name
 from jettison.core.params import ClusterParams
+from jettison.errors import ConfigError
 from jettison.memory.kvtransfers import MigrationKind
-from jettison.policy.movekinds import MoveParams
+from jettison.policy.movekinds import Fit, MoveParams
 from jettison.policy.offline import OfflineParams
 from jettison.policy.overload import OverloadParams
 from jettison.policy.packing.params import PackParams
@@ -63,3 +66,19 @@ def test_packing_is_a_rung_that_comes_with_its_flag() -> None:
     )
     assert {*params.rungs} - {*plain.rungs} == {"pack"}
     assert overload_name(params.rungs, static_pipeline=False) == config.overload.policy
+
+
+def test_the_division_of_moves_and_the_map_of_machines_are_as_they_are_set() -> None:
+    config = EngineConfig.resolve(model="m", migration_fit="first-fit", machines="0,0,1")
+    params = cluster_params(config, num_host_slots=0, machine_of={0: 5})
+    assert params.moves == MoveParams(fit=Fit.FIRST)
+    assert params.machine_of == params.card_of == {0: 0, 1: 0, 2: 1}, "what is told has the last word"
+    placed = cluster_params(EngineConfig.resolve(model="m", migration_fit="best-fit"), num_host_slots=0,
+                            machine_of={0: 0, 1: 0})  # fmt: skip
+    assert placed.moves.fit is Fit.BEST and placed.card_of == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize("machines", ["0,x", "0,-1", 3])
+def test_a_map_of_machines_is_numbers(machines: object) -> None:
+    with pytest.raises(ConfigError, match="machines"):
+        EngineConfig.resolve(model="m", machines=machines)

@@ -15,12 +15,13 @@ from jettison.core.ladder.movekinds import Going, Wanted, choose_kinds, decodes_
 from jettison.core.moving.astokens import TokenRelocation
 from jettison.core.moving.migrations import may_go
 from jettison.core.moving.passage import RelocationPhase
+from jettison.core.pending import Purpose
 from jettison.core.ports import SendKV
 from jettison.cost.hardware import HardwareProfile, PrefillPoint
 from jettison.cost.model import CostModel
 from jettison.cost.stepwork import NOTHING
 from jettison.memory.kvtransfers import MigrationKind
-from jettison.policy.movekinds import MAX_FINAL_BLOCKS, MoveParams
+from jettison.policy.movekinds import MAX_FINAL_BLOCKS, Fit, MoveParams
 
 KV, TOKENS = MigrationKind.KV, MigrationKind.TOKENS
 COST = CostModel(4, 1e-9, 1e-9, 1e-6, 1e-4, 1e-4, 1e-5, 1e-7, 1e-5, 1e-6)
@@ -280,3 +281,69 @@ def test_anything_beside_many_moves(
         cluster.kill_at(*victim)
         cluster.restart_at(victim[0], victim[1] + 120)
     expect_all_well(cluster)
+
+
+MACHINES = {0: 0, 1: 0, 2: 1, 3: 1}
+"""A pretended map: two machines of two workers."""
+
+
+def behind_one_card(card_of: dict[int, int], fit: Fit = Fit.SOONEST) -> tuple[FakeCluster, list[Wanted]]:
+    """Requests decode on four instances; those of the first machine are wanted on the other, each on an instance."""
+    cluster = FakeCluster(
+        policy="recompute", num_workers=4, full_blocks=300, max_tokens=128, profile=profile(1e9)
+    )  # fmt: skip
+    for i in range(24):
+        cluster.submit(f"r{i}", tokens(i, 60), 100, 0.5 * i, ignore_eos=True)
+    cluster.run(until_ms=60)
+    state = cluster.core.state
+    found = [
+        Wanted(s, state.groups[home]) for source, home in ((0, 2), (1, 3))
+        for s in state.groups[source].queues.running.values() if may_go(s)
+    ]
+    moves = MoveParams(fit=fit, epoch_s=0.01)
+    link = profile(3 * kv_bytes(cluster, found[0]) / moves.epoch_s)
+    state.params = replace(state.params, profile=link, moves=moves, machine_of=MACHINES, card_of=card_of)
+    return cluster, found
+
+
+def num_kv(cluster: FakeCluster, found: list[Wanted]) -> int:
+    return [going.kind for going in choose_kinds(cluster.core.state, found).values()].count(KV)
+
+
+def test_two_sources_behind_one_card_have_its_room_together() -> None:
+    cluster, found = behind_one_card(MACHINES)
+    apart, same = behind_one_card({})
+    kv_only = [w._replace(kinds=frozenset({KV})) for w in found], [w._replace(kinds=frozenset({KV})) for w in same]
+    shared, each = num_kv(cluster, kv_only[0]), num_kv(apart, kv_only[1])
+    assert 3 <= shared <= 4 and 6 <= each <= 8, "three, and one that reaches into the next epoch: of a card, or of each"
+    cluster.run()
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("card_of", [MACHINES, {}])
+def test_what_is_on_its_way_from_one_worker_is_in_the_way_of_another_behind_its_card(card_of: dict[int, int]) -> None:
+    cluster, found = behind_one_card(card_of, Fit.FIRST)
+    mine, others = ([w._replace(kinds=frozenset({KV})) for w in found if w.state.group_id == g] for g in (0, 1))
+    before = num_kv(cluster, others)
+    order(cluster, {w.state.request_id: 2 for w in mine[:2]})
+    book, (out, into) = cluster.core.state.book, cluster.core.state.params.ports.of(0, 2)
+    assert book.bytes_at(out) == book.bytes_at(into) == book.bytes_between(0, 2) > 0
+    assert book.is_shared(1, 3, Purpose.MIGRATION) == bool(card_of) and not book.is_shared(0, 1, Purpose.MIGRATION)
+    assert (num_kv(cluster, others) < before) == bool(card_of)
+    assert (book.bytes_ahead(1, 3) > 0) == bool(card_of) and book.bytes_ahead(0, 2) == book.bytes_between(0, 2)
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_the_rate_of_a_card_may_be_told() -> None:
+    cluster, found = behind_one_card(MACHINES)
+    kv_only = [w._replace(kinds=frozenset({KV})) for w in found]
+    before, state = num_kv(cluster, kv_only), cluster.core.state
+    state.params = replace(state.params, card_bytes_per_s=2 * state.params.profile.link_bytes_per_s)
+    assert num_kv(cluster, kv_only) > before
+
+
+@pytest.mark.parametrize("fit", Fit)
+def test_each_division_keeps_to_what_a_card_carries(fit: Fit) -> None:
+    cluster, found = behind_one_card(MACHINES, fit)
+    assert num_kv(cluster, found) <= 3 + (fit is Fit.SOONEST)

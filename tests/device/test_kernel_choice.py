@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from jettison.device import kernels as choice
-from jettison.device.kernels import load_kernels, native, onednn, resolve_kernels, rows_are_independent
+from jettison.device.kernels import Processor, load_kernels, native, onednn, resolve_kernels, rows_are_independent
 from jettison.device.kernels.processor import AMX_BF16, TILES_GRANTED, choose_kind, cpu_flags
 from jettison.errors import ConfigError
 
@@ -56,21 +55,37 @@ def test_flags_of_the_first_processor() -> None:
 @needs_native
 @pytest.mark.parametrize("features", [SAPPHIRE_RAPIDS, ZEN4])
 def test_auto_resolves_to_one_name_that_loads_the_same(
-    features: frozenset[str], monkeypatch: pytest.MonkeyPatch
+    features: frozenset[str]
 ) -> None:
-    monkeypatch.setattr(choice, "processor_features", lambda: features)
-    has_amx = features >= AMX_BF16 and native.TILES not in native.supported_variants()
-    best = native.supported_variants()[0]
+    variants = tuple(name for name in native.supported_variants() if name != native.TILES)
+    processor, best, has_amx = Processor(features, variants), variants[0], features >= AMX_BF16
     expected = {BF16: f"native-{best}" + "+torch-linear" * has_amx, F32: f"native-{best}", F64: f"native-{best}"}
     for dtype, name in expected.items():
-        assert resolve_kernels("auto", dtype) == name
+        assert resolve_kernels("auto", dtype, processor) == name
         # What the controller has resolved means the same to a worker that sees another processor.
-        monkeypatch.setattr(choice, "processor_features", frozenset)
-        assert load_kernels(name, dtype).name == name
-        monkeypatch.setattr(choice, "processor_features", lambda: features)
+        assert load_kernels(name, dtype, Processor(frozenset(), variants)).name == name
         assert rows_are_independent(name, dtype) == (not (dtype == BF16 and has_amx))
-    assert resolve_kernels("native", BF16) == f"native-{best}", "a name that was given overrides the processor"
-    assert resolve_kernels("torch", BF16) == "torch"
+    given = resolve_kernels("native", BF16, processor)
+    assert given == f"native-{best}", "a name that was given overrides the processor"
+    assert resolve_kernels("torch", BF16, processor) == "torch"
+
+
+@needs_native
+def test_tiles_that_compute_wrong_results_are_passed_over_for_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor has AMX and the library was built with it, but its self-check fails."""
+    best, *others = native.supported_variants()
+    if not others:
+        pytest.skip("one instruction set only")
+    honest = native._passes_self_check
+    monkeypatch.setattr(
+        native, "_passes_self_check", lambda kernels: kernels.name != f"native-{best}" and honest(kernels)
+    )
+    monkeypatch.setattr(native, "TILES", best)
+    processor = Processor(SAPPHIRE_RAPIDS, (best, *others))
+    assert resolve_kernels("auto", BF16, processor) == f"native-{others[0]}+torch-linear"
+    assert resolve_kernels("auto", F32, processor) == f"native-{others[0]}"
+    monkeypatch.setattr(native, "_passes_self_check", honest)
+    assert resolve_kernels("auto", BF16, processor) == f"native-{best}"
 
 
 @needs_native
@@ -123,9 +138,8 @@ def test_other_names_are_refused(name: str) -> None:
 def test_kernels_that_cannot_be_had_are_not_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     native._library.cache_clear()
     monkeypatch.setattr(native, "LIBRARY_PATH", tmp_path / "missing.so")
-    monkeypatch.setattr(choice, "processor_features", lambda: SAPPHIRE_RAPIDS)
     try:
-        assert resolve_kernels("auto", BF16) == "torch"
+        assert resolve_kernels("auto", BF16, Processor(SAPPHIRE_RAPIDS, ())) == "torch"
         with pytest.raises(ConfigError, match="not built"):
             resolve_kernels("native+torch-linear", BF16)
     finally:

@@ -42,8 +42,8 @@ FROM_CORE = {
 everything in it."""
 
 ASKED_OF_CORE = {
-    "handle", "request_drop", "request_restore", "request_sleep", "request_wake", "request_migration", "check",
-    "is_idle", "max_request_blocks", "table", "values", "get", "attach", "skip_ticks",
+    "handle", "request_drop", "request_restore", "request_sleep", "request_wake", "request_migration",
+    "request_migrations", "check", "is_idle", "max_request_blocks", "table", "values", "get", "attach", "skip_ticks",
 }  # fmt: skip
 """Methods of the core that the simulator calls: events in (``skip_ticks``: several at once, refused where one could
 decide something), actions out, and questions that change nothing."""

@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 
 from jettison.policy.dozing import (
     IdleGroup,
-    OfflineWork,
     choose_sleepers,
-    misses_deadline,
     next_patience,
     num_for_prompts,
 )
@@ -66,14 +64,3 @@ def test_the_least_number_that_has_time_for_the_prompts_that_arrive(
 def test_nobody_stays_for_prompts_of_which_nothing_is_known() -> None:
     assert num_for_prompts(100.0, []) == 0 and num_for_prompts(0.0, [1.0]) == 0
     assert num_for_prompts(100.0, [0.0, 0.0]) == 3, "decodes leave no time: all, and one more"
-
-
-def test_a_deadline_that_fewer_would_miss() -> None:
-    work = [OfflineWork(10.0, 8.0), OfflineWork(20.0, 25.0)]
-    assert misses_deadline(work, 1) and not misses_deadline(work, 2)
-    assert not misses_deadline([], 0) and misses_deadline(work, 0)
-
-
-@given(st.lists(st.builds(OfflineWork, st.floats(0.0, 100.0), st.floats(0.0, 100.0)), max_size=6), st.integers(1, 5))
-def test_more_instances_are_never_later(work: list[OfflineWork], num: int) -> None:
-    assert not misses_deadline(work, num + 1) or misses_deadline(work, num)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.policy.links import FAR, NEAR, Links
+from jettison.policy.links import FAR, NEAR, Links, PortId, PortKind, PortMap
 
 
 def test_workers_of_one_machine_are_near_and_others_are_far() -> None:
@@ -36,3 +36,19 @@ def test_groups_are_as_far_as_their_farthest_members(
     links = Links({w: w for w in range(4)}, between)
     pairs = [(a, b) for a in some for b in others]
     assert links.farthest(some, others) == max(max(links.distance(a, b), links.distance(b, a)) for a, b in pairs)
+
+
+OUT, IN = True, False
+
+
+def test_transfers_take_the_ports_of_their_ends_and_those_of_one_card_share_it() -> None:
+    ports = PortMap({0: 0, 1: 0, 2: 1, 3: 1}, {0: 7, 1: 7, 2: 8})
+    assert ports.of(0, 2) == ports.of(1, 2) == (PortId(PortKind.CARD, 7, OUT), PortId(PortKind.CARD, 8, IN))
+    assert ports.of(2, 1) == (PortId(PortKind.CARD, 8, OUT), PortId(PortKind.CARD, 7, IN)), "both ways at once"
+    assert ports.of(0, 3)[1] == PortId(PortKind.NETWORK, 3, IN), "it has a card of its own"
+    assert ports.of(0, 1) == (PortId(PortKind.MEMORY, 0, OUT), PortId(PortKind.MEMORY, 1, IN)), "no card"
+    assert ports.of(3, 3) == (PortId(PortKind.HOST, 3, False),), "a host pool is at its worker"
+
+
+def test_without_a_map_each_worker_has_ports_of_its_own() -> None:
+    assert PortMap().of(0, 1) == (PortId(PortKind.NETWORK, 0, OUT), PortId(PortKind.NETWORK, 1, IN))

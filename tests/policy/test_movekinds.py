@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jettison.memory.kvtransfers import MigrationKind
+from jettison.policy.links import PortId, PortKind
 from jettison.policy.movekinds import (
     MAX_FINAL_BLOCKS,
     Bin,
@@ -23,8 +24,8 @@ from jettison.policy.movekinds import (
 )
 
 KV, TOKENS = MigrationKind.KV, MigrationKind.TOKENS
-A, B = (0, 1), (2, 1)
-"""Links to the destination 1."""
+A, B = PortId(PortKind.NETWORK, 0, True), PortId(PortKind.CARD, 2, True)
+"""Of the ways to the destination 1."""
 
 
 def move(name: str, num_bytes: int = 100, num_tokens: int = 10, **fields: object) -> Move:
@@ -40,7 +41,7 @@ def kinds(division: Division) -> dict[str, MigrationKind]:
     return {choice.request_id: choice.kind for choice in division.chosen}
 
 
-def test_first_fit_fills_links_first_and_what_fits_neither_waits() -> None:
+def test_first_fit_fills_ports_first_and_what_fits_neither_waits() -> None:
     division = divide([move(n) for n in "abcde"], Bin(200), Bin(20))
     assert kinds(division) == {"a": KV, "b": KV, "c": TOKENS, "d": TOKENS}
     assert division.waiting == ("e",)
@@ -125,7 +126,7 @@ def test_the_last_round_is_as_long_as_the_link_allows(per_s: float | None, most:
 
 
 def test_the_last_round_is_as_long_as_the_slowest_link_allows() -> None:
-    wide = move("a", link_bytes={A: 100, B: 50})
+    wide = move("a", port_bytes={A: 100, B: 50})
     assert final_blocks(wide, {A: Bin(None, per_s=250.0), B: Bin(None, per_s=1e9)}, MoveParams()) == 5
 
 
@@ -154,38 +155,39 @@ def test_a_rest_that_grows_as_fast_as_it_is_computed_goes_as_kv() -> None:
 
 # --- properties -------------------------------------------------------------------------------------------------
 
-LINKS = [(0, 2), (1, 2), (0, 3)]
+PORTS = [PortId(PortKind.NETWORK, 0, True), PortId(PortKind.CARD, 1, True), PortId(PortKind.CARD, 1, False)]
 bounds = st.integers(10, 60)
 
 
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[list[Move], dict, dict, MoveParams]:
-    links = {link: Bin(draw(bounds), draw(st.integers(0, 90)), draw(st.none() | st.floats(1.0, 1e3))) for link in LINKS}
+    rates = st.none() | st.floats(1.0, 1e3)
+    ports = {port: Bin(draw(bounds), draw(st.integers(0, 90)), draw(rates)) for port in PORTS}
     destinations = {group: Bin(draw(bounds), draw(st.integers(0, 90))) for group in (2, 3)}
     moves = [
         Move(
             f"r{i}", draw(st.sampled_from((2, 3))), draw(st.integers(1, 20)),
-            draw(st.dictionaries(st.sampled_from(LINKS), st.integers(1, 90), min_size=1)), draw(st.integers(1, 90)),
+            draw(st.dictionaries(st.sampled_from(PORTS), st.integers(1, 90), min_size=1)), draw(st.integers(1, 90)),
             draw(st.sampled_from((0.0, 0.1))), draw(st.integers(0, 3)),
         )
         for i in range(draw(st.integers(0, 9)))
     ]
-    return moves, links, destinations, MoveParams(fit=draw(st.sampled_from(Fit)))
+    return moves, ports, destinations, MoveParams(fit=draw(st.sampled_from(Fit)))
 
 
 def needs_of(choice: Choice, moves: list[Move], bins: Mapping) -> dict:
     """Recomputed here: what it takes of which bins."""
     made = next(m for m in moves if m.request_id == choice.request_id)
-    sizes = made.link_bytes if choice.kind is KV else {made.destination: made.num_tokens}
+    sizes = made.port_bytes if choice.kind is KV else {made.destination: made.num_tokens}
     return {name: size / (1 - made.growth * size / bins[name].bound) for name, size in sizes.items()}
 
 
 @given(cluster=clusters())
 def test_no_bin_is_overrun_and_nothing_is_divided_twice(cluster: tuple) -> None:
     """Beyond its bound, that is: the last one that ``soonest`` begins may reach into the next epoch."""
-    moves, links, destinations, params = cluster
+    moves, ports, destinations, params = cluster
     division = divide_moves(*cluster)
-    bins = links | destinations
+    bins = ports | destinations
     assert sorted([*(c.request_id for c in division.chosen), *division.waiting]) == sorted(m.request_id for m in moves)
     given_to: dict = {name: [] for name in bins}
     for choice in division.chosen:
@@ -205,15 +207,15 @@ def test_no_bin_is_overrun_and_nothing_is_divided_twice(cluster: tuple) -> None:
 @given(cluster=clusters())
 @settings(max_examples=40)
 def test_all_that_can_arrive_begins_at_last(cluster: tuple) -> None:
-    moves, links, destinations, params = cluster
-    bins = {name: found._replace(queued=float(found.queued)) for name, found in (links | destinations).items()}
+    moves, ports, destinations, params = cluster
+    bins = {name: found._replace(queued=float(found.queued)) for name, found in (ports | destinations).items()}
     left = {m.request_id: m for m in moves}
     for epoch in range(200):
         if not left:
             break
         split = {k: v for k, v in bins.items() if isinstance(k, tuple)}, {k: bins[k] for k in (2, 3)}
         # small ones come all the time, and must not keep the others out
-        young = [Move(f"n{epoch}", 2, 1, {LINKS[0]: 1}, 1)]
+        young = [Move(f"n{epoch}", 2, 1, {PORTS[0]: 1}, 1)]
         division = divide_moves([*left.values(), *young], *split, params)
         everyone = [*left.values(), *young]
         for choice in division.chosen:
@@ -223,7 +225,7 @@ def test_all_that_can_arrive_begins_at_last(cluster: tuple) -> None:
         left = {n: m._replace(num_waited=m.num_waited + 1) for n, m in left.items()}
         bins = {n: b._replace(queued=max(0.0, b.queued - b.bound)) for n, b in bins.items()}
     for stuck in left.values():
-        sizes = [*((bins[k].bound, s) for k, s in stuck.link_bytes.items())]
+        sizes = [*((bins[k].bound, s) for k, s in stuck.port_bytes.items())]
         assert any(stuck.growth * s >= b for b, s in sizes) or not final_blocks(stuck, split[0], params)
         assert stuck.growth * stuck.num_tokens >= bins[stuck.destination].bound
 
@@ -231,8 +233,8 @@ def test_all_that_can_arrive_begins_at_last(cluster: tuple) -> None:
 @given(cluster=clusters())
 def test_what_would_begin_as_tokens_now_does_not_change_to_kv(cluster: tuple) -> None:
     """The two questions agree, so that no move changes over as soon as it has begun."""
-    moves, links, destinations, params = cluster
+    moves, ports, destinations, params = cluster
     for made in moves:
-        division = divide_moves([made], links, destinations, params)
+        division = divide_moves([made], ports, destinations, params)
         if params.fit is Fit.SOONEST and division.chosen and division.chosen[0].kind is TOKENS:
-            assert not rest_as_kv(made, links, destinations, params)
+            assert not rest_as_kv(made, ports, destinations, params)

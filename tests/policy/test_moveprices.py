@@ -10,6 +10,7 @@ from jettison.cost.model import CostModel
 from jettison.cost.predictor import StepTimePredictor
 from jettison.cost.stepwork import NOTHING, StepWork
 from jettison.memory.kvtransfers import MigrationKind
+from jettison.policy.links import PortId, PortKind
 from jettison.policy.moveprices import (
     End,
     MovePrice,
@@ -22,11 +23,12 @@ from jettison.policy.moveprices import (
 )
 
 KV, TOKENS = MigrationKind.KV, MigrationKind.TOKENS
+OUT, IN = PortId(PortKind.NETWORK, 0, True), PortId(PortKind.NETWORK, 1, False)
 COST = CostModel(4, 1e-9, 1e-9, 1e-6, 1e-4, 1e-4, 1e-5, 1e-7, 1e-5, 1e-6)
 PREDICTOR = StepTimePredictor(4, COST)
 PRICES = MovePrices(PREDICTOR, lambda link: 1e6, link_byte_s=1e-8)
 FOUR, EIGHT = End(StepWork.decodes(4, 400)), End(StepWork.decodes(8, 800))
-MOVE = PricedMove(FOUR, EIGHT, {(0, 1): 10**6}, 512, 1 / 8, 64)
+MOVE = PricedMove(FOUR, EIGHT, {OUT: 10**6, IN: 10**6}, 512, 1 / 8, 64)
 
 
 def priced(kind: MigrationKind, move: PricedMove = MOVE, prices: MovePrices = PRICES) -> MovePrice:
@@ -40,8 +42,8 @@ def test_kv_costs_links_and_all_who_decode_at_their_ends() -> None:
 
 
 def test_the_slowest_link_is_what_a_request_waits_for_and_all_are_taken() -> None:
-    rates = {(0, 1): 1e6, (0, 2): 1e5}
-    two = MOVE._replace(link_bytes=dict.fromkeys(rates, 10**5))
+    rates = {OUT: 1e6, OUT._replace(number=2): 1e5, IN: 1e6}
+    two = MOVE._replace(port_bytes={**dict.fromkeys(rates, 10**5), IN: 2 * 10**5})
     assert priced(KV, two, MovePrices(PREDICTOR, rates.get)) == pytest.approx((1 / 8, 0.0, 1.1))
 
 
@@ -55,7 +57,7 @@ def test_tokens_cost_those_who_decode_at_the_destination() -> None:
 
 
 def test_what_is_not_known_has_no_price_and_is_not_refused() -> None:
-    assert price_move(MOVE, KV, PRICES._replace(link_bytes_per_s=lambda link: None)) is None
+    assert price_move(MOVE, KV, PRICES._replace(port_bytes_per_s=lambda port: None)) is None
     assert price_move(MOVE, TOKENS, PRICES._replace(predictor=StepTimePredictor(4))) is None
     assert is_worth([None], 0.0, 1.0, PriceParams())
 
@@ -75,10 +77,10 @@ def test_a_move_that_costs_more_than_it_saves_is_refused() -> None:
 def test_prices_grow_with_the_move_and_with_those_beside_it(
     kind: MigrationKind, num_bytes: int, tokens: int, share: float, step_tokens: int, more: int
 ) -> None:
-    move = PricedMove(FOUR, EIGHT, {(0, 1): num_bytes}, tokens, share, step_tokens)
+    move = PricedMove(FOUR, EIGHT, {OUT: num_bytes, IN: num_bytes}, tokens, share, step_tokens)
     price = priced(kind, move)
     assert min(price) >= 0.0
-    larger = priced(kind, move._replace(link_bytes={(0, 1): num_bytes + more}))
+    larger = priced(kind, move._replace(port_bytes={OUT: num_bytes + more, IN: num_bytes + more}))
     assert all(a <= b for a, b in zip(price, larger, strict=True))
     crowd = StepWork.decodes(8 + more, 800)
     assert priced(kind, move._replace(destination=End(crowd))).slowed_s >= price.slowed_s * (1 - 1e-6)

@@ -9,10 +9,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from jettison.live.engine.api import EngineSnapshot, WorkerSnapshot
 from jettison.server.batches import feeding
 from jettison.server.batches.feeding import ResultWriter, Window
 from jettison.server.batches.records import Batch, Result, Status
-from jettison.server.batches.window import MOST_S, Forecast, Rates, shown_s, window_s
+from jettison.server.batches.window import MOST_S, ONE, Capacity, Forecast, Rates, capacity_of, shown_s, window_s
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,50 @@ def test_a_profile_counts_until_something_is_measured():
     assert forecast.seconds_to_end(batch(), []) == pytest.approx(10 + 100)
     forecast.note_work(1000, 10.0)
     assert forecast.seconds_to_end(batch(), []) == pytest.approx(20)
+
+
+def with_sleepers(*wakes_s: float, num_awake: int = 1) -> Forecast:
+    """Ten tokens a second for each instance."""
+    forecast = Forecast(capacity=lambda: Capacity(num_awake, wakes_s))
+    forecast.note_work(100, 10.0)
+    for _ in range(20):
+        forecast.note_answer(10)
+    return forecast
+
+
+def test_a_window_is_judged_by_all_that_can_be_woken():
+    assert with_sleepers().seconds_to_end(batch(), []) == pytest.approx(200)
+    assert with_sleepers(20.0).seconds_to_end(batch(), []) == pytest.approx(20 + 180 / 2)
+    assert with_sleepers(20.0, num_awake=0).seconds_to_end(batch(), []) == pytest.approx(20 + 200)
+    assert with_sleepers(20.0).why_infeasible(batch(expires_at=120), [], 0.0) is None
+    assert "completion_window of 1m50s" in with_sleepers(20.0).why_infeasible(batch(expires_at=100), [], 0.0)
+    assert with_sleepers().why_infeasible(batch(expires_at=120), [], 0.0) is not None
+
+
+@pytest.mark.parametrize(("expires_at", "seconds"), [(300, 200), (150, 150), (100, 110)])
+def test_it_will_be_done_by_those_awake_or_at_its_deadline_or_by_all_that_there_are(expires_at, seconds):
+    assert with_sleepers(20.0).seconds_expected(batch(expires_at=expires_at), [], 0.0) == pytest.approx(seconds)
+    assert Forecast().seconds_expected(batch(), [], 0.0) is None
+
+
+def test_what_is_online_is_taken_off_what_a_profile_promises_and_not_off_what_was_measured():
+    forecast = Forecast(lambda: Rates(100.0, 10.0))
+    forecast.note_answer(10)
+    forecast.note_online(200, 30, 10.0, 1)  # 2 s of prompts and 3 s of answers in 10 s
+    assert forecast.seconds_to_end(batch(), []) == pytest.approx(2 * (10 + 100))
+    forecast.note_online(1e9, 0, 10.0, 1)
+    assert forecast.seconds_to_end(batch(), []) == pytest.approx(10 * (10 + 100)), "a burst is not for ever"
+    forecast.note_work(1000, 10.0, 2)
+    assert forecast.seconds_to_end(batch(), []) == pytest.approx(40), "50 a second for each of two"
+
+
+def test_those_asleep_count_as_the_engine_says_and_the_dead_come_back():
+    def worker(number, sleep, alive=True):
+        return WorkerSnapshot(number, 1, alive, 1, 1, 0, 1, 0, 0, sleep=sleep)
+
+    asleep = [worker(0, "awake"), worker(1, "awake", alive=False), worker(2, "asleep"), worker(3, "waking")]
+    assert capacity_of(EngineSnapshot("ready", 16, workers=asleep, wakes_s=(2.0,))) == Capacity(3, (2.0,))
+    assert capacity_of(EngineSnapshot("loading", 16)) == ONE
 
 
 def test_what_was_known_is_remembered():

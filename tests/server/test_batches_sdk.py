@@ -202,6 +202,21 @@ async def test_what_cannot_be_done_in_time_is_refused_with_the_time_that_is_enou
         assert batch.output_file_id is None
 
 
+async def test_the_engine_is_told_what_is_due_for_whom(serve, batch_settings):
+    engine = FakeEngine(delay_s=None)
+    async with serve(engine, batches=batch_settings()) as served, served.openai() as client:
+        batch = await until(client, await begin(client, jsonl(*(line(f"r{n}") for n in range(9)))), {"in_progress"})
+        async with asyncio.timeout(30):
+            while not engine.stored:
+                await asyncio.sleep(0.02)
+        (work,) = engine.stored
+        assert (work.name, work.num_requests) == (batch.id, 9)
+        assert {request.tenant for request in engine.accepted} <= {work.tenant}
+        assert {request.deadline_ns for request in engine.accepted} <= {work.deadline_ns}
+        engine.release()
+        await until(client, batch)
+
+
 async def test_a_live_estimate(serve, batch_settings):
     engine = FakeEngine(delay_s=None)
     async with serve(engine, batches=batch_settings()) as served, served.openai() as client:

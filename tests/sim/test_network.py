@@ -222,3 +222,13 @@ def test_links_of_one_class_and_rate_share_a_port(host_rate: int, expected: list
     host = LinkSpec(host_rate, 0.0, link_class=LinkClass.PCIE)
     loop, net = network(inside=near, host=host, machine_of={0: 0, 1: 0})
     assert ends(loop, net, (0, 1, 1000, FlowClass.KV), (0, host_of(0), 1000, FlowClass.KV)) == expected
+
+
+def test_workers_behind_one_card_share_it_and_what_stays_in_their_machine_does_not_take_it() -> None:
+    machines = {0: 0, 1: 0, 2: 1, 3: 1}
+    inside = LinkSpec(GB, 0.0, link_class=LinkClass.PCIE)
+    flows = [(0, 2, 1000, FlowClass.KV), (1, 3, 1000, FlowClass.KV), (1, 0, 1000, FlowClass.KV)]
+    loop, net = network(inside=inside, machine_of=machines, card_of=machines)
+    assert ends(loop, net, *flows) == [2000, 2000, 1000]
+    net.check()
+    assert ends(*network(inside=inside, machine_of=machines), *flows) == [1000, 1000, 1000], "a card each"

@@ -130,3 +130,12 @@ def test_copies_beside_the_steps_may_take_a_whole_step_and_copies_between_them_a
 def test_more_blocks_than_books_have_room_for_are_one_line(place: str, change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"^{place} .*KV blocks, and 10,000,000 can be simulated at most$"):
         cases_of(spec(**change), "file")
+
+
+def test_a_node_may_have_one_card() -> None:
+    shared = machine(preset="mell-4090", instances=16, link={"card_per_node": True, "within_node": False})
+    assert shared.topology.card_of == shared.topology.machine_of and set(shared.topology.card_of.values()) == {0, 1}
+    assert machine(preset="mell-4090", instances=16).topology.card_of == {}
+    with pytest.raises(ConfigError, match=r"^cluster.link.card_per_node goes with a preset only"):
+        parse_spec({"cluster": {"model": "qwen2.5-14b", "gpu": "h200", "link": {"card_per_node": True}},
+                    "workload": "burst"})  # fmt: skip

@@ -69,6 +69,15 @@ def test_the_least_spec_and_its_shorthands() -> None:
     assert drawn == RandomFaults(0, 4, 10)
 
 
+def test_batches_have_windows_and_an_endless_one_has_none() -> None:
+    batch = {"lengths": {"input": 10, "output": 5}, "num_requests": 8, "completion_window_s": 60, "tenant": "b"}
+    spec = parse_spec({"cluster": "kunserve-a", "workload": {"builtin": "burst", "batches": [batch, batch]}})
+    assert [(b.completion_window_s, b.tenant) for b in spec.workload.batches] == [(60.0, "b")] * 2
+    endless = {key: value for key, value in batch.items() if key != "num_requests"} | {"unfinished": 2}
+    with pytest.raises(ConfigError, match=r"workload\.batches\[0\]\.num_requests is missing: an endless batch"):
+        parse_spec({"cluster": "kunserve-a", "workload": {"builtin": "burst", "batches": [endless]}})
+
+
 def test_a_misspelt_section_is_told_before_the_missing_one() -> None:
     with pytest.raises(ConfigError, match=r"clusterr: unknown key \(did you mean 'cluster'\?\)"):
         parse_spec({"clusterr": "kunserve-a", "workload": "burst"})

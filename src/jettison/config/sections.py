@@ -18,6 +18,7 @@ from jettison.config.values import (
     float_from,
     int_from,
     json_object,
+    machine_list,
     nonempty,
     nonempty_list,
     or_none,
@@ -34,6 +35,7 @@ StepPriority = Literal["decode", "prefill"]
 Dispatch = Literal["freest", "fewest-requests"]
 Planner = Literal["throughput", "memory"]
 Migration = Literal["kv", "tokens", "adaptive"]
+MigrationFit = Literal["soonest", "first-fit", "best-fit"]
 Packer = Literal["none", "mell", "printed", "best-fit", "worst-fit", "load-balance"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
 ContentFormat = Literal["auto", "string", "openai"]
@@ -222,6 +224,14 @@ class OverloadConfig:
     migration_stop_ms: int = config_key(
         200, int_from(1), "migrate, adaptive: how long a request may stand still while its last blocks travel, 16 at "
         "most; where a link carries not even one in that time, requests go as tokens.", metavar="MS")
+    migration_fit: MigrationFit = config_key(
+        "soonest", Choice(MigrationFit), "adaptive, also of packing: which way a move takes where links and its "
+        "destination both have room. soonest: that in which it is done first; first-fit: as KV; best-fit: that whose "
+        "bounds it fills up most (the last two are MELL's).")
+    machines: tuple[int, ...] = config_key(
+        (), machine_list, "The machine of each instance, in order (0,0,1,1): those of one machine share its network "
+        "card, and migrations are divided by that (auto: as workers were placed; else one machine has all).",
+        metavar="N,N,...", unset="auto")
     exchange: Exchange = config_key(
         "auto", Choice(Exchange),
         "Running requests after a drop: send their KV, compute it again, attend to it remotely while it moves (live), "

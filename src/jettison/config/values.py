@@ -57,6 +57,17 @@ def size_from(minimum: int, *, power_of_two: bool = False) -> Parser:
     return parse
 
 
+def machine_list(value: object) -> tuple[int, ...]:
+    """Numbers of machines, with commas or as a list; empty where it says ``auto``."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if value == "auto":
+        return ()
+    if not isinstance(parts, list | tuple):
+        raise ValueError(f"needs the number of each instance's machine (0,0,1,1) or auto, not {shown(value)}")
+    numbers = (int_from(0)(part) for part in parts)
+    return tuple(number for number in numbers if isinstance(number, int))
+
+
 def int_from(minimum: int, maximum: int | None = None) -> Parser:
     """Whole numbers from ``minimum`` up to ``maximum``."""
     wanted = f"a whole number >= {minimum}" if maximum is None else f"a whole number from {minimum} to {maximum}"

@@ -9,19 +9,24 @@ Rule. Whatever could change what a group does next is noted here when it happens
 
 What depends on the clock or on prices as well is not a change and is asked for by itself (``core.moving.moves``).
 
+What is different for a single request (where it is, what it does, what moves it) is noted in ``stirred``, for a reader
+that looks at requests seldom: a step that gives a request its next token stirs nobody.
+
 ``touched`` is emptied where steps are planned, group by group; ``recent`` is what the event before this one has
 touched, for those who act earlier in an event than what they depend on.
 """
 
 from __future__ import annotations
 
-from jettison.types import GroupId, WorkerId
+from jettison.types import GroupId, RequestId, WorkerId
 
 
 class Changes:
     """Sets of ids; a group that is no more may be named."""
 
-    __slots__ = ("freer", "harvesting", "ledgers", "queued", "queued_online", "recent", "touched", "unnoted")
+    __slots__ = (
+        "ended", "freer", "harvesting", "ledgers", "queued", "queued_online", "recent", "stirred", "touched", "unnoted",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.touched: set[GroupId] = set()
@@ -42,6 +47,23 @@ class Changes:
         self.harvesting: set[GroupId] = set()
         """Groups that run offline requests or keep stored ones, or have done so: who looks at it takes those out that
         do so no more."""
+
+        self.stirred: set[RequestId] | None = None
+        """Requests that have changed queues, that are ending, or that something has begun or ended to move. The reader
+        empties it; None: there is no reader."""
+        self.ended: set[RequestId] = set()
+        """Of those, requests that are no more."""
+
+    def stir(self, request_id: RequestId) -> None:
+        """Something is different for a request."""
+        if self.stirred is not None:
+            self.stirred.add(request_id)
+
+    def end(self, request_id: RequestId) -> None:
+        """A request is no more."""
+        if self.stirred is not None:
+            self.stirred.add(request_id)
+            self.ended.add(request_id)
 
     def touch(self, group_id: GroupId) -> None:
         """Something is different for a group: what it may do next has to be asked again."""

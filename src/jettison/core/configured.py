@@ -19,7 +19,7 @@ from jettison.policy.dispatch import ORDERS
 from jettison.policy.links import MachineId
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.migration import MigrationParams
-from jettison.policy.movekinds import MoveParams
+from jettison.policy.movekinds import Fit, MoveParams
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.overload import OverloadParams
 from jettison.policy.packing.params import PackParams
@@ -58,11 +58,12 @@ def cluster_params(
 ) -> ClusterParams:
     """Policies and their numbers. ``num_host_slots``: blocks of one layer's KV that a worker's host pool holds.
 
-    ``machine_of``: where workers are not all in one machine.
+    ``machine_of``: where workers are not all in one machine; ``--machines`` has the last word.
     """
     overload, ladder = config.overload, parse_overload(config.overload.policy)
     rungs = with_offline(ladder.rungs, harvest_parts(config.offline.mode))
     packing = _pack_params(config.packing)
+    told = dict(enumerate(overload.machines))
     return ClusterParams(
         rungs=with_wake(rungs if packing is None else with_packing(rungs), ladder.static_pipeline),
         static_pipeline=ladder.static_pipeline,
@@ -84,13 +85,14 @@ def cluster_params(
             kind=_migration_kind(overload.migration_kind), max_step_tokens=overload.migration_step_tokens,
         ),
         packing=packing,
-        moves=MoveParams(stop_s=overload.migration_stop_ms / 1e3),
+        moves=MoveParams(fit=Fit(overload.migration_fit), stop_s=overload.migration_stop_ms / 1e3),
         drop_dwell_s=overload.drop_dwell_ms / 1e3,
         profile=profile,
         has_profiled_links=has_profiled_links,
         loading_bytes_per_s=loading_bytes_per_s,
         auto_restore=overload.restore_threshold > 0.0,
-        machine_of=machine_of or {},
+        machine_of=told or machine_of or {},
+        card_of=told or machine_of or {},
         faults=FaultParams(max_outage_s=config.faults.outage_timeout_s),
         awake=AwakeParams(
             config.sleep.min_awake, config.sleep.max_awake, config.sleep.mode == "auto", config.sleep.after_s

@@ -158,6 +158,8 @@ class ControlStream(Generic[Step, Command]):
     def __init__(self, has_input: Callable[[Step], bool]) -> None:
         """``has_input``: whether all that a later stage's step needs of the stage before is here, be it a failure."""
         self._has_input = has_input
+        self.holds_steps = False
+        """No step is ready, whatever has arrived: what else may begin does. For checks, where something has to meet."""
         self._entries: list[StepEntry[Step] | CommandEntry[Command]] = []
         """A few entries long: the controller keeps few steps in flight."""
         self._loading: CommandEntry[Command] | None = None
@@ -197,6 +199,8 @@ class ControlStream(Generic[Step, Command]):
 
     def is_ready(self, entry: StepEntry[Step]) -> bool:
         """Whether a step waits for no input: it is here, none is needed, or it can no longer come."""
+        if self.holds_steps:
+            return False
         return entry.previous is None or entry.orphaned or self._has_input(entry.step)
 
     def next_entry(self, now_ns: int = 0) -> StepEntry[Step] | CommandEntry[Command] | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from jettison.cost.hardware import HardwareProfile
 from jettison.memory.kvtransfers import ExchangeMode
 from jettison.policy.dispatch import DispatchOrder, by_freeness
-from jettison.policy.links import MachineId
+from jettison.policy.links import MachineId, PortMap
 from jettison.policy.merge import MergeStrategy
 from jettison.policy.migration import MigrationParams
 from jettison.policy.movekinds import MoveParams
@@ -82,6 +82,11 @@ class ClusterParams:
     machine_of: Mapping[WorkerId, MachineId] = field(default_factory=dict)
     """Who shares a machine: drop plans prefer partners and senders that are near. Workers that are not named are alone;
     empty = all are as near to each other."""
+    card_of: Mapping[WorkerId, int] = field(default_factory=dict)
+    """By which network card each reaches other machines: what goes through one card shares it. Workers that are not
+    named have cards of their own."""
+    card_bytes_per_s: float | None = None
+    """What a card carries in each direction; None: as its links were profiled, or measured."""
     exchange: ExchangeMode = ExchangeMode.AUTO
     """How stalled requests get to run again after a merge."""
     auto_restore: bool = True
@@ -101,6 +106,11 @@ class ClusterParams:
     def step_times(self) -> tuple[HardwareProfile | None, float]:
         """What is assumed of step times until steps have been seen: a profile, and what a pipeline reaches without."""
         return self.profile, self.overload.pipeline_efficiency
+
+    @property
+    def ports(self) -> PortMap:
+        """Which ports transfers between its workers take."""
+        return PortMap(self.machine_of, self.card_of)
 
     @property
     def profiled_link(self) -> tuple[float, float] | None:

@@ -1,8 +1,8 @@
 """The book: every call and every transfer under way, with its owner, its ends, its purpose and its bytes.
 
 An answer goes to its owner by one look-up. What a dead worker leaves under way is handed over to the recovery that
-waits for its end (``core.moving.recovering``). The bytes queued on a link are a sum over the book: prices and budgets
-come from there.
+waits for its end (``core.moving.recovering``). The bytes queued on a link, and at a port that links share, are sums
+over the book: prices and budgets come from there.
 
     opened by its owner --answer--> closed; the waiter takes the answer, then the owner goes on
             '--the owner is abandoned--> handed over to another owner, who waits for the same answer
@@ -15,10 +15,10 @@ equal ids; an answer to something that is not in the book concerns a past that i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from jettison.core.ports import (
     Action,
@@ -38,6 +38,7 @@ from jettison.core.ports import (
     WorkerFenced,
 )
 from jettison.core.requests import RequestState
+from jettison.policy.links import PortId, PortKind, PortMap
 from jettison.types import ShardId, TransferId, WorkerId
 
 Call = OfferLayout | ApplyLayout | LoadShard | KeepShard | FenceWorker
@@ -58,6 +59,10 @@ class Purpose(StrEnum):
 
 KV_PURPOSES = (Purpose.EXCHANGE, Purpose.RETURN, Purpose.MIGRATION, Purpose.HOST)
 """All that goes before parameters on a link."""
+
+
+APART = PortMap()
+"""Each worker has ports of its own."""
 
 
 class Owner(Protocol):
@@ -104,6 +109,8 @@ class PendingTransfer:
     num_bytes: int
     request: RequestState | None
     """Whose KV it carries: the request's blocks stay reserved at both ends until it has ended."""
+    ports: tuple[PortId, ...] = ()
+    """That it goes through."""
 
     @property
     def ends(self) -> tuple[WorkerId, WorkerId]:
@@ -121,8 +128,11 @@ class Link(NamedTuple):
 class Book:
     """All that is under way in one cluster."""
 
-    def __init__(self, kv_block_bytes: int, shard_bytes: Mapping[ShardId, int]) -> None:
-        """``kv_block_bytes``: of one block in one layer."""
+    def __init__(
+        self, kv_block_bytes: int, shard_bytes: Mapping[ShardId, int],
+        ports_of: Callable[[WorkerId, WorkerId], tuple[PortId, ...]] = APART.of,
+    ) -> None:
+        """``kv_block_bytes``: of one block in one layer. ``ports_of``: what a link goes through."""
         self.calls: dict[int, PendingCall] = {}
         self.transfers: dict[TransferId, PendingTransfer] = {}
         self.next_call_id = 1
@@ -133,6 +143,9 @@ class Book:
         self._shard_bytes = shard_bytes
         self._link_bytes: dict[Link, Counter[Purpose]] = {}
         """Of links with bytes under way, for the purposes that have any."""
+        self._ports_of = ports_of
+        self._port_bytes: dict[PortId, Counter[Purpose]] = {}
+        """The same of ports."""
         self._told: set[Owner] = set()
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -143,6 +156,23 @@ class Book:
         if by_purpose is None:
             return 0
         return sum(by_purpose[p] for p in purposes) if purposes else by_purpose.total()
+
+    def bytes_at(self, port: PortId, *purposes: Purpose) -> int:
+        """The same of all transfers that go through a port."""
+        by_purpose = self._port_bytes.get(port)
+        if by_purpose is None:
+            return 0
+        return sum(by_purpose[p] for p in purposes) if purposes else by_purpose.total()
+
+    def bytes_ahead(self, src: WorkerId, dst: WorkerId, *purposes: Purpose) -> int:
+        """What one more transfer over a link goes behind: all on that link, and where it goes through a card that
+        workers share, all that do."""
+        cards = [port for port in self._ports_of(src, dst) if port.kind is PortKind.CARD]
+        return max(self.bytes_between(src, dst, *purposes), *(self.bytes_at(port, *purposes) for port in cards), 0)
+
+    def is_shared(self, src: WorkerId, dst: WorkerId, purpose: Purpose) -> bool:
+        """Transfers for this purpose are under way through a port of the link."""
+        return any(self.bytes_at(port, purpose) for port in self._ports_of(src, dst))
 
     def calls_of(self, owner: Owner) -> list[PendingCall]:
         """In the order in which they were opened. O(calls under way)."""
@@ -180,7 +210,8 @@ class Book:
         """Enter a transfer that was made under ``next_transfer_id``: it is to be sent."""
         assert transfer.transfer_id == self.next_transfer_id, f"{transfer} is not number {self.next_transfer_id}"
         self.next_transfer_id += 1
-        pending = PendingTransfer(transfer, owner, waiter, purpose, self._num_bytes(transfer), request)
+        ports = self._ports_of(transfer.src, transfer.dst)
+        pending = PendingTransfer(transfer, owner, waiter, purpose, self._num_bytes(transfer), request, ports)
         self.transfers[transfer.transfer_id] = pending
         self._count(pending, pending.num_bytes)
         if request is not None:
@@ -189,13 +220,9 @@ class Book:
 
     def _count(self, pending: PendingTransfer, num_bytes: int) -> None:
         """So many bytes of it are on its link now, or (below 0) no more."""
-        link = Link(*pending.ends)
-        by_purpose = self._link_bytes.setdefault(link, Counter())
-        by_purpose[pending.purpose] += num_bytes
-        if not by_purpose[pending.purpose]:
-            del by_purpose[pending.purpose]
-        if not by_purpose:
-            del self._link_bytes[link]
+        _add(self._link_bytes, Link(*pending.ends), pending.purpose, num_bytes)
+        for port in pending.ports:
+            _add(self._port_bytes, port, pending.purpose, num_bytes)
 
     def _num_bytes(self, transfer: Transfer) -> int:
         if isinstance(transfer, SendShard):
@@ -268,9 +295,24 @@ class Book:
     def check(self) -> None:
         """Raise AssertionError on any broken invariant."""
         sums: dict[Link, Counter[Purpose]] = {}
+        at_ports: dict[PortId, Counter[Purpose]] = {}
         for transfer_id, pending in self.transfers.items():
             assert pending.transfer.transfer_id == transfer_id
             assert pending.request is None or transfer_id in pending.request.transfers, pending
             sums.setdefault(Link(*pending.ends), Counter())[pending.purpose] += pending.num_bytes
-        left = {link: +by_purpose for link, by_purpose in sums.items()}
-        assert self._link_bytes == {link: by_purpose for link, by_purpose in left.items() if by_purpose}
+            for port in pending.ports:
+                at_ports.setdefault(port, Counter())[pending.purpose] += pending.num_bytes
+        assert self._link_bytes == {link: +by_purpose for link, by_purpose in sums.items() if +by_purpose}
+        assert self._port_bytes == {port: +by_purpose for port, by_purpose in at_ports.items() if +by_purpose}
+
+
+_Place = TypeVar("_Place")
+
+
+def _add(sums: dict[_Place, Counter[Purpose]], place: _Place, purpose: Purpose, num_bytes: int) -> None:
+    by_purpose = sums.setdefault(place, Counter())
+    by_purpose[purpose] += num_bytes
+    if not by_purpose[purpose]:
+        del by_purpose[purpose]
+    if not by_purpose:
+        del sums[place]

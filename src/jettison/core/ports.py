@@ -158,6 +158,10 @@ class StoredWork(NamedTuple):
     num_prompt_tokens: int
     """Of all of these."""
     max_output_tokens: int
+    tenant: str = ""
+    """As their requests have it."""
+    name: str = ""
+    """For people."""
 
 
 class OfflineStored(NamedTuple):

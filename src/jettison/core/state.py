@@ -146,7 +146,10 @@ class ClusterState:
             VirtualTokens(lambda: (s.tenant for s in self.requests.values()), lambda: self.catch_up_all())
             for _ in range(2)
         )
-        self.book = Book(self.shape.block_bytes_per_layer(self.limits.block_size), self.shape.shard_bytes)
+        self.book = Book(
+            self.shape.block_bytes_per_layer(self.limits.block_size), self.shape.shard_bytes,
+            lambda src, dst: self.params.ports.of(src, dst),
+        )
         for worker_id, worker in self.workers.items():
             self.groups_of[worker_id] = []
             worker.ledger.report_to(self.changes.ledgers, worker_id)
@@ -171,6 +174,7 @@ class ClusterState:
         """What may be done with a request is different: its group has to be asked again."""
         self.changes.touched.add(state.group_id)
         self.changes.freer.add(state.group_id)
+        self.changes.stir(state.request_id)
 
     def resolve_ledgers(self) -> None:
         """Note the groups whose workers' ledgers were changed, by themselves or by others."""
@@ -337,6 +341,7 @@ class ClusterState:
     def forget(self, state: RequestState) -> None:
         """It is in no queue, and nothing of it is left."""
         del self.requests[state.request_id]
+        self.changes.end(state.request_id)
         (self.offline_tokens if state.is_offline else self.tokens).leave(state)
 
     def alive_workers(self) -> tuple[int, int]:

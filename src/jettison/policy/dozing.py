@@ -3,7 +3,7 @@
 Only without pressure; one that no online request has used for a while, and that the packing (where there is one) does
 not want; never so many that fewer than ``min_awake`` serve, or that those who are left could not compute the prompts
 that arrive: a packing knows of memory alone. Offline work keeps nobody awake, unless a deadline of it would be missed
-by those that are left.
+by those that are left (``policy.deadlines``).
 """
 
 from __future__ import annotations
@@ -23,15 +23,6 @@ class IdleGroup(NamedTuple):
     group_id: GroupId
     empty_s: float
     """Since the last of them left, or since it began to serve."""
-
-
-class OfflineWork(NamedTuple):
-    """One offline request that has a deadline."""
-
-    due_s: float
-    """From now."""
-    work_s: float
-    """Of one instance."""
 
 
 SHORT_SLEEP = 8
@@ -77,13 +68,3 @@ def choose_sleepers(
     may = [g for g in idle if g.empty_s >= after_s and (unwanted is None or g.group_id in unwanted)]
     may.sort(key=lambda g: (-g.empty_s, -g.group_id))
     return [g.group_id for g in may[: max(0, num_serving - min_awake)]]
-
-
-def misses_deadline(work: Sequence[OfflineWork], num_instances: int) -> bool:
-    """Whether so many instances, which serve what is due first, would be late with some of it."""
-    total_s = 0.0
-    for each in sorted(work):
-        total_s += each.work_s
-        if total_s > max(0, num_instances) * each.due_s:
-            return True
-    return False

@@ -1,12 +1,15 @@
-"""Who is near whom: decides between partners of a merge, and between senders of a shard, that are otherwise alike.
+"""Who is near whom, which decides between partners of a merge and between senders of a shard that are otherwise alike,
+and which ports a transfer goes through.
 
-Pure. Where the distances come from: ``core.load.distances``.
+Pure. Where the distances come from: ``core.load.distances``; rates of ports: ``core.load.portrates``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
 
 from jettison.types import WorkerId
 
@@ -45,3 +48,50 @@ class Links:
 
     def _one_way(self, src: MachineId, dst: MachineId) -> float:
         return NEAR if src == dst else self.between.get((src, dst), FAR)
+
+
+class PortKind(StrEnum):
+    """What a transfer goes through."""
+
+    CARD = "card"
+    """A network card that all workers of a machine share."""
+    NETWORK = "network"
+    """A worker's own way to other machines."""
+    MEMORY = "memory"
+    """Its way to the other workers of its machine."""
+    HOST = "host"
+    """Its way to its machine's host memory."""
+
+
+class PortId(NamedTuple):
+    """One direction of one port: every transfer that goes through it takes part of what it carries."""
+
+    kind: PortKind
+    number: int
+    """Of the card, or the worker."""
+    is_out: bool
+    """Bytes leave by it; else they come in. Of a host's: False, as both directions are one copy engine's."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortMap:
+    """Which ports transfers take (MELL, Fig. 9: two that go to other machines by one card share it)."""
+
+    machine_of: Mapping[WorkerId, MachineId] = field(default_factory=dict)
+    """Workers that are not named are alone in their machines."""
+    card_of: Mapping[WorkerId, int] = field(default_factory=dict)
+    """By which network card they reach other machines; those that are not named have one of their own."""
+
+    def of(self, src: WorkerId, dst: WorkerId) -> tuple[PortId, ...]:
+        """Where bytes from one worker to another leave and come in; to itself: its host's memory."""
+        if src == dst:
+            return (PortId(PortKind.HOST, src, False),)
+        if src in self.machine_of and self.machine_of[src] == self.machine_of.get(dst):
+            return PortId(PortKind.MEMORY, src, True), PortId(PortKind.MEMORY, dst, False)
+        return self._network(src, is_out=True), self._network(dst, is_out=False)
+
+    def _network(self, worker_id: WorkerId, *, is_out: bool) -> PortId:
+        card = self.card_of.get(worker_id)
+        if card is None:
+            return PortId(PortKind.NETWORK, worker_id, is_out)
+        return PortId(PortKind.CARD, card, is_out)

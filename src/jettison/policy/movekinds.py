@@ -1,10 +1,11 @@
-"""How each of an epoch's moves goes: as KV, over links, or as tokens, which its destination computes (MELL section V).
-Pure.
+"""How each of an epoch's moves goes: as KV, through ports, or as tokens, which its destination computes (MELL section
+V). Pure.
 
-Two kinds of bins: a link carries so many bytes an epoch without disturbing those who decode at its ends, a destination
-prefills so many tokens beside its batch (*boundaries*; measured by ``jettison profile``). All moves of the cluster are
-divided at once, each into the bins of one kind, so that what moves share is not overrun; what fits neither waits. A
-move has another size in either kind of bin, and grows while it goes: its request decodes on.
+Two kinds of bins: a port (a worker's own, or the network card of a machine) carries so many bytes an epoch without
+disturbing those who decode at its ends, a destination prefills so many tokens beside its batch (*boundaries*; measured
+by ``jettison profile``). All moves of the cluster are divided at once, each into the bins of one kind, so that what
+moves share is not overrun (Fig. 9: two sources behind one card); what fits neither waits. A move has another size in
+either kind of bin, and grows while it goes: its request decodes on.
 
     order         what has waited longest first, then as given
     fits          its bins have room for all of it. What is larger than a bin's whole bound would never go: it may
@@ -22,7 +23,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from jettison.memory.kvtransfers import MigrationKind
-from jettison.policy.exchange import LinkId
+from jettison.policy.links import PortId
 from jettison.types import GroupId, RequestId
 
 SOONER = 1.5
@@ -32,15 +33,15 @@ are estimates."""
 MAX_FINAL_BLOCKS = 16
 """Sent while a request stands still, at most (MELL section V, after Llumnix)."""
 
-BinId = LinkId | GroupId
-"""A link, which takes bytes, or a destination, which takes tokens."""
+BinId = PortId | GroupId
+"""A port, which takes bytes, or a destination, which takes tokens."""
 
 
 class Fit(StrEnum):
     """Which kind a move takes where both have room for it."""
 
     FIRST = "first-fit"
-    """KV: links are asked first."""
+    """KV: ports are asked first."""
     BEST = "best-fit"
     """The one whose bins it fills up most. Bins as they are in textbooks: a wide move goes where it is widest."""
     SOONEST = "soonest"
@@ -67,8 +68,8 @@ class Move(NamedTuple):
     destination: GroupId
     num_blocks: int
     """Of its KV."""
-    link_bytes: Mapping[LinkId, int]
-    """Its KV by link; > 0."""
+    port_bytes: Mapping[PortId, int]
+    """Its KV by the ports that it goes through; > 0."""
     num_tokens: int
     """That its destination would have to compute."""
     growth: float = 0.0
@@ -80,14 +81,14 @@ class Move(NamedTuple):
 
 
 class Bin(NamedTuple):
-    """What a link or a destination takes."""
+    """What a port or a destination takes."""
 
     bound: float | None
     """Bytes or tokens an epoch; 0: none. None: not known, so it takes one move, which measures it."""
     queued: float = 0.0
     """Left of what has begun in earlier epochs."""
     per_s: float | None = None
-    """Of a link: bytes a second as they go while nothing else does; None: not known."""
+    """Of a port: bytes a second as they go while nothing else does; None: not known."""
 
 
 class Choice(NamedTuple):
@@ -115,31 +116,31 @@ class _Way(NamedTuple):
     num_final_blocks: int = MAX_FINAL_BLOCKS
 
 
-def final_blocks(move: Move, links: Mapping[LinkId, Bin], params: MoveParams) -> int:
-    """Blocks that may travel while the request stands still: what its slowest link carries in ``stop_s``, at most
-    ``MAX_FINAL_BLOCKS``; 0 where not even one block does. A link of unknown rate is taken to carry them."""
+def final_blocks(move: Move, ports: Mapping[PortId, Bin], params: MoveParams) -> int:
+    """Blocks that may travel while the request stands still: what its slowest port carries in ``stop_s``, at most
+    ``MAX_FINAL_BLOCKS``; 0 where not even one block does. One of unknown rate is taken to carry them."""
     most = MAX_FINAL_BLOCKS
-    for link, num_bytes in move.link_bytes.items():
-        per_s = links[link].per_s
+    for port, num_bytes in move.port_bytes.items():
+        per_s = ports[port].per_s
         if per_s is not None:
             most = min(most, int(params.stop_s * per_s * move.num_blocks / num_bytes))
     return most
 
 
 def divide_moves(
-    moves: Iterable[Move], links: Mapping[LinkId, Bin], destinations: Mapping[GroupId, Bin], params: MoveParams
+    moves: Iterable[Move], ports: Mapping[PortId, Bin], destinations: Mapping[GroupId, Bin], params: MoveParams
 ) -> Division:
-    """Which moves begin in this epoch, and how. ``links`` and ``destinations``: at least those that moves name.
+    """Which moves begin in this epoch, and how. ``ports`` and ``destinations``: at least those that moves name.
 
     No bin is given more than its bound, but by one move that is larger than that, or, with ``soonest``, by the last.
     All that could arrive at all begins at last, as long as what has begun is done at the rate of the bounds.
     """
-    bins: list[tuple[BinId, Bin]] = [*links.items(), *destinations.items()]
+    bins: list[tuple[BinId, Bin]] = [*ports.items(), *destinations.items()]
     rooms = _Rooms(dict(bins))
     chosen: list[Choice] = []
     waiting: list[RequestId] = []
     for move in sorted(moves, key=lambda m: -m.num_waited):
-        ways = list(_ways(move, rooms, final_blocks(move, links, params)))
+        ways = list(_ways(move, rooms, final_blocks(move, ports, params)))
         preferred = _preferred(ways, rooms, params.fit)
         way = next((way for way in preferred if rooms.take(way.needs, params.fit is Fit.SOONEST)), None)
         if way is not None:
@@ -153,17 +154,17 @@ def divide_moves(
 
 
 def rest_as_kv(
-    move: Move, links: Mapping[LinkId, Bin], destinations: Mapping[GroupId, Bin], params: MoveParams
+    move: Move, ports: Mapping[PortId, Bin], destinations: Mapping[GroupId, Bin], params: MoveParams
 ) -> int:
     """The last round of a move that is under way as tokens, were what is missing to go as KV; 0: it goes on as tokens.
 
-    ``move``: what is missing; ``destinations``: without it. It changes over where its links have room, and would bring
-    it ``SOONER``: as it began the other moves had the links, or its destination's batch was smaller.
+    ``move``: what is missing; ``destinations``: without it. It changes over where its ports have room, and would bring
+    it ``SOONER``: as it began the other moves had the ports, or its destination's batch was smaller.
     """
-    rooms = _Rooms(dict([*links.items(), *destinations.items()]))
-    ways = {way.kind: way for way in _ways(move, rooms, final_blocks(move, links, params))}
+    rooms = _Rooms(dict([*ports.items(), *destinations.items()]))
+    ways = {way.kind: way for way in _ways(move, rooms, final_blocks(move, ports, params))}
     kv, tokens = ways.get(MigrationKind.KV), ways.get(MigrationKind.TOKENS)
-    if kv is None or any(links[link].bound is None for link in move.link_bytes) or not rooms.take(kv.needs, True):
+    if kv is None or any(ports[port].bound is None for port in move.port_bytes) or not rooms.take(kv.needs, True):
         return 0
     if tokens is not None and rooms.fill(tokens.needs) < SOONER * rooms.fill(kv.needs):
         return 0
@@ -173,7 +174,7 @@ def rest_as_kv(
 def _ways(move: Move, rooms: _Rooms, num_final_blocks: int) -> Iterator[_Way]:
     """The kinds in which it would ever arrive."""
     if move.may_kv and num_final_blocks:
-        needs = rooms.grown({link: float(n) for link, n in move.link_bytes.items()}, move.growth)
+        needs = rooms.grown({port: float(n) for port, n in move.port_bytes.items()}, move.growth)
         if needs is not None:
             yield _Way(MigrationKind.KV, needs, num_final_blocks)
     if move.may_tokens:
@@ -232,7 +233,7 @@ class _Rooms:
 
     def fill(self, needs: Mapping[BinId, float]) -> float:
         """Epochs until the fullest of them has taken this and all before it; an unknown one counts as done at once: the
-        first move over a link measures it."""
+        first move through a port measures it."""
         return max((self._epochs(name, need) for name, need in needs.items()), default=0.0)
 
     def _epochs(self, name: BinId, need: float) -> float:

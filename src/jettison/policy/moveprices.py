@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jettison.cost.predictor import StepTimePredictor
 from jettison.cost.stepwork import StepWork, step_of
 from jettison.memory.kvtransfers import MigrationKind
-from jettison.policy.exchange import LinkId
+from jettison.policy.links import PortId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class PricedMove(NamedTuple):
 
     source: End
     destination: End
-    link_bytes: Mapping[LinkId, int]
-    """As KV."""
+    port_bytes: Mapping[PortId, int]
+    """As KV: what goes through each port."""
     num_tokens: int
     """As tokens."""
     final_share: float
@@ -66,7 +66,7 @@ class MovePrices(NamedTuple):
     """What prices are made of."""
 
     predictor: StepTimePredictor
-    link_bytes_per_s: Callable[[LinkId], float | None]
+    port_bytes_per_s: Callable[[PortId], float | None]
     link_byte_s: float = 0.0
     """What a byte adds to a step at each end of its link."""
 
@@ -77,15 +77,17 @@ def price_move(move: PricedMove, kind: MigrationKind, prices: MovePrices) -> Mov
 
 
 def _price_kv(move: PricedMove, prices: MovePrices) -> MovePrice | None:
-    seconds: list[float] = []
-    for link, num_bytes in move.link_bytes.items():
-        rate = prices.link_bytes_per_s(link)
+    seconds: dict[PortId, float] = {}
+    for port, num_bytes in move.port_bytes.items():
+        rate = prices.port_bytes_per_s(port)
         if rate is None:
             return None
-        seconds.append(num_bytes / rate)
+        seconds[port] = num_bytes / rate
+    num_bytes = sum(amount for port, amount in move.port_bytes.items() if port.is_out)
     num_others = max(0, move.source.decodes.num_rows - 1) + move.destination.decodes.num_rows
-    added_s = prices.link_byte_s * sum(move.link_bytes.values())
-    return MovePrice(move.final_share * max(seconds, default=0.0), num_others * added_s, sum(seconds))
+    link_s = max(sum(s for p, s in seconds.items() if p.is_out is is_out) for is_out in (True, False))
+    slowest_s = max(seconds.values(), default=0.0)
+    return MovePrice(move.final_share * slowest_s, num_others * prices.link_byte_s * num_bytes, link_s)
 
 
 def _price_tokens(move: PricedMove, prices: MovePrices) -> MovePrice | None:

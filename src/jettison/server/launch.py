@@ -108,13 +108,13 @@ def batch_settings(config: EngineConfig, assembly: Assembly) -> BatchSettings:
 
 
 def _profiled_rates(assembly: Assembly) -> Rates | None:
-    """Of all instances together, in steps of the whole token budget and the best batches of decodes."""
+    """Of an instance, in steps of the whole token budget and the best batches of decodes."""
     profile, config = assembly.load_profile(), assembly.config
     rate = None if profile is None else profile.group_tokens_per_s(1)
     if profile is None or not rate:
         return None
     prompt_token_s = prefill_token_s(profile.cost, 1, config.scheduler.max_num_batched_tokens)
-    return Rates(config.instances / prompt_token_s, config.instances * rate)
+    return Rates(1.0 / prompt_token_s, rate)
 
 
 def sampling_defaults(config: EngineConfig) -> SamplingDefaults:

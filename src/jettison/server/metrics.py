@@ -126,6 +126,7 @@ _GAUGES = {
     "devices_used": "Instances and pipelines where online requests live.",
     "packing_owed": "Requests that live elsewhere than the packing wants, and are not on their way.",
     "packing_lost": "Instances and pipelines that requests take because moves were refused.",
+    "devices_needed_for_deadlines": "Instances that batches with completion windows take to be done in time.",
     "packing_utilisation": "Part of the KV memory of instances in use that requests hold.",
 }
 """Of rungs, shown while there are such rungs."""

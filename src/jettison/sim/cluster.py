@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -92,7 +92,7 @@ class SimulatedCluster:
             for stage in stages
         }
         self._capacity = {w: worker.memory.capacity_blocks for w, worker in self._workers.items()}
-        params = replace(setup.params, machine_of=setup.topology.near)
+        params = replace(setup.params, machine_of=setup.topology.near, card_of=setup.topology.card_of)
         self.core = ClusterCore(setup.shape, setup.limits, params, self._capacity, setup.secret)
         self.fast_forwards = FastForwards(
             self, self.loop, self.core.fast_forward, setup.hops.command_ns, setup.hops.report_ns
@@ -152,6 +152,11 @@ class SimulatedCluster:
         self._carry_out(self.core.request_migration(
             request_id, destination, self.loop.now_ns, kind=kind, max_step_tokens=max_step_tokens
         ))
+
+    def request_migrations(self, destinations: Mapping[RequestId, GroupId], kinds: Collection[MigrationKind]) -> None:
+        """Have requests go to other groups, each as suits it and the others; some wait for the next epoch."""
+        self.stop_fast_forwards()
+        self._carry_out(self.core.request_migrations(destinations, self.loop.now_ns, kinds))
 
     def request_sleep(self, worker_ids: Sequence[WorkerId], level: int = 2) -> None:
         """Put workers to sleep now. Raises ValueError where they cannot."""

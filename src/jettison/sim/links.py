@@ -1,6 +1,7 @@
 """What connects workers: kinds of links, their capacities, and who sits in which machine. Values only.
 
-A worker stands for an instance: its network cards (one a GPU) are one port with their sum.
+A worker stands for an instance: its network cards (one a GPU) are one port with their sum, unless all workers of a
+machine share one card.
 """
 
 from __future__ import annotations
@@ -87,6 +88,9 @@ class Topology:
     """To the host's memory, by copy engines that work beside the steps. None: the worker's own thread copies."""
     machine_of: Mapping[WorkerId, int] = field(default_factory=dict)
     """Workers that are not named are alone in their machines."""
+    card_of: Mapping[WorkerId, int] = field(default_factory=dict)
+    """Workers whose links between machines go through one card, which has the rate of ``between``. Those that are not
+    named have one each."""
 
     @property
     def near(self) -> Mapping[WorkerId, int]:
@@ -100,6 +104,17 @@ class Topology:
         if self.inside is not None and a in self.machine_of and self.machine_of[a] == self.machine_of.get(b):
             return self.inside
         return self.between
+
+
+    def ends(self, src: WorkerId, dst: WorkerId) -> tuple[PortId, PortId]:
+        """The ports that bytes leave by and come in by: a card's is named after the first of its workers."""
+        link = self.link(src, dst)
+        owners = (src, dst) if link is not self.between else (self._owner(src), self._owner(dst))
+        return PortId.of(owners[0], link), PortId.of(owners[1], link)
+
+    def _owner(self, worker_id: WorkerId) -> WorkerId:
+        card = self.card_of.get(worker_id)
+        return worker_id if card is None else min(w for w, c in self.card_of.items() if c == card)
 
 
 def host_of(worker_id: WorkerId) -> WorkerId:

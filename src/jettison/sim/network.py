@@ -1,4 +1,4 @@
-"""Modelled links: flows of bytes that share the workers' ports.
+"""Modelled links: flows of bytes that share the ports of workers, and of machines where these have one card.
 
 A flow takes from three capacities: what its sender's port can send, what its receiver's port can receive, and, at each
 end, what that port carries in both directions together (``LinkSpec.duplex_efficiency``). Between classes priority is
@@ -140,7 +140,7 @@ class Network:
     def _capacities(self, src: WorkerId, dst: WorkerId) -> tuple[Capacity, ...]:
         link = self.topology.link(src, dst)
         limit = link.bytes_per_s / NANOSECONDS
-        source, sink = PortId.of(src, link), PortId.of(dst, link)
+        source, sink = self.topology.ends(src, dst)
         if source not in self._out:
             self._add_port(source, limit, link.duplex_efficiency)
         if sink not in self._out:

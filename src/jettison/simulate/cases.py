@@ -36,7 +36,7 @@ from jettison.simulate.run import SimulationOptions, simulate_workload
 from jettison.simulate.spec import DEFAULT_POLICY, ExperimentSpec, RandomFaults, parse_spec
 from jettison.simulate.sweeps import SweepPoint, expand_sweep
 from jettison.simulate.workload_spec import WorkloadSpec
-from jettison.simulate.workloads import build_pool, build_workload
+from jettison.simulate.workloads import build_batches, build_pool, build_workload
 from jettison.workload.cautions import cautions_of
 from jettison.workload.prompts import PromptMaker
 
@@ -172,6 +172,7 @@ def run_case(
         # The prompts of `jettison bench` with this seed: what was computed before a preemption may still be cached.
         prompts=PromptMaker(seed=case.seed) if config.memory.enable_prefix_caching else None,
         pool=build_pool(spec.workload, case.seed),
+        batches=build_batches(spec.workload, case.seed),
         slo_ttft_s=objectives.ttft_s,
         slo_tpot_s=objectives.tpot_s,
         parameter_share=machine.parameter_share,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +14,9 @@ import numpy.typing as npt
 from jettison.core import ports
 from jettison.report.results import RequestRecord, Summary
 from jettison.sim.cluster import SimulatedCluster
-from jettison.simulate.batch_clients import BatchClient
+from jettison.simulate.batch_clients import BatchClients
 from jettison.types import NANOSECONDS, FinishReason, Request, RequestId, SamplingParams, ServiceClass
-from jettison.workload.pool import TENANT, OfflinePool
+from jettison.workload.pool import OfflinePool
 from jettison.workload.rows import TraceRow, as_columns
 
 _STATUS = {FinishReason.CANCELLED: "cancelled", FinishReason.ERROR: "failed"}
@@ -86,10 +88,10 @@ class Clients:
     def __init__(
         self, rows: Sequence[TraceRow], edge: Edge, make_prompt: Callable[[int, int], tuple[int, ...]], *,
         keeps_gaps: bool, max_request_tokens: int, on_end: Callable[[int], None] | None = None,
-        pool: OfflinePool | None = None, window_s: float = 0.0,
+        pools: Sequence[OfflinePool] = (), window_s: float = 0.0,
     ) -> None:
         """``make_prompt(index, num_tokens)`` gives token ids. Without ``keeps_gaps`` gaps go into ``gaps``, those of
-        offline requests into ``offline_gaps``. ``pool``: a batch beside them, endless until ``window_s``."""
+        offline requests into ``offline_gaps``. ``pools``: batches beside them; endless ones until ``window_s``."""
         self.records = [
             RequestRecord(i, row.arrival_s, row.input_tokens, row.output_tokens, is_offline=row.is_offline)
             for i, row in enumerate(rows)
@@ -108,36 +110,35 @@ class Clients:
         self._last_s: dict[RequestId, float] = {}
         self._next = 0
         self._cluster: SimulatedCluster | None = None
-        self._batch: BatchClient | None = None
-        if pool is not None:
-            turnaround_s = edge.response_s + edge.request_s
-            self._batch = BatchClient(
-                pool, len(self.records), window_s, turnaround_s, lambda record: self._ask(record, TENANT)
-            )
+        self._batches = BatchClients(
+            pools, count(len(self.records)), window_s, edge.response_s + edge.request_s,
+            lambda record, pool, due_ns: self._ask(record, pool.tenant, due_ns),
+        )
 
     def start(self, cluster: SimulatedCluster) -> None:
         """Send every request at its time. One event ahead at a time, so that a long workload needs no heap of it."""
         self._cluster = cluster
         self._await_next(cluster)
-        if self._batch is not None:
-            self._batch.start(cluster)
+        self._batches.start(cluster)
 
     @property
     def all_ended(self) -> bool:
         """Every request was sent and has come to its end; of an endless batch no more is sent."""
-        return self.num_ended == len(self.records) and (self._batch is None or self._batch.is_over)
+        return self.num_ended == len(self.records) and self._batches.is_over
 
     @property
     def all_records(self) -> list[RequestRecord]:
         """Those of the load, and of a batch beside it; but what an endless one had under way when the run ended."""
-        if self._batch is None:
-            return self.records
-        return [*self.records, *(r for r in self._batch.records if r.finished_s is not None)]
+        return [*self.records, *(r for r in self._batches.records if r.finished_s is not None)]
 
     @property
     def num_unfinished(self) -> int:
-        """Of a batch without end, when the run ended."""
-        return 0 if self._batch is None else self._batch.num_unfinished
+        """Of batches without end, when the run ended."""
+        return self._batches.num_unfinished
+
+    def batch_documents(self) -> list[dict[str, Any]]:
+        """What came of each batch with a completion window."""
+        return self._batches.documents()
 
     def close(self, now_s: float) -> None:
         """The run is over: what is open has failed."""
@@ -210,9 +211,9 @@ class Clients:
         self._count_end(record)
 
     def _count_end(self, record: RequestRecord) -> None:
-        if self._batch is not None and self._is_of_batch(record):
+        if self._is_of_batch(record):
             assert self._cluster is not None
-            self._batch.on_end(record, self._cluster)
+            self._batches.on_end(record, self._cluster)
             return
         self.num_ended += 1
         if self._on_end is not None:
@@ -229,7 +230,7 @@ class Clients:
         self._await_next(cluster)
         self._ask(record, "" if self._tenants is None else str(self._tenants[record.index]))
 
-    def _ask(self, record: RequestRecord, tenant: str) -> None:
+    def _ask(self, record: RequestRecord, tenant: str, due_ns: int | None = None) -> None:
         cluster = self._cluster
         assert cluster is not None
         record.sent_s = record.scheduled_s
@@ -245,6 +246,7 @@ class Clients:
         params = SamplingParams(max_tokens=record.wanted_tokens, temperature=0.0, ignore_eos=True)
         prompt = self._make_prompt(record.index, record.input_tokens)
         service_class = ServiceClass.OFFLINE if record.is_offline else ServiceClass.ONLINE
-        cluster.arrive_now(
-            Request(request_id, prompt, params, cluster.loop.now_ns, tenant=tenant, service_class=service_class)
-        )
+        cluster.arrive_now(Request(
+            request_id, prompt, params, cluster.loop.now_ns, tenant=tenant, service_class=service_class,
+            deadline_ns=due_ns,
+        ))

@@ -119,11 +119,13 @@ def _of_presets(cluster: ClusterSpec, base_dir: Path) -> Machine:
         name += f", steps as measured on {stored.fingerprint.hardware}"
     is_inside, unchanged = _changes_inside(cluster, preset), LinkChange()
     inside = preset.scale_up
+    nodes = {i: i // preset.instances_per_node for i in range(preset.num_instances)}
     topology = Topology(
         between=_link(preset.scale_out, instance, unchanged if is_inside else cluster.link),
         inside=None if inside is None else _link(inside, instance, cluster.link if is_inside else unchanged),
         host=LinkSpec.of(LinkClass.PCIE, instance.host_link_bytes_per_s),
-        machine_of={i: i // preset.instances_per_node for i in range(preset.num_instances)},
+        machine_of=nodes,
+        card_of=nodes if cluster.link.card_per_node else {},
     )
     # What plans count on: a plan may join any two instances.
     others = range(1, preset.num_instances) if preset.num_instances > 1 else (0,)

@@ -61,6 +61,8 @@ class SimulationOptions:
     an instance may use."""
     pool: OfflinePool | None = None
     """A batch beside the workload; not sent where offline requests are not served (``--offline none``)."""
+    batches: tuple[OfflinePool, ...] = ()
+    """Others; nor are they."""
     on_progress: Callable[[int, int], None] | None = None
     """Called with (requests ended, requests in all) as they end."""
     on_time: Callable[[float], None] | None = None
@@ -69,6 +71,11 @@ class SimulationOptions:
     """Called with the cluster before the first request: for what an operator asks of it at certain times."""
     observer: RunObserver | None = None
     """Told of every step, transfer, decision and token: a time line, say. The run is slower and its result the same."""
+
+    @property
+    def pools(self) -> tuple[OfflinePool, ...]:
+        """All batches."""
+        return self.batches if self.pool is None else (self.pool, *self.batches)
 
 
 def simulate_workload(
@@ -85,14 +92,14 @@ def simulate_workload(
         on_record=lambda record: observer.note_record(record),
         observer=options.observer,
     )
-    counts_tokens = options.pool is not None or workload.columns.is_offline is not None
+    counts_tokens = bool(options.pools) or workload.columns.is_offline is not None
     observer = Observer(cluster, options.observe_interval_s, options.on_time, counts_tokens=counts_tokens)
     limits = setup.limits
     clients = Clients(
         workload.rows, options.edge, _prompt_maker(options), keeps_gaps=keeps_gaps,
         max_request_tokens=min(limits.max_model_len, cluster.core.max_request_blocks() * limits.block_size),
         on_end=_progress(options, len(workload.rows)),
-        pool=options.pool if setup.params.offline.serves else None, window_s=workload.duration_s,
+        pools=options.pools if setup.params.offline.serves else (), window_s=workload.duration_s,
     )
     observer.start()
     cluster.inject(options.faults)
@@ -122,17 +129,19 @@ def _result(
     workload: Workload, cluster: SimulatedCluster, clients: Clients, observer: Observer, options: SimulationOptions,
     detail: bool, keeps_gaps: bool,
 ) -> RunResult:
-    beside = () if options.pool is None else (options.pool.describe(),)
+    beside = tuple(pool.describe() for pool in options.pools)
     notes = (*workload.notes, *not_modelled(workload), *beside)
     run = build_by_class(
         options.name, clients.all_records, window_s=workload.duration_s, objectives=options,
-        has_batch=options.pool is not None, num_unfinished=clients.num_unfinished, detail=detail,
+        has_batch=bool(options.pools), num_unfinished=clients.num_unfinished, detail=detail,
         config=_config(workload, notes, cluster, options), events=observer.events(),
         series=observer.series, client={"lag_s": dict.fromkeys(("mean", "p50", "p90", "p99", "max"), 0.0),
                                         "max_open_requests": clients.most_open},
     )
     if not keeps_gaps:
         _keep_gaps(run, clients, options.slo_tpot_s)
+    if due := clients.batch_documents():
+        run.config["batches"] = due
     run.config["fairness"] = _fairness(workload, notes, cluster, clients, options).as_dict()
     return run
 

@@ -69,6 +69,8 @@ class LinkChange:
     """Part of its rate that each direction keeps while both are busy: 1 full duplex, 0.5 half."""
     within_node: bool | None = None
     """Which link of a preset is changed: that inside a node, or that between nodes. None: what joins the instances."""
+    card_per_node: bool = False
+    """All instances of a node reach the others through one card, of this rate; else each instance has its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +306,7 @@ def _create(section: Section) -> Mapping[str, Any] | None:
 def _link(section: Section, form: str) -> LinkChange:
     if form != "preset":
         section.refuse("within_node", "goes with a preset only: there is but one kind of link here")
+        section.refuse("card_per_node", "goes with a preset only: instances have no nodes here")
     link = LinkChange(
         section.take("class", word("nvlink", "rdma", "pcie", "ethernet"), None),
         section.take("gbps", number(LEAST_GBPS, MOST_GBPS), None),
@@ -311,6 +314,7 @@ def _link(section: Section, form: str) -> LinkChange:
         section.take("efficiency", _share, None),
         section.take("duplex_efficiency", number(0.5, 1.0), None),
         section.take("within_node", boolean, None),
+        section.take("card_per_node", boolean, False),
     )
     section.close()
     return link

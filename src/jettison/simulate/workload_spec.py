@@ -80,6 +80,8 @@ class BatchSpec:
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
     start_s: float = 0.0
+    completion_window_s: float | None = None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ class WorkloadSpec:
     """With ``rows``: the length of the observation, where it is longer than until the last arrival."""
     offline: BatchSpec | None = None
     """What is beside the load, and is not shaped with it."""
+    batches: tuple[BatchSpec, ...] = ()
+    """More of that."""
 
 
 def parse_workload(raw: object, where: str) -> WorkloadSpec:
@@ -173,6 +177,7 @@ def parse_workload(raw: object, where: str) -> WorkloadSpec:
         mean_load_by=section.take("mean_load_by", word("users", "time"), "users"),
         span_s=section.take("span_s", above(0.0, MAX_ARRIVAL_S), None),
         offline=_batch(section.section("offline")) if section.has("offline") else None,
+        batches=tuple(_batch(Section(raw, where)) for raw, where in section.items("batches")),
     )
     _check(section, spec)
     section.close()
@@ -207,6 +212,7 @@ def _batch(section: Section) -> BatchSpec:
         section.take("num_requests", whole(1), None), section.take("max_input_tokens", whole(1, MAX_TOKENS), None),
         section.take("max_output_tokens", whole(1, MAX_TOKENS), None),
         section.take("start_s", number(0.0, MAX_ARRIVAL_S), 0.0),
+        section.take("completion_window_s", above(0.0, MAX_ARRIVAL_S), None), section.take("tenant", text, None),
     )
     section.close()
     if batch.lengths.trace is not None:
@@ -216,6 +222,8 @@ def _batch(section: Section) -> BatchSpec:
         raise ConfigError(
             f"{section.at('unfinished')} is missing: how many are to be in the system at any time; or num_requests"
         )
+    if batch.completion_window_s is not None and batch.num_requests is None:
+        raise ConfigError(f"{section.at('num_requests')} is missing: an endless batch has no completion window")
     return batch
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jettison.errors import ConfigError, TraceError
-from jettison.simulate.workload_spec import ArrivalSpec, LengthSpec, WorkloadSpec
+from jettison.simulate.workload_spec import ArrivalSpec, BatchSpec, LengthSpec, WorkloadSpec
 from jettison.workload import shaping
 from jettison.workload.arrivals import ArrivalProcess, Diurnal, OnOff, Steady
 from jettison.workload.lengths import LengthModel, LogNormalPair, published_lengths
@@ -80,12 +80,20 @@ def missing_file(spec: WorkloadSpec, base_dir: Path = Path()) -> str | None:
 
 def build_pool(spec: WorkloadSpec, run_seed: int) -> OfflinePool | None:
     """The batch beside the load, where there is one; the same for every load of this seed."""
-    batch = spec.offline
-    if batch is None:
-        return None
+    return None if spec.offline is None else _pool(spec.offline, run_seed if spec.seed is None else spec.seed)
+
+
+def build_batches(spec: WorkloadSpec, run_seed: int) -> tuple[OfflinePool, ...]:
+    """The others, likewise, each with draws of its own."""
+    seed = run_seed if spec.seed is None else spec.seed
+    return tuple(_pool(batch, seed + number) for number, batch in enumerate(spec.batches, 1))
+
+
+def _pool(batch: BatchSpec, seed: int) -> OfflinePool:
+    tenant = {} if batch.tenant is None else {"tenant": batch.tenant}
     return OfflinePool(
         _length_model(batch.lengths), batch.unfinished, batch.num_requests, batch.max_input_tokens,
-        batch.max_output_tokens, batch.start_s, run_seed if spec.seed is None else spec.seed,
+        batch.max_output_tokens, batch.start_s, seed, batch.completion_window_s, **tenant,
     )
 
 

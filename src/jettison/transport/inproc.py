@@ -38,6 +38,8 @@ class InProcessLink(Link):
         self._max_payload = (activation_bytes, bulk_bytes)
         self._other: InProcessLink | None = None
         self._open = True
+        self.holds_bulk = False
+        """There is no room for bulk frames, as if the peer had read none: so that what has to meet does."""
         self._failure: str | None = None
 
     @classmethod
@@ -63,7 +65,7 @@ class InProcessLink(Link):
         if not self.is_open:
             raise LinkDownError(f"link to worker {self.peer} is down: {self._failure or 'closed'}")
         slots, room = self._outgoing.free_slots, int(kind.is_bulk)
-        if slots[room] == 0:
+        if slots[room] == 0 or (self.holds_bulk and kind.is_bulk):
             return False
         payload = np.empty(nbytes, dtype=np.uint8) if nbytes else EMPTY
         if nbytes:

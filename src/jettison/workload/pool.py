@@ -29,10 +29,15 @@ class OfflinePool:
     """So are longer answers."""
     start_s: float = 0.0
     seed: int = 0
+    completion_window_s: float | None = None
+    """All are due so long after the start; None: at no time."""
+    tenant: str = TENANT
 
     def __post_init__(self) -> None:
         if self.unfinished is None and self.num_requests is None:
             raise ConfigError("an endless batch needs a number of unfinished requests")
+        if self.completion_window_s is not None and self.num_requests is None:
+            raise ConfigError("an endless batch has no completion window: give it a number of requests")
         for name in ("unfinished", "num_requests", "max_input_tokens", "max_output_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -57,4 +62,5 @@ class OfflinePool:
         cut = "".join(f", {what} cut to {most:,} tokens" for what, most in limits.items() if most is not None)
         how_many = "an endless batch" if self.num_requests is None else f"a batch of {self.num_requests:,} requests"
         at_once = "all at once" if self.unfinished is None else f"{self.unfinished} unfinished at any time"
-        return f"beside it {how_many}, {at_once}, from {self.start_s:g} s: {self.lengths.describe()}{cut}"
+        due = "" if self.completion_window_s is None else f", due within {self.completion_window_s:g} s"
+        return f"beside it {how_many}, {at_once}, from {self.start_s:g} s{due}: {self.lengths.describe()}{cut}"

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from jettison.config import EngineConfig
-from jettison.device import kernels as choice
-from jettison.device.kernels import native, onednn
+from jettison.device.kernels import Processor, native, onednn
 from jettison.device.kernels.processor import AMX_BF16
 from jettison.device.model.create import create_model
 from jettison.errors import NotReadyError
@@ -27,8 +26,11 @@ from jettison.types import FinishReason, Request, SamplingParams
 
 pytestmark = pytest.mark.skipif(not native.supported_variants(), reason="no native kernels built")
 
-BEST = f"native-{(native.supported_variants() or [''])[0]}"
+WITHOUT_TILES = tuple(name for name in native.supported_variants() if name != native.TILES)
+"""Also on a processor that has them, so that it is taken for one whose tiles nothing native uses."""
+BEST = f"native-{(WITHOUT_TILES or [''])[0]}"
 MIXED = f"{BEST}+torch-linear"
+AMX, PLAIN = Processor(AMX_BF16, WITHOUT_TILES), Processor(frozenset(), WITHOUT_TILES)
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +65,9 @@ def environment_of(pid: int) -> str:
     ({"kernels": "torch"}, "torch", False),
 ])
 def test_the_controller_settles_what_all_workers_compute_with(
-    flags: dict[str, object], kernels: str, independent: bool, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    flags: dict[str, object], kernels: str, independent: bool, model_dir: Path
 ) -> None:
-    monkeypatch.setattr(choice, "processor_features", lambda: AMX_BF16)
-    assembly = assemble(config_of(model_dir, **flags))
+    assembly = assemble(config_of(model_dir, **flags), AMX)
     assert {spec.kernels for spec in assembly.worker_specs} == {kernels}
     assert (assembly.kernels, assembly.rows_are_independent) == (kernels, independent)
     mark = deployment_of(assembly).fingerprint
@@ -76,9 +77,23 @@ def test_the_controller_settles_what_all_workers_compute_with(
     assert health["token_identity"] == (flags.get("dtype") == "float64")
 
 
-def test_without_amx_auto_is_native(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "processor_features", frozenset)
-    assert assemble(config_of(model_dir)).kernels == BEST
+def test_without_amx_auto_is_native(model_dir: Path) -> None:
+    assert assemble(config_of(model_dir), PLAIN).kernels == BEST
+
+
+@pytest.mark.skipif(native.TILES not in native.supported_variants(), reason="no tile registers here")
+def test_where_native_kernels_have_tiles_auto_is_native(model_dir: Path) -> None:
+    assembly = assemble(config_of(model_dir))
+    assert (assembly.kernels, assembly.rows_are_independent) == (f"native-{native.TILES}", True)
+
+
+@pytest.mark.parametrize("num_left", range(1, len(WITHOUT_TILES) + 1))
+def test_each_lesser_processor_settles_on_the_best_that_it_has(num_left: int, model_dir: Path) -> None:
+    """As on a processor without the wider instruction sets."""
+    variants = WITHOUT_TILES[-num_left:]
+    for dtype in ("bfloat16", "float32", "float64"):
+        assembly = assemble(config_of(model_dir, dtype=dtype), Processor(frozenset(), variants))
+        assert (assembly.kernels, assembly.rows_are_independent) == (f"native-{variants[0]}", True)
 
 
 def test_a_profile_of_other_kernels_lies_elsewhere(model_dir: Path) -> None:
@@ -99,14 +114,15 @@ async def test_a_cluster_runs_with_torchs_products(model_dir: Path, caplog: pyte
     """Real workers, a merge and a restore under load; what is printed and reported."""
     rng = random.Random(2)
     engine = Engine(config_of(model_dir, kernels="native+torch-linear", restore_dwell_ms=0))
+    here = f"native-{native.supported_variants()[0]}+torch-linear"
     with pytest.raises(NotReadyError):
         engine.deployment_document()
     try:
         with caplog.at_level(logging.INFO):
             await engine.start()
-        assert f"kernels {MIXED}: products by torch" in caplog.text
+        assert f"kernels {here}: products by torch" in caplog.text
         document = engine.deployment_document()
-        assert document["fingerprint"]["kernels"] == MIXED  # type: ignore[index]
+        assert document["fingerprint"]["kernels"] == here  # type: ignore[index]
         for worker in engine.snapshot().workers:
             assert f"{onednn.ONEDNN_CACHES[0]}={onednn.NUM_KEPT_PRODUCTS}" in environment_of(worker.pid)
         params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)

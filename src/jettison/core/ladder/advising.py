@@ -50,7 +50,7 @@ class Adviser:
         behind = len(group.queues.waiting) - len(ahead)
         num_others = len(group.queues.running) + len(group.queues.moving) + behind - 1
         book = self._state.book
-        queued = {link: book.bytes_between(*link, *KV_PURPOSES) for link in stalled.links | load.keys()}
+        queued = {link: book.bytes_ahead(*link, *KV_PURPOSES) for link in stalled.links | load.keys()}
         num_tokens = sum(s.num_tokens for s in ahead) + stalled.num_given_up_tokens
         return ExchangeQueue(queued, num_tokens, stalled.waited_s, max(0, num_others))
 

@@ -124,6 +124,11 @@ class Ladder:
         return max((rung.missing_bytes for rung in self.rungs), default=0)
 
     @property
+    def wakes_s(self) -> tuple[float, ...]:
+        """What waking each sleeper that may be woken would take, the soonest first."""
+        return next((wakes_s for rung in self.rungs if (wakes_s := rung.wakes_s)), ())
+
+    @property
     def forms_pipelines(self) -> bool:
         """Groups may merge."""
         return any(rung.forms_pipelines for rung in self.rungs)

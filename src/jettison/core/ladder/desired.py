@@ -2,75 +2,40 @@
 Devices of a packing are groups, pools are groups of like memory.
 
 Decisions are ``policy.packing``'s. Here groups and requests become its devices and operations: what has come, grown,
-gone, or changed its group without being asked since it was looked at last. Offline requests are not packed.
+gone, or changed its group without being asked since it was looked at last. Which requests have to be looked at for that
+is ``core.ladder.seats``'; a pass costs nothing for the others. Offline requests are not packed.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
-from jettison.core.ladder.prefixes import Prefixes
-from jettison.core.ladder.prompts import decodes_of, num_for_arrivals, prompt_rate_of
+from jettison.core.ladder.growing import Growths, growth_rates, held_blocks, size_of
+from jettison.core.ladder.newcomers import comes_in_time, has_room
+from jettison.core.ladder.prompts import num_for_arrivals
+from jettison.core.ladder.seats import Pool, Seat, Seats, arrival, arrival_again
 from jettison.core.load.views import Loads
 from jettison.core.moving.migrations import Migrations, may_go
 from jettison.core.moving.moves import Moves
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
-from jettison.cost.stepwork import step_of
 from jettison.policy.links import MachineId
 from jettison.policy.packing.lost import devices_lost
 from jettison.policy.packing.mell import Packing
 from jettison.policy.packing.named import PACKERS
-from jettison.policy.packing.params import PackParams, breaks_ttft, devices_needed, head_room_blocks
-from jettison.policy.packing.reserve import Growing, plan_resizes, reserved_blocks
-from jettison.policy.packing.types import Arrive, Depart, Grip, Operation, Packer, PackingParams
+from jettison.policy.packing.params import PackParams, devices_needed, head_room_blocks
+from jettison.policy.packing.reserve import Growing, plan_resizes
+from jettison.policy.packing.types import Depart, Grip, Packer, PackingParams
 from jettison.policy.slo import objectives
 from jettison.types import GroupId, RequestId
 
-
-@dataclass(slots=True, eq=False)
-class _Pool:
-    """Groups of like memory."""
-
-    packer: Packer
-    full: int
-    """Blocks of each."""
-    head_room: int
-    """Of them, what is left free."""
-    devices: set[GroupId] = field(default_factory=set)
-    batch: list[Operation] = field(default_factory=list)
-    """For the next plan."""
-    prefixes: Prefixes = field(default_factory=Prefixes)
-    is_saturated: bool = False
-    """At the last look: what its requests hold takes all devices, so packing them could empty none."""
-
-    @property
-    def capacity(self) -> int:
-        """Blocks that are packed of each."""
-        return max(1, self.full - self.head_room)
-
-    @property
-    def gathers(self) -> bool:
-        """Its packer is after few devices, and not after even ones."""
-        return bool(getattr(self.packer, "gathers", True))
-
-
-@dataclass(slots=True, eq=False)
-class _Seat:
-    """A request in a packing."""
-
-    pool: _Pool
-    group_id: GroupId
-    """Where it was when it was looked at last."""
-    num_blocks: int
-    """Its size there: with a reserve."""
-    grip: Grip = Grip.FREE
-    held_until_ns: int = 0
+MOST_ASKED = 64
+"""Groups whose rate of prompts is asked for where the mean of all is wanted: each is a search by the predictor."""
 
 
 class Owed(NamedTuple):
@@ -89,11 +54,11 @@ class Desired:
         self._loads = loads
         self._moves = moves
         self._migrations = migrations
-        self._pools: dict[int, _Pool] = {}
+        cluster.changes.stirred = set()
+        self._pools: dict[int, Pool] = {}
         """By blocks of their groups."""
-        self._seats: dict[RequestId, _Seat] = {}
-        self._here: defaultdict[GroupId, set[RequestId]] = defaultdict(set)
-        """By ``_Seat.group_id``."""
+        self._seats = Seats()
+        self._growths = Growths(self._seats)
         self._blocks_per_s: dict[GroupId, float] = {}
         """By which a decoding request of each group grew when it was looked at last."""
         self._machine_of: dict[GroupId, MachineId] = {}
@@ -120,7 +85,7 @@ class Desired:
     def closed(self) -> frozenset[GroupId]:
         """Groups where no online request lives, nor should."""
         groups = self._cluster.groups
-        empty = (g for g in self.devices() - self.active() if g in groups)
+        empty = (self.devices() - self.active()) & groups.keys()
         return frozenset(g for g in empty if not groups[g].queues.serves_online and not groups[g].queues.waiting)
 
     def num_needed(self) -> int:
@@ -128,20 +93,21 @@ class Desired:
         take."""
         cluster, num_active = self._cluster, sum(len(pool.packer.active) for pool in self._pools.values())
         out = [s for g in self._loads.kept_out if g in cluster.groups for s in cluster.groups[g].queues.waiting]
-        waiting = [s for s in (*out, *cluster.unplaced_online()) if s.request_id not in self._seats]
+        waiting = [s for s in (*out, *cluster.unplaced_online()) if s.request_id not in self._seats.by_id]
         num_blocks = sum(cluster.limits.blocks_for(s.num_tokens) for s in waiting)
         largest = max((pool.capacity for pool in self._pools.values()), default=0)
         num_packed = devices_needed(num_active, num_blocks, largest) if largest else num_active
-        return max(num_packed, num_for_arrivals(cluster, self._loads, cluster.groups.values()))
+        some = islice(cluster.groups.values(), 0, None, -(-len(cluster.groups) // MOST_ASKED) or 1)
+        return max(num_packed, num_for_arrivals(cluster, self._loads, some))
 
     def refuses(self) -> bool:
         """Somebody is held where it is, because its move costs more than it saves."""
-        return any(seat.grip is Grip.HELD for seat in self._seats.values())
+        return bool(self._seats.held)
 
     def num_lost(self) -> int:
         """Groups that the packings take beyond those that they would without refused moves, packed anew (MELL's
         classes); 0 where none is refused."""
-        held: dict[int, _Pool] = {s.pool.full: s.pool for s in self._seats.values() if s.grip is Grip.HELD}
+        held = {seat.pool.full: seat.pool for seat in self._seats.in_order(self._seats.held)}
         return sum(
             devices_lost([pool.packer.requests_on(d) for d in pool.packer.active], pool.capacity)
             for pool in held.values()
@@ -149,23 +115,31 @@ class Desired:
 
     def share_used(self) -> float:
         """Of the KV memory of groups where online requests live, what requests hold; 0 where there are none."""
-        used = [g for d in self.devices() if (g := self._cluster.groups.get(d)) and g.queues.serves_online]
+        used = list(self._used())
         return sum(g.blocks.num_used for g in used) / max(1, sum(g.blocks.capacity for g in used))
 
     def num_used(self) -> int:
         """Groups where online requests live."""
-        groups = self._cluster.groups
-        return sum(groups[d].queues.serves_online for d in self.devices() if d in groups)
+        return sum(1 for _ in self._used())
+
+    def _used(self) -> Iterator[Group]:
+        for pool in self._pools.values():
+            for device in pool.devices:
+                if (group := self._cluster.groups.get(device)) is not None and group.queues.serves_online:
+                    yield group
 
     def owed(self) -> Iterator[Owed]:
         """Who lives elsewhere than it should, in the order in which they came to the packing."""
-        groups = self._cluster.groups
-        for request_id, seat in self._seats.items():
-            state = self._cluster.requests.get(request_id)
+        groups, astray = self._cluster.groups, self._seats.astray
+        for seat in self._seats.in_order(astray | self._stirred):
+            state = self._cluster.requests.get(seat.request_id)
             if state is None or state.ending is not None or state.group_id not in seat.pool.devices:
                 continue
-            device = seat.pool.packer.device_of(request_id)
-            if device != state.group_id and device in groups and state.group_id in groups:
+            device = seat.pool.packer.device_of(seat.request_id)
+            if device == state.group_id:
+                astray.discard(seat.request_id)
+            elif device in groups and state.group_id in groups:
+                astray.add(seat.request_id)
                 yield Owed(state, groups[state.group_id], groups[device])
 
     def capacity_of(self, group_id: GroupId) -> int:
@@ -202,66 +176,143 @@ class Desired:
         """Requests may have ended there."""
         self._stale.update(group_ids)
 
+    @property
+    def _stirred(self) -> set[RequestId]:
+        """Requests for which something is different since the last pass."""
+        stirred = self._cluster.changes.stirred
+        assert stirred is not None, "what is different is not noted"
+        return stirred
+
     def refresh(self, now_ns: int) -> None:
         """Plan from the desired placement, for all that has happened since the last time."""
         self._update_pools()
-        growing: defaultdict[int, list[Growing]] = defaultdict(list)
-        seen: set[RequestId] = set()
         moving = {m.state.request_id for m in self._migrations.under_way}
-        fresh: list[tuple[_Seat, RequestState]] = []
-        for full, pool in self._pools.items():
+        looked_at, gone = self._look_at(self._stirred | self._seats.restless | moving)
+        self._stirred.clear()
+        self._cluster.changes.ended.clear()
+        fresh: list[tuple[Seat, RequestState]] = []
+        resizes: list[tuple[Pool, list[Growing]]] = []
+        growth_of = growth_rates(self._cluster)
+        for pool in self._pools.values():
+            rows: list[Growing] = []
             for device in sorted(pool.devices):
                 group = self._cluster.groups[device]
-                self._blocks_per_s[device] = rate = self._growth(group)
-                for state in group.queues.online_requests():
-                    if state.ending is not None or _held(group, state) > pool.full:
-                        continue
-                    seen.add(state.request_id)
+                self._blocks_per_s[device] = rate = growth_of(group)
+                kept: list[RequestState] = []
+                for state in looked_at.get(device, ()):
                     seat = self._seat_of(state, pool, group)
                     if seat is None:
                         fresh.append((self._take_seat(state, pool, group, rate), state))
                         continue
                     self._set_grip(seat, state, moving, now_ns)
-                    held = min(_held(group, state), pool.capacity)
-                    growing[full].append(Growing(state.request_id, held, seat.num_blocks, rate))
-        for request_id in [r for r in self._seats if r not in seen]:
-            self._leave_seat(request_id)
-        for full, rows in growing.items():
-            pool = self._pools[full]
-            for resize in plan_resizes(rows, pool.capacity, self._params.reserve):
-                self._seats[resize.request_id].num_blocks = resize.num_blocks
-                pool.batch.append(resize)
-        packed: Counter[int] = Counter()
-        for seat in self._seats.values():
-            packed[seat.pool.full] += seat.num_blocks
-        for full, pool in self._pools.items():
-            _apply(pool)
-            pool.is_saturated = pool.gathers and -(-packed[full] // pool.capacity) >= len(pool.devices)
+                    kept.append(state)
+                due = self._growths.due(group, math.ceil(rate * self._params.reserve.epoch_s))
+                if due or kept:
+                    rows += self._growing(due, kept, pool, group, gone)
+            resizes.append((pool, rows))
+        for seat in self._seats.in_order(gone):
+            self._seats.leave(seat.request_id)
+        for pool, rows in resizes:
+            self._resize(pool, rows)
+        for pool in self._pools.values():
+            self._seats.apply(pool)
+            pool.is_saturated = pool.gathers and -(-pool.num_reserved // pool.capacity) >= len(pool.devices)
         for seat, state in fresh:
             self._set_grip(seat, state, moving, now_ns)
+            self._growths.arm(seat, state, self._cluster.groups[seat.group_id])
         self._stale.clear()
+
+    def _look_at(
+        self, request_ids: Iterable[RequestId]
+    ) -> tuple[dict[GroupId, list[RequestState]], list[RequestId]]:
+        """Online requests by packed groups where they are, and the others, which are in none."""
+        cluster = self._cluster
+        pool_of = {device: pool for pool in self._pools.values() for device in pool.devices}
+        found: defaultdict[GroupId, list[RequestState]] = defaultdict(list)
+        gone: list[RequestId] = []
+        for request_id in request_ids:
+            state, seat = cluster.requests.get(request_id), self._seats.get(request_id)
+            if seat is not None:
+                seat.armed = 0  # it is looked at now
+            if state is not None and self._belongs(state, pool_of.get(state.group_id)):
+                found[state.group_id].append(state)
+            elif seat is not None:
+                gone.append(request_id)
+        return {
+            device: self._in_turn(pool_of[device], cluster.groups[device], states) for device, states in found.items()
+        }, gone
+
+    def _belongs(self, state: RequestState, pool: Pool | None) -> bool:
+        """It is packed where it is; ``pool``: its group's."""
+        if pool is None or state.is_offline or state.ending is not None or state.request_id in self._cluster.unplaced:
+            return False
+        return held_blocks(self._cluster.groups[state.group_id], state) <= pool.full
+
+    def _in_turn(
+        self, pool: Pool, group: Group, states: list[RequestState], growth: int = 0
+    ) -> list[RequestState]:
+        """As the group has them, where the packing would notice another order: of new ones, and of those of class S or
+        above (once they have grown by so many blocks); other packers than MELL's notice it of all."""
+        if len(states) < 2:
+            return states
+        sizes = {state.request_id: held_blocks(group, state) + growth for state in states}
+        seats = [seat for r in sizes if (seat := self._seats.get(r)) is not None and self._is_at(seat, pool, group)]
+        num_big = sum(seat.is_big(sizes[seat.request_id]) for seat in seats)
+        if len(seats) == len(states) and num_big < 2 and type(pool.packer) is Packing:
+            return states
+        return [state for state in group.queues.online_requests() if state.request_id in sizes]
+
+    def _is_at(self, seat: Seat, pool: Pool, group: Group) -> bool:
+        """Its request is where it was, or should be."""
+        return seat.pool is pool and group.group_id in (seat.group_id, pool.packer.device_of(seat.request_id))
+
+    def _growing(
+        self, due: Sequence[Seat], kept: Sequence[RequestState], pool: Pool, group: Group, gone: list[RequestId]
+    ) -> list[Growing]:
+        """Who of a group may have outgrown its reserve; those that hold more than there is are gone."""
+        states, rows, rate = list(kept), list[Growing](), self._blocks_per_s[group.group_id]
+        for seat in due:
+            state = self._cluster.requests[seat.request_id]
+            if self._belongs(state, pool):
+                states.append(state)
+            else:
+                gone.append(seat.request_id)
+        for state in self._in_turn(pool, group, states, math.ceil(rate * self._params.reserve.ahead_s)):
+            seat = self._seats.by_id[state.request_id]
+            held = min(held_blocks(group, state), pool.capacity)
+            rows.append(Growing(state.request_id, held, seat.num_blocks, rate))
+        return rows
+
+    def _resize(self, pool: Pool, rows: Sequence[Growing]) -> None:
+        for resize in plan_resizes(rows, pool.capacity, self._params.reserve):
+            self._seats.resize(self._seats.by_id[resize.request_id], resize.num_blocks)
+            pool.batch.append(resize)
+        for row in rows:
+            seat = self._seats.by_id[row.request_id]
+            state = self._cluster.requests[row.request_id]
+            self._growths.arm(seat, state, self._cluster.groups[seat.group_id])
 
     def note_moved(self, request_id: RequestId, group_id: GroupId) -> None:
         """It lives there now because it was told to, be it only on its way."""
         if (seat := self._seats.get(request_id)) is not None:
-            self._note_here(request_id, seat, group_id)
+            self._seats.note_here(seat, group_id)
 
     def send(self, request_id: RequestId, group_id: GroupId) -> None:
         """It should live there now, whatever the packing says."""
         seat = self._seats.get(request_id)
         if seat is not None and group_id in seat.pool.devices:
-            seat.grip = Grip.PINNED
-            seat.pool.batch += [Depart(request_id), self._arrive(request_id, seat, group_id)]
-            _apply(seat.pool)
+            self._seats.grip(seat, Grip.PINNED)
+            seat.pool.batch += [Depart(request_id), arrival_again(seat, group_id)]
+            self._seats.apply(seat.pool)
 
     def hold(self, request_ids: Iterable[RequestId], until_ns: int) -> None:
         """They stay where they are for so long, unless that overflows: their moves cost more than they save."""
-        seats = [(request_id, self._seats[request_id]) for request_id in request_ids]
-        for request_id, seat in seats:
-            seat.grip, seat.held_until_ns = Grip.HELD, until_ns
-            seat.pool.batch += [Depart(request_id), self._arrive(request_id, seat, seat.group_id)]
+        for seat in [self._seats.by_id[request_id] for request_id in request_ids]:
+            self._seats.grip(seat, Grip.HELD)
+            seat.held_until_ns = until_ns
+            seat.pool.batch += [Depart(seat.request_id), arrival_again(seat, seat.group_id)]
         for pool in self._pools.values():
-            _apply(pool)
+            self._seats.apply(pool)
 
     def is_packed(self, group: Group) -> bool:
         """It may hold requests that are packed: merged groups, and those whose layouts change or that are about to
@@ -271,7 +322,7 @@ class Desired:
             return False
         if group.paused or self._moves.is_moving(group) or self._moves.is_emptying(group):
             return False
-        return all(len(cluster.groups_of[w]) == 1 for w in group.worker_ids)
+        return not cluster.shared_workers or cluster.shared_workers.isdisjoint(group.worker_ids)
 
     def _update_pools(self) -> None:
         """As many pools as there are sizes of groups, each with the groups that there are now."""
@@ -281,28 +332,35 @@ class Desired:
             for full in list(self._pools):
                 self._forget_pool(full)
         found: defaultdict[int, set[GroupId]] = defaultdict(set)
-        for group_id, group in self._cluster.groups.items():
-            if self.is_packed(group):
+        cluster = self._cluster
+        is_calm = not (self._moves.moving_workers() or cluster.shared_workers or cluster.pipelines)
+        for group_id, group in cluster.groups.items():
+            if not group.paused if is_calm else self.is_packed(group):
                 found[group.blocks.capacity].add(group_id)
                 worker_id = group.worker_ids[0]
-                self._machine_of[group_id] = self._cluster.params.machine_of.get(worker_id, worker_id)
+                self._machine_of[group_id] = cluster.params.machine_of.get(worker_id, worker_id)
         for full in self._pools.keys() - found.keys():
             self._forget_pool(full)
         for full in sorted(found, reverse=True):
             pool = self._pool_with_room(full)
             for device in sorted(found[full] - pool.devices):
                 pool.packer.set_taking(device, True)
-            _apply(pool)  # who has left is on no device
+                online = cluster.groups[device].queues.online_requests()
+                self._stirred.update(state.request_id for state in online)
+            self._seats.apply(pool)  # who has left is on no device
             for device in sorted(pool.devices - found[full]):
+                self._stirred.update(self._seats.here[device])
                 for request_id in pool.packer.requests_on(device):
-                    self._leave_seat(request_id)
+                    self._stirred.add(request_id)
+                    self._seats.leave(request_id)
                 pool.packer.set_taking(device, False)
+                self._growths.forget(device)
                 self._machine_of.pop(device, None)
-                self._here.pop(device, None)
+                self._seats.here.pop(device, None)
                 self._blocks_per_s.pop(device, None)
             pool.devices = found[full]
 
-    def _pool_with_room(self, full: int) -> _Pool:
+    def _pool_with_room(self, full: int) -> Pool:
         """The pool of groups with so many blocks; another one where its head-room has changed."""
         params, pool = self._params, self._pools.get(full)
         traffic = self._loads.traffic.traffic()
@@ -316,7 +374,7 @@ class Desired:
             if pool is not None:
                 self._forget_pool(full)
             packing = PackingParams(capacity=max(1, full - head_room), priorities=params.priorities)
-            pool = self._pools[full] = _Pool(self._new_packer(packing), full, head_room)
+            pool = self._pools[full] = Pool(self._new_packer(packing), full, head_room)
         return pool
 
     def _new_packer(self, packing: PackingParams) -> Packer:
@@ -327,80 +385,50 @@ class Desired:
 
     def _forget_pool(self, full: int) -> None:
         pool = self._pools.pop(full)
-        for request_id in [r for r, seat in self._seats.items() if seat.pool is pool]:
-            self._leave_seat(request_id)
+        for request_id in [r for r, seat in self._seats.by_id.items() if seat.pool is pool]:
+            self._stirred.add(request_id)
+            self._seats.leave(request_id)
+        for device in pool.devices:
+            self._growths.forget(device)
 
     # --- seats ------------------------------------------------------------------------------------------------
 
-    def _seat_of(self, state: RequestState, pool: _Pool, group: Group) -> _Seat | None:
+    def _seat_of(self, state: RequestState, pool: Pool, group: Group) -> Seat | None:
         """Its seat, if it has one in this pool and is where it was or should be; who went elsewhere has given it up."""
         seat = self._seats.get(state.request_id)
         if seat is None:
             return None
-        here = group.group_id
-        if seat.pool is not pool or here not in (seat.group_id, pool.packer.device_of(state.request_id)):
-            self._leave_seat(state.request_id)
+        if not self._is_at(seat, pool, group):
+            self._seats.leave(state.request_id)
             return None
-        self._note_here(state.request_id, seat, here)
+        self._seats.note_here(seat, group.group_id)
         return seat
 
-    def _take_seat(self, state: RequestState, pool: _Pool, group: Group, rate: float) -> _Seat:
-        num_blocks = self._size(state, pool, _held(group, state), rate)
+    def _take_seat(self, state: RequestState, pool: Pool, group: Group, rate: float) -> Seat:
+        num_blocks = size_of(self._cluster, state, pool.capacity, held_blocks(group, state), rate)
         self._join(state, pool, group)
-        pool.batch.append(_arrive(state.request_id, num_blocks, pool, group.group_id))
-        return self._seated(state, pool, group.group_id, num_blocks)
+        pool.batch.append(arrival(state.request_id, num_blocks, pool, group.group_id))
+        return self._seats.take(state.request_id, pool, group.group_id, num_blocks)
 
-    def _join(self, state: RequestState, pool: _Pool, group: Group) -> None:
+    def _join(self, state: RequestState, pool: Pool, group: Group) -> None:
         """Tell what it has in common with others. ``group``: any of the pool's: all have one cache's names."""
         joined = pool.prefixes.join(state.request_id, group.blocks.prompt_names(state))
-        seat = None if joined.also is None else self._seats.get(joined.also)
-        if joined.also is not None and seat is not None and seat.pool is pool:
+        if joined.also is not None and (seat := self._seats.get(joined.also)) is not None and seat.pool is pool:
             # The planner knows a prefix from the arrival on. In a batch of its own: in the next it may leave.
-            _apply(pool)
+            self._seats.apply(pool)
             device = pool.packer.device_of(joined.also)
-            pool.batch += [Depart(joined.also), self._arrive(joined.also, seat, device)]
-            _apply(pool)
+            pool.batch += [Depart(joined.also), arrival_again(seat, device)]
+            self._seats.apply(pool)
 
-    def _arrive(self, request_id: RequestId, seat: _Seat, device: GroupId) -> Arrive:
-        """Again, with the grip that it has."""
-        return _arrive(request_id, seat.num_blocks, seat.pool, device)._replace(grip=seat.grip)
-
-    def _seated(self, state: RequestState, pool: _Pool, group_id: GroupId, num_blocks: int) -> _Seat:
-        seat = self._seats[state.request_id] = _Seat(pool, group_id, num_blocks)
-        self._here[group_id].add(state.request_id)
-        return seat
-
-    def _note_here(self, request_id: RequestId, seat: _Seat, group_id: GroupId) -> None:
-        if seat.group_id != group_id:
-            self._here[seat.group_id].discard(request_id)
-            self._here[group_id].add(request_id)
-            seat.group_id = group_id
-
-    def _leave_seat(self, request_id: RequestId) -> None:
-        seat = self._seats.pop(request_id)
-        self._here[seat.group_id].discard(request_id)
-        seat.pool.batch.append(Depart(request_id))
-        seat.pool.prefixes.leave(request_id)
-
-    def _set_grip(self, seat: _Seat, state: RequestState, moving: set[RequestId], now_ns: int) -> None:
+    def _set_grip(self, seat: Seat, state: RequestState, moving: set[RequestId], now_ns: int) -> None:
         """What is half prefilled, stored or on its way cannot be moved; what waits is only dispatched again."""
         if state.request_id in moving or (state.phase is not Phase.WAITING and not may_go(state)):
             grip = Grip.PINNED
         else:
             grip = Grip.HELD if seat.held_until_ns > now_ns else Grip.FREE
         if grip is not seat.grip:
-            seat.grip = grip
+            self._seats.grip(seat, grip)
             seat.pool.packer.pin(state.request_id, grip)
-
-    def _size(self, state: RequestState, pool: _Pool, num_blocks: int, rate: float) -> int:
-        limits, params = self._cluster.limits, state.request.params
-        most = limits.blocks_for(min(state.num_prompt + params.max_tokens, limits.max_model_len))
-        return min(reserved_blocks(num_blocks, rate, pool.capacity, self._params.reserve, most), pool.capacity)
-
-    def _growth(self, group: Group) -> float:
-        """Blocks a second of one request that decodes there; 0 while too little is known."""
-        step_s = self._cluster.predictor.predict_s(decodes_of(group), step_of(len(group.stages)))
-        return 1.0 / (step_s * group.limits.block_size) if step_s else 0.0
 
     # --- arrivals ---------------------------------------------------------------------------------------------
 
@@ -410,8 +438,8 @@ class Desired:
         self._leave_ended()
         if not self._pools:
             self._update_pools()
-        if state.request_id in self._seats:
-            self._leave_seat(state.request_id)
+        if self._seats.get(state.request_id) is not None:
+            self._seats.leave(state.request_id)
         if all(pool.is_saturated for pool in self._pools.values()):  # no placement empties a group
             return None
         blocks = self._cluster.limits.blocks_for(state.num_tokens)
@@ -419,34 +447,36 @@ class Desired:
             if blocks > pool.full:
                 continue
             rate = max((self._blocks_per_s.get(d, 0.0) for d in pool.packer.active), default=0.0)
-            size = self._size(state, pool, blocks, rate)
+            size = size_of(self._cluster, state, pool.capacity, blocks, rate)
             group = next((g for d in pool.devices if (g := self._cluster.groups.get(d)) is not None), None)
             if group is None:
                 continue
             self._join(state, pool, group)
-            pool.batch.append(_arrive(state.request_id, size, pool))
-            if state.request_id in _apply(pool):
+            pool.batch.append(arrival(state.request_id, size, pool))
+            if state.request_id in self._seats.apply(pool):
                 pool.prefixes.leave(state.request_id)
                 continue
             device = pool.packer.device_of(state.request_id)
             if not self.takes(device, state):
                 pool.batch.append(Depart(state.request_id))
-                _apply(pool)
+                self._seats.apply(pool)
                 others = [d for d in pool.packer.active if self.takes(d, state)]
                 if not others:
                     pool.prefixes.leave(state.request_id)
                     continue
                 device = min(others, key=lambda d: (self._cluster.groups[d].blocks.num_free, d))
-                pool.batch.append(_arrive(state.request_id, size, pool, device))
-                _apply(pool)
-            self._seated(state, pool, device, size)
+                pool.batch.append(arrival(state.request_id, size, pool, device))
+                self._seats.apply(pool)
+            self._seats.take(state.request_id, pool, device, size)
             return device
         return None
 
     def _leave_ended(self) -> None:
-        for group_id in self._stale & self._here.keys():
-            for request_id in [r for r in self._here[group_id] if r not in self._cluster.requests]:
-                self._leave_seat(request_id)
+        ended = self._cluster.changes.ended
+        left = [seat for seat in self._seats.in_order(ended) if seat.group_id in self._stale]
+        for seat in sorted(left, key=lambda seat: seat.group_id):
+            self._seats.leave(seat.request_id)
+        ended.difference_update([r for r in ended if r not in self._seats.by_id])
         self._stale.clear()
 
     def takes(self, group_id: GroupId, state: RequestState) -> bool:
@@ -457,43 +487,14 @@ class Desired:
         if group is None or not self.is_packed(group):
             return False
         cluster.catch_up(group_id)
-        blocks, queues = group.blocks, group.queues
-        num_free, num_served = blocks.num_free, queues.num_served
-        if cluster.params.offline.slo_aware and num_served != queues.num_served_online:  # offline work makes way
-            num_free += blocks.num_used - blocks.num_used_without(s.request_id for s in queues.holding_offline())
-            num_served = queues.num_served_online
-        _, needed = blocks.cached_prefix(state)
-        if num_free - blocks.watermark - queues.queued_blocks() < needed:
-            return False
-        if num_served + len(queues.waiting) >= group.max_running:
-            return False
-        ahead = queues.queued_tokens() + queues.unfinished_tokens()
-        if not ahead:
-            return True
-        rate = prompt_rate_of(cluster, group)
-        ttft_s = objectives(cluster.params.offline.slo, cluster.predictor).ttft_s
-        return not breaks_ttft(ahead, state.num_tokens, rate, ttft_s)
+        return has_room(cluster, group, state) and comes_in_time(cluster, group, state)
 
     def check(self) -> None:
         """Every seat is in its pool's packing, and no seat is twice. Raises AssertionError."""
         for pool in self._pools.values():
             packed = {r for d in pool.packer.active for r in pool.packer.requests_on(d)}
             left = {o.request_id for o in pool.batch if isinstance(o, Depart)}
-            assert packed - left == {r for r, seat in self._seats.items() if seat.pool is pool}, "seats and packing"
-
-
-def _held(group: Group, state: RequestState) -> int:
-    return max(1, group.limits.blocks_for(state.num_tokens))
-
-
-def _arrive(request_id: RequestId, num_blocks: int, pool: _Pool, device: GroupId | None = None) -> Arrive:
-    shared = pool.prefixes.shared(request_id)
-    if shared is None:
-        return Arrive(request_id, num_blocks, device)
-    return Arrive(request_id, num_blocks, device, shared.key, min(shared.num_blocks, num_blocks))
-
-
-def _apply(pool: _Pool) -> tuple[RequestId, ...]:
-    """Bring the packing up to date; arrivals that nothing has room for."""
-    batch, pool.batch = pool.batch, []
-    return pool.packer.apply(batch).unplaced if batch else ()
+            seats = {r: seat for r, seat in self._seats.by_id.items() if seat.pool is pool}
+            assert packed - left == seats.keys(), "seats and packing"
+            assert pool.num_reserved == sum(seat.num_blocks for seat in seats.values()), "what seats reserve"
+        self._seats.check()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 
+from jettison.core.ladder.duework import DueWork
 from jettison.core.ladder.prompts import num_for_arrivals
 from jettison.core.ladder.rung import Means
 from jettison.core.ports import Action
 from jettison.core.serving.group import Group
-from jettison.cost.stepwork import StepWork
-from jettison.policy.dozing import IdleGroup, OfflineWork, choose_sleepers, misses_deadline, next_patience
+from jettison.policy.deadlines import may_go
+from jettison.policy.dozing import IdleGroup, choose_sleepers, next_patience
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 LEVEL = 2
@@ -21,8 +21,9 @@ LEVEL = 2
 class Dozing:
     """Remembers since when each group has had no online request."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, means: Means, due_work: DueWork) -> None:
         self._means = means
+        self._due_work = due_work
         self._state = means.state
         self._empty_since_ns: dict[GroupId, int] = {}
         self._calm_since_ns = 0
@@ -37,9 +38,10 @@ class Dozing:
     def _after_s(self) -> float:
         return self._patience * self._state.params.awake.after_s
 
-    def note_woken(self, worker_id: WorkerId, now_ns: int) -> None:
-        """One was needed again: where it had slept for a moment only, the next one is put to sleep later."""
-        if (since_ns := self._slept_since_ns.pop(worker_id, None)) is not None:
+    def note_woken(self, worker_id: WorkerId, now_ns: int, *, is_news: bool = True) -> None:
+        """One was needed again: where it had slept for a moment only, the next one is put to sleep later. ``is_news``:
+        no other was woken for the same need."""
+        if (since_ns := self._slept_since_ns.pop(worker_id, None)) is not None and is_news:
             slept_s = (now_ns - since_ns) / NANOSECONDS
             self._patience = next_patience(self._patience, slept_s, self._state.params.awake.after_s)
 
@@ -103,9 +105,15 @@ class Dozing:
             staying = [g for g in state.groups.values() if g.group_id not in chosen]
             num_least = num_for_arrivals(state, self._means.loads, staying)
             chosen = chosen[: max(0, len(serving) - num_least)]
-        while chosen and misses_deadline(self._offline_work(now_ns), len(serving) - len(chosen)):
-            chosen.pop()
-        return chosen
+        return chosen[: self._num_spared(len(chosen), now_ns)] if chosen else []
+
+    def _num_spared(self, num_wanted: int, now_ns: int) -> int:
+        """How many of so many deadlines can spare; none while something is due of which nothing is known."""
+        if not self._due_work.is_there:
+            return num_wanted
+        if (views := self._due_work.views((), now_ns)) is None:
+            return 0
+        return next((num for num in range(num_wanted, 0, -1) if may_go(*views, num)), 0)
 
     def _may_leave(self, group: Group) -> bool:
         queues = group.queues
@@ -119,42 +127,3 @@ class Dozing:
             return []
         self._state.catch_up_all()  # what it hands on is dealt out by what others hold
         return self._means.sleepers.sleep([worker_id], LEVEL, now_ns, reason)
-
-    # --- offline work -----------------------------------------------------------------------------------------
-
-    def _offline_work(self, now_ns: int) -> list[OfflineWork]:
-        """Accepted offline requests that have a deadline, and what is stored and has yet to be accepted."""
-        found: list[OfflineWork] = []
-        num_accepted: Counter[int] = Counter()
-        for state in self._state.requests.values():
-            due_ns = state.request.deadline_ns
-            if state.is_offline and due_ns is not None:
-                num_accepted[due_ns] += 1
-                work_s = self._work_s(
-                    state.num_tokens, state.num_tokens - state.num_computed, state.num_output,
-                    state.request.params.max_tokens,
-                )
-                found.append(OfflineWork((due_ns - now_ns) / NANOSECONDS, work_s))
-        for work in self._state.stored_offline:
-            num_left = work.num_requests - num_accepted[work.deadline_ns]
-            num_accepted[work.deadline_ns] = max(0, -num_left)  # of other work that is due at the same time
-            if num_left > 0:
-                prompt, longest = work.num_prompt_tokens / work.num_requests, work.max_output_tokens / work.num_requests
-                work_s = num_left * self._work_s(prompt, prompt, 0, longest)
-                found.append(OfflineWork((work.deadline_ns - now_ns) / NANOSECONDS, work_s))
-        return found
-
-    def _work_s(self, num_tokens: float, num_to_compute: float, num_output: int, longest: float) -> float:
-        """Seconds of one instance that is full of such requests; infinite while nothing is known of steps."""
-        limits, predictor = self._state.limits, self._state.predictor
-        profile, traffic = self._state.params.profile, self._means.loads.offline_traffic
-        expected = min(longest, traffic.mean_output_tokens) if traffic.num_ended else longest
-        num_more = max(1.0, expected - num_output)
-        _, least_blocks = self._state.alive_workers()
-        fitting = int(least_blocks * limits.block_size / (num_tokens + num_more))
-        batch = max(1, min(limits.max_num_seqs, (profile and profile.batch_limit(1)) or limits.max_num_seqs, fitting))
-        step_s = predictor.predict_s(StepWork.decodes(batch, round(batch * num_tokens)))
-        prefill = predictor.prefill_tokens_per_s(limits.max_num_batched_tokens)
-        if step_s is None or not prefill:
-            return math.inf
-        return max(0, num_to_compute) / prefill + num_more * step_s / batch

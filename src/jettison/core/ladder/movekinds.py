@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping
 
 from jettison.core.advice import Going, Wanted
 from jettison.core.ladder.prompts import decodes_of
-from jettison.core.load.pullrates import PullRates
+from jettison.core.load.portrates import PortRates
 from jettison.core.moving.astokens import TokenRelocation
 from jettison.core.moving.migrations import Migrations
 from jettison.core.ports import Action
-from jettison.core.requests import RequestState
 from jettison.core.residence import in_arenas
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
@@ -24,6 +23,7 @@ from jettison.cost.boundaries import PrefillBoundary, link_boundary, prefill_bou
 from jettison.cost.stepwork import step_of
 from jettison.memory.kvtransfers import MigrationKind, plan_kv_transfers
 from jettison.policy.exchange import LinkId
+from jettison.policy.links import PortId
 from jettison.policy.movekinds import Bin, Move, divide_moves, rest_as_kv
 from jettison.types import GroupId, RequestId
 
@@ -33,16 +33,18 @@ def choose_kinds(cluster: ClusterState, wanted: Iterable[Wanted]) -> dict[Reques
     moves = {w.state.request_id: w for w in wanted}
     if not moves:
         return {}
-    rates, params = PullRates(cluster), cluster.params.moves
+    params = cluster.params.moves
     boundaries = {w.destination.group_id: prefill_boundary_of(cluster, w.destination) for w in moves.values()}
-    made = [_move(cluster, w, _num_cached(w)) for w in moves.values()]
-    links = {link: _link(cluster, rates, link) for move in made for link in move.link_bytes}
+    parts = {r: _link_bytes(cluster, w, _num_cached(w)) for r, w in moves.items()}
+    rates = PortRates(cluster, (link for link_bytes in parts.values() for link in link_bytes))
+    made = [_move(cluster, w, _num_cached(w), rates.by_port(parts[r])) for r, w in moves.items()]
+    ports = {port: _port(cluster, rates, port) for move in made for port in move.port_bytes}
     destinations: dict[GroupId, Bin] = {}
     for w in moves.values():
         found = boundaries[w.destination.group_id]
         bound = None if found is None else found.tokens_per_s * params.epoch_s
         destinations[w.destination.group_id] = Bin(bound, w.destination.guests.num_missing_tokens)
-    division = divide_moves(made, links, destinations, params)
+    division = divide_moves(made, ports, destinations, params)
     going: dict[RequestId, Going] = {}
     for choice in division.chosen:
         found = boundaries[moves[choice.request_id].destination.group_id]
@@ -58,7 +60,7 @@ def reconsider(cluster: ClusterState, migrations: Migrations, now_ns: int) -> li
     open_ones = [m for m in migrations.under_way if isinstance(m, TokenRelocation) and m.may_change]
     if not open_ones:
         return []
-    params, rates, actions = cluster.params.moves, PullRates(cluster), list[Action]()
+    params, actions = cluster.params.moves, list[Action]()
     for passage in open_ones:
         destination = passage.destination
         found = prefill_boundary_of(cluster, destination)
@@ -67,11 +69,14 @@ def reconsider(cluster: ClusterState, migrations: Migrations, now_ns: int) -> li
         passage.pace(max(1, found.step_tokens))
         if not passage.may_go_as_kv:
             continue
-        move = _move(cluster, Wanted(passage.state, destination), passage.num_computed)
-        links = {link: _link(cluster, rates, link) for link in move.link_bytes}
+        rest = Wanted(passage.state, destination)
+        link_bytes = _link_bytes(cluster, rest, passage.num_computed)
+        rates = PortRates(cluster, link_bytes)
+        move = _move(cluster, rest, passage.num_computed, rates.by_port(link_bytes))
+        ports = {port: _port(cluster, rates, port) for port in move.port_bytes}
         ahead = destination.guests.num_missing_before(passage.state)
         bins = {destination.group_id: Bin(found.tokens_per_s * params.epoch_s, ahead)}
-        num_final_blocks = rest_as_kv(move, links, bins, params)
+        num_final_blocks = rest_as_kv(move, ports, bins, params)
         if num_final_blocks:
             actions += passage.go_on_as_kv(num_final_blocks, now_ns)
     return actions
@@ -88,9 +93,9 @@ def prefill_boundary_of(cluster: ClusterState, group: Group) -> PrefillBoundary 
     )
 
 
-def _link(cluster: ClusterState, rates: PullRates, link: LinkId) -> Bin:
-    params, rate = cluster.params, rates.of_kv(link)
-    queued = cluster.book.bytes_between(*link)
+def _port(cluster: ClusterState, rates: PortRates, port: PortId) -> Bin:
+    params, rate = cluster.params, rates.of(port)
+    queued = cluster.book.bytes_at(port)
     if rate is None:
         return Bin(None, queued)
     bound = link_boundary(rate, params.profile, params.moves.slowdown) * params.moves.epoch_s
@@ -102,28 +107,29 @@ def _num_cached(wanted: Wanted) -> int:
     return wanted.destination.blocks.cached_prefix(wanted.state, wanted.state.num_computed)[0]
 
 
-def _move(cluster: ClusterState, wanted: Wanted, num_there: int) -> Move:
-    """``num_there``: leading tokens that the destination has."""
+def _num_blocks(wanted: Wanted, num_there: int) -> int:
+    """That travel; ``num_there``: leading tokens that the destination has."""
+    limits = wanted.destination.limits
+    return max(1, limits.blocks_for(wanted.state.num_tokens) - num_there // limits.block_size)
+
+
+def _move(cluster: ClusterState, wanted: Wanted, num_there: int, port_bytes: Mapping[PortId, int]) -> Move:
     state, destination = wanted.state, wanted.destination
     source = cluster.groups[state.group_id]
-    limits = source.limits
     num_tokens = max(1, state.num_tokens - num_there)
-    num_blocks = max(1, limits.blocks_for(state.num_tokens) - num_there // limits.block_size)
     step_s = cluster.predictor.predict_s(decodes_of(source), step_of(len(source.stages)))
     made_tokens = cluster.params.moves.epoch_s / step_s if step_s else 0.0
     return Move(
-        state.request_id, destination.group_id, num_blocks, _link_bytes(cluster, state, destination, num_blocks),
+        state.request_id, destination.group_id, _num_blocks(wanted, num_there), port_bytes,
         num_tokens, made_tokens / num_tokens, wanted.num_waited, MigrationKind.KV in wanted.kinds,
         MigrationKind.TOKENS in wanted.kinds and not state.on_trial,
     )
 
 
-def _link_bytes(
-    cluster: ClusterState, state: RequestState, destination: Group, num_blocks: int
-) -> Mapping[LinkId, int]:
+def _link_bytes(cluster: ClusterState, wanted: Wanted, num_there: int) -> Mapping[LinkId, int]:
     layer_bytes = cluster.shape.block_bytes_per_layer(cluster.limits.block_size)
-    found: dict[LinkId, int] = {}
-    for part in plan_kv_transfers(in_arenas(state.residences).places, destination.stages):
+    num_blocks, found = _num_blocks(wanted, num_there), dict[LinkId, int]()
+    for part in plan_kv_transfers(in_arenas(wanted.state.residences).places, wanted.destination.stages):
         link = part.src, part.dst
         found[link] = found.get(link, 0) + len(part.layers) * num_blocks * layer_bytes
     return found

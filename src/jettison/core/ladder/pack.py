@@ -123,6 +123,11 @@ class PackRung(Rung):
         assert params is not None, "the rung is there and nothing is packed"
         return params
 
+    def go(self) -> None:
+        """Nobody asks any more what is different for single requests."""
+        self._state.changes.stirred = None
+        self._state.changes.ended.clear()
+
     # --- what the loop asks -----------------------------------------------------------------------------------
 
     @property

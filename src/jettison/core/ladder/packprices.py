@@ -5,18 +5,19 @@ Prices are ``policy.moveprices``'; here are its views of groups and links.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jettison.core.ladder.desired import Owed
 from jettison.core.ladder.prompts import decodes_of
-from jettison.core.load.pullrates import PullRates
+from jettison.core.load.portrates import PortRates
 from jettison.core.load.views import Loads
 from jettison.core.residence import in_arenas
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.memory.kvtransfers import MigrationKind, plan_kv_transfers
 from jettison.policy.exchange import LinkId
+from jettison.policy.links import PortId
 from jettison.policy.movekinds import MAX_FINAL_BLOCKS
 from jettison.policy.moveprices import End, MovePrice, MovePrices, PricedMove, cost_device_s, is_worth, price_move
 
@@ -42,14 +43,16 @@ def worth_of(
     assert params is not None
     if stay_s is None:
         return None
-    rates, profile = PullRates(cluster), cluster.params.profile
+    parts = {owed.state.request_id: _link_bytes(cluster, owed) for owed in moves}
+    rates, profile = PortRates(cluster, (link for part in parts.values() for link in part)), cluster.params.profile
     byte_s = None if profile is None else profile.link_beside_byte_s
-    prices = MovePrices(cluster.predictor, rates.of_kv, byte_s or 0.0)
+    prices = MovePrices(cluster.predictor, rates.of, byte_s or 0.0)
     source = moves[0].source
     num_requests = max(1, len(source.queues.running))
     cheapest: list[MovePrice | None] = []
     for owed in moves:
-        asked = (price_move(_priced(cluster, owed, kind), kind, prices) for kind in sorted(params.kinds))
+        port_bytes = rates.by_port(parts[owed.state.request_id])
+        asked = (price_move(_priced(cluster, owed, kind, port_bytes), kind, prices) for kind in sorted(params.kinds))
         known = [price for price in asked if price is not None]
         cheapest.append(min(known, key=lambda p: cost_device_s([p], num_requests, params.prices), default=None))
     num_blocks = sum(source.limits.blocks_for(owed.state.num_tokens) for owed in moves)
@@ -58,17 +61,23 @@ def worth_of(
     return Worth(cost_s, saved_s, is_worth(cheapest, saved_s, num_requests, params.prices))
 
 
-def _priced(cluster: ClusterState, owed: Owed, kind: MigrationKind) -> PricedMove:
+def _link_bytes(cluster: ClusterState, owed: Owed) -> dict[LinkId, int]:
+    state, limits = owed.state, owed.source.limits
+    layer_bytes, found = cluster.shape.block_bytes_per_layer(limits.block_size), dict[LinkId, int]()
+    for part in plan_kv_transfers(in_arenas(state.residences).places, owed.destination.stages):
+        link = part.src, part.dst
+        found[link] = found.get(link, 0) + len(part.layers) * limits.blocks_for(state.num_tokens) * layer_bytes
+    return found
+
+
+def _priced(
+    cluster: ClusterState, owed: Owed, kind: MigrationKind, port_bytes: Mapping[PortId, int]
+) -> PricedMove:
     state, limits = owed.state, owed.source.limits
     num_blocks = limits.blocks_for(state.num_tokens)
     final = MAX_FINAL_BLOCKS / num_blocks if kind is MigrationKind.KV else MAX_FINAL_BLOCKS / state.num_tokens
-    layer_bytes = cluster.shape.block_bytes_per_layer(limits.block_size)
-    link_bytes: dict[LinkId, int] = {}
-    for part in plan_kv_transfers(in_arenas(state.residences).places, owed.destination.stages):
-        link = part.src, part.dst
-        link_bytes[link] = link_bytes.get(link, 0) + len(part.layers) * num_blocks * layer_bytes
     return PricedMove(
-        _end(owed.source), _end(owed.destination), link_bytes, state.num_tokens, min(1.0, final),
+        _end(owed.source), _end(owed.destination), port_bytes, state.num_tokens, min(1.0, final),
         cluster.params.migration.max_step_tokens or limits.max_num_batched_tokens,
     )
 

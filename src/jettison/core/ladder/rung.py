@@ -192,6 +192,11 @@ class Rung:
         return 0
 
     @property
+    def wakes_s(self) -> tuple[float, ...]:
+        """What waking each sleeper that it may wake would take, the soonest first."""
+        return ()
+
+    @property
     def lag_blocks(self) -> int:
         """Sealed blocks of its candidates for checkpoints that have not been copied."""
         return 0

@@ -1,28 +1,33 @@
-"""Wake: sleepers serve again where memory, a death or prompts ahead press, if that is sooner than what else there is
-(beyond the papers). Its leaving is that workers fall asleep (``core.ladder.dozing``).
+"""Wake: sleepers serve again where memory, a death or prompts ahead press, if that is sooner than what else there is,
+and where a deadline of offline work would be missed (beyond the papers). Its leaving is that workers fall asleep
+(``core.ladder.dozing``).
 
-Who put a worker to sleep makes no difference: memory that sleeps is memory. Of all ways to let a queue's head in the
-soonest is taken (``policy.soonest``), and every decision is told with what it went by. A drop holds back while a wake
-that is predicted to be sooner is under way (``core.ladder.drop``); ``scale`` asks outside when nobody sleeps. Where
-another way was taken, and the queue is kept out for longer than that and waking together were predicted to take, a
-sleeper is woken all the same: at most twice as late as it might have been.
+Who put a worker to sleep makes no difference: memory that sleeps is memory, and what was promised by a time is owed. Of
+all ways to let a queue's head in the soonest is taken (``policy.soonest``), and every decision is told with what it
+went by. A drop holds back while a wake that is predicted to be sooner is under way (``core.ladder.drop``); ``scale``
+asks outside when nobody sleeps. Where another way was taken, and the queue is kept out for longer than that and waking
+together were predicted to take, a sleeper is woken all the same: at most twice as late as it might have been.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jettison.core.ladder.dozing import Dozing
 from jettison.core.ladder.dropplans import block_bytes, required_bytes
+from jettison.core.ladder.duework import LOOK_S, DueWork
 from jettison.core.ladder.prompts import num_for_arrivals, prompt_rate_of
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.ladder.spreading import Spreading, SpreadOffer
+from jettison.core.ladder.urgent import Urgent, UrgentOffer
 from jettison.core.ladder.waysout import WaysOut
 from jettison.core.moving.sleeping import Expected
-from jettison.core.ports import Action, Record
+from jettison.core.ports import Action, Record, StoredWork
 from jettison.core.serving.group import Group
+from jettison.policy.deadlines import WAKE_MARGIN, lateness, needed_now, plan_wakes
 from jettison.policy.dozing import WAKE_SHARE
 from jettison.policy.slo import AHEAD_SHARE, objectives
 from jettison.policy.soonest import Source, Times, Wake, Way, may_wake, num_to_wake, soonest, ways_as_fields
@@ -34,6 +39,15 @@ NEWS_S = 5.0
 ARRIVALS_S = 1.0
 """Between two looks at what arrives, which is a mean over longer."""
 
+QUICK_REQUESTS = 4096
+"""Up to so many, deadlines are looked at on every tick while one sleeps: half a second is much of a short window."""
+
+UNKNOWN_WAKE_S = 10.0
+"""What a wake is taken to last while nothing is known of it."""
+
+LEAST_OVERDUE_S = 5.0
+"""A wake that should have been over for so long, and for as long as it was to take, is not counted on any more."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeOffer(Offer):
@@ -43,6 +57,7 @@ class WakeOffer(Offer):
     wake: Wake
     """Of the first."""
     told: dict[str, object] = field(default_factory=dict)
+    is_for_deadline: bool = False
 
 
 class _Other(NamedTuple):
@@ -69,18 +84,33 @@ class WakeRung(Rung):
         self._wakes: dict[WorkerId, Wake] = {}
         """What was predicted of those that are being woken."""
         means.sleepers.predict = self._predict
-        self._dozing = Dozing(means)
+        self._due_work = DueWork(means)
+        self._dozing = Dozing(means, self._due_work)
+        self._spreading = Spreading(means)
+        self._urgent = Urgent(means, self._spreading.loses_little)
         self._num_losses = means.state.counters.num_worker_losses
         self._others: dict[GroupId, _Other] = {}
         self._arrivals_due_ns = 0
         """From when on it is asked again whether too much arrives for those who are awake."""
+        self._deadlines_due_ns = 0
+        """From when on it is asked again whether something will be late ..."""
+        self._stored: tuple[StoredWork, ...] = ()
+        """... unless there is other work than this."""
+        self._num_for_deadlines: float | None = None
+        """Instances that deadlines took when they were last looked at; None: there were none."""
         self._needed_ns: int | None = None
         """When a rung last lacked memory that it could not get."""
 
     @property
     def awaits_tick(self) -> bool:
-        """Somebody may fall asleep."""
-        return self._dozing.awaits_tick
+        """Somebody may fall asleep, or be woken for a deadline."""
+        return self._dozing.awaits_tick or (self._due_work.is_there and bool(self._sleepers.out))
+
+    @property
+    def gauges(self) -> Mapping[str, float]:
+        """What deadlines take, while there are any."""
+        num = self._num_for_deadlines
+        return {} if num is None else {"devices_needed_for_deadlines": num}
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
         """Deaths are answered at once, pressure on ticks and after steps."""
@@ -91,6 +121,12 @@ class WakeRung(Rung):
             if self._num_losses != self._state.counters.num_worker_losses:
                 yield from self._answer_losses()
             return
+        if moment is Moment.TICK:
+            yield from self._answer_deadlines(now_ns)
+            yield from self._urgent.balance()
+        else:
+            yield from self._spreading.look(now_ns)
+            yield from self._urgent.look()
         if not self._sleepers.asleep and not self._sleepers.leaving:
             return
         yield from self._answer_memory(now_ns)
@@ -99,7 +135,11 @@ class WakeRung(Rung):
             yield from self._answer_arrivals(now_ns)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Wake them."""
+        """Wake them; or what others run is shared with those who have woken."""
+        if isinstance(offer, SpreadOffer):
+            return self._spreading.begin(offer, now_ns)
+        if isinstance(offer, UrgentOffer):
+            return self._urgent.begin(offer, now_ns)
         assert isinstance(offer, WakeOffer), offer
         seconds = self._ways.taken.seconds(offer.wake)
         fields: dict[str, object] = {"reason": offer.why, "workers": list(offer.worker_ids), "way": str(Way.WAKE)}
@@ -112,9 +152,11 @@ class WakeRung(Rung):
         fields |= offer.told
         if "wake_s" not in fields and seconds is not None:
             fields["wake_s"] = seconds
+        if offer.is_for_deadline:
+            self._spreading.note_woken(offer.worker_ids)
         actions: list[Action] = [Record("wake_decided", now_ns, fields)]
-        for worker_id in offer.worker_ids:
-            self._dozing.note_woken(worker_id, now_ns)
+        for number, worker_id in enumerate(offer.worker_ids):
+            self._dozing.note_woken(worker_id, now_ns, is_news=not number or not offer.is_for_deadline)
             actions += self._sleepers.wake(worker_id, now_ns, self._expect(worker_id, offer.wake))
         return actions
 
@@ -295,6 +337,66 @@ class WakeRung(Rung):
         if rate is None:
             return 0.0
         return num_tokens / rate if rate else without_rate_s
+
+    # --- deadlines --------------------------------------------------------------------------------------------
+
+    def _answer_deadlines(self, now_ns: int) -> Iterator[Offer]:
+        """What is awake, and on its way, would be late with offline work that has a deadline."""
+        if not self._due_work.is_there:
+            self._num_for_deadlines = None
+            self._urgent.note(())
+            return
+        self._due_work.look(now_ns)
+        stored, self._stored = self._stored, self._state.stored_offline
+        is_quick = bool(self._sleepers.out) and len(self._state.requests) <= QUICK_REQUESTS
+        if now_ns < self._deadlines_due_ns and stored == self._stored and not is_quick:
+            return
+        self._deadlines_due_ns = now_ns + round(LOOK_S * NANOSECONDS)
+        views = self._due_work.views(self._coming_s(now_ns), now_ns)
+        if views is None:
+            return
+        demands, supply = views
+        self._num_for_deadlines = needed_now(demands, supply)
+        candidates = self._may_be_woken()
+        plan = plan_wakes(demands, supply, self._takes_s(candidates))
+        if self._state.params.awake.falls_asleep:
+            late = lateness(demands, supply, WAKE_MARGIN)
+            self._urgent.note([key for key, late_s in zip(self._due_work.keys, late, strict=False) if late_s > 0.0])
+        if plan is None:
+            return
+        told: dict[str, object] = {
+            "deadline": plan.demand.name, "due_s": plan.demand.due_s, "late_s": plan.late_s,
+            "late_with_s": plan.late_with_s, "needed_per_s": plan.needed, "available_per_s": supply.rate,
+            "share": supply.share, "margin": WAKE_MARGIN,
+        }
+        yield WakeOffer(
+            groups=(), why="offline work would be late for its deadline", told=told,
+            worker_ids=tuple(w for w, _ in candidates[: plan.num]), wake=candidates[0][1],
+            is_for_deadline=True,
+        )
+
+    def _may_be_woken(self) -> list[tuple[WorkerId, Wake]]:
+        return self._candidates(None)[: may_wake(self._num_up(), self._state.params.awake.max_awake)]
+
+    def _takes_s(self, candidates: Sequence[tuple[WorkerId, Wake]]) -> list[float]:
+        return [UNKNOWN_WAKE_S if (s := self._ways.taken.seconds(wake)) is None else s for _, wake in candidates]
+
+    @property
+    def wakes_s(self) -> tuple[float, ...]:
+        """Of those that ``--max-awake`` leaves."""
+        return tuple(self._takes_s(self._may_be_woken())) if self._sleepers.out else ()
+
+    def _coming_s(self, now_ns: int) -> list[float]:
+        """Of each that is being woken, the seconds until it serves; without those that are long overdue."""
+        found: list[float] = []
+        for worker_id in self._sleepers.waking:
+            wake = self._wakes.get(worker_id)
+            takes_s = None if wake is None else self._ways.taken.seconds(wake)
+            due_ns = self._sleepers.expected_ns(worker_id)
+            left_s = UNKNOWN_WAKE_S if due_ns is None else (due_ns - now_ns) / NANOSECONDS
+            if left_s > -max(LEAST_OVERDUE_S, takes_s or 0.0):
+                found.append(max(0.0, left_s))
+        return found
 
     # --- falling asleep ---------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from jettison.core.load.answers import OfflineAnswers
 from jettison.core.load.monitor import TRAFFIC_WINDOW_NS, GroupMonitor, Stays, TrafficMonitor
 from jettison.core.load.samples import TickTimes
 from jettison.core.ports import RunStep
@@ -32,6 +33,7 @@ class Loads:
         self.traffic = TrafficMonitor(self.ticks)
         """Of online requests: what policies decide by."""
         self.offline_traffic = TrafficMonitor(self.ticks)
+        self.offline_answers = OfflineAnswers()
         self._state = state
         self._monitors: dict[GroupId, GroupMonitor] = {}
         self.kept_out: set[GroupId] = set()
@@ -100,6 +102,8 @@ class Loads:
     def note_accepted(self, state: RequestState) -> None:
         """A new request has come."""
         self._traffic_of(state).note_arrival(state.num_prompt)
+        if state.is_offline:
+            self.offline_answers.note_accepted(state)
 
     def note_arrival(self, group: Group, state: RequestState) -> None:
         """A new request was dispatched to a group. One that changes its queue later is no new demand."""
@@ -120,6 +124,8 @@ class Loads:
         self._compute_loads.clear()
         traffic = self._traffic_of(state)
         traffic.note_end(state.num_output)
+        if state.is_offline:
+            self.offline_answers.note_end(state)
         if not state.num_output:  # no token has told that its prompt is computed
             traffic.note_prompt(state.num_prompt, state.num_cached)
         if state.first_scheduled_ns is not None:
@@ -132,6 +138,8 @@ class Loads:
         if state.num_output:
             self._compute_loads.clear()
             self._traffic_of(state).note_end(state.num_output)
+            if state.is_offline:
+                self.offline_answers.note_end(state)
 
     def note_step(
         self, group: Group, step: RunStep, work: StepWork, issued_ns: int, compute_ns: int, now_ns: int

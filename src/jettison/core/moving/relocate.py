@@ -159,9 +159,9 @@ class Relocation(Passage):
         return actions
 
     def _crowded_links(self) -> set[tuple[WorkerId, WorkerId]]:
-        """On which other requests migrate."""
+        """Through whose ports other requests migrate."""
         links = {(part.src, part.dst) for part in self._plan}
-        return {link for link in links if self._cluster.book.bytes_between(*link, Purpose.MIGRATION)}
+        return {link for link in links if self._cluster.book.is_shared(*link, Purpose.MIGRATION)}
 
     # --- ends -------------------------------------------------------------------------------------------------
 

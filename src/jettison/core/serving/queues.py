@@ -59,6 +59,7 @@ class Queues:
         self._touched, self._freer = changes.touched, changes.freer
         self._queued, self._queued_online = changes.queued, changes.queued_online
         self._harvesting = changes.harvesting
+        self._stir = changes.stir
         self.pauses_offline = False
         """No offline request is let in, and none that was stored comes back (``core.ladder.pause``)."""
         # Sums that would cost O(queue) whenever dispatch or the monitor asks; ``check`` compares.
@@ -192,6 +193,7 @@ class Queues:
         self.version += 1
         self._touched.add(self._group_id)
         self._queued.add(self._group_id)
+        self._stir(state.request_id)
         state.group_id = self._group_id
         state.phase = Phase.WAITING
         self.note_suspect(state)
@@ -240,6 +242,7 @@ class Queues:
         """Take a request whose KV is complete in every stage into the running set."""
         assert state.first_scheduled_ns is not None, f"{state} has never been admitted"
         self.note_change()
+        self._stir(state.request_id)
         self.moving.pop(state.request_id, None)
         state.group_id = self._group_id
         state.phase = Phase.RUNNING
@@ -308,6 +311,7 @@ class Queues:
     def keep_stored(self, state: RequestState) -> None:
         """Take a request whose KV is in host pools only: it was moving here, or comes from another group."""
         self.note_change()
+        self._stir(state.request_id)
         self.moving.pop(state.request_id, None)
         state.group_id = self._group_id
         state.phase = Phase.STORED
@@ -318,6 +322,8 @@ class Queues:
         """Empty all queues (the group is about to be dissolved); return what was in them."""
         self.note_change()
         states = self.all_requests()
+        for state in states:
+            self._stir(state.request_id)
         self.waiting.clear()
         self.waiting_offline.clear()
         self._offline_ids.clear()
@@ -334,6 +340,7 @@ class Queues:
     def take_out(self, state: RequestState) -> None:
         """Remove a request from whatever queue it is in; its blocks stay where they are."""
         self.note_change()
+        self._stir(state.request_id)
         self.suspects.pop(state.request_id, None)
         if state.phase is Phase.WAITING:
             self.queue_of(state).remove(state)

@@ -12,22 +12,36 @@ import logging
 import torch
 
 from jettison.device.kernels.base import Kernels
-from jettison.device.kernels.processor import NATIVE, TORCH, TORCH_LINEAR, choose_kind, processor_features
+from jettison.device.kernels.processor import (
+    NATIVE,
+    TORCH,
+    TORCH_LINEAR,
+    Processor,
+    choose_kind,
+    processor_features,
+)
 from jettison.device.kernels.torch_kernels import TorchKernels
 from jettison.errors import ConfigError
 
-__all__ = ["Kernels", "load_kernels", "resolve_kernels", "rows_are_independent"]
+__all__ = ["Kernels", "Processor", "load_kernels", "resolve_kernels", "rows_are_independent", "this_processor"]
 
 logger = logging.getLogger(__name__)
 
 _SUFFIX = TORCH_LINEAR.removeprefix(NATIVE)
 
 
-def resolve_kernels(name: str, dtype: torch.dtype) -> str:
+def this_processor() -> Processor:
+    """What this process runs on, and which native kernels it has for that."""
+    from jettison.device.kernels.native import supported_variants
+
+    return Processor(processor_features(), tuple(supported_variants()))
+
+
+def resolve_kernels(name: str, dtype: torch.dtype, processor: Processor | None = None) -> str:
     """The back end's own name of what a configuration calls ``name``: no ``auto`` is left, and the instruction set is
     said, so that workers who load it compute alike, and profiles are told apart. Raises as ``load_kernels`` does.
     """
-    return load_kernels(name, dtype).name
+    return load_kernels(name, dtype, processor).name
 
 
 def rows_are_independent(name: str, dtype: torch.dtype) -> bool:
@@ -38,12 +52,15 @@ def rows_are_independent(name: str, dtype: torch.dtype) -> bool:
     return name.startswith(NATIVE) and not (dtype == torch.bfloat16 and name.endswith(_SUFFIX))
 
 
-def load_kernels(name: str = "auto", dtype: torch.dtype = torch.float64) -> Kernels:
+def load_kernels(
+    name: str = "auto", dtype: torch.dtype = torch.float64, processor: Processor | None = None
+) -> Kernels:
     """The kernels called ``name``: ``"auto"``, ``"torch"``, ``"native"`` or ``"native-<variant>"``, the latter two
     also with ``"+torch-linear"``, which leaves products in bfloat16 to torch.
 
     ``auto`` depends on the precision that the model is computed in: see ``choose_kind``. Where the library was not
-    built, or does not work here, it is torch, with one note in the log.
+    built, or does not work here, it is torch, with one note in the log. ``processor``: which one to take this for, with
+    some of the instruction sets that run here (None: as it is).
     Raises ConfigError for an unknown name, or when native kernels were asked for and cannot be had.
     """
     if name == TORCH:
@@ -51,16 +68,21 @@ def load_kernels(name: str = "auto", dtype: torch.dtype = torch.float64) -> Kern
     base = name.removesuffix(_SUFFIX)
     if name != "auto" and base != NATIVE and not base.startswith("native-"):
         raise ConfigError(f"kernels must be auto, {NATIVE}, {TORCH_LINEAR} or {TORCH}, not {name!r}")
-    from jettison.device.kernels.native import TILES, NativeUnavailableError, load_native, supported_variants
+    from jettison.device.kernels.native import TILES, NativeUnavailableError, load_native
     from jettison.device.kernels.torch_linear import TorchLinearKernels
 
-    kind: str = name
-    if name == "auto":
-        has_tiles = TILES in supported_variants()
-        kind = choose_kind(dtype, processor_features(), has_native=True, has_native_tiles=has_tiles)
+    there = processor or this_processor()
     variant = base.removeprefix("native-") if base.startswith("native-") else None
+    among = None if processor is None else processor.variants
     try:
-        return load_native(variant, TorchLinearKernels if kind.endswith(_SUFFIX) else None)
+        if name != "auto":
+            return load_native(variant, TorchLinearKernels if name.endswith(_SUFFIX) else None, among)
+        kernels = load_native(None, None, among)
+        # What was built with tiles counts where it works: one that computes wrong results was passed over.
+        has_tiles = kernels.name == f"{NATIVE}-{TILES}"
+        if choose_kind(dtype, there.features, has_native=True, has_native_tiles=has_tiles) == TORCH_LINEAR:
+            return load_native(kernels.name.removeprefix(f"{NATIVE}-"), TorchLinearKernels)
+        return kernels
     except NativeUnavailableError as error:
         if name != "auto":
             raise ConfigError(str(error)) from error

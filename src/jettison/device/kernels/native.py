@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,14 +84,18 @@ class NativeUnavailableError(Exception):
     """Native kernels cannot be had here; the message says why and how to mend it."""
 
 
-def load_native(variant: str | None = None, back_end: type[NativeKernels] | None = None) -> NativeKernels:
+def load_native(
+    variant: str | None = None, back_end: type[NativeKernels] | None = None, among: Sequence[str] | None = None
+) -> NativeKernels:
     """The kernels of ``variant``, or of the best instruction set that this CPU runs *and* that passes a self-check.
 
-    ``back_end``: a subclass to make of them. Raises NativeUnavailableError.
+    ``back_end``: a subclass to make of them. ``among``: the instruction sets to choose from, best first (None: all that
+    this CPU runs). Raises NativeUnavailableError.
     """
     library = _library()
     names = library.jettison_variants().decode().split()
-    supported = [name for name in names if library.jettison_cpu_supports(name.encode())]
+    there = [name for name in names if library.jettison_cpu_supports(name.encode())]
+    supported = there if among is None else [name for name in among if name in there]
     if variant is not None and variant not in supported:
         raise NativeUnavailableError(f"no kernels for {variant!r} here; there are {', '.join(supported)}")
     failed = []

@@ -10,7 +10,7 @@ import ctypes
 import platform
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -26,6 +26,16 @@ TILES_GRANTED = "tiles_granted"
 
 AMX_BF16 = frozenset({"amx_tile", "amx_bf16", TILES_GRANTED})
 """All that products of bfloat16 tiles need."""
+
+
+class Processor(NamedTuple):
+    """What the choice of kernels is made by. An argument, so that any processor can be pretended on any other."""
+
+    features: frozenset[str]
+    """See ``processor_features``."""
+    variants: tuple[str, ...]
+    """Instruction sets that the native library was built for and that run here, best first; empty without a library."""
+
 
 _SYS_ARCH_PRCTL = 158
 _ARCH_GET_XCOMP_SUPP = 0x1021

@@ -119,6 +119,8 @@ class EngineSnapshot:
     """Why workers that live cannot serve again yet, a line each: weights that no worker has, and what to do."""
     weights: str | None = None
     """Digest of the weights that are served; None before they are read."""
+    wakes_s: tuple[float, ...] = ()
+    """What waking each sleeper that may be woken would take, the soonest first."""
 
     @property
     def num_waiting(self) -> int:
@@ -185,8 +187,8 @@ class EngineClient(Protocol):
         ...
 
     def note_stored(self, works: Sequence[StoredWork]) -> None:
-        """All offline work that the front end has promised to have done by some time, accepted here or not: nobody
-        falls asleep whom a deadline needs. Nothing before the engine is ready."""
+        """All offline work that the front end has promised to have done by some time, accepted here or not: whom a
+        deadline needs is woken, and does not fall asleep. Nothing before the engine is ready."""
         ...
 
     def objectives(self) -> Objectives:

@@ -15,7 +15,7 @@ from jettison.core.configured import cluster_params, scheduler_limits
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
-from jettison.device.kernels import resolve_kernels, rows_are_independent
+from jettison.device.kernels import Processor, resolve_kernels, rows_are_independent
 from jettison.device.memory import check_addresses, span_bytes
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.end_tokens import EndTokens, read_end_tokens
@@ -168,8 +168,11 @@ class Assembly:
         return ClusterCore(self.shape, self.limits, params, capacity_blocks, secret)
 
 
-def assemble(config: EngineConfig) -> Assembly:
-    """Read the model folder and make the plan of the cluster. Raises ModelError, ConfigError."""
+def assemble(config: EngineConfig, processor: Processor | None = None) -> Assembly:
+    """Read the model folder and make the plan of the cluster. Raises ModelError, ConfigError.
+
+    ``processor``: by which kernels are chosen (None: this one).
+    """
     model_dir = Path(config.model.model)
     model = read_config(model_dir, config.model.max_model_len)
     torch_dtype = resolve_dtype(str(config.model.dtype), model)
@@ -194,7 +197,7 @@ def assemble(config: EngineConfig) -> Assembly:
         has = "one layer" if config.instances > 1 else "--instances 1"
         raise ConfigError(f"--overload pipeline divides the layers between two instances: it cannot with {has}")
     layers_of = {s.worker_id: s.layers for group in stages for s in group}
-    kernels = resolve_kernels(str(config.model.kernels), torch_dtype)
+    kernels = resolve_kernels(str(config.model.kernels), torch_dtype, processor)
     specs = [
         WorkerSpec(
             worker_id=worker_id,

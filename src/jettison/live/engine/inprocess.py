@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from jettison.errors import RemoteAttentionError
 from jettison.live.wire import codec
@@ -28,18 +28,20 @@ MOST_LOOKS = 4
 
 
 class LateFlag(StepFlag):
-    """A word that is seen at a look drawn by lot: a step runs within one tick here, and a word that is set between two
-    would always be seen at the first. Where the step has no such look, it has come too late."""
+    """A word that is seen at a later look in turn: a step runs within one tick here, and a word that is set between two
+    would always be seen at the first. Where the step has no such look, it has come too late; the first look, which
+    every step has, is among the turns, and is the first of them."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._random = rng
+        self._num_named = 0
         self._looks_left = 0
 
     def name(self, step_id: int) -> None:
         """See ``StepFlag``."""
         super().name(step_id)
-        self._looks_left = self._random.randint(1, MOST_LOOKS)
+        self._looks_left = 1 + self._num_named % MOST_LOOKS
+        self._num_named += 1
 
     def names(self, step_id: int) -> bool:
         """See ``StepFlag``."""
@@ -69,9 +71,9 @@ class InProcessCluster:
         self._random = None if seed is None else random.Random(seed)
         self._clock_ns = clock_ns
         self._loops: dict[WorkerId, WorkerLoop] = {}
-        self._links: dict[WorkerId, dict[WorkerId, Link]] = {}
+        self._links: dict[WorkerId, dict[WorkerId, InProcessLink]] = {}
         self.flags = {
-            worker: StepFlag() if seed is None else LateFlag(random.Random(f"{seed} {worker}")) for worker in devices
+            worker: StepFlag() if seed is None else LateFlag() for worker in devices
         }
         """By which steps are given up."""
 
@@ -120,6 +122,14 @@ class InProcessCluster:
                 else:
                     idle.add(worker)
         return num_done
+
+    def hold(self, *, steps_of: Collection[WorkerId] = (), bulk: bool = False) -> None:
+        """From now on these workers, and no others, begin no step, and, if ``bulk``, no link takes KV or parameters."""
+        for worker, loop in self._loops.items():
+            loop.hold_steps(worker in steps_of)
+        for links in self._links.values():
+            for link in links.values():
+                link.holds_bulk = bulk
 
     def close(self) -> None:
         """Stop the loops and close the devices. Idempotent."""

@@ -7,8 +7,9 @@ advances with every unit of work, so runs repeat exactly; a seed interleaves the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from pathlib import Path
 
 import msgspec
@@ -46,7 +47,21 @@ NS_PER_UNIT = 1_000_000
 STALL_NS = 300_000_000_000
 """Virtual time without any work after which none will come: longer than whatever the core waits for by itself."""
 
+NS_PER_READING = 20_000
+"""Of the workers' clock, which no real time moves: what they take from it repeats exactly, too."""
+
 REST = "all requests to end and all moves to be over"
+
+
+class Pace(Enum):
+    """What a cluster does first where there is a choice: any order is one that real processes could have. So what has
+    to meet meets, whatever a model's layers, KV and answers make of the time that each takes."""
+
+    BY_LOT = auto()
+    STEPS_LAST = auto()
+    """A step begins only where nothing else can be done: moves get ahead, and no request ends before they are over."""
+    STEPS_FIRST = auto()
+    """Links take KV and parameters only where nothing else can be done: requests get ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +115,8 @@ class LocalCluster:
         self.completions: dict[RequestId, Completion] = {}
         self.records: list[ports.Record] = []
         self._now_ns = 0
+        self._read_ns = 0
+        """What the workers' clock said last."""
         self._next_tick_ns = TICK_EVERY_NS
         self._cluster: InProcessCluster | None = None
         self._driver: CoreDriver | None = None
@@ -115,7 +132,7 @@ class LocalCluster:
         devices = {s.worker_id: make_device_worker(s) for s in specs}
         cluster = InProcessCluster(
             devices, self._on_event, piece_bytes=self._config.overload.exchange_piece_bytes or MAX_PIECE_BYTES,
-            seed=self._seed,
+            seed=self._seed, clock_ns=self._read_clock_ns,
         )
         ready = cluster.start()
         self._cluster = cluster
@@ -209,8 +226,13 @@ class LocalCluster:
         assert self._driver is not None, "not started"
         self._driver.carry_out(actions)
 
-    def run(self, until: Callable[[], bool] | None = None) -> None:
+    def run(
+        self, until: Callable[[], bool] | None = None, pace: Pace = Pace.BY_LOT,
+        workers: Collection[WorkerId] | None = None,
+    ) -> None:
         """Work until ``until`` holds (checked after every unit of work), or until nothing is open or on the move.
+
+        ``workers``: whose steps come last, with ``Pace.STEPS_LAST``; None: everybody's.
 
         Raises StalledError, with the name of an ``Until``, where no worker has done anything for ``STALL_NS`` (of
         virtual time: no slow machine is blamed), or where ``max_units`` were not enough.
@@ -223,7 +245,7 @@ class LocalCluster:
                 return
             if until is None and self._num_open == 0 and not self.core.in_transition and self.core.state.is_idle():
                 return
-            worked = self._cluster.pump(1)
+            worked = self._work(self._cluster, pace, workers)
             self._now_ns += NS_PER_UNIT
             if worked:
                 worked_ns = self._now_ns
@@ -236,6 +258,21 @@ class LocalCluster:
         raise StalledError(
             f"waited for {what}, which {self._max_units} units of work have not brought: {self._describe()}"
         )
+
+    def _work(self, cluster: InProcessCluster, pace: Pace, workers: Collection[WorkerId] | None) -> bool:
+        """A unit of work, if there is any."""
+        if pace is not Pace.BY_LOT:
+            slow = cluster.workers if workers is None else workers
+            cluster.hold(steps_of=slow if pace is Pace.STEPS_LAST else (), bulk=pace is Pace.STEPS_FIRST)
+            worked = cluster.pump(1) > 0
+            cluster.hold()
+            if worked:
+                return True
+        return cluster.pump(1) > 0
+
+    def _read_clock_ns(self) -> int:
+        self._read_ns = max(self._read_ns + NS_PER_READING, self._now_ns)
+        return self._read_ns
 
     def _describe(self) -> str:
         """How things stand, for an error."""

@@ -61,4 +61,5 @@ def take_snapshot(
         state, config.memory.block_size, groups, workers, totals, core.ladder.gauges(), num_unplaced=num_unplaced,
         num_unplaced_offline=len(core.state.unplaced) - num_unplaced, troubles=core.recoveries.troubles,
         checkpoint_lag_blocks=core.checkpoint_lag_blocks, num_devices_wanted=devices_wanted(core), slo=core.objectives,
+        wakes_s=core.ladder.wakes_s,
     )

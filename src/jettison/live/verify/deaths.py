@@ -21,6 +21,9 @@ from jettison.live.worker.failpoints import ALONE, LIVE_ONLY, NAMES, OFFLINE_NAM
 from jettison.memory.kvtransfers import ExchangeMode
 from jettison.types import WorkerId
 
+SLOWEST_BYTES_PER_S = 1 << 24
+"""At which parameters travel at least: a large model's moves have so much longer to meet their places."""
+
 
 def kills(
     setting: Setting, failpoints: Sequence[str], on_row: Callable[[str, Outcome], None], **flags: object
@@ -36,8 +39,11 @@ def kills(
     }  # fmt: skip
     # What has been freed comes back between two moves.
     load = DEFAULT_LOAD if set(failpoints) <= set(OFFLINE_NAMES) else TABLE_LOAD
-    context = assemble(make_config(setting.model_dir, load, base | flags)).limits.max_model_len
-    load = load._replace(num_tokens=min(load.num_tokens, context - MAX_PROMPT))
+    assembly = assemble(make_config(setting.model_dir, load, base | flags))
+    load = load._replace(
+        num_tokens=min(load.num_tokens, assembly.limits.max_model_len - MAX_PROMPT),
+        force_s=load.force_s + assembly.shape.parameter_bytes / SLOWEST_BYTES_PER_S,
+    )
 
     async def run(names: list[str]) -> None:
         """Until a round has a problem: what comes after it on this engine would prove nothing."""

@@ -49,6 +49,9 @@ NUM_PROMPTS = 32
 MAX_PROMPT = 40
 ROUND_TIMEOUT_S = 300.0
 """Of a hang; on a machine that others keep busy a restart alone may take a minute."""
+PIECE_BYTES = 1 << 12
+MOST_PIECES = 1024
+"""Of all parameters: small pieces, so that much happens while they travel, but a large model's come to an end, too."""
 HEARTBEAT_TIMEOUT_S = 3.0
 FORCE_S = 30.0
 SHORT_STOP_S = (0.1, 1.2)
@@ -97,13 +100,16 @@ def make_config(
     base: dict[str, object] = {
         "model": str(model_dir), "instances": 2, "memory": "1GiB", "page_size": 4096, "block_size": BLOCK_SIZE,
         "max_num_seqs": PLACES, "max_num_batched_tokens": 64, "num_threads": 1, "dtype": "float64",
-        "exchange_piece_bytes": 1 << 12, "restore_dwell_ms": 3_600_000, "overload_min_wait_ms": 3_600_000,
+        "exchange_piece_bytes": PIECE_BYTES, "restore_dwell_ms": 3_600_000, "overload_min_wait_ms": 3_600_000,
         "worker_heartbeat_timeout": HEARTBEAT_TIMEOUT_S, "max_worker_restarts": 1_000_000,
         "offline": "harvest", "checkpoint_free": 1.0, "slo_ttft_ms": 1, "safepoint_layers": 1,
     } | dict(flags or {})  # fmt: skip
     sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
     num_blocks = NUM_REQUESTS * (MAX_PROMPT + load.num_tokens) // BLOCK_SIZE
-    return EngineConfig.resolve(**base | {"memory": sized.memory_for_blocks(num_blocks)})  # type: ignore[arg-type]
+    base["memory"] = sized.memory_for_blocks(num_blocks)
+    if base["exchange_piece_bytes"] == PIECE_BYTES:
+        base["exchange_piece_bytes"] = max(PIECE_BYTES, sized.shape.parameter_bytes // MOST_PIECES)
+    return EngineConfig.resolve(**base)  # type: ignore[arg-type]
 
 
 def expected_tokens(config: EngineConfig, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:

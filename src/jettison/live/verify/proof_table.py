@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from jettison.device.reference import Reference
+from jettison.live.verify.applicable import Lack
 from jettison.live.verify.scenarios import Outcome
 from jettison.report.output import write_whole
 from jettison.report.terminal import print_whole
@@ -35,6 +36,8 @@ class Row:
     evidence: str
     applicable: bool = True
     """False: the model cannot have the event, and ``evidence`` says why."""
+    lack: Lack | None = None
+    """The same as one of the closed list; None where it is applicable."""
     in_parts: int = 0
     """Differences of requests that attended to KV elsewhere, counted apart where ``Conditions`` say so: no mismatch."""
 
@@ -115,9 +118,9 @@ def compare(
     )
 
 
-def not_applicable(architecture: str, event: str, reason: str) -> Row:
+def not_applicable(architecture: str, event: str, lack: Lack, sentence: str) -> Row:
     """The row of an event that the model cannot have."""
-    return Row(architecture, event, 0, 0, 0, 0, happened=False, evidence=reason, applicable=False)
+    return Row(architecture, event, 0, 0, 0, 0, happened=False, evidence=sentence, applicable=False, lack=lack)
 
 
 def failed(architecture: str, event: str, error: Exception) -> Row:
@@ -156,7 +159,7 @@ def print_table(console: Console, table: ProofTable) -> None:
 def _evidence(row: Row) -> str:
     text = escape(row.evidence)
     if not row.applicable:
-        return f"not applicable: {text}"
+        return f"not applicable, because {text}"
     if not row.happened:
         text = f"[red]did not happen:[/red] {text}"
     return f"[red]{row.incomplete} ended early:[/red] {text}" if row.incomplete else text

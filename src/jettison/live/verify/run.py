@@ -23,10 +23,12 @@ from jettison.device.model.hf_config import read_config
 from jettison.device.reference import Reference, TransformersReference, transformers_available
 from jettison.errors import ConfigError, JettisonError, ModelError
 from jettison.live.engine.assembly import Assembly, assemble
+from jettison.live.machine.memory import memory_limit
 from jettison.live.verify import scenarios
+from jettison.live.verify.applicable import Has, Needs, why_not
 from jettison.live.verify.deaths import death_name, death_plan, is_alone, kills
 from jettison.live.verify.proof_table import Conditions, ProofTable, Row, compare, failed, not_applicable, print_table
-from jettison.live.verify.scenarios import BLOCK_SIZE, Event, Outcome, Setting, make_config, why_not
+from jettison.live.verify.scenarios import BLOCK_SIZE, Event, Outcome, Setting, make_config
 from jettison.live.verify.scenarios_harvest import HARVEST, HARVEST_IN_PIPELINES
 from jettison.live.verify.scenarios_many import MANY
 from jettison.live.verify.scenarios_migration import MIGRATIONS
@@ -40,7 +42,7 @@ from jettison.report.terminal import note_phase, progress_bar
 
 log = logging.getLogger(__name__)
 
-MIN_CONTEXT = 160
+MIN_CONTEXT = 128
 """Tokens: the longest prompts of the events, and answers that are still being written when memory moves."""
 
 NUM_OUTPUT_TOKENS = 96
@@ -115,7 +117,7 @@ def run_verify(
                 for (name, setting), assembly, plan in zip(models, served, deaths, strict=True):
                     resolved = replace(setting, dtype=of_all.dtype)
                     reference = make_reference(resolved) if not alone else solo_reference(resolved)
-                    run = _Run(name, resolved, assembly.shape.num_layers, table, bar, reference)
+                    run = _Run(name, resolved, Has(assembly, BLOCK_SIZE, memory_limit()), table, bar, reference)
                     run.events(events)
                     for mode, instances, places in plan:
                         run.deaths(mode, instances, places)
@@ -169,9 +171,9 @@ class _Run:
     """One model's way through the events."""
 
     def __init__(
-        self, name: str, setting: Setting, num_layers: int, table: ProofTable, bar: _Bar, reference: Reference
+        self, name: str, setting: Setting, has: Has, table: ProofTable, bar: _Bar, reference: Reference
     ) -> None:
-        self._name, self._setting, self._num_layers = name, setting, num_layers
+        self._name, self._setting, self._has = name, setting, has
         self._table, self._bar = table, bar
         self._reference = reference
 
@@ -179,9 +181,8 @@ class _Run:
         """One after the other; one that fails is a row that says so, and the others are run."""
         for name, event in events.items():
             self._bar.begin(f"{self._name}: {name}")
-            reason = why_not(event.num_stages, self._num_layers)
-            if reason is not None:
-                self._add(not_applicable(self._name, name, reason))
+            if (lack := why_not(event.needs, self._has)) is not None:
+                self._add(not_applicable(self._name, name, *lack))
             else:
                 self._add(self._attempt(name, lambda e=event: e(self._setting)))  # type: ignore[misc]
 
@@ -189,11 +190,11 @@ class _Run:
         """A worker dies at each of the places that the model has."""
         left = []
         for place in places:
-            reason = why_not(1 if is_alone(place) else 2, self._num_layers)
-            if reason is None:
+            needs = Needs(1 if is_alone(place) else 2, instances)
+            if (lack := why_not(needs, self._has)) is None:
                 left.append(place)
             else:
-                self._add(not_applicable(self._name, death_name(place, mode, instances), reason))
+                self._add(not_applicable(self._name, death_name(place, mode, instances), *lack))
 
         def on_row(place: str, outcome: Outcome) -> None:
             left.remove(place)
@@ -231,11 +232,16 @@ def _models(
     if model_dir is not None:
         yield read_config(model_dir, max_model_len).architecture, model_dir
         return
-    for index, a in enumerate(ARCHITECTURES):
-        folder = scratch / str(index)
-        create_model(
-            folder, arch=a.arch, layers=4, hidden=32, heads=4, kv_heads=2, head_dim=a.head_dim, seed=seed + index,
-            tied=a.tied, rope_scaling=a.rope_scaling, max_position_embeddings=1024, std=0.2,
-            shard_bytes=40_000 if index % 2 else None,
-        )
-        yield a.name, folder
+    for index, architecture in enumerate(ARCHITECTURES):
+        in_shards = 40_000 if index % 2 else None
+        yield architecture.name, make_own(architecture, scratch / str(index), seed + index, shard_bytes=in_shards)
+
+
+def make_own(architecture: Architecture, folder: Path, seed: int, *, shard_bytes: int | None = None) -> Path:
+    """One of the models that are verified where none is named."""
+    a = architecture
+    create_model(
+        folder, arch=a.arch, layers=4, hidden=32, heads=4, kv_heads=2, head_dim=a.head_dim, seed=seed, tied=a.tied,
+        rope_scaling=a.rope_scaling, max_position_embeddings=1024, std=0.2, shard_bytes=shard_bytes,
+    )
+    return folder

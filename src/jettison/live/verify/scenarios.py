@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from jettison.config import EngineConfig
@@ -20,7 +20,8 @@ from jettison.core.requests import RequestState
 from jettison.core.totals import counters
 from jettison.cost.hardware import HardwareProfile
 from jettison.live.engine.assembly import assemble
-from jettison.live.engine.local_cluster import Completion, LocalCluster, Until
+from jettison.live.engine.local_cluster import Completion, LocalCluster, Pace, Until
+from jettison.live.verify.applicable import Needs
 from jettison.memory.kvtransfers import ExchangeMode
 from jettison.types import FinishReason, SamplingParams, ServiceClass
 
@@ -33,6 +34,8 @@ CHUNK = 13
 LONG_CONTEXT = 4096
 NUM_LONG = 5
 """Requests with a long context: one instance holds them all."""
+NEVER_MS = 3_600_000
+"""A queue waits for so long before the engine drops or turns a restore round of its own accord."""
 MAX_UNITS = 100_000
 """Of work that anything in an event may take: they come to about 1,300 in all."""
 
@@ -77,25 +80,21 @@ class Setting:
 
 Scenario = Callable[[Setting], Outcome]
 
+ALONE = Needs()
+TWO = Needs(num_instances=2)
+MERGED = Needs(num_stages=2, num_instances=2)
+"""What most events ask of a model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """A scenario, and what a model must have for it."""
 
     scenario: Scenario
-    num_stages: int = 1
-    """Of the longest pipeline in it; each takes a layer at least."""
+    needs: Needs = ALONE
 
     def __call__(self, setting: Setting) -> Outcome:
         return self.scenario(setting)
-
-
-def why_not(num_stages: int, num_layers: int) -> str | None:
-    """Why a model cannot have an event with a pipeline of so many stages; None: it can."""
-    if num_stages <= num_layers:
-        return None
-    has = "1 layer" if num_layers == 1 else f"{num_layers} layers"
-    return f"a pipeline of {num_stages} stages needs as many layers; this model has {has}"
 
 
 @contextmanager
@@ -127,7 +126,8 @@ def make_config(setting: Setting, num_blocks: int, instances: int, **flags: obje
     sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
     base["memory"] = sized.memory_for_blocks(num_blocks)
     # Small pieces, so that much happens while they travel; but not so many that requests end before the last.
-    base["exchange_piece_bytes"] = max(1 << 14, sized.shape.parameter_bytes // 256)
+    arena_bytes = num_blocks * sized.shape.num_layers * sized.shape.block_bytes_per_layer(BLOCK_SIZE)
+    base["exchange_piece_bytes"] = max(1 << 14, sized.shape.parameter_bytes // 256, arena_bytes // 1024)
     return EngineConfig.resolve(**base)  # type: ignore[arg-type]
 
 
@@ -169,7 +169,10 @@ def _problem(num_prompt: int, done: Completion, context: int) -> str:
 
 
 def overwrite_tail(cluster: LocalCluster) -> None:
-    """Requests that fill what a drop has freed, and end: a restore now has to pull, mapping alone is not enough."""
+    """Requests that fill what a drop has freed, and end: a restore now has to pull, mapping alone is not enough.
+
+    A drop of a large model frees room for many; where prompts go first (``step_priority``) others stand still for them.
+    """
     names: list[str] = []
     rng = random.Random(7)
     free = min(ledger.num_free for group in cluster.core.groups.values() for ledger in group.blocks.ledgers)
@@ -195,6 +198,33 @@ def produced(cluster: LocalCluster, num_tokens: int) -> Until:
 def moves_over(cluster: LocalCluster, move: str) -> Until:
     """Until nothing is on the move; ``move``: what was begun."""
     return Until(f"the end of {move}", lambda: not cluster.core.in_transition)
+
+
+def finish(cluster: LocalCluster, move: str) -> None:
+    """Run until nothing is on the move, requests as little as that allows: they are there when it is over."""
+    cluster.run(moves_over(cluster, move), Pace.STEPS_LAST)
+
+
+def drop(cluster: LocalCluster, mode: ExchangeMode = ExchangeMode.AUTO) -> None:
+    """Merge under running requests, to the end. With KV that is attended to elsewhere (``LIVE``) links wait for a step
+    that does so."""
+    cluster.request_drop()
+    if mode is ExchangeMode.LIVE:
+        core, before = cluster.core, counters(cluster.core)["live_rows"]
+        cluster.run(
+            Until("KV on a link", lambda: _is_exchanging(cluster, mode) or not core.in_transition), Pace.STEPS_LAST
+        )
+        is_attended = Until(
+            "attention to KV elsewhere", lambda: counters(core)["live_rows"] > before or not core.in_transition
+        )
+        cluster.run(is_attended, Pace.STEPS_FIRST)
+    finish(cluster, "the drop")
+
+
+def restore(cluster: LocalCluster) -> None:
+    """Split under running requests, to the end."""
+    cluster.request_restore()
+    finish(cluster, "the restore")
 
 
 def blocks_for_all(setting: Setting, prompt: int) -> int:
@@ -270,6 +300,8 @@ def migrate_while_decoding(setting: Setting) -> Outcome:
         cluster.run(produced(cluster, 2 * setting.num_output_tokens))
         for request_id in list(cluster.core.groups[1].queues.running)[1:]:
             cluster.cancel(request_id)
+        moves = Until("a migration", lambda: counters(cluster.core)["migrations"] > 0 or not cluster.num_open)
+        cluster.run(moves, Pace.STEPS_LAST)
         cluster.run()
         cluster.core.check()
         totals = counters(cluster.core)
@@ -297,7 +329,7 @@ def drop_and_exchange(mode: ExchangeMode) -> Scenario:
             prompts = make_prompts(setting, cluster, 10, 40)
             submit(cluster, prompts, setting.num_output_tokens)
             cluster.run(produced(cluster, 60))
-            cluster.request_drop()
+            drop(cluster, mode)
             cluster.run()
             happened, evidence = exchange_evidence(cluster, mode)
             return Outcome(observed(cluster, prompts), happened, evidence)
@@ -313,10 +345,9 @@ def long_contexts(setting: Setting) -> Outcome:
         prompts = make_prompts(setting, cluster, length * 3 // 4, length, NUM_LONG)
         submit(cluster, prompts, setting.num_output_tokens)
         cluster.run(produced(cluster, NUM_LONG * 4))
-        cluster.request_drop()
-        cluster.run(moves_over(cluster, "the drop"))
+        drop(cluster)
         cluster.run(produced(cluster, NUM_LONG * 4))
-        cluster.request_restore()
+        restore(cluster)
         cluster.run()
         totals = counters(cluster.core)
         happened = totals["exchanged_bytes"] > 0 and totals["restores"] == 1
@@ -346,15 +377,14 @@ def exchange_evidence(cluster: LocalCluster, mode: ExchangeMode) -> tuple[bool, 
 
 def restore_and_split(setting: Setting) -> Outcome:
     """A pipeline becomes two instances again under running requests."""
-    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40)) as cluster:
+    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), step_priority="prefill") as cluster:
         prompts = make_prompts(setting, cluster, 10, 40)
         submit(cluster, prompts, setting.num_output_tokens)
         cluster.run(produced(cluster, 60))
-        cluster.request_drop()
-        cluster.run(moves_over(cluster, "the drop"))
+        drop(cluster)
         overwrite_tail(cluster)
         cluster.run(produced(cluster, 20))
-        cluster.request_restore()
+        restore(cluster)
         cluster.run()
         totals = counters(cluster.core)
         pulled, returned = totals["pulled_bytes"], totals["returned_bytes"]
@@ -365,20 +395,18 @@ def restore_and_split(setting: Setting) -> Outcome:
 
 def drop_again_during_restore(setting: Setting) -> Outcome:
     """A second burst turns a restore round: once while shards are pulled, once while requests go home."""
-    # Larger layers take longer to pull, and the requests have to be there when the second pull has ended.
-    setting = replace(setting, num_output_tokens=3 * setting.num_output_tokens)
-    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40)) as cluster:
+    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), step_priority="prefill") as cluster:
         prompts = make_prompts(setting, cluster, 10, 40)
         submit(cluster, prompts, setting.num_output_tokens)
         cluster.run(produced(cluster, 30))
         cluster.request_drop()
         phases = []
         for phase in (RestorePhase.PULL, RestorePhase.RETURN):
-            cluster.run(moves_over(cluster, "the drop"))
+            finish(cluster, "the drop")
             overwrite_tail(cluster)
             cluster.run(produced(cluster, 20))
             cluster.request_restore()
-            cluster.run(_reaches(cluster, phase))
+            cluster.run(_reaches(cluster, phase), Pace.STEPS_LAST)
             phases.append(_restore_phase(cluster))
             cluster.request_drop()
         cluster.run()
@@ -396,7 +424,7 @@ def cancel_in_mid_exchange(mode: ExchangeMode) -> Scenario:
             submit(cluster, prompts, setting.num_output_tokens)
             cluster.run(produced(cluster, 60))
             cluster.request_drop()
-            cluster.run(Until("KV on a link", lambda: _is_exchanging(cluster, mode)))
+            cluster.run(Until("KV on a link", lambda: _is_exchanging(cluster, mode)), Pace.STEPS_LAST)
             moving = _on_a_link(cluster, mode)[:2]
             for state in moving:
                 cluster.cancel(state.request_id)
@@ -433,17 +461,17 @@ SENDING_MODES = (ExchangeMode.TRANSFER, ExchangeMode.LIVE)
 """Modes in which KV is on its way."""
 
 SCENARIOS: dict[str, Event] = {
-    "chunked prefill": Event(chunked_prefill("decode")),
-    "chunked prefill, prompts first": Event(chunked_prefill("prefill")),
+    "chunked prefill": Event(chunked_prefill("decode"), TWO),
+    "chunked prefill, prompts first": Event(chunked_prefill("prefill"), TWO),
     "prefix hit": Event(prefix_hit),
-    "preempt and recompute": Event(preempt_and_recompute),
-    "swap out + in": Event(swap_out_and_in),
-    "migrate while decoding": Event(migrate_while_decoding),
-    "static pipeline": Event(static_pipeline, 2),
-    **{f"drop + exchange ({mode})": Event(drop_and_exchange(mode), 2) for mode in ExchangeMode},
-    "restore + split": Event(restore_and_split, 2),
-    "drop + restore, long contexts": Event(long_contexts, 2),
-    "drop again during restore": Event(drop_again_during_restore, 2),
-    **{f"cancel in mid-exchange ({mode})": Event(cancel_in_mid_exchange(mode), 2) for mode in SENDING_MODES},
+    "preempt and recompute": Event(preempt_and_recompute, TWO),
+    "swap out + in": Event(swap_out_and_in, TWO),
+    "migrate while decoding": Event(migrate_while_decoding, TWO),
+    "static pipeline": Event(static_pipeline, Needs(num_stages=2)),
+    **{f"drop + exchange ({mode})": Event(drop_and_exchange(mode), MERGED) for mode in ExchangeMode},
+    "restore + split": Event(restore_and_split, MERGED),
+    "drop + restore, long contexts": Event(long_contexts, MERGED._replace(num_tokens=NUM_LONG * LONG_CONTEXT)),
+    "drop again during restore": Event(drop_again_during_restore, MERGED),
+    **{f"cancel in mid-exchange ({mode})": Event(cancel_in_mid_exchange(mode), MERGED) for mode in SENDING_MODES},
 }
 """By name, in the order of the table."""

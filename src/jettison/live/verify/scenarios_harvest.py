@@ -11,20 +11,25 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from jettison.core.ladder.free import is_checkpointed
 from jettison.core.serving.group import Group
 from jettison.core.totals import counters
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.predictor import nominal_cost
 from jettison.live.engine.assembly import assemble
-from jettison.live.engine.local_cluster import LocalCluster, Until
+from jettison.live.engine.local_cluster import LocalCluster, Pace, Until
+from jettison.live.verify.applicable import Needs
 from jettison.live.verify.scenarios import (
     BLOCK_SIZE,
+    MAX_NUM_SEQS,
+    NEVER_MS,
     NUM_REQUESTS,
     Event,
     Outcome,
     Scenario,
     Setting,
     blocks_for_all,
+    finish,
     make_cluster,
     make_config,
     make_prompts,
@@ -41,7 +46,10 @@ PLACES = 4
 """Of each instance. A burst takes half of them."""
 NUM_ONLINE = 12
 LONG = 120
-"""Tokens of the longest prompts: a context of ``MIN_CONTEXT`` has room for an answer, too."""
+SHORTEST_LONG = 60
+"""Tokens of the long prompts, where the context has room for them and for an answer."""
+FAST, SLOW = 1e15, 1.0
+"""Bytes a second between KV and host pool, by a profile: copying is sooner over than computing again, or never is."""
 KNOWN_STEPS = 8
 """After so many steps it is known what one takes."""
 
@@ -73,13 +81,16 @@ def _crowd(setting: Setting) -> int:
     return (blocks_for_all(setting, 40) - 16) // 2
 
 
-def _beside_bursts(cluster: LocalCluster, setting: Setting) -> list[list[int]]:
-    """Offline requests in all places, and bursts of online ones: the prompts of all."""
+def _beside_bursts(cluster: LocalCluster, setting: Setting, ready: Until | None = None) -> list[list[int]]:
+    """Offline requests in all places, and bursts of online ones, each when things are ``ready`` for it: the prompts of
+    all."""
     (group,) = cluster.core.groups.values()
     size = len(group.stages) * PLACES // 2
     prompts = _offline(cluster, setting)
     for first in range(NUM_REQUESTS, len(prompts), size):
-        cluster.run(produced(cluster, setting.num_output_tokens))
+        cluster.run(produced(cluster, setting.num_output_tokens // 2))
+        if ready is not None:
+            cluster.run(ready, Pace.STEPS_LAST)
         submit(cluster, prompts[first : first + size], setting.num_output_tokens // 3, first)
     return prompts
 
@@ -89,7 +100,7 @@ def _one_by_one(cluster: LocalCluster, setting: Setting, ready: Until) -> list[l
     prompts = _offline(cluster, setting)
     for index in range(NUM_REQUESTS, len(prompts)):
         cluster.run(produced(cluster, setting.num_output_tokens // 4))
-        cluster.run(ready)
+        cluster.run(ready, Pace.STEPS_LAST)
         submit(cluster, [prompts[index]], setting.num_output_tokens // 3, index)
     return prompts
 
@@ -168,7 +179,9 @@ def freed_from_checkpoints(num_stages: int) -> Scenario:
     """Offline requests of which every full block is at the host give their blocks up to online ones, and come back."""
 
     def scenario(setting: Setting) -> Outcome:
-        with _harvesting(setting, _crowd(setting), num_stages, offline="scheduler+checkpoint") as cluster:
+        with _harvesting(
+            setting, _crowd(setting), num_stages, _with_link(setting, FAST), offline="scheduler+checkpoint"
+        ) as cluster:
             whole = _WholeFrees(cluster)
             ready = Until("a complete checkpoint", lambda: whole.is_over() or _is_whole(cluster))
             prompts = _one_by_one(cluster, setting, ready)
@@ -178,6 +191,10 @@ def freed_from_checkpoints(num_stages: int) -> Scenario:
             return Outcome(observed(cluster, prompts), whole.num > 0 and back > 0, evidence)
 
     return scenario
+
+
+def _complete(cluster: LocalCluster) -> Until:
+    return Until("a complete checkpoint", lambda: _is_whole(cluster) or not cluster.num_open)
 
 
 def _is_whole(cluster: LocalCluster) -> bool:
@@ -194,8 +211,8 @@ def prefetched_beside_steps(num_stages: int) -> Scenario:
     """The same, and they come back beside steps of others."""
 
     def scenario(setting: Setting) -> Outcome:
-        with _harvesting(setting, _crowd(setting), num_stages) as cluster:
-            prompts = _beside_bursts(cluster, setting)
+        with _harvesting(setting, _crowd(setting), num_stages, _with_link(setting, FAST)) as cluster:
+            prompts = _beside_bursts(cluster, setting, _complete(cluster))
             totals = _end(cluster)
             frees, back = totals["checkpoint_frees"], totals["prefetched_blocks"]
             evidence = f"{frees:.0f} frees, {back:.0f} blocks back beside steps"
@@ -224,14 +241,14 @@ def given_up_for_a_slow_link(num_stages: int) -> Scenario:
     since they were made, or none would have been."""
 
     def scenario(setting: Setting) -> Outcome:
-        with _harvesting(setting, _crowd(setting), num_stages, _with_link(setting, 1e9)) as cluster:
+        with _harvesting(setting, _crowd(setting), num_stages, _with_link(setting, FAST)) as cluster:
             state = cluster.core.state
-            slow = replace(state.params, profile=_with_link(setting, 1.0))
+            slow = replace(state.params, profile=_with_link(setting, SLOW))
 
             def is_slow() -> bool:
                 if _is_whole(cluster):
                     state.params = slow
-                return state.params is slow
+                return state.params is slow or not cluster.num_open
 
             prompts = _one_by_one(cluster, setting, Until("a complete checkpoint", is_slow))
             totals = _end(cluster)
@@ -242,11 +259,12 @@ def given_up_for_a_slow_link(num_stages: int) -> Scenario:
     return scenario
 
 
-def _with_link(setting: Setting, beside_bytes_per_s: float) -> HardwareProfile:
+def _with_link(setting: Setting, bytes_per_s: float) -> HardwareProfile:
+    """What a copy adds to a step is nothing: by the profile checkpoints keep up with any model's KV."""
     num_layers = assemble(make_config(setting, BLOCK_SIZE, 1)).shape.num_layers
     return HardwareProfile(
         nominal_cost(num_layers), link_bytes_per_s=1e9, link_latency_s=0.0, remap_fixed_s=0.0, remap_s_per_byte=0.0,
-        host_copy_bytes_per_s=1e9, disk_bytes_per_s=1e9, beside_bytes_per_s=beside_bytes_per_s,
+        host_copy_bytes_per_s=bytes_per_s, disk_bytes_per_s=1e9, beside_bytes_per_s=bytes_per_s, beside_byte_s=0.0,
     )
 
 
@@ -255,22 +273,26 @@ def paused_in_a_drop(num_instances: int) -> Scenario:
     and run on in the pipeline. Of three instances two are a pipeline before."""
 
     def scenario(setting: Setting) -> Outcome:
-        blocks = -(-(LONG + setting.num_output_tokens // 3) // BLOCK_SIZE) + 6  # one of the long ones, and little else
+        num_tokens = setting.num_output_tokens // 3
+        blocks = -(-(LONG + num_tokens) // BLOCK_SIZE) + 6  # one of the long ones, and little else
         with make_cluster(
-            setting, num_blocks=blocks, instances=num_instances, offline="harvest", checkpoint_free=1.0,
-            overload_min_wait_ms=3_600_000,
+            setting, num_blocks=blocks, instances=num_instances, profile=_with_link(setting, FAST), offline="harvest",
+            checkpoint_free=1.0, overload_min_wait_ms=NEVER_MS, max_num_seqs=_places(setting, blocks, num_instances),
         ) as cluster:
             _merge_to(cluster, 2)
-            short, long = 2 * NUM_REQUESTS, 2 * NUM_REQUESTS
-            prompts = make_prompts(setting, cluster, 10, 40, short) + make_prompts(setting, cluster, 80, LONG, long)
-            num_tokens = setting.num_output_tokens // 3
-            submit(cluster, prompts[:short], num_tokens, service_class=ServiceClass.OFFLINE)
-            cluster.run(produced(cluster, short * num_tokens // 4))
-            submit(cluster, prompts[short:], num_tokens, short)
+            num_short, num_long = 2 * NUM_REQUESTS, _num_for_all_blocks(cluster)
+            longest = min(LONG, cluster.assembly.limits.max_model_len - num_tokens)
+            prompts = make_prompts(setting, cluster, 10, 40, num_short)
+            prompts += make_prompts(setting, cluster, longest * 2 // 3, longest, num_long)
+            submit(cluster, prompts[:num_short], num_tokens, service_class=ServiceClass.OFFLINE)
+            cluster.run(Until("a checkpoint", lambda: _has_checkpoint(cluster)), Pace.STEPS_LAST)
+            submit(cluster, prompts[num_short:], num_tokens, num_short)
             cluster.run(Until("a pause", lambda: bool(_paused(cluster))))
             cluster.request_drop()
             began = bool(cluster.core.merges) and bool(_paused(cluster))
-            cluster.run(moves_over(cluster, "the drop"))
+            for index in range(2 * num_short, len(prompts)):
+                cluster.cancel(f"request-{index}")  # they were there to fill a large pipeline
+            finish(cluster, "the drop")
             totals = _end(cluster)
             pauses, carried = totals["offline_pauses"], totals["hosted_carried"]
             evidence = f"{pauses:.0f} pauses, a drop began in one: {began}; {carried:.0f} stored requests went along"
@@ -279,13 +301,32 @@ def paused_in_a_drop(num_instances: int) -> Scenario:
     return scenario
 
 
+def _num_for_all_blocks(cluster: LocalCluster) -> int:
+    """Of the long requests: more than all groups hold."""
+    num_blocks = sum(group.blocks.capacity for group in cluster.core.groups.values())
+    return max(2 * NUM_REQUESTS, NUM_REQUESTS + num_blocks // (SHORTEST_LONG // BLOCK_SIZE))
+
+
+def _places(setting: Setting, num_blocks: int, num_instances: int) -> int:
+    """Of each instance, for those as well that fill what a drop of all but one copy of the parameters frees."""
+    sized = assemble(make_config(setting, BLOCK_SIZE, 1))
+    freed_bytes = (num_instances - 2) * sized.shape.parameter_bytes
+    freed_blocks = freed_bytes // (sized.shape.num_layers * sized.shape.block_bytes_per_layer(BLOCK_SIZE))
+    return MAX_NUM_SEQS + (num_instances * num_blocks + freed_blocks) // (SHORTEST_LONG // BLOCK_SIZE)
+
+
+def _has_checkpoint(cluster: LocalCluster) -> bool:
+    """A request that is running offline has KV at the host."""
+    return any(is_checkpointed(s) for g in cluster.core.groups.values() for s in g.queues.running_offline())
+
+
 def _paused(cluster: LocalCluster) -> list[Group]:
     return [group for group in cluster.core.groups.values() if group.queues.pauses_offline]
 
 
 def _events(num_stages: int, where: str = "") -> dict[str, Event]:
     return {
-        f"harvest: {name}{where}": Event(scenario, max(stages, num_stages))
+        f"harvest: {name}{where}": Event(scenario, Needs(max(stages, num_stages), max(stages, num_stages)))
         for name, scenario, stages in (
             ("abandoned steps", abandoned_steps(num_stages), 1),
             ("freed from checkpoints", freed_from_checkpoints(num_stages), 1),

@@ -7,32 +7,33 @@ from __future__ import annotations
 
 from jettison.core.totals import counters
 from jettison.live.engine.local_cluster import LocalCluster
+from jettison.live.verify.applicable import Needs
 from jettison.live.verify.scenarios import (
     Event,
     Outcome,
     Scenario,
     Setting,
     blocks_for_all,
+    drop,
     exchange_evidence,
     make_cluster,
     make_prompts,
-    moves_over,
     observed,
     overwrite_tail,
     produced,
+    restore,
     submit,
 )
 from jettison.memory.kvtransfers import ExchangeMode
 
 
-def _merge_all(cluster: LocalCluster) -> int:
+def _merge_all(cluster: LocalCluster, mode: ExchangeMode = ExchangeMode.AUTO) -> int:
     """Drop until one group is left or a drop changes nothing, with a few tokens between; the number of drops."""
     before = counters(cluster.core)["drops"]
     num_groups = len(cluster.core.groups) + 1
     while 1 < len(cluster.core.groups) < num_groups:
         num_groups = len(cluster.core.groups)
-        cluster.request_drop()
-        cluster.run(moves_over(cluster, "the drop"))
+        drop(cluster, mode)
         cluster.run(produced(cluster, 10))
     return round(counters(cluster.core)["drops"] - before)
 
@@ -46,7 +47,7 @@ def drops_until_one_group(num_instances: int, mode: ExchangeMode) -> Scenario:
             prompts = make_prompts(setting, cluster, 10, 40)
             submit(cluster, prompts, setting.num_output_tokens)
             cluster.run(produced(cluster, 40))
-            num_drops = _merge_all(cluster)
+            num_drops = _merge_all(cluster, mode)
             stages = [len(group.stages) for group in cluster.core.groups.values()]
             cluster.run()
             happened, evidence = exchange_evidence(cluster, mode)
@@ -60,7 +61,9 @@ def splits_until_instances(num_instances: int) -> Scenario:
     """One pipeline of all becomes instances again under running requests, through halves where it has to."""
 
     def scenario(setting: Setting) -> Outcome:
-        with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), instances=num_instances) as cluster:
+        with make_cluster(
+            setting, num_blocks=blocks_for_all(setting, 40), instances=num_instances, step_priority="prefill"
+        ) as cluster:
             prompts = make_prompts(setting, cluster, 10, 40)
             submit(cluster, prompts, setting.num_output_tokens)
             cluster.run(produced(cluster, 30))
@@ -70,8 +73,7 @@ def splits_until_instances(num_instances: int) -> Scenario:
             for _ in range(num_instances):
                 if all(len(g.stages) == 1 for g in cluster.core.groups.values()):
                     break
-                cluster.request_restore()
-                cluster.run(moves_over(cluster, "the restore"))
+                restore(cluster)
             apart = len(cluster.core.groups) == num_instances
             cluster.run()
             totals = counters(cluster.core)
@@ -84,10 +86,10 @@ def splits_until_instances(num_instances: int) -> Scenario:
 
 def _events(num: int) -> dict[str, Event]:
     drops = {
-        f"drop + exchange ({mode}), {num} instances": Event(drops_until_one_group(num, mode), num)
+        f"drop + exchange ({mode}), {num} instances": Event(drops_until_one_group(num, mode), Needs(num, num))
         for mode in ExchangeMode
     }
-    return drops | {f"restore + split, {num} instances": Event(splits_until_instances(num), num)}
+    return drops | {f"restore + split, {num} instances": Event(splits_until_instances(num), Needs(num, num))}
 
 
 MANY: dict[str, Event] = _events(3) | _events(4)

@@ -8,18 +8,18 @@ from __future__ import annotations
 from jettison.core.moving.migrations import may_go
 from jettison.core.serving.group import Group
 from jettison.core.totals import counters
-from jettison.live.engine.local_cluster import LocalCluster, Until
+from jettison.live.engine.local_cluster import LocalCluster, Pace, Until
+from jettison.live.verify.applicable import Needs
 from jettison.live.verify.scenarios import (
     Event,
     Outcome,
     Scenario,
     Setting,
     blocks_for_all,
+    drop,
     make_cluster,
     make_prompts,
-    moves_over,
     observed,
-    produced,
     submit,
 )
 from jettison.memory.kvtransfers import MigrationKind
@@ -35,17 +35,15 @@ def migrate_as_tokens(source_stages: int, destination_stages: int) -> Scenario:
     def scenario(setting: Setting) -> Outcome:
         instances = source_stages + destination_stages
         with make_cluster(setting, num_blocks=blocks_for_all(setting, 60), instances=instances) as cluster:
-            if instances > 2:
-                cluster.request_drop()
-                cluster.run(moves_over(cluster, "the drop"))
             prompts = make_prompts(setting, cluster, 30, 60)
             submit(cluster, prompts, setting.num_output_tokens)
+            cluster.run(Until("requests that decode", lambda: _num_movable(cluster) == len(prompts)), Pace.STEPS_LAST)
+            if instances > 2:  # each instance has requests of its own by now: whatever a drop frees, the third one has
+                drop(cluster)
             source, destination = _ends(cluster, source_stages)
-            cluster.run(Until("requests that decode", lambda: len(_movable(source)) >= NUM_MOVES))
-            cluster.run(produced(cluster, 40))
             moved = _movable(source)[:NUM_MOVES]
-            _move(cluster, moved, destination)
-            _move(cluster, [name for name in moved if name in destination.queues.running][:1], source)
+            _move(cluster, moved, source, destination)
+            _move(cluster, [name for name in moved if name in destination.queues.running][:1], destination, source)
             cluster.run()
             totals = counters(cluster.core)
             num_moved, num_computed = totals["migrations_as_tokens"], totals["migrated_tokens"]
@@ -64,17 +62,24 @@ def _movable(group: Group) -> list[str]:
     return [s.request_id for s in group.queues.running.values() if may_go(s)]
 
 
-def _move(cluster: LocalCluster, names: list[str], destination: Group) -> None:
-    """Have requests go, and wait until they have arrived, or stay."""
+def _num_movable(cluster: LocalCluster) -> int:
+    return sum(len(_movable(group)) for group in cluster.core.groups.values())
+
+
+def _move(cluster: LocalCluster, names: list[str], source: Group, destination: Group) -> None:
+    """Have requests go, and wait until they have arrived, or stay. Their source steps as little as that allows, so that
+    they are caught up with."""
     for name in names:
-        cluster.run(Until(f"{name} decodes", lambda name=name: may_go(cluster.core.state.requests[name])))  # type: ignore[misc]
+        decodes = Until(f"{name} decodes", lambda name=name: may_go(cluster.core.state.requests[name]))  # type: ignore[misc]
+        cluster.run(decodes, Pace.STEPS_LAST)
         cluster.request_migration(name, destination.group_id, MigrationKind.TOKENS, STEP_TOKENS)
-    cluster.run(Until("the end of migrations", lambda: cluster.core.migrations.is_idle))
+    is_over = Until("the end of migrations", lambda: cluster.core.migrations.is_idle)
+    cluster.run(is_over, Pace.STEPS_LAST, source.worker_ids)
 
 
 MIGRATIONS: dict[str, Event] = {
-    "migrate as tokens, instance to instance": Event(migrate_as_tokens(1, 1)),
-    "migrate as tokens, pipeline to instance": Event(migrate_as_tokens(2, 1), 2),
-    "migrate as tokens, instance to pipeline": Event(migrate_as_tokens(1, 2), 2),
+    "migrate as tokens, instance to instance": Event(migrate_as_tokens(1, 1), Needs(1, 2)),
+    "migrate as tokens, pipeline to instance": Event(migrate_as_tokens(2, 1), Needs(2, 3)),
+    "migrate as tokens, instance to pipeline": Event(migrate_as_tokens(1, 2), Needs(2, 3)),
 }
 """By name."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jettison.core.totals import counters
-from jettison.live.engine.local_cluster import LocalCluster, Until
+from jettison.live.engine.local_cluster import LocalCluster, Pace, Until
+from jettison.live.verify.applicable import Needs
 from jettison.live.verify.scenarios import (
     Event,
     Outcome,
@@ -34,7 +35,8 @@ def packed_while_running(setting: Setting) -> Outcome:
         cluster.run(produced(cluster, 2 * len(prompts)))
         num_before = _num_used(cluster)
         core.reconfigure(packed)
-        cluster.run(Until("requests on fewer instances", lambda: _num_used(cluster) < num_before))
+        is_packed = Until("requests on fewer instances", lambda: _num_used(cluster) < num_before)
+        cluster.run(is_packed, Pace.STEPS_LAST)
         num_open, num_after = cluster.num_open, _num_used(cluster)
         cluster.run()
         moved = counters(core)["packing_migrations"]
@@ -46,5 +48,5 @@ def _num_used(cluster: LocalCluster) -> int:
     return sum(bool(group.queues.all_requests()) for group in cluster.core.groups.values())
 
 
-PACKING: dict[str, Event] = {"packed while running": Event(packed_while_running)}
+PACKING: dict[str, Event] = {"packed while running": Event(packed_while_running, Needs(num_instances=3))}
 """By name."""

@@ -7,21 +7,26 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from jettison.core.moving.migrations import may_go
 from jettison.core.totals import counters
-from jettison.live.engine.local_cluster import LocalCluster, Until
+from jettison.live.engine.local_cluster import LocalCluster, Pace, Until
 from jettison.live.verify.scenarios import (
     BLOCK_SIZE,
+    MERGED,
+    NEVER_MS,
     NUM_REQUESTS,
     Event,
     Outcome,
     Setting,
+    blocks_for_all,
+    finish,
     make_cluster,
     make_prompts,
-    moves_over,
     observed,
     produced,
     submit,
 )
+from jettison.memory.kvtransfers import MigrationKind
 from jettison.types import RequestId
 
 TOGETHER = "swap+migrate+drop"
@@ -31,6 +36,10 @@ def _stored(cluster: LocalCluster) -> dict[RequestId, int]:
     """Requests whose KV is in host pools only, each with how often it has been preempted."""
     groups = cluster.core.groups.values()
     return {r: s.num_preemptions for g in groups for r, s in g.queues.stored.items()}
+
+
+def _running(cluster: LocalCluster) -> list[RequestId]:
+    return [r for group in cluster.core.groups.values() for r in (*group.queues.running, *group.queues.moving)]
 
 
 def _run_on(cluster: LocalCluster, stored: dict[RequestId, int], where: str) -> int:
@@ -49,7 +58,7 @@ def drop_over_stored_requests(setting: Setting) -> Outcome:
         stored = _stored(cluster)
         cluster.request_drop()
         began = bool(cluster.core.merges)
-        cluster.run(moves_over(cluster, "the drop"))
+        finish(cluster, "the drop")
         num_resumed = _run_on(cluster, stored, "in the pipeline")
         cluster.run()
         evidence = (
@@ -63,28 +72,21 @@ def drop_over_stored_requests(setting: Setting) -> Outcome:
 def restore_over_stored_requests(setting: Setting) -> Outcome:
     """A drop and, at its end, a restore: what was stored before runs on in the groups after the split.
 
-    How much is stored at the split depends on how fast steps are: other numbers of requests are tried until some is.
+    No unit of work lies between the two: what the pipeline has room for is still stored, however much that is. Clients
+    of most running requests leave: those that stay fit into the instances, or the restore would be turned round.
     """
-    outcome = _restore_over_stored(setting, NUM_REQUESTS + 2)
-    for more in (0, 4):
-        if not outcome.happened:
-            outcome = _restore_over_stored(setting, NUM_REQUESTS + more)
-    return outcome
-
-
-def _restore_over_stored(setting: Setting, num_requests: int) -> Outcome:
     with _crowded(setting) as cluster:
-        prompts = make_prompts(setting, cluster, 10, 40, num_requests)
+        prompts = make_prompts(setting, cluster, 10, 40, NUM_REQUESTS + 2)
         submit(cluster, prompts, setting.num_output_tokens)
         cluster.run(Until("stored requests", lambda: len(_stored(cluster)) >= 2))
         stored = _stored(cluster)
         cluster.request_drop()
-        cluster.run(moves_over(cluster, "the drop"))
-        # A restore is turned round while the queue needs the memory of both: then it is ordered again.
-        while cluster.core.state.pipelines:
-            cluster.run(Until("nothing moves", lambda: not cluster.core.in_transition))
-            cluster.request_restore()
-            cluster.run(Until("the split", lambda: not (cluster.core.in_transition and cluster.core.state.pipelines)))
+        for name in _running(cluster)[2:]:
+            cluster.cancel(name)
+        finish(cluster, "the drop")
+        cluster.request_restore()
+        is_split = Until("the split", lambda: not (cluster.core.in_transition and cluster.core.state.pipelines))
+        cluster.run(is_split, Pace.STEPS_LAST)
         stored = _stored(cluster)
         num_resumed = _run_on(cluster, stored, "at home")
         cluster.run()
@@ -100,24 +102,25 @@ def _restore_over_stored(setting: Setting, num_requests: int) -> Outcome:
 def _crowded(setting: Setting) -> AbstractContextManager[LocalCluster]:
     """Instances with too little memory for all, and all rungs."""
     need = -(-(40 + setting.num_output_tokens) // BLOCK_SIZE)
-    return make_cluster(setting, num_blocks=2 * need, overload=TOGETHER, swap_budget_blocks=8)
+    return make_cluster(
+        setting, num_blocks=2 * need, overload=TOGETHER, swap_budget_blocks=8, overload_min_wait_ms=NEVER_MS
+    )
 
 
 def over_migrating_requests(setting: Setting) -> Outcome:
     """A drop and a restore while requests migrate between instances."""
-    blocks = -(-2 * NUM_REQUESTS * (40 + setting.num_output_tokens) // (2 * BLOCK_SIZE)) + 8
-    with make_cluster(
-        setting, num_blocks=blocks, overload=TOGETHER, migrate_threshold=blocks / 5, migrate_period_ms=1
-    ) as cluster:
-        prompts = make_prompts(setting, cluster, 20, 40, 2 * NUM_REQUESTS)
+    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), overload=TOGETHER) as cluster:
+        prompts = make_prompts(setting, cluster, 20, 40, NUM_REQUESTS)
         submit(cluster, prompts, setting.num_output_tokens)
         cluster.run(produced(cluster, setting.num_output_tokens))
-        for name in list(cluster.core.groups[1].queues.running):
-            cluster.cancel(name)
-        cluster.run(Until("a migration", lambda: not cluster.core.migrations.is_idle))
+        source, destination = cluster.core.groups.values()
+        going = Until("requests that decode", lambda: any(may_go(s) for s in source.queues.running.values()))
+        cluster.run(going)
+        name = next(s.request_id for s in source.queues.running.values() if may_go(s))
+        cluster.request_migration(name, destination.group_id, MigrationKind.KV)
         cluster.request_drop()
         began = bool(cluster.core.merges)
-        cluster.run(moves_over(cluster, "the drop"))
+        finish(cluster, "the drop")
         cluster.run(produced(cluster, 10))
         cluster.request_restore()
         cluster.run()
@@ -135,8 +138,8 @@ def _counts(cluster: LocalCluster) -> str:
 
 
 RUNGS_TOGETHER: dict[str, Event] = {
-    "drop over stored requests": Event(drop_over_stored_requests, 2),
-    "drop + restore over stored requests": Event(restore_over_stored_requests, 2),
-    "drop + restore over migrating requests": Event(over_migrating_requests, 2),
+    "drop over stored requests": Event(drop_over_stored_requests, MERGED),
+    "drop + restore over stored requests": Event(restore_over_stored_requests, MERGED),
+    "drop + restore over migrating requests": Event(over_migrating_requests, MERGED),
 }
 """By name."""

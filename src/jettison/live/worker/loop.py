@@ -183,6 +183,10 @@ class WorkerLoop:
         """Use ``link`` for this peer from now on (a restarted worker); an older one is closed and given up."""
         self._peers.attach(peer, link, life)
 
+    def hold_steps(self, held: bool) -> None:
+        """Begin no step from now on, or again: so that what has to meet does. What waits for steps waits with them."""
+        self._stream.holds_steps = held
+
     @property
     def links(self) -> dict[WorkerId, Link]:
         """The links in use; those that failed are gone from it."""

@@ -22,7 +22,7 @@ from jettison.server.batches.records import OVER, Batch, Result, Status
 from jettison.server.batches.run import BatchRun, Tools
 from jettison.server.batches.settings import BatchSettings
 from jettison.server.batches.store import Store
-from jettison.server.batches.window import Forecast
+from jettison.server.batches.window import Forecast, capacity_of
 from jettison.server.quiet_log import Seldom
 from jettison.server.state import ServerState
 
@@ -55,7 +55,9 @@ class BatchService:
         self._num_new_tokens = 0
         self._open_batches: list[Batch] = []
         """As they were a moment ago."""
-        self._forecast = Forecast(settings.profiled)
+        self._forecast = Forecast(settings.profiled, lambda: capacity_of(state.engine.snapshot()))
+        self._online = (0.0, 0.0)
+        """Tokens of prompts and of answers that the engine had computed for online requests a moment ago."""
         self._results = ResultWriter(self._write_results)
         self._window = Window(settings.window)
         self._computer = computer = Computer(state, self._note_tokens, self._forecast.note_answer)
@@ -164,7 +166,7 @@ class BatchService:
         """As ``estimated_completion_at``, from now on."""
         if batch.status is not Status.IN_PROGRESS or not self._state.settings.serves_offline:
             return None
-        return self._forecast.seconds_to_end(batch, self._open_batches)
+        return self._forecast.seconds_expected(batch, self._open_batches, time.time())
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -205,9 +207,8 @@ class BatchService:
             was_full = self._window.is_wanted
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
-            if was_full and self._window.is_wanted:
-                self._forecast.note_work(self._num_new_tokens, now_s - last_s)
-            self._num_new_tokens, last_s = 0, now_s
+            self._note_what_was_done(now_s - last_s, is_full=was_full and self._window.is_wanted)
+            last_s = now_s
             for run in tuple(self._runs.values()):
                 if time.time() >= run.batch.expires_at:
                     run.end(Status.EXPIRED)
@@ -221,6 +222,18 @@ class BatchService:
             except sqlite3.Error as error:
                 self._seldom.warning("batches cannot be looked at: %s", error)
 
+    def _note_what_was_done(self, seconds: float, *, is_full: bool) -> None:
+        """Offline, while there is more than fits (``is_full``); and online."""
+        snapshot = self._state.engine.snapshot()
+        num_awake = max(1, sum(worker.alive and worker.sleep == "awake" for worker in snapshot.workers))
+        if is_full:
+            self._forecast.note_work(self._num_new_tokens, seconds, num_awake)
+        self._num_new_tokens = 0
+        before = self._online
+        prompt, output = self._online = (
+            snapshot.counters.get("online_prompt_tokens", 0.0), snapshot.counters.get("online_output_tokens", 0.0))
+        self._forecast.note_online(prompt - before[0], output - before[1], seconds, num_awake)
+
     def _tell_stored(self) -> None:
         """What batches have yet to get done, and by when: lines that wait for a place in the window count, too. Batches
         of the last start are open while the engine loads, and hears nothing."""
@@ -230,6 +243,7 @@ class BatchService:
                 self._computer.deadline_ns(b.expires_at), b.num_left,
                 b.num_prompt_tokens * b.num_left // b.num_runnable,
                 b.max_output_tokens * b.num_left // b.num_runnable,
+                self._state.keys.tenant_of(b.owner), b.id,
             )
             for b in self._open_batches if serves and b.status is Status.IN_PROGRESS and b.num_left
         )

@@ -1,7 +1,8 @@
 """Completion windows: what a text such as ``24h`` means, and when a batch will be done at the rate seen so far. Pure.
 
-Lengths are those of answers, not ``max_tokens``, which only bounds them. While nothing is known nothing is predicted,
-and no batch is refused.
+Lengths are those of answers, not ``max_tokens``, which only bounds them. Rates are of one instance beside the online
+requests that it has: a window is kept by all instances that are awake or can be woken (``policy.deadlines`` wakes whom
+it takes). While nothing is known nothing is predicted, and no batch is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from jettison.live.engine.api import EngineSnapshot
+from jettison.policy.deadlines import Supply
 from jettison.server.batches.records import Batch, Status
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -26,7 +29,10 @@ LEAST_S = 3.0
 MEAN_OF_LAST = 500
 """Answers."""
 
-_NOTES = ("rate_tokens", "rate_seconds", "mean_output_tokens", "num_answers")
+MOST_ONLINE = 0.9
+"""Of an instance's time, what online requests are taken to need at most: a burst is not for ever."""
+
+_NOTES = ("rate_tokens", "rate_instance_seconds", "mean_output_tokens", "num_answers")
 
 
 def window_s(text: str) -> int:
@@ -49,17 +55,45 @@ def shown_s(seconds: float) -> str:
 
 
 class Rates(NamedTuple):
-    """Tokens per second of the whole engine."""
+    """Tokens per second of one instance."""
 
     prompt: float
     output: float
 
 
-class Forecast:
-    """What offline work takes, from what it took; ``profiled`` is believed before anything was measured."""
+class Capacity(NamedTuple):
+    """Instances that serve, and sleepers that would."""
 
-    def __init__(self, profiled: Callable[[], Rates | None] = lambda: None) -> None:
+    num_awake: int = 1
+    wakes_s: tuple[float, ...] = ()
+    """What waking each takes."""
+
+    def seconds_for(self, instance_s: float, *, wakes: bool) -> float:
+        """Until so many seconds of an instance are done, with those that sleep or without; infinite where none serves
+        and none is woken."""
+        return Supply(self.num_awake, 1.0, self.wakes_s if wakes else ()).seconds_for(instance_s)
+
+
+ONE = Capacity()
+
+
+def capacity_of(snapshot: EngineSnapshot) -> Capacity:
+    """Those that died come back; before the engine has workers there is one."""
+    num_up = sum(worker.sleep in ("awake", "waking") for worker in snapshot.workers)
+    return Capacity(num_up, snapshot.wakes_s) if num_up or snapshot.wakes_s else ONE
+
+
+class Forecast:
+    """What offline work takes, from what it took; ``profiled``, of an instance that does nothing else, is believed
+    before anything was measured."""
+
+    def __init__(
+        self, profiled: Callable[[], Rates | None] = lambda: None, capacity: Callable[[], Capacity] = lambda: ONE
+    ) -> None:
         self._profiled = profiled
+        self._capacity = capacity
+        self._online = (0.0, 0.0, 0.0)
+        """Tokens of prompts and of answers, in so many seconds of instances."""
         self._tokens = 0.0
         self._seconds = 0.0
         self._mean_output: float | None = None
@@ -75,14 +109,26 @@ class Forecast:
         self._tokens, self._seconds, mean, count = (notes.get(name, 0.0) for name in _NOTES)
         self._num_answers, self._mean_output = int(count), mean if count else None
 
-    def note_work(self, num_tokens: int, seconds: float) -> None:
-        """So many tokens, of prompts and answers, were computed while there was more work than could be taken on.
+    def note_work(self, num_tokens: int, seconds: float, num_instances: int = 1) -> None:
+        """So many tokens, of prompts and answers, were computed by so many instances while there was more work than
+        could be taken on.
 
         Of less work nothing follows: a few lines leave most of every step empty.
         """
         fade = max(0.0, 1.0 - seconds / MEMORY_S)
         self._tokens = self._tokens * fade + num_tokens
-        self._seconds = self._seconds * fade + seconds
+        self._seconds = self._seconds * fade + seconds * num_instances
+
+    def note_online(
+        self, num_prompt_tokens: float, num_output_tokens: float, seconds: float, num_instances: int
+    ) -> None:
+        """What so many instances have computed of online requests."""
+        fade = max(0.0, 1.0 - seconds / MEMORY_S)
+        prompt, output, instance_s = self._online
+        self._online = (
+            prompt * fade + num_prompt_tokens, output * fade + num_output_tokens,
+            instance_s * fade + seconds * num_instances,
+        )  # fmt: skip
 
     def note_answer(self, num_tokens: int) -> None:
         """An answer's length."""
@@ -95,10 +141,21 @@ class Forecast:
         """None while nothing is known. Measured, prompts and answers are one: their mixture of late."""
         if self._seconds >= LEAST_S and self._tokens > 0:
             return Rates(self._tokens / self._seconds, self._tokens / self._seconds)
-        return self._profiled()
+        profiled = self._profiled()
+        if profiled is None:
+            return None
+        left = 1.0 - self._online_share(profiled)
+        return Rates(left * profiled.prompt, left * profiled.output)
 
-    def _seconds_left(self, batch: Batch) -> float | None:
-        """Of a batch that was validated, alone; None while nothing is known."""
+    def _online_share(self, rates: Rates) -> float:
+        """Of an instance's time, what online requests took of late."""
+        prompt, output, instance_s = self._online
+        if not instance_s:
+            return 0.0
+        return min(MOST_ONLINE, (prompt / rates.prompt + output / rates.output) / instance_s)
+
+    def _instance_s_left(self, batch: Batch) -> float | None:
+        """Seconds of one instance that a batch that was validated takes, alone; None while nothing is known."""
         rates = self.rates
         if batch.num_runnable == 0:
             return 0.0
@@ -109,13 +166,28 @@ class Forecast:
         return (batch.num_prompt_tokens / rates.prompt + output / rates.output) * left
 
     def seconds_to_end(self, batch: Batch, others: Iterable[Batch]) -> float | None:
-        """Until a batch is done: itself, what of its owner's is due before it, and of each other owner's work as much:
-        they share the engine alike (``policy.order``). None while too little is known."""
+        """Until a batch is done by all that are awake or can be woken: itself, what of its owner's is due before it,
+        and of each other owner's work as much: they share the engine alike (``policy.order``). None while too little
+        is known."""
+        instance_s = self._instance_s_to_end(batch, others)
+        return None if instance_s is None else self._capacity().seconds_for(instance_s, wakes=True)
+
+    def seconds_expected(self, batch: Batch, others: Iterable[Batch], now_s: float) -> float | None:
+        """Until it will be: those that are awake do it where they are in time, and sleepers are woken where they would
+        not be, as few as keep its window. None while too little is known."""
+        instance_s = self._instance_s_to_end(batch, others)
+        if instance_s is None:
+            return None
+        capacity = self._capacity()
+        soonest_s, latest_s = (capacity.seconds_for(instance_s, wakes=wakes) for wakes in (True, False))
+        return min(max(soonest_s, batch.expires_at - now_s), latest_s)
+
+    def _instance_s_to_end(self, batch: Batch, others: Iterable[Batch]) -> float | None:
         seconds_of: defaultdict[str, float] = defaultdict(float)
         for other in (batch, *(o for o in others if o.status is Status.IN_PROGRESS and o.seq != batch.seq)):
             if other.owner == batch.owner and (other.expires_at, other.seq) > (batch.expires_at, batch.seq):
                 continue
-            seconds = self._seconds_left(other)
+            seconds = self._instance_s_left(other)
             if seconds is None:
                 return None
             seconds_of[other.owner] += seconds

@@ -24,7 +24,7 @@ from jettison.simulate.reproduce.requests import requests_of
 from jettison.simulate.reproduce.variants import Changes, Variant
 from jettison.simulate.run import SimulationOptions, simulate_workload
 from jettison.simulate.spec import ExperimentSpec, VariantSpec, parse_spec
-from jettison.simulate.workloads import build_pool
+from jettison.simulate.workloads import build_batches, build_pool
 from jettison.types import NANOSECONDS
 
 MERGE_INTERVAL_S = 0.02
@@ -86,6 +86,7 @@ def _simulate(spec: ExperimentSpec, machine: Machine, factor: float, changes: Ch
         detail=True,
         gaps=spec.run.gaps,
         pool=build_pool(spec.workload, seed),
+        batches=build_batches(spec.workload, seed),
         slo_ttft_s=objectives.ttft_s,
         slo_tpot_s=objectives.tpot_s,
         until_s=spec.run.until_s,

@@ -1,0 +1,122 @@
+"""Offline work that is due sooner takes the places of what is due later, where it would be late otherwise.
+
+A queue goes by deadlines, but what runs stays: of a batch that has time, and has been left to few instances for that,
+a whole instance may be full when one comes that has none. Then those of the same tenant that are due later wait again,
+where most of their work is ahead. And what is urgent waits at all groups alike: else one would be through with it, and
+take on what is due later, while it waits at another. Tenants keep their shares. The rung ``wake`` asks after steps and
+on ticks, where workers sleep by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from math import inf
+
+from jettison.core.ladder.rung import Means, Offer
+from jettison.core.load.answers import BatchKey, key_of
+from jettison.core.ports import Action, Record
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import Group
+from jettison.types import GroupId, RequestId
+
+LEAST_DIFFERENCE = 2
+"""Of the numbers that wait at two groups, from which on one goes from the one to the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UrgentOffer(Offer):
+    """These requests of one group wait again, or elsewhere."""
+
+    request_ids: tuple[RequestId, ...] = ()
+    going: tuple[tuple[RequestId, GroupId], ...] = ()
+    """Who waits elsewhere, and where."""
+
+
+class Urgent:
+    """Knows what would be late."""
+
+    def __init__(self, means: Means, loses_little: Callable[[RequestState], bool]) -> None:
+        """``loses_little``: a running request could begin anew without losing much."""
+        self._state, self._moves = means.state, means.moves
+        self._loses_little = loses_little
+        self._keys: frozenset[BatchKey] = frozenset()
+
+    def note(self, keys: Collection[BatchKey]) -> None:
+        """What would be late by all that serves and is on its way."""
+        self._keys = frozenset(keys)
+
+    def look(self) -> Iterator[UrgentOffer]:
+        """After a step, of the groups that have none under way."""
+        if not self._keys:
+            return
+        for group in list(self._state.groups.values()):
+            waiting = group.queues.waiting_offline
+            if group.in_flight or not waiting or self._moves.is_moving(group) or self._moves.is_emptying(group):
+                continue
+            if chosen := self._victims(group):
+                why = "what is due sooner would be late"
+                yield UrgentOffer(groups=(group.group_id,), why=why, request_ids=chosen)
+
+    def balance(self) -> Iterator[UrgentOffer]:
+        """On ticks: the same number of urgent ones waits at each group."""
+        if not self._keys:
+            return
+        serving = [g for g in self._state.groups.values() if not (g.paused or self._moves.is_moving(g))]
+        waiting = {
+            g.group_id: [s for s in g.queues.waiting_offline if key_of(s) in self._keys] for g in serving
+        }  # fmt: skip
+        nums = {group_id: len(states) for group_id, states in waiting.items()}
+        for group in serving:
+            states, going = waiting[group.group_id], list[tuple[RequestId, GroupId]]()
+            while states:
+                to = min(serving, key=lambda g: (nums[g.group_id], g.group_id))
+                if nums[group.group_id] - nums[to.group_id] < LEAST_DIFFERENCE or to.blocks.is_oversized(states[-1]):
+                    break
+                going.append((states.pop().request_id, to.group_id))
+                nums[group.group_id] -= 1
+                nums[to.group_id] += 1
+            if going:
+                why = "what is due sooner waits at all alike"
+                yield UrgentOffer(groups=(group.group_id,), why=why, going=tuple(going))
+
+    def _victims(self, group: Group) -> tuple[RequestId, ...]:
+        """As many as there are urgent ones without a place."""
+        urgent = [s for s in group.queues.waiting_offline if key_of(s) in self._keys]
+        num_places = max(0, group.max_running - len(group.queues.running))
+        num_wanted = len(urgent) - (num_places if group.blocks.num_free > group.blocks.watermark else 0)
+        if num_wanted <= 0:
+            return ()
+        due_ns = {s.tenant: s.request.deadline_ns or 0 for s in reversed(urgent)}
+        later = [
+            s for s in group.queues.running_offline()
+            if s.tenant in due_ns and _due(s) > due_ns[s.tenant] and key_of(s) not in self._keys
+            and self._loses_little(s)
+        ]
+        later.sort(key=lambda s: (-_due(s), s.num_computed, s.order))
+        return tuple(s.request_id for s in later[:num_wanted])
+
+    def begin(self, offer: UrgentOffer, now_ns: int) -> list[Action]:
+        """They give their places up, or wait elsewhere."""
+        group, num_tokens = self._state.groups[offer.groups[0]], 0
+        for request_id, group_id in offer.going:
+            state = self._state.requests[request_id]
+            group.queues.take_out(state)
+            self._state.groups[group_id].queues.enqueue(state)
+        if offer.going:
+            self._state.counters.num_rebalanced += len(offer.going)
+            to = sorted({group_id for _, group_id in offer.going})
+            return [Record("rebalanced", now_ns, {"requests": len(offer.going), "to": to})]
+        for request_id in offer.request_ids:
+            state = self._state.requests[request_id]
+            num_tokens += state.num_computed
+            group.preempt(state)
+        return [Record("offline_yields", now_ns, {
+            "group": group.group_id, "requests": len(offer.request_ids), "tokens": num_tokens, "reason": offer.why,
+        })]  # fmt: skip
+
+
+def _due(state: RequestState) -> float:
+    """One that is due at no time is waited for, and goes first."""
+    deadline_ns = state.request.deadline_ns
+    return -inf if deadline_ns is None else deadline_ns

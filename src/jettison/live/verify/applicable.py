@@ -1,0 +1,63 @@
+"""Which events a model can have at all: the closed list of reasons why not.
+
+An event that a model can have is staged so that it happens (``live.verify.scenarios``): that it did not is a failure of
+``jettison verify``, whatever the model. Not here: the events themselves.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from jettison.live.engine.assembly import Assembly
+
+GIB = 1 << 30
+
+
+class Lack(StrEnum):
+    """What is missing. There are no other reasons."""
+
+    LAYERS = "layers"
+    """Each stage of a pipeline takes a layer at least."""
+    MEMORY = "memory"
+    """Each instance has the parameters in memory of its own, and the reference has them, too."""
+
+
+class Needs(NamedTuple):
+    """What an event asks of a model and of the machine."""
+
+    num_stages: int = 1
+    """Of the longest pipeline in it."""
+    num_instances: int = 1
+    num_tokens: int = 4096
+    """Of KV in one instance, at most about so many."""
+
+
+class Has(NamedTuple):
+    """What there is."""
+
+    assembly: Assembly
+    block_size: int
+    memory: tuple[int, str] | None
+    """Bytes that this process may use, and what bounds them; None where the system does not tell."""
+
+
+def why_not(needs: Needs, has: Has) -> tuple[Lack, str] | None:
+    """What is missing for an event, and a sentence about it; None: it can be had."""
+    num_layers = has.assembly.shape.num_layers
+    if needs.num_stages > num_layers:
+        there = "1 layer" if num_layers == 1 else f"{num_layers} layers"
+        return Lack.LAYERS, (
+            f"a pipeline of {needs.num_stages} stages needs as many layers; this model has {there}"
+        )
+    if has.memory is None:
+        return None
+    each_bytes = has.assembly.memory_for_blocks(-(-needs.num_tokens // has.block_size))
+    needed_bytes = needs.num_instances * each_bytes + has.assembly.shape.parameter_bytes
+    there_bytes, bound = has.memory
+    if needed_bytes <= there_bytes:
+        return None
+    instances = "1 instance" if needs.num_instances == 1 else f"{needs.num_instances} instances"
+    return Lack.MEMORY, (
+        f"{instances} and the reference need {needed_bytes / GIB:.1f} GiB; {bound} is {there_bytes / GIB:.1f} GiB"
+    )

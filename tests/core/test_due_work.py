@@ -1,0 +1,135 @@
+"""Deadlines of offline work: sleepers are woken for them, those that serve are shared by what one had taken on, and
+what is needed stays awake."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import MS, FakeCluster
+from sleepers import is_asleep, sleep
+
+from jettison.core.params import AwakeParams
+from jettison.core.ports import OfflineStored, Record, StoredWork
+from jettison.types import ServiceClass
+
+WHY = "offline work would be late for its deadline"
+
+
+def decided(cluster: FakeCluster) -> list[Record]:
+    return [r for r in cluster.records if r.kind == "wake_decided"]
+
+
+def begin(num_workers: int = 3, *, awake: AwakeParams | None = None, **changes: object) -> FakeCluster:
+    """One request has been served, and all sleep but one: by themselves, or by order."""
+    cluster = FakeCluster(
+        num_workers=num_workers, full_blocks=60, offline="harvest", policy="recompute",
+        awake=awake or AwakeParams(1, None, True, 0.3), **changes,  # type: ignore[arg-type]
+    )
+    cluster.submit("first", [1] * 12, 40, 0.0)
+    return cluster
+
+
+def send(cluster: FakeCluster, num: int, due_ms: float | None, *, at_ms: float = 1500.0, name: str = "o") -> None:
+    for i in range(num):
+        cluster.submit(
+            f"{name}{i}", [1 + i % 40] * 12, 40, at_ms + 0.4 * i, service_class=ServiceClass.OFFLINE,
+            deadline_ns=None if due_ms is None else int(due_ms * MS),
+        )  # fmt: skip
+
+
+def num_left(cluster: FakeCluster) -> int:
+    return sum(not state.is_finished for state in cluster.core.state.requests.values())
+
+
+def run_to(cluster: FakeCluster, at_ms: float) -> None:
+    cluster.at(int(at_ms * MS), lambda: None)
+    cluster.run(stop=lambda: cluster.now >= at_ms * MS or not cluster.heap or cluster.heap[0][0] > at_ms * MS)
+
+
+def test_sleepers_are_woken_for_a_deadline_and_it_is_met_and_they_sleep_again() -> None:
+    cluster = begin()
+    send(cluster, 120, 2_500.0)
+    run_to(cluster, 1_499.0)
+    assert cluster.core.sleepers.asleep == {1, 2}
+    run_to(cluster, 2_500.0)
+    assert not num_left(cluster)
+    first, *_ = decided(cluster)
+    assert first.fields["reason"] == WHY and first.fields["due_s"] == pytest.approx(1.0, abs=0.2)
+    assert first.fields["needed_per_s"] > first.fields["available_per_s"]  # type: ignore[operator]
+    assert sum(r.kind == "asleep" for r in cluster.records) <= 4, "nobody sleeps and wakes by turns"
+    run_to(cluster, 6_000.0)
+    assert len(cluster.core.sleepers.asleep) == 2
+    cluster.expect_outputs()
+
+
+@pytest.mark.parametrize("due_ms", [None, 1_400.0, 60_000.0])
+def test_no_deadline_one_that_is_over_and_one_that_is_far_wake_nobody(due_ms: float | None) -> None:
+    cluster = begin()
+    send(cluster, 20, due_ms)
+    cluster.run()
+    assert not decided(cluster)
+    cluster.expect_outputs()
+
+
+def test_work_that_is_stored_wakes_before_any_of_it_has_come() -> None:
+    cluster = begin()
+    deadline_ns = int(2_500 * MS)
+    send(cluster, 8, 2_500.0)
+    cluster.at(int(1_510 * MS), OfflineStored((StoredWork(deadline_ns, 120, 1_440, 4_800, "", "batch_x"),)))
+    run_to(cluster, 1_700.0)
+    (first, *_) = decided(cluster)
+    assert first.fields["deadline"] == "batch_x" and not cluster.core.sleepers.asleep
+    assert cluster.core.ladder.gauges()["devices_needed_for_deadlines"] > 1.0
+    cluster.at(cluster.now + 1, OfflineStored(()))
+    cluster.run()
+    run_to(cluster, cluster.now / MS + 3_000)
+    assert "devices_needed_for_deadlines" not in cluster.core.ladder.gauges()
+    assert len(cluster.core.sleepers.asleep) == 2
+
+
+def test_who_was_put_to_sleep_by_order_is_woken_too_but_never_more_than_may_be_awake() -> None:
+    cluster = begin(4, awake=AwakeParams(1, 2))
+    sleep(cluster, 1)
+    cluster.run(stop=lambda: is_asleep(cluster, 1))
+    send(cluster, 120, 2_300.0)
+    run_to(cluster, 2_000.0)
+    assert len(cluster.core.groups) == 2 and len(cluster.core.sleepers.asleep) == 2
+    cluster.run()
+    cluster.expect_outputs()
+
+
+def test_another_is_woken_where_one_dies_that_a_deadline_needs() -> None:
+    cluster = begin(4)
+    send(cluster, 120, 2_900.0)
+    run_to(cluster, 1_800.0)
+    num_asleep = len(cluster.core.sleepers.asleep)
+    assert num_asleep and len(cluster.core.groups) > 1
+    cluster.kill(max(w for group in cluster.core.groups.values() for w in group.worker_ids))
+    run_to(cluster, 2_100.0)
+    assert decided(cluster)[-1].fields["reason"] in (WHY, "a worker has died")
+    assert len(cluster.core.groups) > 1
+    cluster.run()
+    cluster.expect_outputs()
+
+
+def test_a_batch_that_one_took_on_whole_is_shared_with_those_who_wake_for_it() -> None:
+    cluster = begin(2)
+    send(cluster, 5, 1_580.0)  # all of them fit into the one that is awake
+    cluster.run(stop=lambda: any(r.kind == "offline_spread" for r in cluster.records))
+    assert cluster.records[-1].fields["requests"] and len(cluster.core.groups) == 2
+    num_offline = [g.queues.num_running_offline + len(g.queues.waiting_offline) for g in cluster.core.groups.values()]
+    assert max(num_offline) - min(num_offline) <= 1
+    cluster.run()
+    assert sum(r.kind == "offline_spread" for r in cluster.records) == 1
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_of_two_batches_the_one_that_comes_later_and_is_due_sooner_goes_first() -> None:
+    cluster = begin()
+    send(cluster, 80, 60_000.0, name="late")
+    send(cluster, 8, 1_900.0, at_ms=1_600.0, name="soon")
+    cluster.run(until_ms=1_900.0)
+    left = {state.request_id for state in cluster.core.state.requests.values() if not state.is_finished}
+    assert left and all(request_id.startswith("late") for request_id in left)
+    cluster.run()
+    cluster.expect_outputs()
