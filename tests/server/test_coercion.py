@@ -45,7 +45,8 @@ def test_lists_of_ids():
 
 
 def test_ids_and_biases_in_quotes():
-    wanted = {"stop_token_ids": [7, 8, 9], "allowed_token_ids": [5], "logit_bias": {"72": -100.0, "73": 5, "74": "much"}}
+    wanted = {"stop_token_ids": [7, 8, 9], "allowed_token_ids": [5],
+              "logit_bias": {"72": -100.0, "73": 5, "74": "much"}}
     sent = {"stop_token_ids": ["7", 8.0, 9], "allowed_token_ids": ["5"],
             "logit_bias": {"72": "-100", "73": 5, "74": "much"}}  # fmt: skip
     assert loosened(sent, ChatFields) == wanted
