@@ -133,7 +133,8 @@ def test_what_each_file_says_is_kept_apart(write):
         ({"added_tokens_decoder": {"300": plain("\udfff")}}, "added_tokens_decoder 300 is no token"),
         ({"eos_token": ["<end>"]}, "eos_token is no token"),
         ({"extra_special_tokens": "<tool>"}, "extra_special_tokens is '<tool>', expected a list"),
-        ({"additional_special_tokens": [7]}, "extra_special_tokens is no token"),
+        ({"additional_special_tokens": "<tool>"}, "additional_special_tokens is '<tool>', expected a list"),
+        ({"additional_special_tokens": [7]}, "additional_special_tokens is no token"),
     ],
 )  # fmt: skip
 def test_what_is_no_token_is_told_in_one_line(write, config, message):

@@ -56,6 +56,9 @@ async def prompts(served, fields):
 
 @pytest.mark.parametrize(("fields", "wanted"), [
     ({}, "<user>q<assistant>"),
+    ({"messages": [USER, says("assistant", "", tool_calls=[call({}) | {"type": None, "id": None}])],
+      "add_generation_prompt": False},
+     '<user>q<assistant>[{"function": {"name": "weather", "arguments": {}}}]'),  # as stream accumulators leave it
     ({"add_generation_prompt": False}, "<user>q"),
     ({"chat_template_kwargs": {"enable_thinking": False}}, "<user>q<assistant><think></think>"),
     ({"chat_template_kwargs": {"enable_thinking": None, "add_generation_prompt": True}}, "<user>q<assistant>"),

@@ -44,6 +44,17 @@ def test_lists_of_ids():
     assert whole_numbers("text") == "text"
 
 
+def test_ids_and_biases_in_quotes():
+    wanted = {"stop_token_ids": [7, 8, 9], "allowed_token_ids": [5],
+              "logit_bias": {"72": -100.0, "73": 5, "74": "much"}}
+    sent = {"stop_token_ids": ["7", 8.0, 9], "allowed_token_ids": ["5"],
+            "logit_bias": {"72": "-100", "73": 5, "74": "much"}}  # fmt: skip
+    assert loosened(sent, ChatFields) == wanted
+    for untouched in (["all"], "7", {"a": 1}, None):
+        assert loosened({"stop_token_ids": untouched}, ChatFields) == {"stop_token_ids": untouched}
+    assert loosened({"logit_bias": []}, ChatFields) == {"logit_bias": []}
+
+
 def test_only_fields_with_such_a_type_are_touched():
     document = {
         "max_tokens": "5", "temperature": "0.5", "stream": "true", "stop": "5", "stop_token_ids": [7.0], "user": "1",

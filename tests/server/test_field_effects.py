@@ -130,17 +130,21 @@ async def test_a_prompt_is_cut_on_the_side_that_was_named(serve):
         assert answer["usage"]["prompt_tokens"] == 4
         await kept(prompt=["abcdef", "xy"], truncate_prompt_tokens=3)
         assert [bytes(request.prompt_token_ids) for request in engine.accepted[-2:]] == [b"def", b"xy"]
-        # -1: what the context (300 tokens here) holds beside one more, and the answer is cut to fit
-        ids, answer = await kept(prompt="x" * 500 + "y", truncate_prompt_tokens=-1)
-        assert (len(ids), ids[-2:]) == (299, b"xy")
-        assert answer["usage"]["completion_tokens"] == 1
-        ids, answer = await kept(prompt="x" * 295, truncate_prompt_tokens=-1)
-        assert (len(ids), answer["usage"]["completion_tokens"]) == (295, 5)
+        # -1: what the context (300 tokens here) holds beside the answer that is asked for
+        for num_tokens in (1, 5, 298):
+            ids, _ = await kept(prompt="x" * 500 + "y", truncate_prompt_tokens=-1, max_tokens=num_tokens)
+            assert (len(ids), ids[-1:]) == (300 - num_tokens, b"y")
+            assert engine.accepted[-1].params.max_tokens == num_tokens
+        ids, _ = await kept(prompt="x" * 500, truncate_prompt_tokens=-1, max_tokens=None)
+        assert len(ids) == 300 - 16
+        too_much = {"prompt": "x" * 500, "truncate_prompt_tokens": -1, "max_tokens": 300}
+        refused = await served.post(COMPLETIONS, BASE[COMPLETIONS] | too_much)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
         cut = {"prompt": "x" * 500, "truncate_prompt_tokens": 299}
         refused = await served.post(COMPLETIONS, BASE[COMPLETIONS] | cut)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
         chat = BASE[CHAT] | {"messages": [{"role": "user", "content": "x" * 500}], "truncate_prompt_tokens": -1}
-        for length in ({}, {"max_tokens": None}):
+        for length in ({}, {"max_tokens": None}, {"max_tokens": None, "min_tokens": 7}):
             assert (await served.post(CHAT, chat | length)).json()["usage"]["total_tokens"] == 300
 
 

@@ -125,6 +125,7 @@ def test_how_they_are_told(read):
     assert "says nothing: temperature 0.6, top_k 20, top_p 0.95 (" in read(QWEN).told
     assert NO_DEFAULTS.told is None
     assert str(read({"max_new_tokens": 99})) == "max_tokens 99"
+    assert str(read({"max_new_tokens": 1048576})) == "max_tokens 1048576"
     assert str(read({}, override='{"max_new_tokens": 99}')) == "max_tokens 99 (at most)"
 
 

@@ -36,7 +36,8 @@ def loosened(document: Mapping[str, Any], fields: type[msgspec.Struct]) -> dict[
 
 @functools.lru_cache(maxsize=64)
 def _kinds(fields: type[msgspec.Struct]) -> Mapping[str, type]:
-    """Fields whose values are loosened: ``int``, ``float``, ``bool``, ``list`` (of ints) or a struct of such."""
+    """Fields whose values are loosened: ``int``, ``float``, ``bool``, ``list`` (of ints), ``dict`` (of
+    floats) or a struct of such."""
     found: dict[str, type] = {}
     for name, hint in get_type_hints(fields).items():
         kinds = [kind for kind in _alternatives(hint) if kind is not types.NoneType]
@@ -47,6 +48,8 @@ def _kinds(fields: type[msgspec.Struct]) -> Mapping[str, type]:
             found[name] = kind
         elif get_origin(kind) is list and get_args(kind) == (int,):
             found[name] = list
+        elif get_origin(kind) is dict and get_args(kind) == (str, float):
+            found[name] = dict
     return found
 
 
@@ -63,7 +66,9 @@ def as_kind(value: Any, kind: type) -> Any:
     if kind is bool:
         return _as_truth(value)
     if kind is list:
-        return whole_numbers(value)
+        return _ids(value)
+    if kind is dict:
+        return {name: _as_number(item) for name, item in value.items()} if isinstance(value, dict) else value
     return loosened(value, kind) if isinstance(value, dict) and issubclass(kind, msgspec.Struct) else value
 
 
@@ -78,8 +83,17 @@ def as_whole(value: Any) -> Any:
     return value
 
 
+def _ids(value: Any) -> Any:
+    """A list's items as integers; a list of a whole vocabulary's is looked at once."""
+    if isinstance(value, list) and any(type(item) is not int for item in value):
+        return [as_whole(item) for item in value]
+    return value
+
+
 def whole_numbers(value: Any) -> Any:
-    """A list of numbers, those without a fraction as integers; anything else as it came."""
+    """A list of numbers, those without a fraction as integers; anything else as it came, numbers in quotes too: of a
+    prompt they are text.
+    """
     if isinstance(value, list) and any(type(item) is float for item in value):
         return [int(item) if _is_whole(item) else item for item in value]
     return value

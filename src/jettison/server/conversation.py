@@ -96,7 +96,7 @@ def _tool_calls(calls: object, path: str) -> list[dict[str, Any]]:
         if not isinstance(call, dict):
             raise bad_request(f"{where} must be an object.", where, "invalid_type")
         function = call.get("function")
-        if call.get("type", "function") != "function" or not isinstance(function, dict):
+        if (call.get("type") or "function") != "function" or not isinstance(function, dict):
             raise bad_request(
                 f"{where}: only tool calls of type 'function' are supported, with an object of that name.", where,
                 "unsupported_content")

@@ -127,8 +127,9 @@ class GenerationEndpoint(ABC):
         return with_bad_words(plan, sequences, info.eos_token_ids)
 
     def cut(self, plan: GenerationPlan, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """The prompts as long as the request wants them at most."""
-        return truncated(prompts, plan.truncation, self._most_tokens(plan) - 1)
+        """The prompts as long as the request wants them at most; -1 leaves room for the answer that it asks for."""
+        answer = plan.params.min_tokens if plan.wants_default_length else plan.params.max_tokens
+        return truncated(prompts, plan.truncation, max(1, self._most_tokens(plan) - max(1, answer)))
 
     @abstractmethod
     async def prepare(self, document: dict[str, Any]) -> tuple[GenerationPlan, list[Prompt], Answer]:
@@ -222,11 +223,9 @@ class GenerationEndpoint(ABC):
     def _bounded_length(self, plan: GenerationPlan, num_prompt_tokens: int) -> int:
         info = self.state.engine.info
         max_tokens = plan.params.max_tokens
-        room = self._most_tokens(plan) - num_prompt_tokens
         if plan.wants_default_length:
+            room = self._most_tokens(plan) - num_prompt_tokens
             max_tokens = max(1, min(room, max_tokens), plan.params.min_tokens)
-        elif plan.truncation is not None and plan.truncation.num_tokens is None:  # what is asked for is made to fit
-            max_tokens = min(max_tokens, max(1, room, plan.params.min_tokens))
         error = too_long(num_prompt_tokens, max_tokens, info, self.prompt_field, plan.length_field)
         if error is not None:
             raise error

@@ -90,7 +90,7 @@ _SAMPLING: Table = {
     "logprob_token_ids": Done("of these tokens instead of the likeliest"),
     "prompt_logprobs": Done("of the prompt's tokens; not in a stream"),
     "echo": Done("what the answer continues comes before it"),
-    "truncate_prompt_tokens": Done("tokens that are kept of the prompt; -1: what the context holds"),
+    "truncate_prompt_tokens": Done("tokens that are kept of the prompt; -1: what the context holds beside the answer"),
     "truncation_side": Done("which end is cut; left, unless asked otherwise"),
     "add_special_tokens": Done("whether the tokenizer adds its own"),
     "return_token_ids": Done("ids beside the text"),

@@ -75,7 +75,8 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         named = {**{name: getattr(self, name) for name in _FIELDS}, "max_tokens": self.max_tokens}
-        shown = [f"{name} {value:g}" for name, value in named.items() if value is not None]
+        shown = [f"{name} {value if name == 'max_tokens' else format(value, 'g')}"
+                 for name, value in named.items() if value is not None]  # fmt: skip
         if self.max_tokens_bound is not None:
             shown[-1] += " (at most)"
         return ", ".join(shown)

@@ -15,7 +15,7 @@ class Truncation:
     """What a request says of prompts that are too long for it."""
 
     num_tokens: int | None
-    """That are kept at most; None: as many as the context holds beside one of the answer, which is cut to fit, too."""
+    """That are kept at most; None: as many as the context holds beside the answer that is asked for."""
     keeps_end: bool = True
 
 
@@ -31,7 +31,7 @@ def plan_truncation(fields: GenerationFields, max_model_len: int) -> Truncation 
 
 
 def truncated(prompts: Sequence[Prompt], rule: Truncation | None, num_fitting: int) -> list[Prompt]:
-    """The prompts as they are used; ``num_fitting``: tokens of a prompt that leave room for one more.
+    """The prompts as they are used; ``num_fitting``: tokens of a prompt that leave room for the answer.
 
     The text of a prompt that is cut is no longer known.
     """

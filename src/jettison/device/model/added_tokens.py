@@ -80,7 +80,8 @@ def token_text(value: object) -> str | None:
 
 def _named(config: JsonObject, special_map: JsonObject | None) -> _Named:
     said = dict(config.values)
-    extra = said.get("extra_special_tokens") or said.get("additional_special_tokens")
+    key_of_extra = "extra_special_tokens" if said.get("extra_special_tokens") else "additional_special_tokens"
+    extra = said.get(key_of_extra)
     own = {
         key: value for key, value in said.items()
         if key.endswith("_token") and key not in PARTS and (isinstance(value, str) or _is_object(value))
@@ -97,14 +98,14 @@ def _named(config: JsonObject, special_map: JsonObject | None) -> _Named:
     if isinstance(extra, dict):
         own, extra = own | extra, []
     if not isinstance(extra, list | None):
-        raise config.wrong("extra_special_tokens", "a list of tokens or an object of them")
+        raise config.wrong(key_of_extra, "a list of tokens or an object of them")
     parts = {}
     for key in PARTS:
         if (value := said.get(key)) is not None:
             parts[key] = _token(source[key], key, value, special=True)
     for key, value in own.items():
         parts[key] = _token(config, key, value, special=True)
-    return _Named(parts, [_token(config, "extra_special_tokens", item, special=True) for item in extra or []])
+    return _Named(parts, [_token(config, key_of_extra, item, special=True) for item in extra or []])
 
 
 def _is_object(value: object) -> bool:
