@@ -59,9 +59,9 @@ def size_from(minimum: int, *, power_of_two: bool = False) -> Parser:
 
 def machine_list(value: object) -> tuple[int, ...]:
     """Numbers of machines, with commas or as a list; empty where it says ``auto``."""
-    parts = value.split(",") if isinstance(value, str) else value
-    if value == "auto":
+    if value in ("auto", "", ("",), [""]):
         return ()
+    parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple):
         raise ValueError(f"needs the number of each instance's machine (0,0,1,1) or auto, not {shown(value)}")
     numbers = (int_from(0)(part) for part in parts)

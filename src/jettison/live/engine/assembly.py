@@ -32,7 +32,7 @@ from jettison.live.machine.memory import Wanted, cores_warning, memory_limit
 from jettison.live.worker.pieces import MAX_PIECE_BYTES
 from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutSpec
-from jettison.memory.pagemap import PageSizes, check_budget
+from jettison.memory.pagemap import MIN_BLOCKS, PageSizes, check_budget
 from jettison.policy.links import MachineId
 from jettison.profiles import fingerprint, load_profile
 from jettison.types import LayerRange, ModelShape, WorkerId
@@ -119,7 +119,7 @@ class Assembly:
             log.warning("%s: %s", flag, too_many)
         for layers in {LayerRange(*spec.layers) for spec in self.worker_specs if spec.layers is not None}:
             layout = LayoutSpec(self.shape.shards_for(layers), layers)
-            check_budget(memory.memory_bytes, self.workspace_bytes, layout, sizes, memory.block_size)
+            self._check_budget(layout, sizes)
         spec = self.worker_specs[0]
         weights = WeightFolder(Path(spec.model_dir), self.model, resolve_dtype(spec.dtype, self.model))
         weights.open()
@@ -128,6 +128,16 @@ class Assembly:
             if doubt is not None:
                 log.warning("%s", doubt)
         self._check_machine()
+
+    def _check_budget(self, layout: LayoutSpec, sizes: PageSizes) -> None:
+        """Raise BudgetError where a first layout does not fit; with the memory that it names, tables have more rows."""
+        memory = self.config.memory
+        try:
+            check_budget(memory.memory_bytes, self.workspace_bytes, layout, sizes, memory.block_size)
+        except BudgetError:
+            num_positions = self.room.positions(self.memory_for_blocks(MIN_BLOCKS))
+            workspace_bytes = max(self.workspace_bytes, self._workspace_for(num_positions))
+            check_budget(memory.memory_bytes, workspace_bytes, layout, sizes, memory.block_size)
 
     def _check_machine(self) -> None:
         """Raise BudgetError where the processes and parameters do not fit into this machine's memory; warn of less."""
