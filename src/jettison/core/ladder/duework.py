@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from jettison.core.ladder.rung import Means
 from jettison.core.load.answers import BatchKey, key_of
+from jettison.core.ports import StoredWork
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.cost.stepwork import StepWork
@@ -50,7 +51,10 @@ class _Batch:
     """Without a token yet."""
     tokens: int = 0
     to_compute: int = 0
+    asked: int = 0
+    """As clients have asked for them ..."""
     longest: int = 0
+    """... and as they may be in the context."""
     outputs: list[tuple[int, int]] = field(default_factory=list)
     """(tokens, most) of each answer that has begun."""
     waiting_longest: int = 0
@@ -59,8 +63,9 @@ class _Batch:
     stored_prompt: int = 0
     stored_longest: int = 0
 
-    def add(self, state: RequestState) -> None:
-        longest = state.request.params.max_tokens
+    def add(self, state: RequestState, max_model_len: int) -> None:
+        self.asked += state.request.params.max_tokens
+        longest = max(1, min(state.request.params.max_tokens, max_model_len - state.num_prompt))
         self.num += 1
         self.tokens += state.num_tokens
         self.to_compute += max(0, state.num_tokens - state.num_computed)
@@ -88,6 +93,9 @@ class DueWork:
         self._seen = tuple(Seen() for _ in MEMORIES_S)
         self._looks: dict[GroupId, _Look] = {}
         self._looked_ns: int | None = None
+        self._told: tuple[StoredWork, ...] = ()
+        self._num_ended_then: dict[BatchKey, int] = {}
+        """Answers of each batch when what is stored was told: those since then are not left."""
         self.keys: list[BatchKey] = []
         """Of the demands that were viewed last, in their order."""
 
@@ -177,7 +185,11 @@ class DueWork:
                 key = key_of(state)
                 if (batch := found.get(key)) is None:
                     batch = found[key] = _Batch()
-                batch.add(state)
+                batch.add(state, self._state.limits.max_model_len)
+        if self._told is not self._state.stored_offline:
+            self._told, answers = self._state.stored_offline, self._means.loads.offline_answers
+            keys = {(work.tenant, work.deadline_ns) for work in self._told}
+            self._num_ended_then = {key: answers.of_batch(key)[0] for key in keys}
         for work in self._state.stored_offline:
             batch = found.setdefault((work.tenant, work.deadline_ns), _Batch())
             batch.name = batch.name or work.name
@@ -190,9 +202,12 @@ class DueWork:
         """None while nothing is known of steps."""
         # What is stored is told by lines; a line may have several answers: so they are counted by what they may have.
         longest = batch.longest / batch.num if batch.num else batch.stored_longest / max(1, batch.stored_num)
-        left = max(0.0, 1.0 - batch.longest / batch.stored_longest) if batch.stored_longest else 0.0
-        num_left = left * batch.stored_longest / longest if longest else 0.0
         answers = self._means.loads.offline_answers
+        asked_each = batch.asked / batch.num if batch.num else longest
+        num_since = answers.of_batch(key)[0] - self._num_ended_then.get(key, 0)
+        taken = batch.asked + num_since * asked_each
+        left = max(0.0, 1.0 - taken / batch.stored_longest) if batch.stored_longest else 0.0
+        num_left = left * batch.stored_longest / asked_each if asked_each else 0.0
         begun = [float(tokens) for tokens, _ in batch.outputs]
         expected = expected_tokens(*answers.of_batch(key), begun, answers.usual_tokens(longest), max(1.0, longest))
         waiting = min(batch.num_waiting * expected, float(max(batch.waiting_longest, batch.num_waiting)))
