@@ -475,3 +475,15 @@ def test_runs_of_many_groups_at_once_are_looked_through_seldom(monkeypatch: pyte
     for group in range(2000):
         predictor.observe(StepWork.decodes(4, 40), [1000 * n + group for n in range(51)], group)
     assert len(looks) <= 4
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_decodes_that_are_asked_for_together_take_what_each_takes_alone(num_stages: int) -> None:
+    predictor, part = StepTimePredictor(COST.num_layers, COST), step_of(num_stages)
+    seconds_of = predictor.decoding(part)
+    assert seconds_of is not None
+    for num_rows, num_kv_tokens in [(0, 0), (1, 0), (7, 700), (7, 12_345), (100, 1_000_000)]:
+        assert seconds_of(num_rows, num_kv_tokens) == predictor.predict_s(
+            StepWork.decodes(num_rows, num_kv_tokens), part
+        )
+    assert StepTimePredictor(COST.num_layers).decoding(part) is None

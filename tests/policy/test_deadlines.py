@@ -157,7 +157,10 @@ def test_what_is_lost_hides_nothing_that_can_be_saved() -> None:
 
 
 def test_an_answer_that_takes_longer_than_there_is_time_wakes_nobody() -> None:
-    assert plan_wakes([Demand(10.0, 1.0, 0.1, 30.0, 30.0, 0.1)], Supply(1), [0.1] * 3) is None
+    late = [Demand(10.0, 1.0, 0.1, 30.0, 30.0, 0.1)]
+    assert plan_wakes(late, Supply(1), [0.1] * 3) is None
+    plan = plan_wakes(late, Supply(0), [0.1] * 3)
+    assert plan is not None and plan.num == 1, "it keeps the answers that it has, and three bring no more"
 
 
 def test_a_window_of_a_seventh_more_than_all_need_wakes_all_at_once_and_a_long_one_nobody() -> None:

@@ -212,6 +212,24 @@ class StepTimePredictor:
         coefficients = self._coefficients(part)
         return None if coefficients is None else lambda work: _product(coefficients, self._terms(work, part))
 
+    def decoding(self, part: Part = LONE_STEP) -> Callable[[int, int], float] | None:
+        """The same of ``StepWork.decodes``: of (rows, KV tokens)."""
+        coefficients = self._coefficients(part)
+        if coefficients is None:
+            return None
+        fixed, token, pair, kv, row, *_ = coefficients
+        terms_of: dict[int, ModelTerms] = {}
+
+        def seconds(num_rows: int, num_kv_tokens: int) -> float:
+            terms = terms_of.get(num_rows)
+            if terms is None:
+                terms = terms_of[num_rows] = self._model_terms(num_rows, num_rows, part)
+            x0, x1, pair_s, kv_token_s, x4 = terms
+            num_pairs = num_kv_tokens + num_rows
+            return fixed * x0 + token * x1 + pair * (pair_s * num_pairs) + kv * (kv_token_s * num_pairs) + row * x4
+
+        return seconds
+
     @property
     def error(self) -> float:
         """Mean absolute error of whole steps of late, in what was predicted for them."""

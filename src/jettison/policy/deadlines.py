@@ -155,31 +155,33 @@ def lateness(demands: Sequence[Demand], supply: Supply, margin: float) -> list[f
 def plan_wakes(
     demands: Sequence[Demand], supply: Supply, wakes_s: Sequence[float], margin: float = WAKE_MARGIN
 ) -> WakePlan | None:
-    """Which of these sleepers to wake now, the soonest first; None: nobody.
+    """Which of these sleepers to wake now, the soonest first; None: none of them.
 
     The fewest with which nothing is late. Where something is late even with all, the fewest that mend nearly as much:
-    a batch that expires keeps the answers that it has. Nobody where that is hardly anything: where one answer by
-    itself takes longer than there is time, no sleeper helps. Least lateness is of all demands together, so that one
-    that is lost hides none that can be saved.
+    a batch that expires keeps the answers that it has. None where that is hardly anything, and one where all sleep:
+    where one answer by itself takes longer than there is time, no sleeper helps. Least lateness is of all demands
+    together, so that one that is lost hides none that can be saved.
     """
     late = lateness(demands, supply, margin)
     if not any(late) or not wakes_s:
         return None
     soonest = sorted(wakes_s)
+
+    def late_with_s(num: int) -> float:
+        return sum(lateness(demands, supply.and_woken(soonest[:num]), margin))
+
     worst = max(range(len(late)), key=lambda i: (late[i], -_due(demands[i])))
     demand = demands[worst]
-    due_s = demand.due_s or 0.0
-    now_late_s, best_s = sum(late), sum(lateness(demands, supply.and_woken(soonest), margin))
-    mended_s = now_late_s - best_s if math.isfinite(now_late_s) else math.inf
-    if not math.isfinite(best_s) or (best_s > 0.0 and mended_s < LEAST_GAIN * due_s):
+    due_s, best_s = demand.due_s or 0.0, late_with_s(len(soonest))
+    least = 0 if math.isfinite(sum(late)) else 1  # where all sleep, one is woken in any case
+    mended_s = late_with_s(least) - best_s
+    if not math.isfinite(best_s) or (best_s > 0.0 and mended_s < LEAST_GAIN * due_s and not least):
         return None
-    target_s = best_s if best_s == 0.0 or not math.isfinite(mended_s) else best_s + NEARLY * mended_s
-    for num in range(1, len(soonest) + 1):
-        late_with_s = sum(lateness(demands, supply.and_woken(soonest[:num]), margin))
-        if late_with_s <= target_s:
-            break
+    part = NEARLY if mended_s >= LEAST_GAIN * due_s else 1.0
+    target_s = best_s + part * mended_s if best_s > 0.0 else 0.0
+    num = next((n for n in range(1, len(soonest)) if late_with_s(n) <= target_s), len(soonest))
     needed = margin * work_before(demands)[worst] / due_s
-    return WakePlan(num, demand, late[worst], late_with_s, needed)
+    return WakePlan(num, demand, late[worst], late_with_s(num), needed)
 
 
 def may_go(demands: Sequence[Demand], supply: Supply, num_going: int, margin: float = SLEEP_MARGIN) -> bool:

@@ -24,7 +24,7 @@ STAGED = (
     "harvest: freed from checkpoints", "harvest: prefetched beside steps", "harvest: slow link, computed again",
     "harvest: pause in a drop", "sleep with running requests, wake", "packed while running",
     "harvest: abandoned steps, in a pipeline", "harvest: freed from checkpoints, in a pipeline",
-    "harvest: pause in a drop, in a pipeline",
+    "harvest: pause in a drop, in a pipeline", "all sleep, a request wakes one",
 )  # fmt: skip
 """In which something has to meet."""
 

@@ -319,3 +319,13 @@ def test_the_reference_without_transformers_makes_room_for_the_model(tmp_path: P
     assert budget > 1 << 30
     assembly = assemble(reference._config)
     assert budget - assembly.workspace_bytes < 1.2 * sum(assembly.shape.shard_bytes.values())
+
+
+def test_a_model_that_can_have_no_event_is_not_found_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verify, "memory_limit", lambda: (1, "this machine"))
+    assert verify.run_verify(make_model(tmp_path / "m"), tmp_path / "v.json", alone=True) == 1
+    assert "nothing was compared" in capsys.readouterr().out
+    table = json.loads((tmp_path / "v.json").read_text())
+    assert table["not_applicable"] == len(table["rows"]) > 0 and table["tokens_compared"] == table["failed"] == 0

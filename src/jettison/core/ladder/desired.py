@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from jettison.core.ladder.growing import Growths, growth_rates, held_blocks, size_of
 from jettison.core.ladder.newcomers import comes_in_time, has_room
+from jettison.core.ladder.packable import Packable
 from jettison.core.ladder.prompts import num_for_arrivals
 from jettison.core.ladder.seats import Pool, Seat, Seats, arrival, arrival_again
 from jettison.core.load.views import Loads
@@ -24,7 +25,6 @@ from jettison.core.moving.moves import Moves
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
-from jettison.policy.links import MachineId
 from jettison.policy.packing.lost import devices_lost
 from jettison.policy.packing.mell import Packing
 from jettison.policy.packing.named import PACKERS
@@ -52,7 +52,6 @@ class Desired:
     def __init__(self, cluster: ClusterState, loads: Loads, moves: Moves, migrations: Migrations) -> None:
         self._cluster = cluster
         self._loads = loads
-        self._moves = moves
         self._migrations = migrations
         cluster.changes.stirred = set()
         self._pools: dict[int, Pool] = {}
@@ -61,7 +60,7 @@ class Desired:
         self._growths = Growths(self._seats)
         self._blocks_per_s: dict[GroupId, float] = {}
         """By which a decoding request of each group grew when it was looked at last."""
-        self._machine_of: dict[GroupId, MachineId] = {}
+        self._packable = Packable(cluster, moves)
         self._stale: set[GroupId] = set()
         """Groups in which requests may have ended since then."""
         self.packer_name: str | None = None
@@ -113,20 +112,18 @@ class Desired:
             for pool in held.values()
         )
 
-    def share_used(self) -> float:
-        """Of the KV memory of groups where online requests live, what requests hold; 0 where there are none."""
-        used = list(self._used())
-        return sum(g.blocks.num_used for g in used) / max(1, sum(g.blocks.capacity for g in used))
-
     def num_used(self) -> int:
         """Groups where online requests live."""
-        return sum(1 for _ in self._used())
+        return len(self._used())
 
-    def _used(self) -> Iterator[Group]:
-        for pool in self._pools.values():
-            for device in pool.devices:
-                if (group := self._cluster.groups.get(device)) is not None and group.queues.serves_online:
-                    yield group
+    def used(self) -> tuple[int, float]:
+        """The same, and the share of these groups' KV memory that requests hold; 0 where there are none."""
+        used = [group.blocks for group in self._used()]
+        return len(used), sum(b.num_used for b in used) / max(1, sum(b.capacity for b in used))
+
+    def _used(self) -> list[Group]:
+        packed = set[GroupId]().union(*(pool.devices for pool in self._pools.values()))
+        return [g for group_id, g in self._cluster.groups.items() if group_id in packed and g.queues.serves_online]
 
     def owed(self) -> Iterator[Owed]:
         """Who lives elsewhere than it should, in the order in which they came to the packing."""
@@ -162,7 +159,7 @@ class Desired:
     def may_relieve(self, group: Group) -> bool:
         """It is packed by a packer that moves running requests."""
         pool = self._pools.get(group.blocks.capacity)
-        if pool is None or group.group_id not in pool.devices or not self.is_packed(group):
+        if pool is None or group.group_id not in pool.devices or not self._packable.is_packed(group):
             return False
         return self.migrates(group.group_id)
 
@@ -193,22 +190,25 @@ class Desired:
         fresh: list[tuple[Seat, RequestState]] = []
         resizes: list[tuple[Pool, list[Growing]]] = []
         growth_of = growth_rates(self._cluster)
+        epoch_s, groups, rates = self._params.reserve.epoch_s, self._cluster.groups, self._blocks_per_s
         for pool in self._pools.values():
             rows: list[Growing] = []
             for device in sorted(pool.devices):
-                group = self._cluster.groups[device]
-                self._blocks_per_s[device] = rate = growth_of(group)
+                group = groups[device]
+                rates[device] = rate = growth_of(group)
+                states = looked_at.get(device, ())
+                due = self._growths.due(group, math.ceil(rate * epoch_s))
+                if not states and not due:
+                    continue
                 kept: list[RequestState] = []
-                for state in looked_at.get(device, ()):
+                for state in states:
                     seat = self._seat_of(state, pool, group)
                     if seat is None:
                         fresh.append((self._take_seat(state, pool, group, rate), state))
                         continue
                     self._set_grip(seat, state, moving, now_ns)
                     kept.append(state)
-                due = self._growths.due(group, math.ceil(rate * self._params.reserve.epoch_s))
-                if due or kept:
-                    rows += self._growing(due, kept, pool, group, gone)
+                rows += self._growing(due, kept, pool, group, gone)
             resizes.append((pool, rows))
         for seat in self._seats.in_order(gone):
             self._seats.leave(seat.request_id)
@@ -314,16 +314,6 @@ class Desired:
         for pool in self._pools.values():
             self._seats.apply(pool)
 
-    def is_packed(self, group: Group) -> bool:
-        """It may hold requests that are packed: merged groups, and those whose layouts change or that are about to
-        sleep, may not."""
-        cluster = self._cluster
-        if len(group.stages) > 1 and not cluster.params.static_pipeline:
-            return False
-        if group.paused or self._moves.is_moving(group) or self._moves.is_emptying(group):
-            return False
-        return not cluster.shared_workers or cluster.shared_workers.isdisjoint(group.worker_ids)
-
     def _update_pools(self) -> None:
         """As many pools as there are sizes of groups, each with the groups that there are now."""
         params = self._params
@@ -331,14 +321,7 @@ class Desired:
             self.packer_name = params.packer
             for full in list(self._pools):
                 self._forget_pool(full)
-        found: defaultdict[int, set[GroupId]] = defaultdict(set)
-        cluster = self._cluster
-        is_calm = not (self._moves.moving_workers() or cluster.shared_workers or cluster.pipelines)
-        for group_id, group in cluster.groups.items():
-            if not group.paused if is_calm else self.is_packed(group):
-                found[group.blocks.capacity].add(group_id)
-                worker_id = group.worker_ids[0]
-                self._machine_of[group_id] = cluster.params.machine_of.get(worker_id, worker_id)
+        cluster, found = self._cluster, self._packable.by_size()
         for full in self._pools.keys() - found.keys():
             self._forget_pool(full)
         for full in sorted(found, reverse=True):
@@ -355,7 +338,6 @@ class Desired:
                     self._seats.leave(request_id)
                 pool.packer.set_taking(device, False)
                 self._growths.forget(device)
-                self._machine_of.pop(device, None)
                 self._seats.here.pop(device, None)
                 self._blocks_per_s.pop(device, None)
             pool.devices = found[full]
@@ -380,7 +362,7 @@ class Desired:
     def _new_packer(self, packing: PackingParams) -> Packer:
         make = PACKERS[self._params.packer]
         if make is Packing:
-            return Packing(packing, (), self._machine_of)
+            return Packing(packing, (), self._packable.machine_of)
         return make(packing, ())
 
     def _forget_pool(self, full: int) -> None:
@@ -484,7 +466,7 @@ class Desired:
         objective."""
         cluster = self._cluster
         group = cluster.groups.get(group_id)
-        if group is None or not self.is_packed(group):
+        if group is None or not self._packable.is_packed(group):
             return False
         cluster.catch_up(group_id)
         return has_room(cluster, group, state) and comes_in_time(cluster, group, state)

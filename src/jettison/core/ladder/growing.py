@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from jettison.core.ladder.prompts import decodes_of
+from jettison.core.ladder.prompts import decoding_of
 from jettison.core.ladder.seats import Seat, Seats
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
@@ -22,11 +22,11 @@ def growth_rates(cluster: ClusterState) -> Callable[[Group], float]:
     """By what is known now, blocks a second of one request that decodes in a group; 0 while too little is known. Not to
     be kept."""
     predictor, pipelines = cluster.predictor, cluster.pipelines.values()
-    taking = {n: predictor.taking(step_of(n)) for n in {1, *(len(group.stages) for group in pipelines)}}
+    decoding = {n: predictor.decoding(step_of(n)) for n in {1, *(len(group.stages) for group in pipelines)}}
 
     def rate(group: Group) -> float:
-        seconds_of = taking[len(group.stages)]
-        step_s = 0.0 if seconds_of is None else seconds_of(decodes_of(group))
+        seconds_of = decoding[len(group.stages)]
+        step_s = 0.0 if seconds_of is None else seconds_of(*decoding_of(group))
         return 1.0 / (step_s * group.limits.block_size) if step_s else 0.0
 
     return rate

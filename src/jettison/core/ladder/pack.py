@@ -163,9 +163,10 @@ class PackRung(Rung):
     @property
     def gauges(self) -> Mapping[str, float]:
         """Devices are groups here: what serves by itself."""
+        num_used, share_used = self.desired.used()
         return {
-            "devices_needed": self.desired.num_needed(), "devices_used": self.desired.num_used(),
-            "packing_owed": self._num_owed, "packing_utilisation": self.desired.share_used(),
+            "devices_needed": self.desired.num_needed(), "devices_used": num_used,
+            "packing_owed": self._num_owed, "packing_utilisation": share_used,
             "packing_lost": self._num_lost,
         }
 

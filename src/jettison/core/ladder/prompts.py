@@ -7,18 +7,23 @@ from collections.abc import Iterable
 from jettison.core.load.views import Loads
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
-from jettison.cost.stepwork import NOTHING, StepWork
+from jettison.cost.stepwork import StepWork
 from jettison.policy.dozing import num_for_prompts
 from jettison.policy.slo import AHEAD_SHARE, Pace, objectives, prompt_tokens_per_s
 
 
-def decodes_of(group: Group) -> StepWork:
-    """One of its steps, were all its requests to decode; nothing without any."""
+def decoding_of(group: Group) -> tuple[int, int]:
+    """(rows, KV tokens) of one of its steps, were all its requests to decode."""
     num_stages, num_running = len(group.stages), len(group.queues.running)
     if not num_running:
-        return NOTHING
+        return 0, 0
     num_kv_tokens = group.blocks.num_used * group.limits.block_size
-    return StepWork.decodes(max(1, num_running // num_stages), num_kv_tokens // num_stages)
+    return max(1, num_running // num_stages), num_kv_tokens // num_stages
+
+
+def decodes_of(group: Group) -> StepWork:
+    """The same as a step's work; nothing without any."""
+    return StepWork.decodes(*decoding_of(group))
 
 
 def prompt_rate_of(cluster: ClusterState, group: Group) -> float | None:

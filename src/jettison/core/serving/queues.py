@@ -101,6 +101,8 @@ class Queues:
         """Some online request has been admitted: it runs, moves or is stored."""
         if len(self.running) > self._num_offline:
             return True
+        if not (self.moving or self.stored):
+            return False
         return any(not s.is_offline for s in chain(self.moving.values(), self.stored.values()))
 
     @property

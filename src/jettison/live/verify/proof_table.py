@@ -69,6 +69,11 @@ class ProofTable:
         self.rows: list[Row] = []
         self._path = path
 
+    @property
+    def is_proof(self) -> bool:
+        """No row shows a fault, and some compared tokens: a table of what cannot be had proves nothing."""
+        return not any(row.is_failed for row in self.rows) and any(row.tokens_compared for row in self.rows)
+
     def add(self, row: Row) -> None:
         """Count a row, and write all that there are. Raises OSError."""
         self.rows.append(row)
@@ -144,6 +149,8 @@ def print_table(console: Console, table: ProofTable) -> None:
     print_whole(drawn, console)
     total = sum(r.tokens_compared for r in rows)
     console.print(f"{total:,} tokens compared, {sum(r.mismatches for r in rows)} mismatches")
+    if rows and not any(r.applicable for r in rows):
+        console.print("[red]nothing was compared[/red]: this model can have none of the events here")
     if in_parts := sum(r.in_parts for r in rows):
         console.print(
             f"{in_parts} requests that attended to KV elsewhere (live) differ: parts of attention add in another order"

@@ -61,11 +61,14 @@ def all_sleep_and_a_request_wakes_one(setting: Setting) -> Outcome:
         cluster.run(produced(cluster, NUM_REQUESTS))
         cluster.request_sleep(0, 1, level=1)
         cluster.run(_asleep(cluster, 0, 1))
-        submit(cluster, prompts[NUM_REQUESTS:], setting.num_output_tokens, NUM_REQUESTS)
-        cluster.run()
+        submit(cluster, prompts[NUM_REQUESTS : NUM_REQUESTS + 1], setting.num_output_tokens, NUM_REQUESTS)
+        cluster.run(Until("an instance that serves", lambda: bool(cluster.core.groups)), Pace.STEPS_LAST)
+        finish(cluster, "waking")
         totals = counters(cluster.core)
-        evidence = f"{totals['sleeps']:.0f} slept, {totals['wakes']:.0f} was woken by requests"
-        happened = totals["sleeps"] == 2 and totals["wakes"] > 0 and not totals["pulled_bytes"]
+        submit(cluster, prompts[NUM_REQUESTS + 1 :], setting.num_output_tokens, NUM_REQUESTS + 1)
+        cluster.run()  # if these queue for long, the other one is woken, too
+        evidence = f"{totals['sleeps']:.0f} slept, {totals['wakes']:.0f} was woken by a request"
+        happened = totals["sleeps"] == 2 and totals["wakes"] == 1 and not totals["pulled_bytes"]
         return Outcome(observed(cluster, prompts), happened, evidence)
 
 
