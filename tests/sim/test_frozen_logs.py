@@ -44,9 +44,11 @@ FILE = Path(__file__).parent / "frozen_logs.json"
 ELSEWHERE = {
     "drop_failed": "tests/core/test_golden_schedules.py: no device refuses a layout in virtual time",
     "yield": "tests/core/test_cluster_moves.py: it takes a pipeline that its measured steps condemn",
+    "offline_spread": "tests/core/test_due_work.py: it takes a batch with a window, which is told from outside",
+    "offline_yields": "tests/core/test_due_work.py: the same",
     "recovery_stuck": "tests/live/engine/test_weights.py: the simulator's model folder never changes",
 }
-"""Kinds of records that no schedule here can have, and the tests that have them."""
+"""Kinds of records that no schedule here has, and the tests that have them."""
 
 
 def whole_ladder(seed: int) -> Watched:
