@@ -88,6 +88,9 @@ class Seats:
         """Those that may live elsewhere than they should; some have arrived since."""
         self._next_number = 0
 
+    def __len__(self) -> int:
+        return len(self.by_id)
+
     def get(self, request_id: RequestId) -> Seat | None:
         """None: it has none."""
         return self.by_id.get(request_id)
