@@ -288,6 +288,29 @@ def _peers(document: Document) -> str:
     return table(("engine", *(column for load in loads for column in (load, "of vLLM"))), rows)
 
 
+@block("batch_deadlines")
+def _batch_deadlines(document: Document) -> str:
+    keys = ("lines", "all_awake_s", "window_s", "factor", "status", "took_s", "late_lines", "wakes", "awake_mean")
+    return table(("lines", "all awake, s", "window, s", "times", "status", "took, s", "lines late", "wakes",
+                  "awake, mean of 2"), [[row[key] for key in keys] for row in document["rows"]])  # fmt: skip
+
+
+@block("epoch_pass")
+def _epoch_pass(document: Document) -> str:
+    keys = ("devices", "requests", "still_ms", "decoding_ms", "epoch_median_ms", "epoch_max_ms", "apply_median_ms")
+    return table(("devices", "requests", "still, ms", "decoding, ms", "epoch, ms (median)", "most",
+                  "of which the planner"), [[row[key] for key in keys] for row in document["rows"]])  # fmt: skip
+
+
+@block("shared_card")
+def _shared_card(document: Document) -> str:
+    return table(
+        ("bins", "epochs overrun", "most queued, of the bound", "longest stop, ms", "all arrived, s"),
+        [[row["bins"], row["epochs_overrun"], max(row["card_load"]), row["stop_max_ms"], row["arrived_s"]]
+         for row in document["rows"]],
+    )  # fmt: skip
+
+
 @block("simulator_million")
 def _million(document: Document) -> str:
     keys = ("requests", "wall_s", "us_per_request", "events", "peak_mib", "ttft_p99_s")
