@@ -10,7 +10,7 @@ Rule. Whatever could change what a group does next is noted here when it happens
 What depends on the clock or on prices as well is not a change and is asked for by itself (``core.moving.moves``).
 
 What is different for a single request (where it is, what it does, what moves it) is noted in ``stirred``, for a reader
-that looks at requests seldom: a step that gives a request its next token stirs nobody.
+that looks at requests seldom: a step that gives a request its next token stirs no other.
 
 ``touched`` is emptied where steps are planned, group by group; ``recent`` is what the event before this one has
 touched, for those who act earlier in an event than what they depend on.

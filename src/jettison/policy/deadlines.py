@@ -1,4 +1,4 @@
-"""Deadlines of offline work as demand: who is late with what serves, how few sleepers mend that, and who may go. Pure.
+"""Deadlines of offline work as demand: what is late, how few sleepers mend that, which may go. Pure.
 
 Work is seconds of one instance that has nothing else to do; supply is such seconds a second. A tenant's own work is
 served earliest deadline first, and tenants alike (``policy.order``): so before a demand is met its tenant gets all that
@@ -71,7 +71,7 @@ class Supply(NamedTuple):
         return self.num_now * self.share
 
     def seconds_for(self, work_s: float) -> float:
-        """From now on until so much has been done; infinite where nobody will do it."""
+        """From now on until so much has been done; infinite where nothing will do it."""
         if work_s <= 0.0:
             return 0.0
         time_s, rate = 0.0, self.rate

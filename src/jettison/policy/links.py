@@ -1,4 +1,4 @@
-"""Who is near whom, which decides between partners of a merge and between senders of a shard that are otherwise alike,
+"""How near workers are, which decides between partners of a merge and senders of a shard that are otherwise alike,
 and which ports a transfer goes through.
 
 Pure. Where the distances come from: ``core.load.distances``; rates of ports: ``core.load.portrates``.

@@ -269,7 +269,7 @@ class Desired:
     def _growing(
         self, due: Sequence[Seat], kept: Sequence[RequestState], pool: Pool, group: Group, gone: list[RequestId]
     ) -> list[Growing]:
-        """Who of a group may have outgrown its reserve; those that hold more than there is are gone."""
+        """A group's requests that may have outgrown their reserves; those that hold more than there is are gone."""
         states, rows, rate = list(kept), list[Growing](), self._blocks_per_s[group.group_id]
         for seat in due:
             state = self._cluster.requests[seat.request_id]
@@ -330,7 +330,7 @@ class Desired:
                 pool.packer.set_taking(device, True)
                 online = cluster.groups[device].queues.online_requests()
                 self._stirred.update(state.request_id for state in online)
-            self._seats.apply(pool)  # who has left is on no device
+            self._seats.apply(pool)  # a request that has left is on no device
             for device in sorted(pool.devices - found[full]):
                 self._stirred.update(self._seats.here[device])
                 for request_id in pool.packer.requests_on(device):

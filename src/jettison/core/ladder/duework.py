@@ -1,6 +1,6 @@
 """Offline work by its deadlines, and what instances do of it: views for ``policy.deadlines``.
 
-The rung ``wake`` asks whom to wake for it, and whoever puts workers to sleep whether they can be spared. Nothing is
+The rung ``wake`` asks which workers to wake for it, and which can be spared before they are put to sleep. Nothing is
 decided here.
 
 Work is priced in seconds of an instance whose steps are as full as such requests can make them; what instances really

@@ -1,4 +1,4 @@
-"""How fast requests grow, and who may have outgrown what a packing reserves for it."""
+"""How fast requests grow, and which may have outgrown what a packing reserves for them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Growths:
     """For each group, which of its requests may have outgrown their reserve.
 
     A step gives a request one token at most. So from the tokens that its reserve leaves, a number of the group's steps
-    follows before which it cannot use the reserve up; a heap has these numbers, and who comes to the top is looked at.
+    follows before which it cannot use the reserve up; a heap has these numbers, and the top is looked at.
     Steps that brought it nothing (it waits, or a step failed) make that early and never late.
     """
 

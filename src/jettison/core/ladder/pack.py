@@ -124,7 +124,7 @@ class PackRung(Rung):
         return params
 
     def go(self) -> None:
-        """Nobody asks any more what is different for single requests."""
+        """No pass asks any more what is different for single requests."""
         self._state.changes.stirred = None
         self._state.changes.ended.clear()
 

@@ -1,4 +1,4 @@
-"""Who has a place in a packing: pools of groups, the requests' seats in them, and which of these have to be looked at
+"""The requests of a packing: pools of groups, the requests' seats in them, and which of these have to be looked at
 again. What is decided about them is ``core.ladder.desired``'s, and ``policy.packing``'s.
 
 A pass looks at a request only if something may be different for it:
@@ -123,7 +123,7 @@ class Seats:
             seat.group_id = group_id
 
     def grip(self, seat: Seat, grip: Grip) -> None:
-        """Who may move it from now on; its packing is told elsewhere."""
+        """What may move it from now on; its packing is told elsewhere."""
         seat.grip = grip
         for some, belongs in ((self.held, grip is Grip.HELD), (self.restless, grip is not Grip.FREE)):
             (some.add if belongs else some.discard)(seat.request_id)
@@ -152,8 +152,8 @@ class Seats:
         """Sums and sets are what the seats say. Raises AssertionError."""
         for request_id, seat in self.by_id.items():
             assert seat.request_id == request_id and request_id in self.here[seat.group_id], seat
-        assert self.held == {r for r, seat in self.by_id.items() if seat.grip is Grip.HELD}, "who is held"
-        assert self.restless == {r for r, seat in self.by_id.items() if seat.grip is not Grip.FREE}, "who is restless"
+        assert self.held == {r for r, seat in self.by_id.items() if seat.grip is Grip.HELD}, "held"
+        assert self.restless == {r for r, seat in self.by_id.items() if seat.grip is not Grip.FREE}, "restless"
 
 
 def arrival(request_id: RequestId, num_blocks: int, pool: Pool, device: GroupId | None = None) -> Arrive:

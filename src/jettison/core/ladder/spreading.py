@@ -29,11 +29,11 @@ class SpreadOffer(Offer):
     """These requests of one group begin anew elsewhere."""
 
     going: tuple[tuple[RequestId, GroupId], ...]
-    """Who goes, and where to."""
+    """Which requests go, and where to."""
 
 
 class Spreading:
-    """Knows who has been woken for offline work."""
+    """Knows which workers have been woken for offline work."""
 
     def __init__(self, means: Means) -> None:
         self._means = means

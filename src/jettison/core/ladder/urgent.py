@@ -30,7 +30,7 @@ class UrgentOffer(Offer):
 
     request_ids: tuple[RequestId, ...] = ()
     going: tuple[tuple[RequestId, GroupId], ...] = ()
-    """Who waits elsewhere, and where."""
+    """Which requests wait elsewhere, and where."""
 
 
 class Urgent:

@@ -2,10 +2,10 @@
 and where a deadline of offline work would be missed (beyond the papers). Its leaving is that workers fall asleep
 (``core.ladder.dozing``).
 
-Who put a worker to sleep makes no difference: memory that sleeps is memory, and what was promised by a time is owed. Of
+Why a worker sleeps makes no difference: memory that sleeps is memory, and what was promised by a time is owed. Of
 all ways to let a queue's head in the soonest is taken (``policy.soonest``), and every decision is told with what it
 went by. A drop holds back while a wake that is predicted to be sooner is under way (``core.ladder.drop``); ``scale``
-asks outside when nobody sleeps. Where another way was taken, and the queue is kept out for longer than that and waking
+asks outside when none sleeps. Where another way was taken, and the queue is kept out for longer than that and waking
 together were predicted to take, a sleeper is woken all the same: at most twice as late as it might have been.
 """
 
@@ -103,7 +103,7 @@ class WakeRung(Rung):
 
     @property
     def awaits_tick(self) -> bool:
-        """Somebody may fall asleep, or be woken for a deadline."""
+        """A worker may fall asleep, or be woken for a deadline."""
         return self._dozing.awaits_tick or (self._due_work.is_there and bool(self._sleepers.out))
 
     @property
