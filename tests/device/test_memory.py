@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from jettison.device.memory import DeviceMemory, check_addresses
-from jettison.device.pages_host import LinuxSyscalls
+from jettison.device.pages_host import LinuxSyscalls, PagePool
 from jettison.errors import BudgetError, MappingError, NotReadyError, OutOfPagesError, StalePlanError, WorkerLostError
 from jettison.memory.layout import LayoutSpec, RetainedKV
 from jettison.memory.pagemap import PageSizes
@@ -465,7 +466,7 @@ def expect_same(before, after):
 def test_a_remap_that_fails_at_any_call_leaves_everything_as_it_was(way):
     origin, target, live_blocks, copies = WAYS[way]
     syscalls = FailingSyscalls()
-    memory = make_memory(syscalls=syscalls)
+    memory = make_memory(make_pool=partial(PagePool, syscalls=syscalls))
     memory.start()
     memory.workspace().fill_(3)
     for shard in SHARDS:
@@ -497,7 +498,7 @@ def test_a_remap_that_fails_at_any_call_leaves_everything_as_it_was(way):
 
 def test_a_start_that_fails_at_any_call_leaves_nothing_and_can_be_repeated():
     syscalls = FailingSyscalls()
-    memory = make_memory(syscalls=syscalls)
+    memory = make_memory(make_pool=partial(PagePool, syscalls=syscalls))
     descriptors = len(os.listdir("/proc/self/fd"))
     refused: list[bool] = []
     for index in range(1000):
@@ -521,7 +522,7 @@ def test_a_start_that_fails_at_any_call_leaves_nothing_and_can_be_repeated():
 
 def test_a_remap_that_cannot_be_undone_stops_the_device():
     syscalls = FailingSyscalls()
-    memory = make_memory(syscalls=syscalls)
+    memory = make_memory(make_pool=partial(PagePool, syscalls=syscalls))
     memory.start()
     syscalls.fail_at = frozenset(range(syscalls.num_calls + 3, syscalls.num_calls + 1000))
     with pytest.raises(WorkerLostError, match="undone"):

@@ -1,6 +1,6 @@
 """One device's memory: parameters, KV arenas and workspace as tensors whose addresses never change.
 
-Carries out page plans (``memory.pages``) over a back end (``device.pages_host``), moves blocks out of the way of a
+Carries out page plans (``memory.pages``) over a pool of pages (``device.pages``), moves blocks out of the way of a
 shrink, and knows which dropped shards still have their bytes. Who runs which layer, and what a shard's bytes should
 be, is not decided here. One thread, one call at a time.
 
@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ import numpy.typing as npt
 import torch
 
 from jettison.device.bytesview import as_tensor_uint8, widened
-from jettison.device.pages_host import HOST_PAGE_BYTES, Arena, PagePool, Syscalls
+from jettison.device.pages import Arena, MakePool, PagePool
+from jettison.device.pages_host import HOST_PAGE_BYTES
+from jettison.device.pages_host import PagePool as HostPagePool
 from jettison.device.remap import BlockCopier, BlockCopy, remap
 from jettison.errors import BudgetError, MappingError, NotReadyError, StalePlanError, WorkerLostError
 from jettison.memory.extents import Extents
@@ -42,7 +45,7 @@ def check_addresses(budget_bytes: int, workspace_bytes: int, shape: ModelShape, 
 
     They are many times the budget: every layer's KV arena could take all of it.
     """
-    pool = PagePool(budget_bytes, sizes.page_bytes)
+    pool = HostPagePool(budget_bytes, sizes.page_bytes)
     try:
         _reserve_spans(pool, workspace_bytes, shape, sizes)
     finally:
@@ -92,7 +95,7 @@ class DeviceMemory:
         block_size: int,
         workspace_bytes: int,
         page_bytes: int = HOST_PAGE_BYTES,
-        syscalls: Syscalls | None = None,
+        make_pool: MakePool = HostPagePool,
     ) -> None:
         self.capacity_blocks = 0
         """Blocks per arena of the resident layers; 0 before ``start``."""
@@ -102,7 +105,7 @@ class DeviceMemory:
         self._block_size = block_size
         self._workspace_bytes = workspace_bytes
         self._sizes = PageSizes.of(shape, block_size, page_bytes)
-        self._pool = PagePool(budget_bytes, page_bytes, syscalls)
+        self._pool = make_pool(budget_bytes, page_bytes)
         self._map = PageMap(self._pool.num_pages)
         self._arenas: dict[Owner, Arena] = {}
         self._kv: dict[int, torch.Tensor] = {}
@@ -211,9 +214,10 @@ class DeviceMemory:
         # Writes since the offer can only have spoilt homes; fewer shards then come back, and no line gets lower.
         plan = self._plan(spec, live_blocks)
         self._check_copies(copies, plan)
-        calls_before = self._pool.num_map_calls + self._pool.num_unmap_calls
-        self._remap(plan)
-        num_calls = self._pool.num_map_calls + self._pool.num_unmap_calls - calls_before
+        self._pool.wait_idle()
+        calls_before = self._pool.num_calls
+        self._or_broken(partial(remap, self._arenas, self._map, plan))
+        num_calls = self._pool.num_calls - calls_before
         before = replace(self._map)
         self._adopt(plan)
         if copies:
@@ -383,9 +387,10 @@ class DeviceMemory:
         if any(not 0 <= src < self.capacity_blocks for src in sources):
             raise ValueError(f"a block is copied from beyond the {self.capacity_blocks} that there are")
 
-    def _remap(self, plan: PagePlan) -> None:
+    def _or_broken(self, step: Callable[[], None]) -> None:
+        """A step after whose WorkerLostError the memory is in no known state."""
         try:
-            remap(self._arenas, self._map, plan)
+            step()
         except WorkerLostError:
             self._is_broken = True
             raise
@@ -400,12 +405,9 @@ class DeviceMemory:
         for layer in sorted(self._map.kv_layers.layers(), key=lambda layer: layer not in before.kv_layers.layers()):
             owner = kv_owner(layer)
             self._mark_written(layer, targets)
-            try:
-                copier.copy(before.of(owner), self._arenas[owner], was_whole=layer in before.kv_layers.layers())
-            except WorkerLostError:
-                self._is_broken = True
-                raise
-        copier.finish()
+            was_whole = layer in before.kv_layers.layers()
+            self._or_broken(partial(copier.copy, before.of(owner), self._arenas[owner], was_whole=was_whole))
+        self._or_broken(copier.finish)
 
     def _block_ids(
         self, layers: LayerRange, block_ids: Sequence[int] | npt.NDArray[np.int32]
