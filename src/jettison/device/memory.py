@@ -15,6 +15,7 @@ from the page itself, and nothing that fails can then have overwritten a block y
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,7 +31,14 @@ from jettison.device.pages import Arena, MakePool, PagePool
 from jettison.device.pages_host import HOST_PAGE_BYTES
 from jettison.device.pages_host import PagePool as HostPagePool
 from jettison.device.remap import BlockCopier, BlockCopy, remap
-from jettison.errors import BudgetError, MappingError, NotReadyError, StalePlanError, WorkerLostError
+from jettison.errors import (
+    BudgetError,
+    JettisonError,
+    MappingError,
+    NotReadyError,
+    StalePlanError,
+    WorkerLostError,
+)
 from jettison.memory.extents import Extents
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.memory.pagemap import WORKSPACE, Owner, PageMap, PageSizes, check_budget, kv_owner, shard_owner
@@ -122,8 +130,8 @@ class DeviceMemory:
     def start(self, spec: LayoutSpec | None = None) -> None:
         """Reserve all address ranges and map the first layout (None = every shard and layer). Idempotent.
 
-        Raises BudgetError with the bytes needed, or where there are not enough addresses, or MappingError; nothing
-        stays acquired then. The shards' bytes are for the caller to fill.
+        Raises BudgetError with the bytes needed, or where there are not enough addresses, MappingError, or ConfigError
+        where the pool's device is not there; nothing stays acquired then. The shards' bytes are for the caller to fill.
         """
         if self._arenas:
             return
@@ -138,7 +146,7 @@ class DeviceMemory:
                 self._arenas[WORKSPACE].map(*extent)
             for mapping in plan.maps:
                 self._arenas[mapping.owner].map(mapping.position, mapping.page, mapping.num_pages)
-        except (BudgetError, MappingError):
+        except JettisonError:
             self.close()
             raise
         self._adopt(plan)
@@ -199,10 +207,30 @@ class DeviceMemory:
         plan = self._plan(spec, live_blocks)
         return LayoutOffer(plan.version, plan.evacuate_from_block, plan.capacity_blocks)
 
+    def prepare(self, spec: LayoutSpec, live_blocks: int, max_pages: int = sys.maxsize) -> int:
+        """Have pages mapped ahead that ``apply`` of this would map, so that it need not. Kernels may be running.
+
+        Only positions that own nothing now are prepared; layout, bytes and version stay as they are. Returns how many
+        pages were mapped, ``max_pages`` at most (30 µs each on a card): 0 where all is done, or where a back end gains
+        nothing by it. Raises like ``offer``, and MappingError, after which the layout is still as it was.
+        """
+        plan = self._plan(spec, live_blocks)
+        num_mapped = 0
+        for mapping in plan.maps:
+            arena, first = self._arenas[mapping.owner], 0
+            while first < mapping.num_pages and num_mapped < max_pages:
+                piece = min(mapping.num_pages - first, max_pages - num_mapped)
+                num_mapped += arena.prepare(mapping.position + first, mapping.page + first, piece)
+                first += piece
+        return num_mapped
+
     def apply(
         self, spec: LayoutSpec, live_blocks: int, version: int, copies: Sequence[BlockCopy]
     ) -> LayoutResult:
         """Copy blocks ``(from, to)`` in every arena that stays, then remap. No kernel may be running.
+
+        The worker's loop begins no layout while a step or a copy is under way; what was launched and has not ended on a
+        device of its own is waited for here.
 
         Ids in ``copies`` and in ``spec.retained`` are those before the copies. Raises like ``offer``, StalePlanError
         if the map is not at ``version``, ValueError for copies that are not out of harm's way, and MappingError with
@@ -237,7 +265,10 @@ class DeviceMemory:
         self._written_blocks = max(self._written_blocks, num_blocks)
 
     def report(self) -> dict[str, int]:
-        """Bytes by use. Parameters (mapped), KV (retained included), workspace and free add up to the budget."""
+        """Bytes by use: parameters (mapped), KV (retained included), workspace and free add up to the budget.
+
+        And since the pool was made: calls that mapped or unmapped, and pages that needed none, for kept mappings.
+        """
         page_bytes = self._sizes.page_bytes
         parameters, kv, workspace = (self._map.count(kind) * page_bytes for kind in ("shard", "kv", "workspace"))
         dropped = sum(self._sizes.shard_pages.values()) * page_bytes - parameters
@@ -248,11 +279,14 @@ class DeviceMemory:
             "kv_bytes": kv,
             "workspace_bytes": workspace,
             "free_bytes": self._budget_bytes - parameters - kv - workspace,
+            "map_calls": self._pool.num_calls,
+            "map_calls_saved": self._pool.num_calls_saved,
         }
 
     def check(self) -> None:
-        """Raise AssertionError on any broken invariant of the page map."""
+        """Raise AssertionError on any broken invariant of the page map, or of what the pool has mapped for it."""
         self._map.check()
+        self._pool.check()
 
     # --- exchange ---------------------------------------------------------------------------------------------
 
@@ -269,6 +303,7 @@ class DeviceMemory:
             raise ValueError(f"{num_bytes} bytes of KV do not fit in {flat.numel()}")
         if num_bytes:
             rows = widened(flat[:num_bytes].view(len(layers), len(ids), self._sizes.kv_block_bytes))
+            ids = ids.to(flat.device)
             for row, layer in zip(rows, layers.layers()):
                 torch.index_select(self._kv_bytes[layer].view(rows.dtype), 0, ids, out=row)
         return num_bytes
@@ -286,7 +321,7 @@ class DeviceMemory:
             raise ValueError(f"{num_bytes} bytes of KV expected, got {flat.numel()}")
         if num_bytes:
             rows = widened(flat.view(len(layers), len(ids), self._sizes.kv_block_bytes))
-            listed = ids.tolist()
+            listed, ids = ids.tolist(), ids.to(flat.device)
             for row, layer in zip(rows, layers.layers()):
                 self._mark_written(layer, listed)
                 self._kv_bytes[layer].view(rows.dtype).index_copy_(0, ids, row)

@@ -256,6 +256,7 @@ class Arena:
 
     def prepare(self, position: int, page: int, num_pages: int) -> int:
         """Nothing: a page may not be seen at two addresses, or a stray access would end no process."""
+        self._at(position, num_pages)
         return 0
 
     def copy(self, page: int, offset: int, at: int, num_bytes: int) -> None:
