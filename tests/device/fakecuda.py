@@ -352,4 +352,4 @@ class PoisonedPool(PagePool):
                     unsure.add(span.address + position * size)
         assert {at: handle for at, handle in fake.mapped.items() if at not in unsure} == expected
         assert fake.allowed >= expected.keys()
-        assert fake.used_bytes <= self.num_pages * size
+        assert fake.used_bytes == self.held_bytes <= self.num_pages * size

@@ -134,7 +134,10 @@ def test_what_is_held_is_read_at_once_and_written_last(kind):
         assert holds(pool, arena, 0, 1) and holds(pool, arena, 1, 2)
         pool.finish_copies()
         assert arena.tensor()[:EDGE].eq(2).all() and arena.tensor()[pool.page_bytes :][:EDGE].eq(1).all()
+        write(pool, arena, 0, 3)
+        pool.wait_idle()
         pool.finish_copies()
+        assert holds(pool, arena, 0, 3), "what was held is written once"
 
 
 @every_pool
