@@ -75,5 +75,8 @@ def numbers(first: int, count: int) -> Numbers:
 
 def runs(mask: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     """``(first, count)`` of each stretch of True as the mask is now, ascending."""
-    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).tolist()
+    if not mask.any():  # nothing to do, mostly
+        return iter(())
+    edges = (np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist()
+    edges = [0] * bool(mask[0]) + edges + [len(mask)] * bool(mask[-1])
     return ((lo, hi - lo) for lo, hi in zip(edges[::2], edges[1::2]))
