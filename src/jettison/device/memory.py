@@ -229,8 +229,8 @@ class DeviceMemory:
     ) -> LayoutResult:
         """Copy blocks ``(from, to)`` in every arena that stays, then remap. No kernel may be running.
 
-        The worker's loop begins no layout while a step or a copy is under way; what was launched and has not ended on a
-        device of its own is waited for here.
+        A layout begins when all older steps have ended (``core.controlstream``) and copies beside steps are halted
+        (``live.worker.loop``); what a device of its own is still at is waited for here.
 
         Ids in ``copies`` and in ``spec.retained`` are those before the copies. Raises like ``offer``, StalePlanError
         if the map is not at ``version``, ValueError for copies that are not out of harm's way, and MappingError with
