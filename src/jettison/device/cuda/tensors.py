@@ -41,6 +41,8 @@ def span_tensor(address: int, num_bytes: int, device: torch.device) -> torch.Ten
 
     The structure that describes it lives as long as the last of them: PyTorch frees it by the C library's ``free``.
     """
+    if device.type == "cuda":
+        torch.cuda.init()  # this may be the first that PyTorch hears of the card
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     at = libc.malloc(ctypes.sizeof(_Tensor))
