@@ -427,11 +427,11 @@ def test_a_paused_group_lets_no_offline_request_in() -> None:
     batch(cluster, 10, output=150)
     chats(cluster, 4, 50.0, prompt=40, output=80)
     group = cluster.core.groups[0]
-    cluster.run(stop=lambda: group.queues.pauses_offline)
-    assert group.queues.pauses_offline
-    while group.queues.pauses_offline and cluster.heap:
+    cluster.run(stop=lambda: group.queues.offline_holders)
+    assert group.queues.offline_holders
+    while group.queues.offline_holders and cluster.heap:
         cluster.run(max_events=10**6, stop=lambda n=cluster.num_steps: cluster.num_steps > n)
-        if group.queues.pauses_offline:
+        if group.queues.offline_holders:
             assert not any(s.num_pending for s in group.queues.running_offline())
     cluster.run()
     expect_all_well(cluster)
@@ -456,8 +456,8 @@ def test_offline_work_that_steps_have_evicted_stops_as_well() -> None:
 
     cluster.run(stop=is_kept_out)
     assert is_kept_out()
-    cluster.run(stop=lambda: queues.pauses_offline or not is_kept_out())
-    assert queues.pauses_offline
+    cluster.run(stop=lambda: queues.offline_holders or not is_kept_out())
+    assert queues.offline_holders
     cluster.run()
     expect_all_well(cluster)
 
@@ -468,12 +468,12 @@ def test_a_pause_ends_although_somebody_always_waits_for_a_step_to_end() -> None
     batch(cluster, 10, output=150)
     chats(cluster, 4, 50.0, prompt=40, output=80)
     queues = cluster.core.groups[0].queues
-    cluster.run(stop=lambda: queues.pauses_offline)
+    cluster.run(stop=lambda: queues.offline_holders)
     begun_ms = cluster.now / MS
     for i in range(3000):
         name = f"short-{i}"
         cluster.submit(name, tokens(name, 4), 1, begun_ms + i)
-    cluster.run(stop=lambda: not queues.pauses_offline)
+    cluster.run(stop=lambda: not queues.offline_holders)
     assert 1000 <= cluster.now / MS - begun_ms < 2000
     cluster.run()
     expect_all_well(cluster)
@@ -488,9 +488,9 @@ def test_a_pause_outlives_a_drop_until_half_of_the_memory_is_free() -> None:
     state = cluster.core.state
     cluster.run(stop=lambda: bool(state.pipelines))
     (group,) = state.pipelines.values()
-    cluster.run(stop=lambda: group.queues.pauses_offline)
-    assert group.queues.pauses_offline
-    cluster.run(stop=lambda: not group.queues.pauses_offline)
+    cluster.run(stop=lambda: group.queues.offline_holders)
+    assert group.queues.offline_holders
+    cluster.run(stop=lambda: not group.queues.offline_holders)
     assert group.group_id in state.groups and group.queues.has_offline
     assert group.blocks.num_free >= group.blocks.capacity / 2
     cluster.run()

@@ -93,7 +93,7 @@ class Dispatcher:
             group_id,
             min(capacity, blocks.admission_cap or capacity),
             num_used,
-            queues.queued_blocks() + self._hosted.owed_blocks(group),
+            queues.queued_blocks() + self._hosted.absent_blocks(group),
             num_served + len(queues.waiting),
             len(group.stages),
             queues.queued_tokens() + queues.unfinished_tokens(),

@@ -157,7 +157,7 @@ class StandingWatch:
             needed = 0 if head is None else self._needed(group, head)
         view = StandingView(
             len(running), len(queues.waiting_offline), len(stored), len(coming), len(queues.waiting),
-            changes_layout=self._changes_layout(group), pauses=queues.pauses_offline,
+            changes_layout=self._changes_layout(group), pauses=bool(queues.offline_holders),
             computes_again=_in_step(group), num_abandoned_steps=group.counters.fresh.num_abandoned_steps,
             step=room_of_last_step(group, running[-1] if running else head, now_ns),
             is_too_large=not stored and head is not None and group.blocks.is_oversized(head),
@@ -177,7 +177,7 @@ class StandingWatch:
                 "waiting": len(queues.waiting_offline),
             }
         view = StandingView(
-            0, len(queues.waiting_offline), 0, 0, len(queues.waiting), pauses=queues.pauses_offline,
+            0, len(queues.waiting_offline), 0, 0, len(queues.waiting), pauses=bool(queues.offline_holders),
             step=room_of_last_step(group, head, now_ns), is_too_large=group.blocks.is_oversized(head),
             num_places=_num_places(group), num_blocks_needed=self._needed(group, head),
             num_blocks_free=_num_free(group),

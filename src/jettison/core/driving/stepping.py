@@ -15,6 +15,7 @@ from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, Emit, Record, StepAbandoned, StepCompleted, StepFailed
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
+from jettison.core.serving.holds import LOST_PEER, GroupHold
 from jettison.core.state import ClusterState
 from jettison.policy.safepoints import lengthened_s, shortened_s
 from jettison.types import NANOSECONDS, FinishReason
@@ -133,7 +134,7 @@ class Stepping:
         for state in group.fail(event.step_id):
             if event.lost_worker is not None:
                 # The step is not to blame, and the group cannot go on: the lost worker will be declared dead.
-                group.paused = True
+                group.hold(LOST_PEER, GroupHold.STEPS)
                 group.stranded[state.request_id] = state
                 if state.ending is None and state.num_pending:
                     self._state.distrust(state)  # a later chunk may still arrive there, and run on KV that is not there

@@ -69,8 +69,6 @@ class HarvestRung(Rung):
         """Groups that were touched while their layouts were changing."""
         self._stalled: set[GroupId] = set()
         """Groups that have nothing to run but what is on its way back."""
-        self._reserving: set[GroupId] = set()
-        """Groups in which newcomers leave room for online requests that were freed."""
         self._num_dissolved = 0
         """Groups dissolved when this was last rid of them."""
 
@@ -143,15 +141,14 @@ class HarvestRung(Rung):
         self._state.changes.harvesting.discard(group_id)
         self._policies.pop(group_id, None)
         self._stalled.discard(group_id)
-        if group_id in self._reserving and group_id in self._state.groups:
-            self._state.groups[group_id].blocks.reserve_landing({})
-        self._reserving.discard(group_id)
+        if group_id in self._state.groups:
+            self._state.groups[group_id].blocks.reserve(self.name, {})
 
     def _forget_dissolved(self) -> None:
         groups, num_dissolved = self._state.groups, self._state.num_dissolved
         if self._num_dissolved != num_dissolved:
             self._num_dissolved = num_dissolved
-            for group_id in [g for g in self._policies.keys() | self._stalled | self._reserving if g not in groups]:
+            for group_id in [g for g in self._policies.keys() | self._stalled if g not in groups]:
                 self._forget(group_id)
 
     # --- checkpoints ------------------------------------------------------------------------------------------
@@ -212,7 +209,7 @@ class HarvestRung(Rung):
         """Freed requests that come back now."""
         queues = group.queues
         # Where admission is capped the group is to fit into less memory soon.
-        only_online = queues.pauses_offline or queues.waiting or group.blocks.admission_cap is not None
+        only_online = queues.offline_holders or queues.waiting or group.blocks.admission_cap is not None
         entries = {
             e.state.request_id: e for e in self._hosted.of(group, HostedPhase.STORED, is_checkpoint=True)
             if not (e.state.is_offline and only_online)
@@ -253,11 +250,10 @@ class HarvestRung(Rung):
 
     def _keep_room(self, group: Group) -> None:
         """Newcomers leave room for online requests that were freed: those were admitted before them."""
-        online = [e for e in self._hosted.of(group, HostedPhase.STORED, is_checkpoint=True) if not e.state.is_offline]
-        if online or group.group_id in self._reserving:
-            num_blocks = sum(self._hosted.blocks_to_return(e) for e in online)
-            group.blocks.reserve_landing(dict.fromkeys(group.worker_ids, num_blocks) if num_blocks else {})
-            (self._reserving.add if online else self._reserving.discard)(group.group_id)
+        if group.queues.stored:
+            group.blocks.reserve_everywhere(self.name, self._hosted.owed_blocks(group, is_checkpoint=True))
+        else:
+            group.blocks.reserve(self.name, {})
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
         """Pieces are sent beside the step that follows."""
@@ -305,6 +301,6 @@ class HarvestRung(Rung):
 
     def go(self) -> None:
         """Nothing is checkpointed any more, and nobody brings back what was freed."""
-        for group_id in list(self._reserving):
-            self._forget(group_id)
+        for group in self._state.groups.values():
+            group.blocks.reserve(self.name, {})
         self._hosted.drop_checkpoints()
