@@ -648,7 +648,7 @@ def test_nothing_is_remembered_of_groups_that_are_gone() -> None:
     assert before and before.isdisjoint(state.groups)
     num_steps = cluster.num_steps
     cluster.run(stop=lambda: cluster.num_steps > num_steps + 10)
-    remembered = rung._policies.keys() | rung._stalled | rung._reserving  # type: ignore[attr-defined]
+    remembered = rung._policies.keys() | rung._stalled  # type: ignore[attr-defined]
     assert remembered <= state.groups.keys()
     cluster.run()
     expect_all_well(cluster)
@@ -686,6 +686,31 @@ def test_online_requests_are_copied_behind_the_offline_ones_and_come_back_first(
     assert group.blocks.landing or victim.phase is Phase.MOVING, "newcomers leave room for it"
     cluster.run()
     expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_an_online_request_comes_back_where_a_newcomer_of_its_size_would_be_let_in(is_offline: bool) -> None:
+    """Room for what others will grow by is left beside offline ones alone: newcomers leave an online request's blocks
+    free, so until it is back no request would have them."""
+    cluster = harvesting(prefix_caching=False, checkpoint_free=1.0, full_blocks=60)
+    batch(cluster, 2, output=150)
+    chats(cluster, 6, 20.0, prompt=30, output=120)
+    kind = "b" if is_offline else "chat"
+    cluster.run(stop=lambda: any(r.startswith(kind) for r in checkpointed(cluster)))
+    victim = evict(cluster, lambda s: s.is_offline is is_offline).state
+    group, hosted = cluster.core.groups[0], cluster.core.hosted
+    rung = cluster.core.ladder.rung("harvest")
+    entry = hosted.entry(victim)
+    assert entry is not None and entry.phase is HostedPhase.STORED
+    needed = hosted.blocks_to_return(entry) + group.blocks.watermark + 1
+    (ledger,) = group.blocks.ledgers
+    ledger.allocate("other", group.blocks.num_allocatable - needed)
+    assert rung._growth(group) > 0  # type: ignore[attr-defined]
+    entries = {victim.request_id: entry}
+    chosen = rung._chosen_to_return(group, entries)  # type: ignore[attr-defined]
+    assert chosen == (() if is_offline else (victim.request_id,))
+    ledger.allocate("one more", 1)
+    assert rung._chosen_to_return(group, entries) == ()  # type: ignore[attr-defined]
 
 
 def test_other_rungs_can_be_put_in_their_place() -> None:

@@ -53,8 +53,8 @@ def most(rows: int) -> dict[str, Bound]:
 
 PLAIN_MODULES, PLAIN_CALLS, CALLS_A_ROW = 30, 104, 11
 ARRIVAL = (36, 284)
-OFFLINE = Bound(38, 348)
-DECIDING = Bound(40, 614)
+OFFLINE = Bound(38, 345)
+DECIDING = Bound(40, 609)
 
 
 @dataclass(slots=True)

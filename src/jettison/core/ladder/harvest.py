@@ -12,14 +12,14 @@ Online requests are copied, too, behind the offline ones. A request that would b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.checkpoints import is_copyable
-from jettison.core.moving.hostedkv import HostedPhase
+from jettison.core.moving.hostedkv import HostedKV, HostedPhase
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
@@ -109,6 +109,9 @@ class HarvestRung(Rung):
         for group in self._touched():
             if not busy.isdisjoint(group.worker_ids):
                 self._put_off.add(group.group_id)
+                if self.means.moves.restore_of(group) is not None:
+                    # Nothing that is stored returns before the restore is over, and that may wait for the queue.
+                    group.blocks.reserve(self.name, {})
                 continue
             self._looked_at.append(group)
             if group.group_id in self._marked:
@@ -216,13 +219,7 @@ class HarvestRung(Rung):
         }
         if not entries or not self._budget_blocks(group):
             return
-        in_order = in_service_order((e.state for e in entries.values()), group.limits.scheduling_policy)
-        chosen = choose_swap_ins(
-            [StoredRow(s.request_id, self._hosted.blocks_to_return(entries[s.request_id])) for s in in_order],
-            growth_blocks=self._growth(group), num_free_blocks=group.blocks.num_allocatable,
-            watermark_blocks=group.blocks.watermark, num_running=len(queues.running) + len(queues.moving),
-            max_num_seqs=group.max_running,
-        )
+        chosen = self._chosen_to_return(group, entries)
         if not chosen:
             return
         budget = self._budget_blocks(group)
@@ -236,6 +233,29 @@ class HarvestRung(Rung):
             yield HarvestOffer(
                 groups=(group.group_id,), why=why, come_back=tuple(r for r in chosen if r not in again)
             )
+
+    def _chosen_to_return(self, group: Group, entries: Mapping[RequestId, HostedKV]) -> tuple[RequestId, ...]:
+        """Those of ``entries`` that come back now, in the order of service.
+
+        An online request comes back as soon as a newcomer of its size would be let in: newcomers leave its blocks free,
+        so no request has them until it is back. An offline one comes back only beside what those that run will take
+        in the next steps: it would be the next to go.
+        """
+        in_order = in_service_order((e.state for e in entries.values()), group.limits.scheduling_policy)
+        online: list[StoredRow] = []
+        offline: list[StoredRow] = []
+        for state in in_order:
+            row = StoredRow(state.request_id, self._hosted.blocks_to_return(entries[state.request_id]))
+            (offline if state.is_offline else online).append(row)
+        num_running = len(group.queues.running) + len(group.queues.moving)
+        room = partial(choose_swap_ins, watermark_blocks=group.blocks.watermark, max_num_seqs=group.max_running)
+        chosen = room(online, growth_blocks=0, num_free_blocks=group.blocks.num_allocatable, num_running=num_running)
+        if len(chosen) < len(online) or not offline:
+            return chosen
+        num_free = group.blocks.num_allocatable - sum(row.num_blocks for row in online)
+        return chosen + room(
+            offline, growth_blocks=self._growth(group), num_free_blocks=num_free, num_running=num_running + len(chosen),
+        )
 
     def _is_faster_recomputed(
         self, group: Group, num_blocks: int, budget_blocks: int, costs: ExchangeCosts
