@@ -68,7 +68,8 @@ class Stepping:
                 self._group_of_step[step.step_id] = group
                 state.next_step_id += 1
                 actions.append(step)
-                actions += self._moves.first_served.step_issued(step, now_ns)
+                if self._moves.first_served.open:
+                    actions += self._moves.first_served.step_issued(step, now_ns)
             if state.shared_workers and (len(actions) > num_before or group_id in touched):
                 for other in state.sharers(group):
                     touched.add(other)
@@ -84,7 +85,8 @@ class Stepping:
         if group is None:
             return []
         flight = group.in_flight[event.step_id]
-        self._moves.first_served.step_ended(group, event.step_id, now_ns)
+        if self._moves.first_served.open:
+            self._moves.first_served.step_ended(group, event.step_id, now_ns)
         self._loads.note_step(group, flight.step, flight.work, flight.issued_ns, event.compute_ns, now_ns)
         actions: list[Action] = []
         for state in group.overtaking(event.step_id):

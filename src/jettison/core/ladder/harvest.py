@@ -54,6 +54,7 @@ class HarvestRung(Rung):
 
     name = "harvest"
     rank = 10
+    moments = frozenset({Moment.STEP_ENDED, Moment.BEFORE_STEPS})
     is_word = False
 
     def __init__(self, means: Means) -> None:
@@ -103,7 +104,6 @@ class HarvestRung(Rung):
         if moment is Moment.STEP_ENDED:
             for group_id in harvesting & self._state.changes.touched:
                 self._mark(group_id)
-        if moment is not Moment.BEFORE_STEPS:
             return
         busy = self.means.moves.changing_workers()
         for group in self._touched():

@@ -65,6 +65,7 @@ class RestoreRung(Rung):
     name = "restore"
     is_word = False
     rank = 60
+    moments = frozenset({Moment.TICK})
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
@@ -72,7 +73,7 @@ class RestoreRung(Rung):
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
         """On every tick, each merged group."""
-        if moment is Moment.TICK and self._state.params.auto_restore:
+        if self._state.params.auto_restore:
             for group in list(self._state.pipelines.values()):
                 yield from self._consider(group, now_ns)
 

@@ -37,6 +37,7 @@ class SwapRung(Rung):
 
     name = "swap"
     rank = 40
+    moments = frozenset({Moment.BEFORE_STEPS})
     uses_host_pool = True
 
     def __init__(self, means: Means) -> None:
@@ -68,8 +69,6 @@ class SwapRung(Rung):
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
         """For each touched group that may plan a step: which requests leave, which return."""
-        if moment is not Moment.BEFORE_STEPS:
-            return
         state, busy = self.means.state, self.means.moves.changing_workers()
         asked = {g.group_id for g in state.changed_groups()} | self._put_off
         self._put_off = set()

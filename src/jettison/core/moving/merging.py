@@ -280,6 +280,7 @@ class Merging:
             self._cluster.workers[worker_id].ledger.forget_cached()
         group = self._cluster.form_group(self._stage_order)
         self.group = group
+        self._cluster.changes.merged.add(group.group_id)
         states: list[RequestState] = []
         for source in self._sources:
             states += source.queues.take_all()

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from jettison.core.changes import WaitsFor
 from jettison.core.moving.gather import Gather
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
@@ -244,6 +245,7 @@ class Recoveries:
         self._hosted = hosted
         self._migrations = migrations
         self.by_worker: dict[WorkerId, Recovery] = {}
+        self.waits_for: WaitsFor = (self.by_worker,)
         self._fences: dict[int, _Fence] = {}
         self._past: dict[TransferId, tuple[WorkerId, WorkerId]] = {}
         """Ends of transfers that dead or abandoned owners have left under way."""

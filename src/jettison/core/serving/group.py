@@ -345,7 +345,7 @@ class Group:
         flight = self.in_flight.pop(done.step_id)
         results: list[StepResult] = []
         tokens = iter(done.tokens)
-        block_size = self.limits.block_size
+        block_size, seals = self.limits.block_size, self.blocks.seals
         fresh = self.counters.fresh
         if flight.guests:
             end_chunks(flight.guests, self.blocks, are_computed=True)
@@ -360,7 +360,7 @@ class Group:
                 fresh.note_prompt(state)
             if state.prompt_logprobs is not None and index in done.prompt_logprobs:
                 self._add_prompt_logprobs(state, row, done.prompt_logprobs[index])
-            if state.num_computed // block_size > state.num_sealed:
+            if seals and state.num_computed // block_size > state.num_sealed:
                 self.blocks.seal(state)
             if token is None:
                 if state.num_computed == state.num_tokens and state.ending is None and not state.wants_output:
@@ -443,11 +443,12 @@ class Group:
 
     def _finish_reason(self, state: RequestState, token_id: int) -> tuple[FinishReason | None, int | None]:
         params = state.request.params
-        if state.num_output >= params.min_tokens:
+        num_output = state.num_tokens - state.num_prompt
+        if num_output >= params.min_tokens:
             is_eos = not params.ignore_eos and token_id in self.limits.eos_token_ids
             if is_eos or token_id in params.stop_token_ids:
                 return FinishReason.STOP, token_id
-        if state.num_output >= params.max_tokens or state.num_tokens >= self.limits.max_model_len:
+        if num_output >= params.max_tokens or state.num_tokens >= self.limits.max_model_len:
             return FinishReason.LENGTH, None
         return None, None
 

@@ -28,7 +28,8 @@ def running_rows(group: Group, states: Iterable[RequestState]) -> list[RunningRo
         if request_id in absent:
             continue
         room = len(tables[request_id].ids) * block_size - scheduled
-        rows.append(RunningRow(request_id, ready, room, state.num_pending > 0, not state.num_output, scheduled))
+        is_first = state.num_tokens == state.num_prompt
+        rows.append(RunningRow(request_id, ready, room, state.num_pending > 0, is_first, scheduled))
     return rows
 
 
