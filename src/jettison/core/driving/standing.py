@@ -159,7 +159,7 @@ class StandingWatch:
             len(running), len(queues.waiting_offline), len(stored), len(coming), len(queues.waiting),
             changes_layout=self._changes_layout(group), pauses=bool(queues.offline_holders),
             computes_again=_in_step(group), num_abandoned_steps=group.counters.fresh.num_abandoned_steps,
-            step=room_of_last_step(group, running[-1] if running else head, now_ns),
+            step=room_of_last_step(group, group.planner.limits(), running[-1] if running else head, now_ns),
             is_too_large=not stored and head is not None and group.blocks.is_oversized(head),
             num_places=_num_places(group), num_blocks_needed=needed, num_blocks_free=_num_free(group),
         )
@@ -178,7 +178,8 @@ class StandingWatch:
             }
         view = StandingView(
             0, len(queues.waiting_offline), 0, 0, len(queues.waiting), pauses=bool(queues.offline_holders),
-            step=room_of_last_step(group, head, now_ns), is_too_large=group.blocks.is_oversized(head),
+            step=room_of_last_step(group, group.planner.limits(), head, now_ns),
+            is_too_large=group.blocks.is_oversized(head),
             num_places=_num_places(group), num_blocks_needed=self._needed(group, head),
             num_blocks_free=_num_free(group),
         )
