@@ -118,9 +118,10 @@ class Desired:
         """The same, and the share of these groups' KV memory that requests hold; 0 where there are none."""
         groups, num, num_held, num_blocks = self._cluster.groups, 0, 0, 0
         for pool in self._pools.values():
-            present = (groups[device] for device in pool.devices if device in groups)
-            held = [group.blocks.num_used for group in present if group.queues.serves_online]
-            num, num_held, num_blocks = num + len(held), num_held + sum(held), num_blocks + len(held) * pool.full
+            for device in pool.devices:
+                group = groups.get(device)
+                if group is not None and group.queues.serves_online:
+                    num, num_held, num_blocks = num + 1, num_held + group.blocks.num_used, num_blocks + pool.full
         return num, num_held / max(1, num_blocks)
 
     def owed(self) -> Iterator[Owed]:
@@ -325,6 +326,9 @@ class Desired:
             self._forget_pool(full)
         for full in sorted(found, reverse=True):
             pool = self._pool_with_room(full)
+            if found[full] is pool.devices:
+                self._seats.apply(pool)
+                continue
             for device in sorted(found[full] - pool.devices):
                 pool.packer.set_taking(device, True)
                 online = cluster.groups[device].queues.online_requests()
@@ -480,3 +484,4 @@ class Desired:
             assert packed - left == seats.keys(), "seats and packing"
             assert pool.num_reserved == sum(seat.num_blocks for seat in seats.values()), "what seats reserve"
         self._seats.check()
+        self._packable.check()

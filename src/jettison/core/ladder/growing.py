@@ -23,13 +23,13 @@ SPARE_ENTRIES = 64
 def growth_rates(cluster: ClusterState) -> Callable[[Group], float]:
     """By what is known now, blocks a second of one request that decodes in a group; 0 while too little is known. Not to
     be kept."""
-    predictor, pipelines = cluster.predictor, cluster.pipelines.values()
-    decoding = {n: predictor.decoding(step_of(n)) for n in {1, *(len(group.stages) for group in pipelines)}}
+    predictor, pipelines, block_size = cluster.predictor, cluster.pipelines, cluster.limits.block_size
+    decoding = {n: predictor.decoding(step_of(n)) for n in {1, *(len(group.stages) for group in pipelines.values())}}
 
     def rate(group: Group) -> float:
         seconds_of = decoding[len(group.stages)]
         step_s = 0.0 if seconds_of is None else seconds_of(*decoding_of(group))
-        return 1.0 / (step_s * group.limits.block_size) if step_s else 0.0
+        return 1.0 / (step_s * block_size) if step_s else 0.0
 
     return rate
 
@@ -61,6 +61,8 @@ class Growths:
         """Blocks a second of a request that decodes, when its group was looked at last. Read it."""
         self._heaps: dict[GroupId, list[tuple[int, int, Seat]]] = {}
         """The number of steps, that of the entry (no two are alike), and whose it is."""
+        self._soonest: dict[GroupId, int] = {}
+        """The first number of each heap that has one, by itself: a pass reads it for every group."""
         self._next_entry = 0
 
     def arm(self, seats: Sequence[Seat], states: Sequence[RequestState], group: Group) -> None:
@@ -78,19 +80,25 @@ class Growths:
         if len(heap) > 2 * len(self._seats.here[group.group_id]) + SPARE_ENTRIES:
             heap[:] = [row for row in heap if row[2].armed == row[1]]
             heapq.heapify(heap)
+        self._note_soonest(group.group_id)
+
+    def _note_soonest(self, group_id: GroupId) -> None:
+        if heap := self._heaps.get(group_id):
+            self._soonest[group_id] = heap[0][0]
+        else:
+            self._soonest.pop(group_id, None)
 
     def look(
         self, groups: Iterable[Group], rate_of: Callable[[Group], float], ahead_s: float
     ) -> dict[GroupId, list[Seat]]:
         """Note the groups' rates, and find the requests that may use their reserve up in so many seconds, by group."""
-        rates, heaps, found = self.rates, self._heaps, dict[GroupId, list[Seat]]()
+        rates, soonest, found = self.rates, self._soonest, dict[GroupId, list[Seat]]()
         for group in groups:  # all of them in every pass
             group_id = group.group_id
             rates[group_id] = rate = rate_of(group)
-            heap = heaps.get(group_id)
-            if heap:
+            if group_id in soonest:
                 spare_blocks = math.ceil(rate * ahead_s)
-                if heap[0][0] < _num_done(group) + spare_blocks * group.limits.block_size:
+                if soonest[group_id] < _num_done(group) + spare_blocks * group.limits.block_size:
                     found[group_id] = self.due(group, spare_blocks)
         return found
 
@@ -103,11 +111,13 @@ class Growths:
             if seat.armed == entry:
                 seat.armed = 0
                 found.append(seat)
+        self._note_soonest(group.group_id)
         return found
 
     def forget(self, group_id: GroupId) -> None:
         """The group is packed no more."""
         self._heaps.pop(group_id, None)
+        self._soonest.pop(group_id, None)
         self.rates.pop(group_id, None)
 
 

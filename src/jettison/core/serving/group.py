@@ -164,6 +164,7 @@ class Group:
     def paused(self, paused: bool) -> None:
         if paused != self._paused:
             self._paused = paused
+            self._changes.reshaped += 1
             self.touch()
 
     @property
