@@ -25,8 +25,8 @@ class Changes:
     """Sets of ids; a group that is no more may be named."""
 
     __slots__ = (
-        "ended", "freer", "harvesting", "ledgers", "queued", "queued_online", "recent", "reshaped", "stirred", "touched",
-        "unnoted",
+        "ended", "freer", "harvesting", "ledgers", "queued", "queued_online", "recent", "reshaped", "stirred",
+        "touched", "unnoted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -50,8 +50,8 @@ class Changes:
         do so no more."""
 
         self.reshaped = 0
-        """Times that groups have been formed or dissolved, paused, told to go on, or given memory or lost some: in between
-        the same groups serve with the same blocks."""
+        """Times that groups were formed, dissolved, paused or told to go on, or their memory has changed: in between the
+        same groups serve with the same blocks."""
         self.stirred: set[RequestId] | None = None
         """Requests that have changed queues, that are ending, or that something has begun or ended to move. The reader
         empties it; None: there is no reader."""

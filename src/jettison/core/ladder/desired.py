@@ -126,17 +126,19 @@ class Desired:
 
     def owed(self) -> Iterator[Owed]:
         """Who lives elsewhere than it should, in the order in which they came to the packing."""
-        groups, astray = self._cluster.groups, self._seats.astray
+        groups, astray, home = self._cluster.groups, self._seats.astray, list[RequestId]()
         for seat in self._seats.in_order(astray | self._stirred):
             state = self._cluster.requests.get(seat.request_id)
             if state is None or state.ending is not None or state.group_id not in seat.pool.devices:
                 continue
             device = seat.pool.packer.device_of(seat.request_id)
             if device == state.group_id:
-                astray.discard(seat.request_id)
+                home.append(seat.request_id)
             elif device in groups and state.group_id in groups:
                 astray.add(seat.request_id)
                 yield Owed(state, groups[state.group_id], groups[device])
+        if home:  # a set anew: one goes over all places of a set, which were many where many were astray once
+            self._seats.astray = astray.difference(home)
 
     def capacity_of(self, group_id: GroupId) -> int:
         """Blocks that are packed of it."""
@@ -432,7 +434,7 @@ class Desired:
             if blocks > pool.full:
                 continue
             if pool.fastest_per_s is None:
-                pool.fastest_per_s = max((self._growths.rates.get(d, 0.0) for d in pool.packer.active), default=0.0)
+                pool.fastest_per_s = self._growths.fastest_per_s(pool.packer.active)
             size = size_of(self._cluster, state, pool.capacity, blocks, pool.fastest_per_s)
             group = next((g for d in pool.devices if (g := self._cluster.groups.get(d)) is not None), None)
             if group is None:
@@ -483,5 +485,7 @@ class Desired:
             seats = {r: seat for r, seat in self._seats.by_id.items() if seat.pool is pool}
             assert packed - left == seats.keys(), "seats and packing"
             assert pool.num_reserved == sum(seat.num_blocks for seat in seats.values()), "what seats reserve"
+            assert pool.fastest_per_s in (None, self._growths.fastest_per_s(pool.packer.active)), "the fastest group"
         self._seats.check()
         self._packable.check()
+        self._growths.check()

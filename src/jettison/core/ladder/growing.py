@@ -114,11 +114,19 @@ class Growths:
         self._note_soonest(group.group_id)
         return found
 
+    def fastest_per_s(self, group_ids: Iterable[GroupId]) -> float:
+        """The highest of these groups' rates; 0 where there are none."""
+        return max((self.rates.get(group_id, 0.0) for group_id in group_ids), default=0.0)
+
     def forget(self, group_id: GroupId) -> None:
         """The group is packed no more."""
         self._heaps.pop(group_id, None)
         self._soonest.pop(group_id, None)
         self.rates.pop(group_id, None)
+
+    def check(self) -> None:
+        """The first number of each heap is known. Raises AssertionError."""
+        assert self._soonest == {group_id: heap[0][0] for group_id, heap in self._heaps.items() if heap}, "soonest"
 
 
 def _num_done(group: Group) -> int:
