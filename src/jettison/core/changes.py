@@ -50,8 +50,8 @@ class Changes:
         do so no more."""
 
         self.reshaped = 0
-        """Times that groups were formed, dissolved, paused or told to go on, or their memory has changed: in between the
-        same groups serve with the same blocks."""
+        """Times that groups were formed, dissolved, paused or told to go on, or that their memory changed: in between,
+        the same groups serve with the same blocks."""
         self.stirred: set[RequestId] | None = None
         """Requests that have changed queues, that are ending, or that something has begun or ended to move. The reader
         empties it; None: there is no reader."""

@@ -219,7 +219,7 @@ class StepTimePredictor:
             return None
         fixed, token, pair, kv, row, *_ = coefficients
         terms_of: dict[int, tuple[float, float, float, float]] = {}
-        """By rows: what comes before that which depends on KV, a pair's seconds, those of a token of KV, what comes after."""
+        """By rows: seconds that do not depend on KV, of a pair, of a token of KV, and of the rows."""
 
         def seconds(num_rows: int, num_kv_tokens: int) -> float:
             terms = terms_of.get(num_rows)
