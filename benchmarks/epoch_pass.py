@@ -7,8 +7,8 @@ arrivals are placed by the packing, and who lives elsewhere than it should is th
 block only, as a pass does not look at tables. Processor time of the thread, which does nothing else.
 
     still       nothing has happened since the last pass
-    decoding    every request has got 40 tokens, and what is reserved for it suffices (a pass that resizes at most one request in
-                thousand; there are few)
+    decoding    every request has got 40 tokens, and what is reserved for it suffices: passes that resize at most one in
+                thousand
     epoch       every request has got 40 tokens and one in ``--stay-s`` of them has ended, for which another has come; a
                 reserve (four epochs ahead) lasts for three, so about a third are resized
 
