@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from fakes import FakeCluster
 
 from jettison.core.ladder.packable import Packable
@@ -22,6 +23,26 @@ def test_groups_that_pause_go_and_come_again_and_machines_are_those_of_now() -> 
     core.groups[1].paused = False
     core.state.params = replace(core.state.params, machine_of={0: 7, 1: 7})
     assert packable.by_size() == {full: {0, 1, 2}} and packable.machine_of == {0: 7, 1: 7, 2: 2}
+
+
+def test_groups_are_gone_over_only_where_some_were_reshaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=40)
+    core = cluster.core
+    packable = Packable(core.state, core.moves)
+    first = packable.by_size()
+    found: list[bool] = []
+    sizes_now = packable._sizes_now
+    monkeypatch.setattr(packable, "_sizes_now", lambda is_calm: found.append(is_calm) or sizes_now(is_calm))
+    cluster.submit("a", [1] * 8, 30)
+    cluster.run()
+    assert packable.by_size() is first and not found, "steps reshape no group"
+    core.groups[0].paused = True
+    assert packable.by_size() == {40: {1}} and found == [True]
+    core.groups[0].paused = False
+    cluster.kill(0)
+    cluster.run()
+    packable.check()
+    assert packable.by_size() == {40: {1}} and len(found) > 1
 
 
 def test_a_merged_group_is_not_packed_and_what_it_splits_into_is() -> None:

@@ -31,8 +31,8 @@ class Changes:
     """Sets of ids; a group that is no more may be named."""
 
     __slots__ = (
-        "ended", "freer", "harvesting", "ledgers", "merged", "queued", "queued_online", "recent", "stirred", "touched",
-        "unnoted",
+        "ended", "freer", "harvesting", "ledgers", "merged", "queued", "queued_online", "recent", "reshaped", "stirred",
+        "touched", "unnoted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -57,6 +57,9 @@ class Changes:
         """Groups that run offline requests or keep stored ones, or have done so: who looks at it takes those out that
         do so no more."""
 
+        self.reshaped = 0
+        """Times that groups were formed, dissolved, paused or told to go on, or that their memory changed: in between,
+        the same groups serve with the same blocks."""
         self.stirred: set[RequestId] | None = None
         """Requests that have changed queues, that are ending, or that something has begun or ended to move. The reader
         empties it; None: there is no reader."""

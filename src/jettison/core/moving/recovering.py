@@ -340,6 +340,7 @@ class Recoveries:
     def _bury(self, dead: WorkerState) -> None:
         dead.alive = False
         dead.ledger.clear(0)
+        self._cluster.changes.reshaped += 1
         dead.ghosts.clear()
         dead.unfilled.clear()
         dead.num_relayouts_open = 0
@@ -429,6 +430,7 @@ class Recoveries:
         worker.unfilled = set(home.shards)
         worker.full_blocks = event.capacity_blocks
         worker.ledger.clear(event.capacity_blocks)
+        self._cluster.changes.reshaped += 1
         if not worker.is_asleep:
             self._recovery_of(event.worker_id, now_ns).phase = RecoveryPhase.FILL
         self._cluster.counters.num_worker_joins += 1

@@ -165,6 +165,7 @@ class Group:
         """``owner`` keeps the group from ``what`` until it releases that itself. Idempotent."""
         owners = self._held[what]
         if not owners:
+            self._changes.reshaped += what is GroupHold.STEPS
             self.touch()
         owners.add(owner)
 
@@ -174,6 +175,7 @@ class Group:
         if owner in owners:
             owners.remove(owner)
             if not owners:
+                self._changes.reshaped += what is GroupHold.STEPS
                 self.touch()
 
     @property
