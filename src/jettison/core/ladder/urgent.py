@@ -9,15 +9,15 @@ on ticks, where workers sleep by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 
 from jettison.core.ladder.rung import Means, Offer
-from jettison.core.load.answers import BatchKey, key_of
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
+from jettison.core.serving.virtualtokens import BatchKey, key_of
 from jettison.types import GroupId, RequestId
 
 LEAST_DIFFERENCE = 2
@@ -42,9 +42,15 @@ class Urgent:
         self._loses_little = loses_little
         self._keys: frozenset[BatchKey] = frozenset()
 
-    def note(self, keys: Collection[BatchKey]) -> None:
-        """What would be late by all that serves and is on its way."""
-        self._keys = frozenset(keys)
+    def note(self, urgent: Iterable[BatchKey] = (), giving_way: Iterable[BatchKey] = ()) -> None:
+        """What is urgent now, and gives it its turns (``policy.lending``)."""
+        self._keys, gives_way, tokens = frozenset(urgent), frozenset(giving_way), self._state.offline_tokens
+        if gives_way == tokens.gives_way:
+            return
+        tokens.gives_way = gives_way
+        for group in self._state.groups.values():
+            if group.queues.waiting_offline:
+                group.queues.note_change()
 
     def look(self) -> Iterator[UrgentOffer]:
         """After a step, of the groups that have none under way."""
@@ -87,12 +93,8 @@ class Urgent:
         num_wanted = len(urgent) - (num_places if group.blocks.num_free > group.blocks.watermark else 0)
         if num_wanted <= 0:
             return ()
-        due_ns = {s.tenant: s.request.deadline_ns or 0 for s in reversed(urgent)}
-        later = [
-            s for s in group.queues.running_offline()
-            if s.tenant in due_ns and _due(s) > due_ns[s.tenant] and key_of(s) not in self._keys
-            and self._loses_little(s)
-        ]
+        gives_way = self._state.offline_tokens.gives_way
+        later = [s for s in group.queues.running_offline() if key_of(s) in gives_way and self._loses_little(s)]
         later.sort(key=lambda s: (-_due(s), s.num_computed, s.order))
         return tuple(s.request_id for s in later[:num_wanted])
 

@@ -27,8 +27,9 @@ from jettison.core.ladder.waysout import WaysOut
 from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action, Record, StoredWork
 from jettison.core.serving.group import Group
-from jettison.policy.deadlines import WAKE_MARGIN, lateness, needed_now, plan_wakes
+from jettison.policy.deadlines import WAKE_MARGIN, needed_now, plan_wakes
 from jettison.policy.dozing import WAKE_SHARE
+from jettison.policy.lending import lend
 from jettison.policy.slo import AHEAD_SHARE, objectives
 from jettison.policy.soonest import Source, Times, Wake, Way, may_wake, num_to_wake, soonest, ways_as_fields
 from jettison.types import NANOSECONDS, GroupId, WorkerId
@@ -344,7 +345,7 @@ class WakeRung(Rung):
         """What is awake, and on its way, would be late with offline work that has a deadline."""
         if not self._due_work.is_there:
             self._num_for_deadlines = None
-            self._urgent.note(())
+            self._urgent.note()
             return
         self._due_work.look(now_ns)
         stored, self._stored = self._stored, self._state.stored_offline
@@ -358,10 +359,12 @@ class WakeRung(Rung):
         demands, supply = views
         self._num_for_deadlines = needed_now(demands, supply)
         candidates = self._may_be_woken()
-        plan = plan_wakes(demands, supply, self._takes_s(candidates))
+        takes_s = self._takes_s(candidates)
+        plan = plan_wakes(demands, supply, takes_s)
         if self._state.params.awake.falls_asleep:
-            late = lateness(demands, supply, WAKE_MARGIN)
-            self._urgent.note([key for key, late_s in zip(self._due_work.keys, late, strict=False) if late_s > 0.0])
+            woken = supply if plan is None else supply.and_woken(takes_s[: plan.num])
+            lending, keys = lend(demands, woken, self._due_work.waits), self._due_work.keys
+            self._urgent.note((keys[i] for i in lending.urgent), (keys[i] for i in lending.giving_way))
         if plan is None:
             return
         told: dict[str, object] = {

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from jettison.core.requests import RequestState
-from jettison.core.serving.virtualtokens import TenantId, VirtualTokens
-from jettison.policy.order import PROMPT_WEIGHT, LineKey, SchedulingPolicy, goes_before, line_key
+from jettison.core.serving.virtualtokens import TenantId, VirtualTokens, key_of
+from jettison.policy.order import PROMPT_WEIGHT, LineKey, OwnKey, SchedulingPolicy, goes_before, line_key
 from jettison.types import RequestId
 
 
@@ -26,11 +26,13 @@ class WaitingQueue:
         self._tokens = tokens or VirtualTokens()
         self._policy: SchedulingPolicy = policy
         self._lines: dict[TenantId, deque[RequestState]] = {}
-        """Of tenants that wait; each in its tenant's own order, none empty."""
+        """Of tenants that wait; each in its tenant's own order, what gives way behind the rest; none empty."""
         self._keys: dict[TenantId, LineKey] = {}
         """Of those tenants, as they were ranked: ``line_key``, or less where they have been served since."""
         self._ranked: list[tuple[LineKey, TenantId]] = []
         """Tenants by ``_keys``. Empty (and ``_keys``, too) while fewer than two wait."""
+        self._gave_way = self._tokens.gives_way
+        """By which it is in order."""
         self._num = 0
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -42,6 +44,7 @@ class WaitingQueue:
         return state in self._lines.get(state.tenant, ())
 
     def __iter__(self) -> Iterator[RequestState]:
+        self._refresh()
         if len(self._lines) > 1:
             return self._by_tokens()
         return iter(next(iter(self._lines.values()), ()))
@@ -52,11 +55,13 @@ class WaitingQueue:
 
     def heads(self) -> dict[TenantId, RequestState]:
         """The next request of each tenant that has any."""
+        self._refresh()
         return {tenant: line[0] for tenant, line in self._lines.items()}
 
     @property
     def head(self) -> RequestState | None:
         """The request that is next; None where none waits."""
+        self._refresh()
         if not self._ranked:
             return next(iter(self._lines.values()))[0] if self._lines else None
         self._tokens.catch_up()
@@ -93,27 +98,30 @@ class WaitingQueue:
                 heapq.heappop(heap)
             else:
                 heads[tenant] = following
-                heapq.heapreplace(heap, (line_key(following, tokens[tenant], self._policy), tenant))
+                heapq.heapreplace(heap, (self._line_key(following, tokens[tenant]), tenant))
 
     # --- changing ---------------------------------------------------------------------------------------------
 
     def add(self, state: RequestState) -> None:
         """Put a request into its tenant's line."""
+        self._refresh()
         tenant = state.tenant
         self._tokens.queue(state)
         self._num += 1
         line = self._lines.get(tenant)
         if line is None:
             line = self._lines[tenant] = deque()
-        if not line or line[-1].order <= state.order:
+        key = self._own_key(state)
+        if not line or self._own_key(line[-1]) <= key:
             line.append(state)
         else:
-            line.insert(next(i for i, other in enumerate(line) if other.order > state.order), state)
+            line.insert(next(i for i, other in enumerate(line) if self._own_key(other) > key), state)
         if line[0] is state:
             self._rank(tenant)
 
     def remove(self, state: RequestState) -> None:
         """It waits here no longer, and was not served. Raises ValueError where it does not wait here."""
+        self._refresh()
         line = self._lines.get(state.tenant, deque())
         if line and line[0] is state:
             line.popleft()
@@ -182,13 +190,33 @@ class WaitingQueue:
             insort(self._ranked, (key, tenant))
 
     def _key(self, tenant: TenantId) -> LineKey:
-        return line_key(self._lines[tenant][0], self._tokens.of(tenant), self._policy)
+        return self._line_key(self._lines[tenant][0], self._tokens.of(tenant))
+
+    def _line_key(self, head: RequestState, num_virtual: int) -> LineKey:
+        return line_key(head, num_virtual, self._policy, gives_way=self._gives_way(head))
+
+    def _gives_way(self, state: RequestState) -> bool:
+        return bool(self._gave_way) and key_of(state) in self._gave_way
+
+    def _own_key(self, state: RequestState) -> tuple[bool, OwnKey]:
+        return self._gives_way(state), state.order
+
+    def _refresh(self) -> None:
+        """Another work may give way than when it was put into order."""
+        if self._gave_way is self._tokens.gives_way:
+            return
+        self._gave_way = self._tokens.gives_way
+        self._lines = {tenant: deque(sorted(line, key=self._own_key)) for tenant, line in self._lines.items()}
+        if len(self._lines) > 1:
+            self._keys = {name: self._key(name) for name in self._lines}
+            self._ranked = sorted((key, name) for name, key in self._keys.items())
 
     def check(self) -> None:
         """Invariants, for tests and idle moments. Raises AssertionError."""
+        self._refresh()
         assert self._num == sum(map(len, self._lines.values())) and all(self._lines.values())
         for tenant, line in self._lines.items():
-            orders = [s.order for s in line]
+            orders = [self._own_key(s) for s in line]
             assert orders == sorted(orders) and {s.tenant for s in line} == {tenant}, f"the line of {tenant!r}"
         assert self._keys.keys() == (self._lines.keys() if len(self._lines) > 1 else set())
         assert self._ranked == sorted((key, name) for name, key in self._keys.items())
