@@ -9,7 +9,8 @@ on ticks, where workers sleep by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -65,30 +66,54 @@ class Urgent:
                 yield UrgentOffer(groups=(group.group_id,), why=why, request_ids=chosen)
 
     def balance(self) -> Iterator[UrgentOffer]:
-        """On ticks: the same number of urgent ones waits at each group."""
+        """On ticks: the same number of urgent ones waits at each group, and those that are next stand in front."""
         if not self._keys:
             return
-        serving = [g for g in self._state.groups.values() if not (g.paused or self._moves.is_moving(g))]
         waiting = {
-            g.group_id: [s for s in g.queues.waiting_offline if key_of(s) in self._keys] for g in serving
+            g.group_id: [s for s in g.queues.waiting_offline if self._is_urgent(s)]
+            for g in self._state.groups.values() if not (g.paused or self._moves.is_moving(g))
         }  # fmt: skip
-        nums = {group_id: len(states) for group_id, states in waiting.items()}
-        for group in serving:
-            states, going = waiting[group.group_id], list[tuple[RequestId, GroupId]]()
+        self._spread_fronts(waiting)
+        self._level(waiting)
+        going: dict[GroupId, list[tuple[RequestId, GroupId]]] = {}
+        for to, states in waiting.items():
+            for state in states:
+                if state.group_id != to:
+                    going.setdefault(state.group_id, []).append((state.request_id, to))
+        for group_id, those in going.items():
+            why = "what is due sooner waits at all alike"
+            yield UrgentOffer(groups=(group_id,), why=why, going=tuple(those))
+
+    def _spread_fronts(self, waiting: Mapping[GroupId, list[RequestState]]) -> None:
+        """Of the requests that are next by deadline and arrival, as many as there are groups, each has one in front:
+        else the last of a slow group would begin long after all others have ended."""
+        first = sorted((s for states in waiting.values() for s in states), key=lambda s: s.order)[: len(waiting)]
+        num_first = Counter(s.group_id for s in first)
+        lacking = [group_id for group_id in waiting if not num_first[group_id]]
+        for state in first:
+            if num_first[state.group_id] > 1 and lacking and not self._is_too_large(state, lacking[-1]):
+                num_first[state.group_id] -= 1
+                waiting[state.group_id].remove(state)
+                waiting[lacking.pop()].insert(0, state)
+
+    def _level(self, waiting: Mapping[GroupId, list[RequestState]]) -> None:
+        """The last of long queues go to short ones."""
+        for states in waiting.values():
             while states:
-                to = min(serving, key=lambda g: (nums[g.group_id], g.group_id))
-                if nums[group.group_id] - nums[to.group_id] < LEAST_DIFFERENCE or to.blocks.is_oversized(states[-1]):
+                to = min(waiting, key=lambda g: (len(waiting[g]), g))
+                if len(states) - len(waiting[to]) < LEAST_DIFFERENCE or self._is_too_large(states[-1], to):
                     break
-                going.append((states.pop().request_id, to.group_id))
-                nums[group.group_id] -= 1
-                nums[to.group_id] += 1
-            if going:
-                why = "what is due sooner waits at all alike"
-                yield UrgentOffer(groups=(group.group_id,), why=why, going=tuple(going))
+                waiting[to].append(states.pop())
+
+    def _is_urgent(self, state: RequestState) -> bool:
+        return key_of(state) in self._keys
+
+    def _is_too_large(self, state: RequestState, group_id: GroupId) -> bool:
+        return self._state.groups[group_id].blocks.is_oversized(state)
 
     def _victims(self, group: Group) -> tuple[RequestId, ...]:
         """As many as there are urgent ones without a place."""
-        urgent = [s for s in group.queues.waiting_offline if key_of(s) in self._keys]
+        urgent = [s for s in group.queues.waiting_offline if self._is_urgent(s)]
         num_places = max(0, group.max_running - len(group.queues.running))
         num_wanted = len(urgent) - (num_places if group.blocks.num_free > group.blocks.watermark else 0)
         if num_wanted <= 0:
