@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 WAKE_MARGIN = 1.25
@@ -119,53 +119,36 @@ def _due(demand: Demand) -> float:
     return -math.inf if demand.due_s is None else demand.due_s
 
 
-def work_in_turn(demands: Sequence[Demand], lost: Collection[int] = ()) -> list[float]:
-    """The same were tenants to take turns by deadlines: all that is due until then, whose ever it is, but for what is
-    ``lost``. Of other tenants' work that is due at no time as much as of its own tenant's: that lends nothing."""
-    free_of: defaultdict[str, float] = defaultdict(float)
-    own_of: defaultdict[str, float] = defaultdict(float)
-    found, total_s = [0.0] * len(demands), 0.0
-    for demand in demands:
-        if demand.due_s is None:
-            free_of[demand.tenant] += demand.work_s
-    for at in sorted(range(len(demands)), key=lambda i: _due(demands[i])):
-        each = demands[at]
-        if each.due_s is not None and at not in lost:
-            total_s += each.work_s
-            own_of[each.tenant] += each.work_s
-        before_s = total_s + (each.work_s if at in lost else 0.0)
-        own_s = free_of[each.tenant] + own_of[each.tenant]
-        found[at] = before_s + sum(
-            work_s if tenant == each.tenant else min(work_s, own_s) for tenant, work_s in free_of.items()
-        )
-    return found
-
-
 MOST_ONLINE = 0.9
 """Of an instance's time, what online requests are taken to hold an answer up by at most."""
 
 
-def ends(
-    demands: Sequence[Demand], supply: Supply, margin: float = 1.0, before: Sequence[float] | None = None
-) -> list[float]:
-    """Seconds from now at which each has its last answer, were all work to take ``margin`` times as long, and an answer
-    by half of that more: what is known of one is known better than of many. ``before``: the work that is done then,
-    of each; None: tenants share alike.
+def end_of(demand: Demand, work_s: float, supply: Supply, margin: float = 1.0) -> float:
+    """Seconds from now at which a demand has its last answer, where ``work_s`` are done then with all that is served
+    before it. All work is taken to take ``margin`` times as long, and an answer by half of that more: what is known of
+    one is known better than of many.
 
     An answer takes as many steps as it has tokens, however many instances there are, and waits for what is online
     beside it. The last ones are there half of that after the supply has done their work, for they are spread over
     their own time; and never sooner than all of it, once their prompts are computed.
     """
+    done_s = supply.seconds_for(margin * work_s)
+    if demand.work_s <= 0.0:
+        return done_s
     num = max(1, supply.num_now + len(supply.coming_s))
     held_up = 1.0 / (1.0 - min(MOST_ONLINE, supply.online / num))
-    found: list[float] = []
-    for demand, work_s in zip(demands, work_before(demands) if before is None else before, strict=True):
-        answer_s = demand.lone_s + (demand.full_s - demand.lone_s) * min(1.0, demand.fills / num)
-        answer_s *= held_up * (1.0 + margin) / 2.0
-        done_s = supply.seconds_for(margin * work_s)
-        begun_s = supply.seconds_for(margin * (work_s - demand.work_s + demand.prompt_s))
-        found.append(max(done_s + answer_s / 2.0, begun_s + answer_s) if demand.work_s > 0.0 else done_s)
-    return found
+    answer_s = demand.lone_s + (demand.full_s - demand.lone_s) * min(1.0, demand.fills / num)
+    answer_s *= held_up * (1.0 + margin) / 2.0
+    begun_s = supply.seconds_for(margin * (work_s - demand.work_s + demand.prompt_s))
+    return max(done_s + answer_s / 2.0, begun_s + answer_s)
+
+
+def ends(demands: Sequence[Demand], supply: Supply, margin: float = 1.0) -> list[float]:
+    """``end_of`` each, where tenants share alike."""
+    return [
+        end_of(demand, work_s, supply, margin)
+        for demand, work_s in zip(demands, work_before(demands), strict=True)
+    ]
 
 
 def lateness(demands: Sequence[Demand], supply: Supply, margin: float) -> list[float]:

@@ -15,10 +15,11 @@ What cannot be met any more, even first of all, gives way to its own tenant's ot
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jettison.policy.deadlines import WAKE_MARGIN, Demand, Supply, ends, lateness, work_in_turn
+from jettison.policy.deadlines import WAKE_MARGIN, Demand, Supply, end_of, lateness
 
 
 class Lending(NamedTuple):
@@ -32,44 +33,46 @@ class Lending(NamedTuple):
 NO_LENDING = Lending()
 
 
-def lost(demands: Sequence[Demand], supply: Supply) -> set[int]:
-    """What is late already, or will be, although nothing that is due later is served before it and work takes less
-    than is predicted by as much as wakes reckon with more."""
-    found = {i for i, each in enumerate(demands) if each.due_s is not None and each.due_s <= 0.0}
-    for at in sorted(range(len(demands)), key=lambda i: demands[i].due_s or 0.0):
-        due_s = demands[at].due_s
-        if due_s is not None and at not in found:
-            end_s = ends(demands, supply, 1.0 / WAKE_MARGIN, work_in_turn(demands, found))[at]
-            if end_s > due_s:
-                found.add(at)
-    return found
+def in_turn(demands: Sequence[Demand], supply: Supply) -> tuple[list[float], set[int]]:
+    """When each of those that are due at some time ends by this supply, were all served earliest deadline first, and
+    which are lost: late already, or late even so although work takes less than is predicted, by as much as wakes reckon
+    with more. No other waits for what is lost, and of other tenants' work that is due at no time each waits for as much
+    as its own tenant is served."""
+    free_of: defaultdict[str, float] = defaultdict(float)
+    own_of: defaultdict[str, float] = defaultdict(float)
+    for demand in demands:
+        if demand.due_s is None:
+            free_of[demand.tenant] += demand.work_s
+    found, is_lost, total_s = [0.0] * len(demands), set[int](), 0.0
+    for due_s, at in sorted((each.due_s, i) for i, each in enumerate(demands) if each.due_s is not None):
+        each = demands[at]
+        own_s = free_of.get(each.tenant, 0.0) + own_of[each.tenant] + each.work_s
+        free_s = sum(work_s if who == each.tenant else min(work_s, own_s) for who, work_s in free_of.items())
+        work_s = total_s + each.work_s + free_s
+        found[at] = end_of(each, work_s, supply)
+        if due_s <= 0.0 or (found[at] > due_s and end_of(each, work_s, supply, 1.0 / WAKE_MARGIN) > due_s):
+            is_lost.add(at)
+        else:
+            total_s += each.work_s
+            own_of[each.tenant] += each.work_s
+    return found, is_lost
 
 
 def lend(demands: Sequence[Demand], supply: Supply, waits: Sequence[bool]) -> Lending:
-    """Which of these give way now. ``supply``: with what will be woken. ``waits``: requests of it have no place."""
+    """Which of these give way now. ``supply``: with what is being woken. ``waits``: some request of it has no place."""
     late = lateness(demands, supply, WAKE_MARGIN)
     if not any(late):
         return NO_LENDING
-    hopeless = lost(demands, supply)
-    first = min(
-        (i for i, late_s in enumerate(late) if late_s > 0.0 and waits[i] and i not in hopeless),
-        key=lambda i: demands[i].due_s or 0.0, default=None,
-    )
-    if first is None:
+    ends_s, lost = in_turn(demands, supply)
+    due = {i: each.due_s for i, each in enumerate(demands) if each.due_s is not None}
+    can_be_met = [i for i in due if late[i] > 0.0 and waits[i] and i not in lost]
+    if not can_be_met:
         return NO_LENDING
-    due_s, tenant = demands[first].due_s or 0.0, demands[first].tenant
-    in_turn = ends(demands, supply, 1.0, work_in_turn(demands, hopeless))
-    giving: list[int] = []
-    urgent: list[int] = []
-    for i, each in enumerate(demands):
-        if each.due_s is None:
-            continue
-        if i in hopeless:
-            gives = each.tenant == tenant
-        else:
-            gives = each.due_s > due_s and (each.tenant == tenant or in_turn[i] <= each.due_s)
-        if gives:
-            giving.append(i)
-        elif i not in hopeless and each.due_s <= due_s:
-            urgent.append(i)
-    return Lending(tuple(urgent), tuple(giving))
+    first = min(can_be_met, key=due.__getitem__)
+    giving_way = [
+        i for i, due_s in due.items()
+        if (i in lost or due_s > due[first])
+        and (demands[i].tenant == demands[first].tenant or (i not in lost and ends_s[i] <= due_s))
+    ]
+    urgent = [i for i, due_s in due.items() if due_s <= due[first] and i not in lost]
+    return Lending(tuple(urgent), tuple(giving_way))
