@@ -124,7 +124,6 @@ class WakeRung(Rung):
             return
         if moment is Moment.TICK:
             yield from self._answer_deadlines(now_ns)
-            yield from self._urgent.balance()
         else:
             yield from self._spreading.look(now_ns)
             yield from self._urgent.look()
