@@ -19,7 +19,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jettison.policy.deadlines import WAKE_MARGIN, Demand, Supply, end_of, lateness
+from jettison.policy.deadlines import SLEEP_MARGIN, WAKE_MARGIN, Demand, Supply, end_of, lateness
+
+LEND_MARGIN = SLEEP_MARGIN
+"""Times what is predicted, for which there has to be time: more than for wakes, as predictions leave out that what runs
+stays until its last token, or until it has to give its place up. Turns that are lent too soon cost nobody anything."""
 
 
 class Lending(NamedTuple):
@@ -60,7 +64,7 @@ def in_turn(demands: Sequence[Demand], supply: Supply) -> tuple[list[float], set
 
 def lend(demands: Sequence[Demand], supply: Supply, waits: Sequence[bool]) -> Lending:
     """Which of these give way now. ``supply``: with what is being woken. ``waits``: some request of it has no place."""
-    late = lateness(demands, supply, WAKE_MARGIN)
+    late = lateness(demands, supply, LEND_MARGIN)
     if not any(late):
         return NO_LENDING
     ends_s, lost = in_turn(demands, supply)
