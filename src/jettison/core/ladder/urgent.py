@@ -40,6 +40,11 @@ class Urgent:
         self._loses_little = loses_little
         self._keys: frozenset[BatchKey] = frozenset()
 
+    @property
+    def is_there(self) -> bool:
+        """Something is urgent."""
+        return bool(self._keys)
+
     def note(self, urgent: Iterable[BatchKey] = (), giving_way: Iterable[BatchKey] = ()) -> None:
         """What is urgent now, and gives it its turns (``policy.lending``)."""
         self._keys, gives_way, tokens = frozenset(urgent), frozenset(giving_way), self._state.offline_tokens

@@ -41,7 +41,8 @@ ARRIVALS_S = 1.0
 """Between two looks at what arrives, which is a mean over longer."""
 
 QUICK_REQUESTS = 4096
-"""Up to so many, deadlines are looked at on every tick while one sleeps: half a second is much of a short window."""
+"""Up to so many, deadlines are looked at on every tick while one sleeps or something is urgent: half a second is much
+of a short window."""
 
 UNKNOWN_WAKE_S = 10.0
 """What a wake is taken to last while nothing is known of it."""
@@ -348,7 +349,8 @@ class WakeRung(Rung):
             return
         self._due_work.look(now_ns)
         stored, self._stored = self._stored, self._state.stored_offline
-        is_quick = bool(self._sleepers.out) and len(self._state.requests) <= QUICK_REQUESTS
+        is_news = bool(self._sleepers.out) or self._urgent.is_there
+        is_quick = is_news and len(self._state.requests) <= QUICK_REQUESTS
         if now_ns < self._deadlines_due_ns and stored == self._stored and not is_quick:
             return
         self._deadlines_due_ns = now_ns + round(LOOK_S * NANOSECONDS)
