@@ -3,7 +3,8 @@
 Work is seconds of one instance that has nothing else to do; supply is such seconds a second. A tenant's own work is
 served earliest deadline first, and tenants alike (``policy.order``): so before a demand is met its tenant gets all that
 is due before it, and each other tenant as much, or what it has. Where one tenant is alone that is earliest deadline
-first over everything, which on a given supply meets all deadlines that any order meets.
+first over everything, which on a given supply meets all deadlines that any order meets. Where that would be late,
+tenants with time lend it their turns (``policy.lending``); no wake waits for that.
 
 Sleepers are woken as soon as what serves would be late by ``WAKE_MARGIN``, the fewest that do. A wake that is put off
 to the last moment spares nothing: the same work takes the same seconds of instances, and more of them have to wake.

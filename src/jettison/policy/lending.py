@@ -8,7 +8,7 @@ another tenant. Nothing else does: neither what is due at no time, as a client w
 What is lent counts (``core.serving.virtualtokens``): the lender has been served less, and is next where tenants share
 alike again. It lends while what it has left fits before its deadline by the whole supply; what it has lent is less
 than that, or it would have been done by its share. So it is paid back before its deadline, also where whatever comes
-meanwhile ends the lending: sharing alike would have served it no sooner.
+meanwhile ends the lending. (Several lenders share what is paid back: then the one that is due first may be urgent.)
 
 What cannot be met any more, even first of all, gives way to its own tenant's others, and to nobody else's.
 """
