@@ -44,7 +44,8 @@ class WaitingQueue:
         return state in self._lines.get(state.tenant, ())
 
     def __iter__(self) -> Iterator[RequestState]:
-        self._refresh()
+        if self._gave_way is not self._tokens.gives_way:
+            self._refresh()
         if len(self._lines) > 1:
             return self._by_tokens()
         return iter(next(iter(self._lines.values()), ()))
@@ -55,13 +56,15 @@ class WaitingQueue:
 
     def heads(self) -> dict[TenantId, RequestState]:
         """The next request of each tenant that has any."""
-        self._refresh()
+        if self._gave_way is not self._tokens.gives_way:
+            self._refresh()
         return {tenant: line[0] for tenant, line in self._lines.items()}
 
     @property
     def head(self) -> RequestState | None:
         """The request that is next; None where none waits."""
-        self._refresh()
+        if self._gave_way is not self._tokens.gives_way:
+            self._refresh()
         if not self._ranked:
             return next(iter(self._lines.values()))[0] if self._lines else None
         self._tokens.catch_up()
@@ -98,30 +101,34 @@ class WaitingQueue:
                 heapq.heappop(heap)
             else:
                 heads[tenant] = following
-                heapq.heapreplace(heap, (self._line_key(following, tokens[tenant]), tenant))
+                gives_way = key_of(following) in self._gave_way if self._gave_way else False
+                key = line_key(following, tokens[tenant], self._policy, gives_way=gives_way)
+                heapq.heapreplace(heap, (key, tenant))
 
     # --- changing ---------------------------------------------------------------------------------------------
 
     def add(self, state: RequestState) -> None:
         """Put a request into its tenant's line."""
-        self._refresh()
+        if self._gave_way is not self._tokens.gives_way:
+            self._refresh()
         tenant = state.tenant
         self._tokens.queue(state)
         self._num += 1
         line = self._lines.get(tenant)
         if line is None:
             line = self._lines[tenant] = deque()
-        key = self._own_key(state)
-        if not line or self._own_key(line[-1]) <= key:
+        if not line or (not self._gave_way and line[-1].order <= state.order):
             line.append(state)
         else:
-            line.insert(next(i for i, other in enumerate(line) if self._own_key(other) > key), state)
+            key = self._own_key(state)
+            line.insert(next((i for i, other in enumerate(line) if self._own_key(other) > key), len(line)), state)
         if line[0] is state:
             self._rank(tenant)
 
     def remove(self, state: RequestState) -> None:
         """It waits here no longer, and was not served. Raises ValueError where it does not wait here."""
-        self._refresh()
+        if self._gave_way is not self._tokens.gives_way:
+            self._refresh()
         line = self._lines.get(state.tenant, deque())
         if line and line[0] is state:
             line.popleft()
@@ -190,21 +197,15 @@ class WaitingQueue:
             insort(self._ranked, (key, tenant))
 
     def _key(self, tenant: TenantId) -> LineKey:
-        return self._line_key(self._lines[tenant][0], self._tokens.of(tenant))
-
-    def _line_key(self, head: RequestState, num_virtual: int) -> LineKey:
-        return line_key(head, num_virtual, self._policy, gives_way=self._gives_way(head))
-
-    def _gives_way(self, state: RequestState) -> bool:
-        return bool(self._gave_way) and key_of(state) in self._gave_way
+        head = self._lines[tenant][0]
+        gives_way = key_of(head) in self._gave_way if self._gave_way else False
+        return line_key(head, self._tokens.of(tenant), self._policy, gives_way=gives_way)
 
     def _own_key(self, state: RequestState) -> tuple[bool, OwnKey]:
-        return self._gives_way(state), state.order
+        return key_of(state) in self._gave_way, state.order
 
     def _refresh(self) -> None:
-        """Another work may give way than when it was put into order."""
-        if self._gave_way is self._tokens.gives_way:
-            return
+        """Other work gives way than when it was put into order."""
         self._gave_way = self._tokens.gives_way
         self._lines = {tenant: deque(sorted(line, key=self._own_key)) for tenant, line in self._lines.items()}
         if len(self._lines) > 1:
@@ -213,7 +214,8 @@ class WaitingQueue:
 
     def check(self) -> None:
         """Invariants, for tests and idle moments. Raises AssertionError."""
-        self._refresh()
+        if self._gave_way is not self._tokens.gives_way:
+            self._refresh()
         assert self._num == sum(map(len, self._lines.values())) and all(self._lines.values())
         for tenant, line in self._lines.items():
             orders = [self._own_key(s) for s in line]
