@@ -23,6 +23,7 @@ from jettison.core.requests import RequestState
 from jettison.core.residence import hosted_tokens
 from jettison.core.serving.group import Group
 from jettison.core.serving.sharedsteps import room_of_last_step
+from jettison.core.serving.virtualtokens import key_of
 from jettison.core.state import ClusterState
 from jettison.policy.standing import StandingView, Standstill, why_standing
 from jettison.types import NANOSECONDS, GroupId, RequestId
@@ -171,7 +172,8 @@ class StandingWatch:
         queues = group.queues
         following = queues.waiting_offline.head
         if following is not None and following is not head:
-            return Standstill.OTHERS, {
+            gives_way = key_of(head) in self._state.offline_tokens.gives_way
+            return Standstill.GIVES_WAY if gives_way else Standstill.OTHERS, {
                 "own_virtual_tokens": queues.offline_served(head.tenant),
                 "next_virtual_tokens": queues.offline_served(following.tenant), "next_request": following.request_id,
                 "waiting": len(queues.waiting_offline),
