@@ -427,11 +427,11 @@ def test_a_paused_group_lets_no_offline_request_in() -> None:
     batch(cluster, 10, output=150)
     chats(cluster, 4, 50.0, prompt=40, output=80)
     group = cluster.core.groups[0]
-    cluster.run(stop=lambda: group.queues.pauses_offline)
-    assert group.queues.pauses_offline
-    while group.queues.pauses_offline and cluster.heap:
+    cluster.run(stop=lambda: group.queues.offline_holders)
+    assert group.queues.offline_holders
+    while group.queues.offline_holders and cluster.heap:
         cluster.run(max_events=10**6, stop=lambda n=cluster.num_steps: cluster.num_steps > n)
-        if group.queues.pauses_offline:
+        if group.queues.offline_holders:
             assert not any(s.num_pending for s in group.queues.running_offline())
     cluster.run()
     expect_all_well(cluster)
@@ -456,8 +456,8 @@ def test_offline_work_that_steps_have_evicted_stops_as_well() -> None:
 
     cluster.run(stop=is_kept_out)
     assert is_kept_out()
-    cluster.run(stop=lambda: queues.pauses_offline or not is_kept_out())
-    assert queues.pauses_offline
+    cluster.run(stop=lambda: queues.offline_holders or not is_kept_out())
+    assert queues.offline_holders
     cluster.run()
     expect_all_well(cluster)
 
@@ -468,12 +468,12 @@ def test_a_pause_ends_although_somebody_always_waits_for_a_step_to_end() -> None
     batch(cluster, 10, output=150)
     chats(cluster, 4, 50.0, prompt=40, output=80)
     queues = cluster.core.groups[0].queues
-    cluster.run(stop=lambda: queues.pauses_offline)
+    cluster.run(stop=lambda: queues.offline_holders)
     begun_ms = cluster.now / MS
     for i in range(3000):
         name = f"short-{i}"
         cluster.submit(name, tokens(name, 4), 1, begun_ms + i)
-    cluster.run(stop=lambda: not queues.pauses_offline)
+    cluster.run(stop=lambda: not queues.offline_holders)
     assert 1000 <= cluster.now / MS - begun_ms < 2000
     cluster.run()
     expect_all_well(cluster)
@@ -488,9 +488,9 @@ def test_a_pause_outlives_a_drop_until_half_of_the_memory_is_free() -> None:
     state = cluster.core.state
     cluster.run(stop=lambda: bool(state.pipelines))
     (group,) = state.pipelines.values()
-    cluster.run(stop=lambda: group.queues.pauses_offline)
-    assert group.queues.pauses_offline
-    cluster.run(stop=lambda: not group.queues.pauses_offline)
+    cluster.run(stop=lambda: group.queues.offline_holders)
+    assert group.queues.offline_holders
+    cluster.run(stop=lambda: not group.queues.offline_holders)
     assert group.group_id in state.groups and group.queues.has_offline
     assert group.blocks.num_free >= group.blocks.capacity / 2
     cluster.run()
@@ -648,7 +648,7 @@ def test_nothing_is_remembered_of_groups_that_are_gone() -> None:
     assert before and before.isdisjoint(state.groups)
     num_steps = cluster.num_steps
     cluster.run(stop=lambda: cluster.num_steps > num_steps + 10)
-    remembered = rung._policies.keys() | rung._stalled | rung._reserving  # type: ignore[attr-defined]
+    remembered = rung._policies.keys() | rung._stalled  # type: ignore[attr-defined]
     assert remembered <= state.groups.keys()
     cluster.run()
     expect_all_well(cluster)
@@ -686,6 +686,31 @@ def test_online_requests_are_copied_behind_the_offline_ones_and_come_back_first(
     assert group.blocks.landing or victim.phase is Phase.MOVING, "newcomers leave room for it"
     cluster.run()
     expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_an_online_request_comes_back_where_a_newcomer_of_its_size_would_be_let_in(is_offline: bool) -> None:
+    """Room for what others will grow by is left beside offline ones alone: newcomers leave an online request's blocks
+    free, so until it is back no request would have them."""
+    cluster = harvesting(prefix_caching=False, checkpoint_free=1.0, full_blocks=60)
+    batch(cluster, 2, output=150)
+    chats(cluster, 6, 20.0, prompt=30, output=120)
+    kind = "b" if is_offline else "chat"
+    cluster.run(stop=lambda: any(r.startswith(kind) for r in checkpointed(cluster)))
+    victim = evict(cluster, lambda s: s.is_offline is is_offline).state
+    group, hosted = cluster.core.groups[0], cluster.core.hosted
+    rung = cluster.core.ladder.rung("harvest")
+    entry = hosted.entry(victim)
+    assert entry is not None and entry.phase is HostedPhase.STORED
+    needed = hosted.blocks_to_return(entry) + group.blocks.watermark + 1
+    (ledger,) = group.blocks.ledgers
+    ledger.allocate("other", group.blocks.num_allocatable - needed)
+    assert rung._growth(group) > 0  # type: ignore[attr-defined]
+    entries = {victim.request_id: entry}
+    chosen = rung._chosen_to_return(group, entries)  # type: ignore[attr-defined]
+    assert chosen == (() if is_offline else (victim.request_id,))
+    ledger.allocate("one more", 1)
+    assert rung._chosen_to_return(group, entries) == ()  # type: ignore[attr-defined]
 
 
 def test_other_rungs_can_be_put_in_their_place() -> None:

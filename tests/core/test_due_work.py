@@ -18,26 +18,32 @@ def decided(cluster: FakeCluster) -> list[Record]:
     return [r for r in cluster.records if r.kind == "wake_decided"]
 
 
-def begin(num_workers: int = 3, *, awake: AwakeParams | None = None, **changes: object) -> FakeCluster:
-    """One request has been served, and all sleep but one: by themselves, or by order."""
+def begin(
+    num_workers: int = 3, *, awake: AwakeParams | None = None, max_seqs: int = 1, **changes: object
+) -> FakeCluster:
+    """One request has been served, and all sleep but one: by themselves, or by order. An instance runs one at a time:
+    with few under way, looking at everything after each event costs little."""
     cluster = FakeCluster(
-        num_workers=num_workers, full_blocks=60, offline="harvest", policy="recompute",
+        num_workers=num_workers, full_blocks=15 * max_seqs, max_seqs=max_seqs, offline="harvest", policy="recompute",
         awake=awake or AwakeParams(1, None, True, 0.3), **changes,  # type: ignore[arg-type]
     )
     cluster.submit("first", [1] * 12, 40, 0.0)
     return cluster
 
 
-def send(cluster: FakeCluster, num: int, due_ms: float | None, *, at_ms: float = 1500.0, name: str = "o") -> None:
+def send(
+    cluster: FakeCluster, num: int, due_ms: float | None, *, at_ms: float = 1500.0, name: str = "o", tenant: str = ""
+) -> None:
     for i in range(num):
         cluster.submit(
             f"{name}{i}", [1 + i % 40] * 12, 40, at_ms + 0.4 * i, service_class=ServiceClass.OFFLINE,
-            deadline_ns=None if due_ms is None else int(due_ms * MS),
+            deadline_ns=None if due_ms is None else int(due_ms * MS), tenant=tenant,
         )  # fmt: skip
 
 
-def num_left(cluster: FakeCluster) -> int:
-    return sum(not state.is_finished for state in cluster.core.state.requests.values())
+def num_left(cluster: FakeCluster, name: str = "") -> int:
+    states = cluster.core.state.requests.values()
+    return sum(not state.is_finished and state.request_id.startswith(name) for state in states)
 
 
 def run_to(cluster: FakeCluster, at_ms: float) -> None:
@@ -47,7 +53,7 @@ def run_to(cluster: FakeCluster, at_ms: float) -> None:
 
 def test_sleepers_are_woken_for_a_deadline_and_it_is_met_and_they_sleep_again() -> None:
     cluster = begin()
-    send(cluster, 120, 2_500.0)
+    send(cluster, 30, 2_500.0)
     run_to(cluster, 1_499.0)
     assert cluster.core.sleepers.asleep == {1, 2}
     run_to(cluster, 2_500.0)
@@ -64,7 +70,7 @@ def test_sleepers_are_woken_for_a_deadline_and_it_is_met_and_they_sleep_again() 
 @pytest.mark.parametrize("due_ms", [None, 1_400.0, 60_000.0])
 def test_no_deadline_one_that_is_over_and_one_that_is_far_wake_nobody(due_ms: float | None) -> None:
     cluster = begin()
-    send(cluster, 20, due_ms)
+    send(cluster, 8, due_ms)
     cluster.run()
     assert not decided(cluster)
     cluster.expect_outputs()
@@ -73,8 +79,8 @@ def test_no_deadline_one_that_is_over_and_one_that_is_far_wake_nobody(due_ms: fl
 def test_work_that_is_stored_wakes_before_any_of_it_has_come() -> None:
     cluster = begin()
     deadline_ns = int(2_500 * MS)
-    send(cluster, 8, 2_500.0)
-    cluster.at(int(1_510 * MS), OfflineStored((StoredWork(deadline_ns, 120, 1_440, 4_800, "", "batch_x"),)))
+    send(cluster, 2, 2_500.0)
+    cluster.at(int(1_510 * MS), OfflineStored((StoredWork(deadline_ns, 30, 360, 1_200, "", "batch_x"),)))
     run_to(cluster, 1_700.0)
     (first, *_) = decided(cluster)
     assert first.fields["deadline"] == "batch_x" and not cluster.core.sleepers.asleep
@@ -90,7 +96,7 @@ def test_who_was_put_to_sleep_by_order_is_woken_too_but_never_more_than_may_be_a
     cluster = begin(4, awake=AwakeParams(1, 2))
     sleep(cluster, 1)
     cluster.run(stop=lambda: is_asleep(cluster, 1))
-    send(cluster, 120, 2_300.0)
+    send(cluster, 30, 2_300.0)
     run_to(cluster, 2_000.0)
     assert len(cluster.core.groups) == 2 and len(cluster.core.sleepers.asleep) == 2
     cluster.run()
@@ -99,7 +105,7 @@ def test_who_was_put_to_sleep_by_order_is_woken_too_but_never_more_than_may_be_a
 
 def test_another_is_woken_where_one_dies_that_a_deadline_needs() -> None:
     cluster = begin(4)
-    send(cluster, 120, 2_900.0)
+    send(cluster, 30, 2_900.0)
     run_to(cluster, 1_800.0)
     num_asleep = len(cluster.core.sleepers.asleep)
     assert num_asleep and len(cluster.core.groups) > 1
@@ -112,7 +118,7 @@ def test_another_is_woken_where_one_dies_that_a_deadline_needs() -> None:
 
 
 def test_a_batch_that_one_took_on_whole_is_shared_with_those_who_wake_for_it() -> None:
-    cluster = begin(2)
+    cluster = begin(2, max_seqs=5)
     send(cluster, 5, 1_580.0)  # all of them fit into the one that is awake
     cluster.run(stop=lambda: any(r.kind == "offline_spread" for r in cluster.records))
     assert cluster.records[-1].fields["requests"] and len(cluster.core.groups) == 2
@@ -126,10 +132,37 @@ def test_a_batch_that_one_took_on_whole_is_shared_with_those_who_wake_for_it() -
 
 def test_of_two_batches_the_one_that_comes_later_and_is_due_sooner_goes_first() -> None:
     cluster = begin()
-    send(cluster, 80, 60_000.0, name="late")
-    send(cluster, 8, 1_900.0, at_ms=1_600.0, name="soon")
+    send(cluster, 20, 60_000.0, name="late")
+    send(cluster, 3, 1_900.0, at_ms=1_600.0, name="soon")
     cluster.run(until_ms=1_900.0)
     left = {state.request_id for state in cluster.core.state.requests.values() if not state.is_finished}
     assert left and all(request_id.startswith("late") for request_id in left)
+    cluster.run()
+    cluster.expect_outputs()
+
+
+def test_a_tenant_with_time_lends_its_turns_and_is_paid_back() -> None:
+    cluster = begin(2, awake=AwakeParams(1, 1, True, 0.3))
+    send(cluster, 15, 60_000.0, name="late", tenant="a")
+    send(cluster, 5, 2_050.0, at_ms=1_600.0, name="soon", tenant="b")
+    run_to(cluster, 1_750.0)
+    tokens, states = cluster.core.state.offline_tokens, cluster.core.state.requests
+    assert tokens.gives_way == {("a", int(60_000 * MS))}
+    run_to(cluster, 2_050.0)
+    assert not num_left(cluster, "soon") and tokens.of("a") < tokens.of("b")
+    run_to(cluster, 2_110.0)
+    assert not tokens.gives_way, "asked on ticks"
+    send(cluster, 2, 60_000.0, at_ms=2_120.0, name="more", tenant="b")
+    run_to(cluster, 2_125.0)
+    cluster.run(stop=lambda: states["more0"].first_scheduled_ns is not None)
+    assert num_left(cluster, "late") and tokens.of("a") >= tokens.of("b") - states["more0"].num_prompt
+
+
+def test_what_cannot_be_met_gives_way_to_what_can() -> None:
+    cluster = begin(2)
+    send(cluster, 30, 1_900.0, name="lost")
+    send(cluster, 4, 2_000.0, name="soon")
+    cluster.run(until_ms=2_000.0)
+    assert not num_left(cluster, "soon") and num_left(cluster, "lost")
     cluster.run()
     cluster.expect_outputs()

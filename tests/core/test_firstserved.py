@@ -115,8 +115,8 @@ def test_a_record_says_when_it_was_decided_and_what_was_in_flight() -> None:
 def test_a_queue_that_leaves_and_a_drop_that_fails_leave_nothing_to_watch() -> None:
     cluster, _ = overloaded(2)
     watch = cluster.core.moves.first_served
-    cluster.run(stop=lambda: bool(watch._open))
-    for state in list(watch._open[0].queued.values()):
+    cluster.run(stop=lambda: bool(watch.open))
+    for state in list(watch.open[0].queued.values()):
         cluster.cancel(state.request_id, cluster.now / 1e6)
     cluster.run()
-    assert not watch._open
+    assert not watch.open

@@ -10,6 +10,7 @@ from fakes import fake_prompt_logprobs
 from jettison.core.ports import RunStep, StepCompleted
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group, SchedulerLimits, StepResult
+from jettison.core.serving.holds import GroupHold
 from jettison.errors import StalePlanError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
@@ -404,8 +405,33 @@ def test_nothing_of_a_failed_step_counts() -> None:
 def test_a_paused_group_plans_nothing() -> None:
     bench = Bench()
     bench.ask("a", 4)
-    bench.group.paused = True
+    bench.group.hold("a", GroupHold.STEPS)
     assert bench.plan() is None
+    bench.group.release("a", GroupHold.STEPS)
+    assert bench.plan() is not None
+
+
+@pytest.mark.parametrize("what", GroupHold)
+def test_an_owner_lifts_no_hold_of_another(what) -> None:
+    bench = Bench()
+    group = bench.group
+
+    def holders() -> frozenset[str]:
+        of = {
+            GroupHold.STEPS: group.paused, GroupHold.PREEMPTION: group.holds_preemption,
+            GroupHold.OFFLINE: group.queues.offline_holders,
+        }
+        assert not any(held for other, held in of.items() if other is not what), "holds are apart"
+        return of[what]
+
+    group.hold("a", what)
+    group.hold("a", what)
+    group.hold("b", what)
+    group.release("a", what)
+    group.release("c", what)
+    assert holders() == {"b"}
+    group.release("b", what)
+    assert not holders()
 
 
 def test_resumed_requests_are_in_order_of_age() -> None:

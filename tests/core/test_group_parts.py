@@ -105,10 +105,29 @@ def test_a_request_that_no_empty_group_of_this_size_could_hold_is_oversized() ->
 def test_what_admission_may_take_is_less_than_what_is_free() -> None:
     changes = Changes()
     room = blocks(10, 2, changes)
-    room.reserve_landing({1: 4})
+    room.reserve("a", {1: 4})
     assert (room.num_allocatable, room.num_free) == (10, 6) and changes.touched == {3}
-    room.admission_cap = 5
+    room.cap_admission("a", 5)
     assert room.num_free == 5
     changes.touched.clear()
-    room.admission_cap = 5
+    room.cap_admission("a", 5)
+    room.reserve("a", {1: 4})
     assert not changes.touched, "nothing is different"
+
+
+def test_what_one_owner_keeps_free_another_does_not_give_away() -> None:
+    room = blocks(10, 2)
+    room.reserve("a", {1: 4})
+    room.reserve_everywhere("b", 2)
+    assert room.num_free == 4
+    room.reserve("b", {})
+    room.reserve("c", {})
+    assert room.num_free == 6, "what a asked for"
+    room.cap_admission("a", 5)
+    room.cap_admission("b", 3)
+    room.uncap_admission("a")
+    room.uncap_admission("c")
+    assert (room.admission_cap, room.num_free) == (3, 3)
+    room.uncap_admission("b")
+    room.reserve("a", {})
+    assert (room.admission_cap, room.num_free, dict(room.landing)) == (None, 10, {})

@@ -18,6 +18,7 @@ from jettison.core.ladder.lists import parse_overload
 from jettison.core.ladder.rung import Moment
 from jettison.core.ladder.scale import ScaleRung
 from jettison.core.moving.merging import MergePhase
+from jettison.core.serving.holds import DROP, LOST_PEER
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.stages import StagePlan
 from jettison.policy.overload import OverloadParams
@@ -410,3 +411,22 @@ def test_running_requests_may_grow_while_shards_are_pulled(policy: str) -> None:
     cluster.run()
     cluster.expect_outputs()
     cluster.expect_nothing_left()
+
+
+def test_a_pull_does_not_lift_the_pause_for_a_lost_peer() -> None:
+    """A member is lost while the groups drain for a pull: until its death is known, no further step is sent there."""
+    cluster = arranged(RESIDENCIES[4])
+    fill(cluster)
+    cluster.run(stop=lambda: all(g.in_flight for g in cluster.core.groups.values()))
+    lost, other = cluster.core.groups.values()
+    cluster.order("drop")
+    (merge,) = cluster.core.merges
+    assert merge.phase is MergePhase.DRAIN and lost.in_flight
+    for step_id in list(lost.in_flight):
+        cluster.core.handle(ports.StepFailed(step_id, "gone", lost.worker_ids[1]), cluster.now)
+    cluster.run(stop=lambda: merge.phase is MergePhase.PULL)
+    assert not other.paused and lost.paused == {LOST_PEER}, "the pull goes on beside steps of the other group alone"
+    cluster.run(stop=lambda: bool(other.in_flight))
+    assert not lost.in_flight
+    cluster.run(stop=lambda: merge.phase is not MergePhase.PULL)
+    assert merge.phase is MergePhase.QUIESCE and lost.paused == {LOST_PEER, DROP}

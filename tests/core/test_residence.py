@@ -21,6 +21,7 @@ from jettison.core.residence import (
     in_arenas,
     pools_of,
 )
+from jettison.core.serving.holds import GroupHold
 from jettison.memory.kvtransfers import Place, plan_kv_transfers
 from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange
@@ -143,9 +144,9 @@ def test_out_to_host_pools_and_back() -> None:
     cluster.run(until_ms=30)
     state, hosted = cluster.core.state.requests["r"], cluster.core.hosted
     (group,) = cluster.core.groups.values()
-    group.paused = True
+    group.hold("test", GroupHold.STEPS)
     cluster.run(stop=lambda: not group.in_flight)
-    group.paused = False
+    group.release("test", GroupHold.STEPS)
     hosted.store(state)
     computed = state.num_computed
     assert tokens_at(state) == [(False, computed), (True, 0)]
@@ -188,9 +189,9 @@ def test_what_a_dead_worker_s_pool_had_of_a_request_that_lives_elsewhere_is_comp
     cluster.run(until_ms=120)
     (group,) = cluster.core.groups.values()
     state, hosted = cluster.core.state.requests["r0"], cluster.core.hosted
-    group.paused = True
+    group.hold("test", GroupHold.STEPS)
     cluster.run(stop=lambda: not group.in_flight)
-    group.paused = False
+    group.release("test", GroupHold.STEPS)
     hosted.store(state)
     cluster.carry_out(hosted.send(lambda group: 100))
     cluster.run(stop=lambda: state.phase is Phase.STORED)

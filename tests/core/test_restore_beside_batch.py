@@ -79,7 +79,7 @@ def test_the_pause_lasts_as_long_as_the_move_and_its_members_take_it_over() -> N
     state = cluster.core.state
     (group,) = state.pipelines.values()
     cluster.run(stop=lambda: bool(cluster.core.restores))
-    assert group.queues.pauses_offline
+    assert group.queues.offline_holders
     moves = [r.kind for r in cluster.records]
     cluster.run(stop=lambda: group.group_id not in state.groups)
     later = [r.kind for r in cluster.records][len(moves) :]
@@ -87,7 +87,7 @@ def test_the_pause_lasts_as_long_as_the_move_and_its_members_take_it_over() -> N
     cluster.run(until_ms=cluster.now / MS + 101)
     homes = [r.fields["group"] for r in cluster.records if r.kind == "offline_paused"][-2:]
     assert set(homes) == set(state.groups), "both members"
-    cluster.run(stop=lambda: not any(g.queues.pauses_offline for g in state.groups.values()))
+    cluster.run(stop=lambda: not any(g.queues.offline_holders for g in state.groups.values()))
     assert batch_is_there(cluster)
     cluster.run()
     expect_all_well(cluster)

@@ -140,7 +140,7 @@ def test_who_may_have_outgrown_its_reserve_is_found_before_it_has(
     growths = Growths(seats)
     pool = Pool(Packing(PackingParams(capacity=CAPACITY)), CAPACITY, 0)
     seat = seats.take("a", pool, group.group_id, -(-tokens // BLOCK_SIZE) + more)
-    growths.arm(seat, state, group)
+    growths.arm([seat], [state], group)
     for brings, is_ahead, spare in steps:
         group.counters.num_steps += 1
         group.in_flight = {1: None} if is_ahead else {}  # type: ignore[dict-item]
@@ -152,7 +152,7 @@ def test_who_may_have_outgrown_its_reserve_is_found_before_it_has(
         if held + spare > seat.num_blocks and seat.num_blocks < CAPACITY:
             assert found == [seat]
         if found:
-            growths.arm(seat, state, group)
+            growths.arm([seat], [state], group)
         group.counters.num_steps -= is_ahead
         group.in_flight = {}
 
@@ -164,5 +164,5 @@ def test_a_heap_forgets_what_is_out_of_date() -> None:
     growths, pool = Growths(seats), Pool(Packing(PackingParams(capacity=CAPACITY)), CAPACITY, 0)
     seat: Seat = seats.take("a", pool, group.group_id, CAPACITY)
     for _ in range(1000):
-        growths.arm(seat, state, group)
+        growths.arm([seat], [state], group)
     assert len(growths._heaps[group.group_id]) < 100

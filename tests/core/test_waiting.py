@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jettison.core import ports
 from jettison.core.requests import RequestState
-from jettison.core.serving.virtualtokens import LEAST_SWEEP, VirtualTokens
+from jettison.core.serving.virtualtokens import LEAST_SWEEP, VirtualTokens, key_of
 from jettison.core.serving.waiting import WaitingQueue
 from jettison.policy.order import OUTPUT_WEIGHT, PROMPT_WEIGHT, SchedulingPolicy
 from jettison.types import Request, SamplingParams, ServiceClass
@@ -136,6 +136,37 @@ def test_who_has_been_served_least_is_next_and_preempted_requests_come_first(
         told.queue.check()
         told.tokens.check(told.asked)
         assert told.queue.head is next(iter(told.queue), None) and len(told.queue) == len(list(told.queue))
+
+
+LENDING = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.sampled_from(TENANTS), st.none() | st.integers(1, 3)),
+        st.tuples(st.just("serve"), st.just(""), st.integers(1, 3)),
+        st.tuples(st.just("preempt"), st.just(""), st.just(0)),
+        st.tuples(st.just("lend"), st.sampled_from([*TENANTS, ""]), st.integers(1, 3)),
+    ),
+    max_size=60,
+)
+
+
+@given(LENDING)
+def test_what_gives_way_goes_behind_whatever_was_served_or_preempted(acts: list[tuple[str, str, int | None]]) -> None:
+    told, running = Queue(), []
+    for what, tenant, number in acts:
+        if what == "ask":
+            told.ask(tenant, deadline_ns=number)
+        elif what == "serve" and told.queue:
+            running += told.serve(min(number or 0, len(told.queue)))
+        elif what == "preempt" and running:
+            told.queue.add(running.pop(0))
+        elif what == "lend":
+            told.tokens.gives_way = frozenset({(tenant, number)} if tenant else ())
+        told.queue.check()
+        ways = [key_of(s) in told.tokens.gives_way for s in told.queue]
+        assert ways == sorted(ways) and told.queue.head is next(iter(told.queue), None)
+        for name in TENANTS:
+            own = [(gives, s.order) for gives, s in zip(ways, told.queue, strict=True) if s.tenant == name]
+            assert own == sorted(own)
 
 
 # --- what idleness earns

@@ -51,10 +51,10 @@ def most(rows: int) -> dict[str, Bound]:
     }
 
 
-PLAIN_MODULES, PLAIN_CALLS, CALLS_A_ROW = 30, 104, 11
-ARRIVAL = (36, 284)
-OFFLINE = Bound(38, 348)
-DECIDING = Bound(40, 614)
+PLAIN_MODULES, PLAIN_CALLS, CALLS_A_ROW = 19, 73, 6
+ARRIVAL = (29, 256)
+OFFLINE = Bound(29, 249)
+DECIDING = Bound(36, 552)
 
 
 @dataclass(slots=True)

@@ -198,10 +198,23 @@ def holds_by_its_methods(tree: ast.Module) -> Complaints:
             yield call.lineno, f"calls {name}()"
 
 
+GROUP_HOLDS = {"paused", "holds_preemption", "offline_holders", "landing", "admission_cap"}
+"""What holds a group: ``Group`` and its ``GroupBlocks`` set it, by owner."""
+
+
+def groups_are_held_by_owner(tree: ast.Module) -> Complaints:
+    """What holds a group is set for an owner, by ``hold``, ``reserve`` or ``cap_admission``: no other can lift it."""
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Attribute) and target.attr in GROUP_HOLDS and _dotted(target.value) != "self":
+                yield target.lineno, f"sets {_dotted(target)}"
+
+
 EVERYWHERE = (nothing_executed, no_blind_except, no_hidden_counters, nothing_unfinished, has_docstring)
 IN_PURE_ROOMS = (no_world, no_hidden_randomness)
 IN_POLICY = (no_globals,)
-IN_CORE = (compares_no_policy_name, holds_by_its_methods)
+IN_CORE = (compares_no_policy_name, holds_by_its_methods, groups_are_held_by_owner)
 IN_RUNGS = (begins_no_transfer,)
 
 
@@ -244,6 +257,9 @@ BROKEN = [
     (compares_no_policy_name, "'pipeline' in names"),
     (compares_no_policy_name, "rung.name in ('drop', 'swap')"),
     (compares_no_policy_name, "match name:\n    case 'restore':\n        pass"),
+    (groups_are_held_by_owner, "def f(group):\n    group.paused = True"),
+    (groups_are_held_by_owner, "def f(group):\n    group.blocks.admission_cap = None"),
+    (groups_are_held_by_owner, "class A:\n    def f(self):\n        self.group.queues.offline_holders = False"),
     (holds_by_its_methods, "def f(state):\n    state.ending = 1"),
     (holds_by_its_methods, "def f(state):\n    state.holds |= 4"),
     (holds_by_its_methods, "def f(self):\n    self.state.transfers.discard(3)"),
@@ -272,6 +288,7 @@ KEPT = [
     (nothing_executed, "import re\nre.compile('x')\nyaml.load(text, Loader=Safe)"),
     (no_blind_except, "try:\n    pass\nexcept ValueError:\n    pass"),
     (compares_no_policy_name, "phase == 'priority queue'\nRecord('drop', now_ns, {})\ncounts_priority(policy)"),
+    (groups_are_held_by_owner, "def f(group):\n    group.hold('a', 1)\n    group.blocks.reserve('a', {})"),
     (holds_by_its_methods, "def f(state):\n    state.end_with(1)\n    state.note_transfer_ended(3)"),
     (begins_no_transfer, "def begin(self):\n    return self.means.hosted.send(budget)"),
     (has_docstring, '"""What lives here."""'),

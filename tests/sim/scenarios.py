@@ -113,8 +113,8 @@ class Watched:
             "prefetch": any(core.hosted.of(g, HostedPhase.IN, is_checkpoint=True) for g in groups),
             "stored": any(core.hosted.of(g, HostedPhase.STORED, is_checkpoint=True) for g in groups),
             "abandoned step": any(g.abandoning in g.in_flight for g in groups),
-            "pause": any(g.queues.pauses_offline for g in groups),
-            "pause in a drop": is_moving and any(g.queues.pauses_offline for g in groups),
+            "pause": any(g.queues.offline_holders for g in groups),
+            "pause in a drop": is_moving and any(g.queues.offline_holders for g in groups),
         }
         return {what for what, is_so in found.items() if is_so}
 

@@ -18,14 +18,21 @@ touched, for those who act earlier in an event than what they depend on.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from jettison.types import GroupId, RequestId, WorkerId
+
+WaitsFor = tuple[Collection[object], ...]
+"""What a pass of the core waits for: while all of these are empty, it would do nothing. They are kept by identity, so
+their owner changes them in place."""
 
 
 class Changes:
     """Sets of ids; a group that is no more may be named."""
 
     __slots__ = (
-        "ended", "freer", "harvesting", "ledgers", "queued", "queued_online", "recent", "stirred", "touched", "unnoted",
+        "ended", "freer", "harvesting", "ledgers", "merged", "queued", "queued_online", "recent", "reshaped", "stirred",
+        "touched", "unnoted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -38,6 +45,8 @@ class Changes:
         self.freer: set[GroupId] = set()
         """Groups that may take more than they could before: all touched ones but those that were only given requests.
         Emptied where a group is chosen for a request (``core.driving.dispatching``)."""
+        self.merged: set[GroupId] = set()
+        """Groups that a merge has just formed. Emptied where queues are balanced (``core.driving.dispatching``)."""
         self.ledgers: set[WorkerId] = set()
         """Workers whose ledger was changed; to be resolved into groups before ``touched`` is read."""
         self.queued: set[GroupId] = set()
@@ -48,6 +57,9 @@ class Changes:
         """Groups that run offline requests or keep stored ones, or have done so: who looks at it takes those out that
         do so no more."""
 
+        self.reshaped = 0
+        """Times that groups were formed, dissolved, paused or told to go on, or that their memory changed: in between,
+        the same groups serve with the same blocks."""
         self.stirred: set[RequestId] | None = None
         """Requests that have changed queues, that are ending, or that something has begun or ended to move. The reader
         empties it; None: there is no reader."""

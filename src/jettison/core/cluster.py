@@ -9,8 +9,9 @@ Every accepted request ends with exactly one ``Emit`` that has a finish reason.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from jettison.core.changes import WaitsFor
 from jettison.core.driving.awake import Awake
 from jettison.core.driving.dispatching import Dispatcher
 from jettison.core.driving.fastforward import FastForward
@@ -70,6 +71,10 @@ from jettison.types import FinishReason, GroupId, ModelShape, Request, RequestId
 __all__ = ["ClusterCore", "ClusterParams", "initial_groups"]
 
 
+Pass = tuple[WaitsFor, Callable[[int], list[Action]]]
+"""What it waits for, and what is done at a time (ns) while some of that is there."""
+
+
 class ClusterCore:
     """Groups, requests and the moves between them."""
 
@@ -120,6 +125,19 @@ class ClusterCore:
         )
         self._safepoints = Safepoints(self.state)
         self._standing = StandingWatch(self.state, self.moves, self.hosted)
+        self._moving: tuple[Pass, ...] = (
+            (self.moves.waits_for, self.moves.advance),
+            (self.sleepers.waits_for, self.sleepers.advance),
+            (self.recoveries.waits_for, self._advance_recoveries),
+        )
+        self._passes: tuple[Pass, ...] = (
+            *self._moving,
+            (self._awake.waits_for, self._awake.advance),
+            (self.unplaced.waits_for, self.unplaced.advance),
+            (self.dispatcher.waits_for, self.dispatcher.rebalance_merged),
+            (self.migrations.waits_for, self.migrations.advance),
+        )
+        """What an event may let go on before steps are planned, in this order. A plain step wakes none of them."""
         self.stepping = Stepping(self.state, self.loads, self.moves, self._safepoints, self._stop_moves_of)
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -230,15 +248,16 @@ class ClusterCore:
         actions = self._on(event, now_ns)
         if self.state.distrusted:
             self.state.recompute_distrusted()
-        actions += self._advance_moves(now_ns)
-        actions += self._awake.advance(now_ns)
-        actions += self.unplaced.advance(now_ns)
-        actions += self.dispatcher.rebalance_merged(now_ns)
-        actions += self.migrations.advance(now_ns)
-        actions += self.ladder.climb(Moment.BEFORE_STEPS, now_ns)
+        for waits_for, advance in self._passes:
+            if any(waits_for):
+                actions += advance(now_ns)
+        if self.ladder.looking[Moment.BEFORE_STEPS]:
+            actions += self.ladder.climb(Moment.BEFORE_STEPS, now_ns)
         actions += self.stepping.plan(now_ns)
-        actions += self.ladder.after_steps(now_ns)
-        actions += self.migrations.after_steps()
+        if self.ladder.following:
+            actions += self.ladder.after_steps(now_ns)
+        if self.migrations.under_way:
+            actions += self.migrations.after_steps()
         self._follow_up(now_ns)
         return actions
 
@@ -411,13 +430,14 @@ class ClusterCore:
     # --- moves ------------------------------------------------------------------------------------------------
 
     def _advance_moves(self, now_ns: int) -> list[Action]:
-        actions = self.moves.advance(now_ns) + self.sleepers.advance(now_ns)
-        if not self.recoveries.is_idle:
-            recovering = tuple(self.recoveries.by_worker)
-            actions += self.recoveries.advance(now_ns)
-            if done := tuple(w for w in recovering if w not in self.recoveries.by_worker):
-                self.unplaced.share_queues()
-                self.loads.note_settled(done, now_ns)
+        return [a for waits_for, advance in self._moving if any(waits_for) for a in advance(now_ns)]
+
+    def _advance_recoveries(self, now_ns: int) -> list[Action]:
+        recovering = tuple(self.recoveries.by_worker)
+        actions = self.recoveries.advance(now_ns)
+        if done := tuple(w for w in recovering if w not in self.recoveries.by_worker):
+            self.unplaced.share_queues()
+            self.loads.note_settled(done, now_ns)
         return actions
 
     def request_drop(self, now_ns: int) -> list[Action]:

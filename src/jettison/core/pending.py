@@ -146,7 +146,8 @@ class Book:
         self._ports_of = ports_of
         self._port_bytes: dict[PortId, Counter[Purpose]] = {}
         """The same of ports."""
-        self._told: set[Owner] = set()
+        self.told: set[Owner] = set()
+        """Owners that have had an answer since ``take_told`` was called last."""
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -247,7 +248,7 @@ class Book:
         return actions + self._go_on(call.owner, now_ns)
 
     def _go_on(self, owner: Owner, now_ns: int) -> list[Action]:
-        self._told.add(owner)
+        self.told.add(owner)
         return owner.go_on(now_ns)
 
     def _close(self, transfer_id: TransferId) -> PendingTransfer | None:
@@ -267,7 +268,8 @@ class Book:
 
     def take_told(self) -> set[Owner]:
         """Owners that have had an answer since this was called last."""
-        told, self._told = self._told, set()
+        told = set(self.told)
+        self.told.clear()
         return told
 
     # --- deaths -----------------------------------------------------------------------------------------------

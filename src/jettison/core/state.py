@@ -217,6 +217,7 @@ class ClusterState:
         self.next_group_id += 1
         self.next_epoch += 1
         self.groups[group.group_id] = group
+        self.changes.reshaped += 1
         if len(stages) > 1:
             self.pipelines[group.group_id] = group
         for worker_id in group.worker_ids:
@@ -229,6 +230,7 @@ class ClusterState:
         assert not group.queues.running and not group.queues.has_waiting and not group.in_flight, "group not empty"
         assert not group.queues.moving and not group.queues.stored, "group not empty"
         del self.groups[group.group_id]
+        self.changes.reshaped += 1
         self.changes.harvesting.discard(group.group_id)
         self.pipelines.pop(group.group_id, None)
         for worker_id in group.worker_ids:

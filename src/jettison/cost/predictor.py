@@ -218,15 +218,17 @@ class StepTimePredictor:
         if coefficients is None:
             return None
         fixed, token, pair, kv, row, *_ = coefficients
-        terms_of: dict[int, ModelTerms] = {}
+        terms_of: dict[int, tuple[float, float, float, float]] = {}
+        """By rows: seconds that do not depend on KV, of a pair, of a token of KV, and of the rows."""
 
         def seconds(num_rows: int, num_kv_tokens: int) -> float:
             terms = terms_of.get(num_rows)
             if terms is None:
-                terms = terms_of[num_rows] = self._model_terms(num_rows, num_rows, part)
-            x0, x1, pair_s, kv_token_s, x4 = terms
+                x0, x1, x2, x3, x4 = self._model_terms(num_rows, num_rows, part)
+                terms = terms_of[num_rows] = fixed * x0 + token * x1, x2, x3, row * x4
+            first, pair_s, kv_token_s, last = terms
             num_pairs = num_kv_tokens + num_rows
-            return fixed * x0 + token * x1 + pair * (pair_s * num_pairs) + kv * (kv_token_s * num_pairs) + row * x4
+            return first + pair * (pair_s * num_pairs) + kv * (kv_token_s * num_pairs) + last
 
         return seconds
 

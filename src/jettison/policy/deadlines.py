@@ -3,7 +3,8 @@
 Work is seconds of one instance that has nothing else to do; supply is such seconds a second. A tenant's own work is
 served earliest deadline first, and tenants alike (``policy.order``): so before a demand is met its tenant gets all that
 is due before it, and each other tenant as much, or what it has. Where one tenant is alone that is earliest deadline
-first over everything, which on a given supply meets all deadlines that any order meets.
+first over everything, which on a given supply meets all deadlines that any order meets. Where that would be late,
+tenants with time lend it their turns (``policy.lending``); no wake waits for that.
 
 Sleepers are woken as soon as what serves would be late by ``WAKE_MARGIN``, the fewest that do. A wake that is put off
 to the last moment spares nothing: the same work takes the same seconds of instances, and more of them have to wake.
@@ -123,24 +124,32 @@ MOST_ONLINE = 0.9
 """Of an instance's time, what online requests are taken to hold an answer up by at most."""
 
 
-def ends(demands: Sequence[Demand], supply: Supply, margin: float = 1.0) -> list[float]:
-    """Seconds from now at which each has its last answer, were all work to take ``margin`` times as long, and an answer
-    by half of that more: what is known of one is known better than of many.
+def end_of(demand: Demand, work_s: float, supply: Supply, margin: float = 1.0) -> float:
+    """Seconds from now at which a demand has its last answer, where ``work_s`` are done then with all that is served
+    before it. All work is taken to take ``margin`` times as long, and an answer by half of that more: what is known of
+    one is known better than of many.
 
     An answer takes as many steps as it has tokens, however many instances there are, and waits for what is online
     beside it. The last ones are there half of that after the supply has done their work, for they are spread over
     their own time; and never sooner than all of it, once their prompts are computed.
     """
+    done_s = supply.seconds_for(margin * work_s)
+    if demand.work_s <= 0.0:
+        return done_s
     num = max(1, supply.num_now + len(supply.coming_s))
     held_up = 1.0 / (1.0 - min(MOST_ONLINE, supply.online / num))
-    found: list[float] = []
-    for demand, work_s in zip(demands, work_before(demands), strict=True):
-        answer_s = demand.lone_s + (demand.full_s - demand.lone_s) * min(1.0, demand.fills / num)
-        answer_s *= held_up * (1.0 + margin) / 2.0
-        done_s = supply.seconds_for(margin * work_s)
-        begun_s = supply.seconds_for(margin * (work_s - demand.work_s + demand.prompt_s))
-        found.append(max(done_s + answer_s / 2.0, begun_s + answer_s) if demand.work_s > 0.0 else done_s)
-    return found
+    answer_s = demand.lone_s + (demand.full_s - demand.lone_s) * min(1.0, demand.fills / num)
+    answer_s *= held_up * (1.0 + margin) / 2.0
+    begun_s = supply.seconds_for(margin * (work_s - demand.work_s + demand.prompt_s))
+    return max(done_s + answer_s / 2.0, begun_s + answer_s)
+
+
+def ends(demands: Sequence[Demand], supply: Supply, margin: float = 1.0) -> list[float]:
+    """``end_of`` each, where tenants share alike."""
+    return [
+        end_of(demand, work_s, supply, margin)
+        for demand, work_s in zip(demands, work_before(demands), strict=True)
+    ]
 
 
 def lateness(demands: Sequence[Demand], supply: Supply, margin: float) -> list[float]:

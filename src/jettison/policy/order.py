@@ -7,6 +7,7 @@ nothing else.
 - Online requests go before offline ones; what follows holds within a class.
 - Among a tenant's own requests the earlier deadline goes first, then the lower ``priority``, then the earlier arrival.
   One without a deadline is due at once: a client waits for it, while the lines of a batch have hours.
+- What gives way (``policy.lending``) goes behind a tenant's others, and behind other tenants' requests that do not.
 - A tenant whose next request has had its turn already (it was preempted, or stepped aside because its group could not
   hold it) goes before all others: the earliest turn first.
 - Of the other tenants the one that has been served least goes first, in virtual tokens (VTC: Sheng et al., "Fairness in
@@ -33,9 +34,9 @@ OwnKey = tuple[int, int, int]
 """(deadline, priority, number of the arrival), or with the policy ``priority`` that first; lower first. No two requests
 have the same."""
 
-LineKey = tuple[int, bool, int, int]
-"""(priority that counts against all tenants, whether its next request still has to get a turn, that turn or else
-virtual tokens, number of that request's arrival), lower first."""
+LineKey = tuple[int, bool, bool, int, int]
+"""(priority that counts against all tenants, whether its next request gives way, whether that still has to get a turn,
+that turn or else virtual tokens, number of that request's arrival), lower first."""
 
 
 class Ordered(Protocol):
@@ -71,14 +72,16 @@ def own_key(deadline_ns: int | None, priority: int, arrival: int, policy: Schedu
     return (priority, due_ns, arrival) if counts_priority(policy) else (due_ns, priority, arrival)
 
 
-def line_key(head: Ordered, num_virtual: int, policy: SchedulingPolicy) -> LineKey:
+def line_key(head: Ordered, num_virtual: int, policy: SchedulingPolicy, *, gives_way: bool = False) -> LineKey:
     """Where a tenant stands among the others: ``head`` is its next request, ``num_virtual`` what it has been served.
 
     Distinct for distinct tenants, as arrivals are.
     """
     first, _, arrival = head.order
     priority = first if counts_priority(policy) else 0
-    return (priority, True, num_virtual, arrival) if head.turn is None else (priority, False, head.turn, arrival)
+    if head.turn is None:
+        return priority, gives_way, True, num_virtual, arrival
+    return priority, gives_way, False, head.turn, arrival
 
 
 R = TypeVar("R", bound=Ordered)

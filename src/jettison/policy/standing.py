@@ -30,6 +30,7 @@ class Standstill(StrEnum):
     PLACES = "every place is taken"
     MEMORY = "memory is taken"
     OTHERS = "another key's requests are served first"
+    GIVES_WAY = "it has time, and gives way to what would be late otherwise"
     NEXT = "it is in the next step"
 
 

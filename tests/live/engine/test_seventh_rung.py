@@ -55,20 +55,20 @@ class HushRung(Rung):
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
         assert isinstance(offer, HushOffer)
-        self.means.state.groups[offer.groups[0]].blocks.admission_cap = offer.cap_blocks
+        self.means.state.groups[offer.groups[0]].blocks.cap_admission(self.name, offer.cap_blocks)
         return [Record("hushed", now_ns, {"group": offer.groups[0], "cap_blocks": offer.cap_blocks})]
 
     def leave(self, now_ns: int) -> list[Action]:
         over = [g for g in self.means.state.groups.values() if g.blocks.admission_cap is not None]
         over = [g for g in over if g.blocks.num_used * 2 < g.blocks.capacity]
         for group in over:
-            group.blocks.admission_cap = None
+            group.blocks.uncap_admission(self.name)
         return [Record("hush_over", now_ns, {"group": g.group_id}) for g in over]
 
     def give_way(self, worker_ids: Collection[int], by: Rung | None, why: str, now_ns: int) -> list[Action]:
         for group in self.means.state.groups.values():
             if not set(worker_ids).isdisjoint(group.worker_ids):
-                group.blocks.admission_cap = None
+                group.blocks.uncap_admission(self.name)
         return [Record("hush_gave_way", now_ns, {"to": by.name if by is not None else "an administrator"})]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from jettison.core.changes import WaitsFor
 from jettison.core.moving.moves import Moves
 from jettison.core.moving.recovering import Recoveries
 from jettison.core.moving.sleeping import Sleepers
@@ -32,6 +33,7 @@ class Awake:
         self._recoveries = recoveries
         self._sleepers = sleepers
         self._why_too_large = why_too_large
+        self.waits_for: WaitsFor = (cluster.unplaced,)
 
     def for_request(self, state: RequestState, now_ns: int) -> list[Action]:
         """Wake as many as the request cannot do without."""
@@ -44,7 +46,7 @@ class Awake:
 
     def advance(self, now_ns: int) -> list[Action]:
         """Wake one where requests wait, no group is open to them, and none is on its way."""
-        if not self._cluster.unplaced or not (can_wake := self._sleepers.can_wake):
+        if not (can_wake := self._sleepers.can_wake):
             return []
         is_open = any(not self._moves.is_emptying(g) for g in self._cluster.groups.values())
         if is_open or not self._recoveries.is_idle or self._sleepers.is_waking:

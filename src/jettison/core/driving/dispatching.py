@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from jettison.core.changes import WaitsFor
 from jettison.core.driving.grouporder import GroupOrder
 from jettison.core.ladder.climb import Ladder
 from jettison.core.moving.hosted import Hosted
@@ -38,7 +39,8 @@ class Dispatcher:
         self._moves = moves
         self._hosted = hosted
         self._ladder = ladder
-        self._num_drops = 0
+        self.waits_for: WaitsFor = (state.changes.merged,)
+        """For ``rebalance_merged``."""
         """Merges that had been executed when queues were last rebalanced after one."""
         self._ordered_by: ClusterParams | None = None
         """The parameters that groups are ordered by: others may be put in their place."""
@@ -93,7 +95,7 @@ class Dispatcher:
             group_id,
             min(capacity, blocks.admission_cap or capacity),
             num_used,
-            queues.queued_blocks() + self._hosted.owed_blocks(group),
+            queues.queued_blocks() + self._hosted.absent_blocks(group),
             num_served + len(queues.waiting),
             len(group.stages),
             queues.queued_tokens() + queues.unfinished_tokens(),
@@ -136,10 +138,7 @@ class Dispatcher:
 
     def rebalance_merged(self, now_ns: int) -> list[Action]:
         """The same where this event has executed a merge: ask before the merged group plans a step."""
-        num_drops = self._state.counters.num_drops
-        if num_drops == self._num_drops:
-            return []
-        self._num_drops = num_drops
+        self._state.changes.merged.clear()
         return self.rebalance(now_ns)
 
     def _fitting_elsewhere(self, oversized: list[RequestState]) -> list[RequestState]:

@@ -23,6 +23,7 @@ from jettison.core.requests import RequestState
 from jettison.core.residence import hosted_tokens
 from jettison.core.serving.group import Group
 from jettison.core.serving.sharedsteps import room_of_last_step
+from jettison.core.serving.virtualtokens import key_of
 from jettison.core.state import ClusterState
 from jettison.policy.standing import StandingView, Standstill, why_standing
 from jettison.types import NANOSECONDS, GroupId, RequestId
@@ -157,9 +158,9 @@ class StandingWatch:
             needed = 0 if head is None else self._needed(group, head)
         view = StandingView(
             len(running), len(queues.waiting_offline), len(stored), len(coming), len(queues.waiting),
-            changes_layout=self._changes_layout(group), pauses=queues.pauses_offline,
+            changes_layout=self._changes_layout(group), pauses=bool(queues.offline_holders),
             computes_again=_in_step(group), num_abandoned_steps=group.counters.fresh.num_abandoned_steps,
-            step=room_of_last_step(group, running[-1] if running else head, now_ns),
+            step=room_of_last_step(group, group.planner.limits(), running[-1] if running else head, now_ns),
             is_too_large=not stored and head is not None and group.blocks.is_oversized(head),
             num_places=_num_places(group), num_blocks_needed=needed, num_blocks_free=_num_free(group),
         )
@@ -171,14 +172,16 @@ class StandingWatch:
         queues = group.queues
         following = queues.waiting_offline.head
         if following is not None and following is not head:
-            return Standstill.OTHERS, {
+            gives_way = key_of(head) in self._state.offline_tokens.gives_way
+            return Standstill.GIVES_WAY if gives_way else Standstill.OTHERS, {
                 "own_virtual_tokens": queues.offline_served(head.tenant),
                 "next_virtual_tokens": queues.offline_served(following.tenant), "next_request": following.request_id,
                 "waiting": len(queues.waiting_offline),
             }
         view = StandingView(
-            0, len(queues.waiting_offline), 0, 0, len(queues.waiting), pauses=queues.pauses_offline,
-            step=room_of_last_step(group, head, now_ns), is_too_large=group.blocks.is_oversized(head),
+            0, len(queues.waiting_offline), 0, 0, len(queues.waiting), pauses=bool(queues.offline_holders),
+            step=room_of_last_step(group, group.planner.limits(), head, now_ns),
+            is_too_large=group.blocks.is_oversized(head),
             num_places=_num_places(group), num_blocks_needed=self._needed(group, head),
             num_blocks_free=_num_free(group),
         )

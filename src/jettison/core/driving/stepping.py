@@ -15,6 +15,7 @@ from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, Emit, Record, StepAbandoned, StepCompleted, StepFailed
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
+from jettison.core.serving.holds import LOST_PEER, GroupHold
 from jettison.core.state import ClusterState
 from jettison.policy.safepoints import lengthened_s, shortened_s
 from jettison.types import NANOSECONDS, FinishReason
@@ -67,7 +68,8 @@ class Stepping:
                 self._group_of_step[step.step_id] = group
                 state.next_step_id += 1
                 actions.append(step)
-                actions += self._moves.first_served.step_issued(step, now_ns)
+                if self._moves.first_served.open:
+                    actions += self._moves.first_served.step_issued(step, now_ns)
             if state.shared_workers and (len(actions) > num_before or group_id in touched):
                 for other in state.sharers(group):
                     touched.add(other)
@@ -83,7 +85,8 @@ class Stepping:
         if group is None:
             return []
         flight = group.in_flight[event.step_id]
-        self._moves.first_served.step_ended(group, event.step_id, now_ns)
+        if self._moves.first_served.open:
+            self._moves.first_served.step_ended(group, event.step_id, now_ns)
         self._loads.note_step(group, flight.step, flight.work, flight.issued_ns, event.compute_ns, now_ns)
         actions: list[Action] = []
         for state in group.overtaking(event.step_id):
@@ -133,7 +136,7 @@ class Stepping:
         for state in group.fail(event.step_id):
             if event.lost_worker is not None:
                 # The step is not to blame, and the group cannot go on: the lost worker will be declared dead.
-                group.paused = True
+                group.hold(LOST_PEER, GroupHold.STEPS)
                 group.stranded[state.request_id] = state
                 if state.ending is None and state.num_pending:
                     self._state.distrust(state)  # a later chunk may still arrive there, and run on KV that is not there

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
+from jettison.core.changes import WaitsFor
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.state import ClusterState
@@ -25,6 +26,7 @@ class Unplaced:
         self._place = place
         self._since_ns: dict[RequestId, int] = {}
         """Since when each unplaced request has been without a group."""
+        self.waits_for: WaitsFor = (cluster.unplaced, self._since_ns)
         self._room_tokens: int | None = None
         """What memory has left for one request; None while no worker is gone for good."""
         self._home_tokens = 0
@@ -33,14 +35,13 @@ class Unplaced:
     def advance(self, now_ns: int) -> list[Action]:
         """Queue unplaced requests, in order, as soon as some group can take them; end those that wait too long."""
         waiting = self._cluster.unplaced
-        if not waiting:
-            self._since_ns.clear()
-            return []
         for state in in_service_order(waiting.values(), self._cluster.limits.scheduling_policy):
             if not self._place(state):
                 break
         # An outage may outlast many requests' patience: each has its own, from its arrival or its group's end on.
-        self._since_ns = {i: self._since_ns.get(i, now_ns) for i in waiting}
+        since_ns = {i: self._since_ns.get(i, now_ns) for i in waiting}
+        self._since_ns.clear()
+        self._since_ns |= since_ns
         longest_ns = self._cluster.params.faults.max_outage_s * NANOSECONDS
         late = [s for s in waiting.values() if now_ns - self._since_ns[s.request_id] >= longest_ns]
         message = "no worker could take the request in time"

@@ -38,7 +38,18 @@ class Ladder:
             self._tell_unmet, self._closed,
         )
         kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
-        self.rungs: tuple[Rung, ...] = tuple(kind(self._means) for kind in kinds)
+        self._set_rungs(kind(self._means) for kind in kinds)
+
+    def _set_rungs(self, rungs: Iterable[Rung]) -> None:
+        """Sort them once by what they do, so that an event asks only those that it concerns."""
+        self.rungs: tuple[Rung, ...] = tuple(rungs)
+        looking = [rung for rung in self.rungs if _does(rung, "look")]
+        self.looking = {moment: tuple(rung for rung in looking if moment in rung.moments) for moment in Moment}
+        """Rungs that look at such a moment."""
+        self.following = tuple(rung for rung in self.rungs if _does(rung, "after_steps"))
+        """Rungs that may send something behind the steps just issued."""
+        self._leaving = tuple(rung for rung in reversed(self.rungs) if _does(rung, "leave"))
+        self._noting = tuple(rung for rung in self.rungs if _does(rung, "note_touched"))
 
     def change(self, names: Iterable[str]) -> None:
         """Other rungs; those that stay keep what they know.
@@ -61,24 +72,24 @@ class Ladder:
                 raise ConfigError(f"{rung.name} cannot go while it uses workers {sorted(set(rung.worker_ids))}")
         for rung in going:
             rung.go()
-        self.rungs = tuple(present.get(kind) or kind(self._means) for kind in kinds)
+        self._set_rungs(present.get(kind) or kind(self._means) for kind in kinds)
 
     # --- climbing ---------------------------------------------------------------------------------------------
 
     def climb(self, moment: Moment, now_ns: int) -> list[Action]:
         """Ask all rungs, and begin what they offer; on a tick, let them leave."""
         actions: list[Action] = []
-        for rung in self.rungs:
+        for rung in self.looking[moment]:
             for offer in rung.look(moment, now_ns):
                 actions += [offer] if isinstance(offer, Record) else rung.begin(offer, now_ns)
         if moment is Moment.TICK:
-            for rung in reversed(self.rungs):
+            for rung in self._leaving:
                 actions += rung.leave(now_ns)
         return actions
 
     def after_steps(self, now_ns: int) -> list[Action]:
         """What should follow the steps just issued in a worker's stream."""
-        return [action for rung in self.rungs for action in rung.after_steps(now_ns)]
+        return [action for rung in self.following for action in rung.after_steps(now_ns)]
 
     def ask_way(self, by: Rung | None, worker_ids: Collection[WorkerId], why: str, now_ns: int) -> list[Action]:
         """Have the rungs below one give way at these workers; None: all of them (an administrator asks)."""
@@ -176,13 +187,18 @@ class Ladder:
 
     def note_touched(self, group_ids: Collection[GroupId]) -> None:
         """These groups are different (at the end of an event)."""
-        for rung in self.rungs:
+        for rung in self._noting:
             rung.note_touched(group_ids)
 
     def check(self) -> None:
         """Raise AssertionError on any broken invariant."""
         for rung in self.rungs:
             rung.check()
+
+
+def _does(rung: Rung, hook: str) -> bool:
+    """Its class has a hook of its own in place of ``Rung``'s, which does nothing."""
+    return getattr(type(rung), hook) is not getattr(Rung, hook)
 
 
 def _too_large_apart(state: ClusterState) -> RequestId | None:

@@ -29,7 +29,7 @@ from jettison.policy.packing.lost import devices_lost
 from jettison.policy.packing.mell import Packing
 from jettison.policy.packing.named import PACKERS
 from jettison.policy.packing.params import PackParams, devices_needed, head_room_blocks
-from jettison.policy.packing.reserve import Growing, plan_resizes
+from jettison.policy.packing.reserve import Growing, ReserveParams, plan_resizes
 from jettison.policy.packing.types import Depart, Grip, Packer, PackingParams
 from jettison.policy.slo import objectives
 from jettison.types import GroupId, RequestId
@@ -58,8 +58,6 @@ class Desired:
         """By blocks of their groups."""
         self._seats = Seats()
         self._growths = Growths(self._seats)
-        self._blocks_per_s: dict[GroupId, float] = {}
-        """By which a decoding request of each group grew when it was looked at last."""
         self._packable = Packable(cluster, moves)
         self._stale: set[GroupId] = set()
         """Groups in which requests may have ended since then."""
@@ -114,30 +112,33 @@ class Desired:
 
     def num_used(self) -> int:
         """Groups where online requests live."""
-        return len(self._used())
+        return self.used()[0]
 
     def used(self) -> tuple[int, float]:
         """The same, and the share of these groups' KV memory that requests hold; 0 where there are none."""
-        used = [group.blocks for group in self._used()]
-        return len(used), sum(b.num_used for b in used) / max(1, sum(b.capacity for b in used))
-
-    def _used(self) -> list[Group]:
-        packed = set[GroupId]().union(*(pool.devices for pool in self._pools.values()))
-        return [g for group_id, g in self._cluster.groups.items() if group_id in packed and g.queues.serves_online]
+        groups, num, num_held, num_blocks = self._cluster.groups, 0, 0, 0
+        for pool in self._pools.values():
+            for device in pool.devices:
+                group = groups.get(device)
+                if group is not None and group.queues.serves_online:
+                    num, num_held, num_blocks = num + 1, num_held + group.blocks.num_used, num_blocks + pool.full
+        return num, num_held / max(1, num_blocks)
 
     def owed(self) -> Iterator[Owed]:
         """Who lives elsewhere than it should, in the order in which they came to the packing."""
-        groups, astray = self._cluster.groups, self._seats.astray
+        groups, astray, home = self._cluster.groups, self._seats.astray, list[RequestId]()
         for seat in self._seats.in_order(astray | self._stirred):
             state = self._cluster.requests.get(seat.request_id)
             if state is None or state.ending is not None or state.group_id not in seat.pool.devices:
                 continue
             device = seat.pool.packer.device_of(seat.request_id)
             if device == state.group_id:
-                astray.discard(seat.request_id)
+                home.append(seat.request_id)
             elif device in groups and state.group_id in groups:
                 astray.add(seat.request_id)
                 yield Owed(state, groups[state.group_id], groups[device])
+        if home:  # a set anew: one goes over all places of a set, which were many where many were astray once
+            self._seats.astray = astray.difference(home)
 
     def capacity_of(self, group_id: GroupId) -> int:
         """Blocks that are packed of it."""
@@ -145,7 +146,7 @@ class Desired:
 
     def growth_blocks(self, group_id: GroupId) -> int:
         """By which one of its requests grows in the time that a reserve looks ahead."""
-        return math.ceil(self._blocks_per_s.get(group_id, 0.0) * self._params.reserve.ahead_s)
+        return math.ceil(self._growths.rates.get(group_id, 0.0) * self._params.reserve.ahead_s)
 
     def migrates(self, group_id: GroupId) -> bool:
         """Who should live elsewhere keeps its KV; else it is computed again there (baselines)."""
@@ -188,38 +189,31 @@ class Desired:
         self._stirred.clear()
         self._cluster.changes.ended.clear()
         fresh: list[tuple[Seat, RequestState]] = []
-        resizes: list[tuple[Pool, list[Growing]]] = []
-        growth_of = growth_rates(self._cluster)
-        epoch_s, groups, rates = self._params.reserve.epoch_s, self._cluster.groups, self._blocks_per_s
+        grown: list[tuple[Pool, Group, list[RequestState]]] = []
+        rate_of, reserve, groups = growth_rates(self._cluster), self._params.reserve, self._cluster.groups
         for pool in self._pools.values():
-            rows: list[Growing] = []
-            for device in sorted(pool.devices):
-                group = groups[device]
-                rates[device] = rate = growth_of(group)
-                states = looked_at.get(device, ())
-                due = self._growths.due(group, math.ceil(rate * epoch_s))
-                if not states and not due:
-                    continue
-                kept: list[RequestState] = []
-                for state in states:
+            due = self._growths.look([groups[device] for device in pool.devices], rate_of, reserve.epoch_s)
+            pool.fastest_per_s = None
+            for device in sorted(due.keys() | looked_at.keys() & pool.devices):
+                group, kept = groups[device], list[RequestState]()
+                for state in looked_at.get(device, ()):
                     seat = self._seat_of(state, pool, group)
                     if seat is None:
-                        fresh.append((self._take_seat(state, pool, group, rate), state))
+                        fresh.append((self._take_seat(state, pool, group), state))
                         continue
                     self._set_grip(seat, state, moving, now_ns)
                     kept.append(state)
-                rows += self._growing(due, kept, pool, group, gone)
-            resizes.append((pool, rows))
+                grown.append((pool, group, self._growing(due.get(device, ()), kept, pool, group, gone)))
         for seat in self._seats.in_order(gone):
             self._seats.leave(seat.request_id)
-        for pool, rows in resizes:
-            self._resize(pool, rows)
+        for pool, group, states in grown:
+            self._resize(pool, group, states, reserve)
         for pool in self._pools.values():
             self._seats.apply(pool)
             pool.is_saturated = pool.gathers and -(-pool.num_reserved // pool.capacity) >= len(pool.devices)
         for seat, state in fresh:
             self._set_grip(seat, state, moving, now_ns)
-            self._growths.arm(seat, state, self._cluster.groups[seat.group_id])
+            self._growths.arm([seat], [state], self._cluster.groups[seat.group_id])
         self._stale.clear()
 
     def _look_at(
@@ -246,51 +240,59 @@ class Desired:
         """It is packed where it is; ``pool``: its group's."""
         if pool is None or state.is_offline or state.ending is not None or state.request_id in self._cluster.unplaced:
             return False
-        return held_blocks(self._cluster.groups[state.group_id], state) <= pool.full
+        return held_blocks(self._cluster.limits, state) <= pool.full
 
     def _in_turn(
         self, pool: Pool, group: Group, states: list[RequestState], growth: int = 0
     ) -> list[RequestState]:
         """As the group has them, where the packing would notice another order: of new ones, and of those of class S or
         above (once they have grown by so many blocks); other packers than MELL's notice it of all."""
-        if len(states) < 2:
+        if len(states) < 2 or (type(pool.packer) is Packing and self._num_big(pool, group, states, growth) < 2):
             return states
-        sizes = {state.request_id: held_blocks(group, state) + growth for state in states}
-        seats = [seat for r in sizes if (seat := self._seats.get(r)) is not None and self._is_at(seat, pool, group)]
-        num_big = sum(seat.is_big(sizes[seat.request_id]) for seat in seats)
-        if len(seats) == len(states) and num_big < 2 and type(pool.packer) is Packing:
-            return states
-        return [state for state in group.queues.online_requests() if state.request_id in sizes]
+        wanted = {state.request_id for state in states}
+        return [state for state in group.queues.online_requests() if state.request_id in wanted]
+
+    def _num_big(self, pool: Pool, group: Group, states: Sequence[RequestState], growth: int) -> int:
+        """How many are of class S or above, or will be; new ones count as such."""
+        seats, limits, most, num = self._seats.by_id, self._cluster.limits, pool.capacity // 4, 0
+        for state in states:
+            seat = seats.get(state.request_id)
+            if seat is None or not self._is_at(seat, pool, group):
+                return len(states)
+            num += seat.num_blocks > most or held_blocks(limits, state) + growth > most
+        return num
 
     def _is_at(self, seat: Seat, pool: Pool, group: Group) -> bool:
         """Its request is where it was, or should be."""
-        return seat.pool is pool and group.group_id in (seat.group_id, pool.packer.device_of(seat.request_id))
+        group_id = group.group_id
+        return seat.pool is pool and (seat.group_id == group_id or pool.packer.device_of(seat.request_id) == group_id)
 
     def _growing(
         self, due: Sequence[Seat], kept: Sequence[RequestState], pool: Pool, group: Group, gone: list[RequestId]
-    ) -> list[Growing]:
+    ) -> list[RequestState]:
         """A group's requests that may have outgrown their reserves; those that hold more than there is are gone."""
-        states, rows, rate = list(kept), list[Growing](), self._blocks_per_s[group.group_id]
+        states, requests = list(kept), self._cluster.requests
         for seat in due:
-            state = self._cluster.requests[seat.request_id]
+            state = requests[seat.request_id]
             if self._belongs(state, pool):
                 states.append(state)
             else:
                 gone.append(seat.request_id)
-        for state in self._in_turn(pool, group, states, math.ceil(rate * self._params.reserve.ahead_s)):
-            seat = self._seats.by_id[state.request_id]
-            held = min(held_blocks(group, state), pool.capacity)
-            rows.append(Growing(state.request_id, held, seat.num_blocks, rate))
-        return rows
+        return self._in_turn(pool, group, states, self.growth_blocks(group.group_id))
 
-    def _resize(self, pool: Pool, rows: Sequence[Growing]) -> None:
-        for resize in plan_resizes(rows, pool.capacity, self._params.reserve):
-            self._seats.resize(self._seats.by_id[resize.request_id], resize.num_blocks)
-            pool.batch.append(resize)
-        for row in rows:
-            seat = self._seats.by_id[row.request_id]
-            state = self._cluster.requests[row.request_id]
-            self._growths.arm(seat, state, self._cluster.groups[seat.group_id])
+    def _resize(self, pool: Pool, group: Group, states: Sequence[RequestState], params: ReserveParams) -> None:
+        """Give those that are about to use their reserves up others, and have all of them found in time."""
+        limits, rate, by_id = self._cluster.limits, self._growths.rates[group.group_id], self._seats.by_id
+        seats = [by_id[state.request_id] for state in states]
+        rows = [
+            Growing(seat.request_id, min(held_blocks(limits, state), pool.capacity), seat.num_blocks, rate)
+            for seat, state in zip(seats, states, strict=True)
+        ]
+        resizes = plan_resizes(rows, pool.capacity, params)
+        for resize in resizes:
+            self._seats.resize(by_id[resize.request_id], resize.num_blocks)
+        pool.batch += resizes
+        self._growths.arm(seats, states, group)
 
     def note_moved(self, request_id: RequestId, group_id: GroupId) -> None:
         """It lives there now because it was told to, be it only on its way."""
@@ -326,6 +328,9 @@ class Desired:
             self._forget_pool(full)
         for full in sorted(found, reverse=True):
             pool = self._pool_with_room(full)
+            if found[full] is pool.devices:
+                self._seats.apply(pool)
+                continue
             for device in sorted(found[full] - pool.devices):
                 pool.packer.set_taking(device, True)
                 online = cluster.groups[device].queues.online_requests()
@@ -339,7 +344,6 @@ class Desired:
                 pool.packer.set_taking(device, False)
                 self._growths.forget(device)
                 self._seats.here.pop(device, None)
-                self._blocks_per_s.pop(device, None)
             pool.devices = found[full]
 
     def _pool_with_room(self, full: int) -> Pool:
@@ -386,8 +390,9 @@ class Desired:
         self._seats.note_here(seat, group.group_id)
         return seat
 
-    def _take_seat(self, state: RequestState, pool: Pool, group: Group, rate: float) -> Seat:
-        num_blocks = size_of(self._cluster, state, pool.capacity, held_blocks(group, state), rate)
+    def _take_seat(self, state: RequestState, pool: Pool, group: Group) -> Seat:
+        held, rate = held_blocks(self._cluster.limits, state), self._growths.rates[group.group_id]
+        num_blocks = size_of(self._cluster, state, pool.capacity, held, rate)
         self._join(state, pool, group)
         pool.batch.append(arrival(state.request_id, num_blocks, pool, group.group_id))
         return self._seats.take(state.request_id, pool, group.group_id, num_blocks)
@@ -428,8 +433,9 @@ class Desired:
         for _, pool in sorted(self._pools.items(), reverse=True):
             if blocks > pool.full:
                 continue
-            rate = max((self._blocks_per_s.get(d, 0.0) for d in pool.packer.active), default=0.0)
-            size = size_of(self._cluster, state, pool.capacity, blocks, rate)
+            if pool.fastest_per_s is None:
+                pool.fastest_per_s = self._growths.fastest_per_s(pool.packer.active)
+            size = size_of(self._cluster, state, pool.capacity, blocks, pool.fastest_per_s)
             group = next((g for d in pool.devices if (g := self._cluster.groups.get(d)) is not None), None)
             if group is None:
                 continue
@@ -479,4 +485,7 @@ class Desired:
             seats = {r: seat for r, seat in self._seats.by_id.items() if seat.pool is pool}
             assert packed - left == seats.keys(), "seats and packing"
             assert pool.num_reserved == sum(seat.num_blocks for seat in seats.values()), "what seats reserve"
+            assert pool.fastest_per_s in (None, self._growths.fastest_per_s(pool.packer.active)), "the fastest group"
         self._seats.check()
+        self._packable.check()
+        self._growths.check()

@@ -53,6 +53,7 @@ class DropRung(Rung):
 
     name = "drop"
     rank = 70
+    moments = frozenset({Moment.TICK, Moment.STEP_ENDED})
     forms_pipelines = True
     way = Way.DROP
 
@@ -83,8 +84,6 @@ class DropRung(Rung):
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
         """For each overloaded group, what would relieve it; a record where a drop would not be worth it."""
-        if moment is Moment.BEFORE_STEPS:
-            return
         after_step = moment is Moment.STEP_ENDED
         for group_id in self._candidates(after_step=after_step):
             group = self._state.groups.get(group_id)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jettison.core.ladder.rung import Means
-from jettison.core.load.answers import BatchKey, key_of
 from jettison.core.ports import StoredWork
-from jettison.core.requests import RequestState
+from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
+from jettison.core.serving.virtualtokens import BatchKey, key_of
 from jettison.cost.stepwork import StepWork
 from jettison.policy.deadlines import Demand, Seen, Supply, expected_tokens, share_of
 from jettison.types import NANOSECONDS, GroupId
@@ -49,6 +49,8 @@ class _Batch:
     num: int = 0
     num_waiting: int = 0
     """Without a token yet."""
+    has_queued: bool = False
+    """Some has no place."""
     tokens: int = 0
     to_compute: int = 0
     asked: int = 0
@@ -67,6 +69,7 @@ class _Batch:
         self.asked += state.request.params.max_tokens
         longest = max(1, min(state.request.params.max_tokens, max_model_len - state.num_prompt))
         self.num += 1
+        self.has_queued |= state.phase is Phase.WAITING
         self.tokens += state.num_tokens
         self.to_compute += max(0, state.num_tokens - state.num_computed)
         self.longest += longest
@@ -97,7 +100,9 @@ class DueWork:
         self._num_ended_then: dict[BatchKey, int] = {}
         """Answers of each batch when what is stored was told: those since then are not left."""
         self.keys: list[BatchKey] = []
-        """Of the demands that were viewed last, in their order."""
+        """Of the demands that were viewed last, in their order ..."""
+        self.waits: list[bool] = []
+        """... and whether some request of each has no place."""
 
     @property
     def is_there(self) -> bool:
@@ -148,7 +153,7 @@ class DueWork:
         """All offline work by deadlines, and those that do it now or will soon (``coming_s``: seconds until each of
         these serves). No work where no deadline is ahead; None where one is, and nothing is known of steps."""
         batches = self._batches()
-        self.keys = list(batches)
+        self.keys, self.waits = list(batches), [batch.has_queued for batch in batches.values()]
         if not any(due_ns is not None and due_ns > now_ns for _, due_ns in batches):
             return [], Supply(0)
         priced = [self._price(key, batch, now_ns) for key, batch in batches.items()]

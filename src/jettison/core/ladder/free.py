@@ -33,12 +33,13 @@ class FreeRung(Rung):
 
     name = "free"
     rank = 30
+    moments = frozenset({Moment.BEFORE_STEPS})
     is_word = False
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
         """For each group whose next online request lacks room: whose blocks it gets."""
         state = self.means.state
-        if moment is not Moment.BEFORE_STEPS or not state.changes.harvesting:
+        if not state.changes.harvesting:
             return
         busy = self.means.moves.moving_workers()
         for group in state.changed_groups():

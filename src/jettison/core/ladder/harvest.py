@@ -12,14 +12,14 @@ Online requests are copied, too, behind the offline ones. A request that would b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.checkpoints import is_copyable
-from jettison.core.moving.hostedkv import HostedPhase
+from jettison.core.moving.hostedkv import HostedKV, HostedPhase
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
@@ -54,6 +54,7 @@ class HarvestRung(Rung):
 
     name = "harvest"
     rank = 10
+    moments = frozenset({Moment.STEP_ENDED, Moment.BEFORE_STEPS})
     is_word = False
 
     def __init__(self, means: Means) -> None:
@@ -69,8 +70,6 @@ class HarvestRung(Rung):
         """Groups that were touched while their layouts were changing."""
         self._stalled: set[GroupId] = set()
         """Groups that have nothing to run but what is on its way back."""
-        self._reserving: set[GroupId] = set()
-        """Groups in which newcomers leave room for online requests that were freed."""
         self._num_dissolved = 0
         """Groups dissolved when this was last rid of them."""
 
@@ -105,12 +104,14 @@ class HarvestRung(Rung):
         if moment is Moment.STEP_ENDED:
             for group_id in harvesting & self._state.changes.touched:
                 self._mark(group_id)
-        if moment is not Moment.BEFORE_STEPS:
             return
         busy = self.means.moves.changing_workers()
         for group in self._touched():
             if not busy.isdisjoint(group.worker_ids):
                 self._put_off.add(group.group_id)
+                if self.means.moves.restore_of(group) is not None:
+                    # Nothing that is stored returns before the restore is over, and that may wait for the queue.
+                    group.blocks.reserve(self.name, {})
                 continue
             self._looked_at.append(group)
             if group.group_id in self._marked:
@@ -143,15 +144,14 @@ class HarvestRung(Rung):
         self._state.changes.harvesting.discard(group_id)
         self._policies.pop(group_id, None)
         self._stalled.discard(group_id)
-        if group_id in self._reserving and group_id in self._state.groups:
-            self._state.groups[group_id].blocks.reserve_landing({})
-        self._reserving.discard(group_id)
+        if group_id in self._state.groups:
+            self._state.groups[group_id].blocks.reserve(self.name, {})
 
     def _forget_dissolved(self) -> None:
         groups, num_dissolved = self._state.groups, self._state.num_dissolved
         if self._num_dissolved != num_dissolved:
             self._num_dissolved = num_dissolved
-            for group_id in [g for g in self._policies.keys() | self._stalled | self._reserving if g not in groups]:
+            for group_id in [g for g in self._policies.keys() | self._stalled if g not in groups]:
                 self._forget(group_id)
 
     # --- checkpoints ------------------------------------------------------------------------------------------
@@ -212,20 +212,14 @@ class HarvestRung(Rung):
         """Freed requests that come back now."""
         queues = group.queues
         # Where admission is capped the group is to fit into less memory soon.
-        only_online = queues.pauses_offline or queues.waiting or group.blocks.admission_cap is not None
+        only_online = queues.offline_holders or queues.waiting or group.blocks.admission_cap is not None
         entries = {
             e.state.request_id: e for e in self._hosted.of(group, HostedPhase.STORED, is_checkpoint=True)
             if not (e.state.is_offline and only_online)
         }
         if not entries or not self._budget_blocks(group):
             return
-        in_order = in_service_order((e.state for e in entries.values()), group.limits.scheduling_policy)
-        chosen = choose_swap_ins(
-            [StoredRow(s.request_id, self._hosted.blocks_to_return(entries[s.request_id])) for s in in_order],
-            growth_blocks=self._growth(group), num_free_blocks=group.blocks.num_allocatable,
-            watermark_blocks=group.blocks.watermark, num_running=len(queues.running) + len(queues.moving),
-            max_num_seqs=group.max_running,
-        )
+        chosen = self._chosen_to_return(group, entries)
         if not chosen:
             return
         budget = self._budget_blocks(group)
@@ -240,6 +234,29 @@ class HarvestRung(Rung):
                 groups=(group.group_id,), why=why, come_back=tuple(r for r in chosen if r not in again)
             )
 
+    def _chosen_to_return(self, group: Group, entries: Mapping[RequestId, HostedKV]) -> tuple[RequestId, ...]:
+        """Those of ``entries`` that come back now, in the order of service.
+
+        An online request comes back as soon as a newcomer of its size would be let in: newcomers leave its blocks free,
+        so no request has them until it is back. An offline one comes back only beside what those that run will take
+        in the next steps: it would be the next to go.
+        """
+        in_order = in_service_order((e.state for e in entries.values()), group.limits.scheduling_policy)
+        online: list[StoredRow] = []
+        offline: list[StoredRow] = []
+        for state in in_order:
+            row = StoredRow(state.request_id, self._hosted.blocks_to_return(entries[state.request_id]))
+            (offline if state.is_offline else online).append(row)
+        num_running = len(group.queues.running) + len(group.queues.moving)
+        room = partial(choose_swap_ins, watermark_blocks=group.blocks.watermark, max_num_seqs=group.max_running)
+        chosen = room(online, growth_blocks=0, num_free_blocks=group.blocks.num_allocatable, num_running=num_running)
+        if len(chosen) < len(online) or not offline:
+            return chosen
+        num_free = group.blocks.num_allocatable - sum(row.num_blocks for row in online)
+        return chosen + room(
+            offline, growth_blocks=self._growth(group), num_free_blocks=num_free, num_running=num_running + len(chosen),
+        )
+
     def _is_faster_recomputed(
         self, group: Group, num_blocks: int, budget_blocks: int, costs: ExchangeCosts
     ) -> bool:
@@ -253,11 +270,10 @@ class HarvestRung(Rung):
 
     def _keep_room(self, group: Group) -> None:
         """Newcomers leave room for online requests that were freed: those were admitted before them."""
-        online = [e for e in self._hosted.of(group, HostedPhase.STORED, is_checkpoint=True) if not e.state.is_offline]
-        if online or group.group_id in self._reserving:
-            num_blocks = sum(self._hosted.blocks_to_return(e) for e in online)
-            group.blocks.reserve_landing(dict.fromkeys(group.worker_ids, num_blocks) if num_blocks else {})
-            (self._reserving.add if online else self._reserving.discard)(group.group_id)
+        if group.queues.stored:
+            group.blocks.reserve_everywhere(self.name, self._hosted.owed_blocks(group, is_checkpoint=True))
+        else:
+            group.blocks.reserve(self.name, {})
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
         """Pieces are sent beside the step that follows."""
@@ -305,6 +321,6 @@ class HarvestRung(Rung):
 
     def go(self) -> None:
         """Nothing is checkpointed any more, and nobody brings back what was freed."""
-        for group_id in list(self._reserving):
-            self._forget(group_id)
+        for group in self._state.groups.values():
+            group.blocks.reserve(self.name, {})
         self._hosted.drop_checkpoints()

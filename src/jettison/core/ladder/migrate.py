@@ -46,6 +46,7 @@ class MigrateRung(Rung):
 
     name = "migrate"
     rank = 50
+    moments = frozenset({Moment.BEFORE_STEPS})
     spreads = True
     way = Way.MIGRATE
 
@@ -95,8 +96,6 @@ class MigrateRung(Rung):
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
         """Look for new pairs when it is time, or when an instance has become free for one."""
-        if moment is not Moment.BEFORE_STEPS:
-            return
         self._stale |= {g.group_id for g in self.means.state.changed_groups()}
         ended, self._ended = self._ended, []
         self._note_lost(ended, now_ns)

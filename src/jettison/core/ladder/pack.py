@@ -82,6 +82,7 @@ class PackRung(Rung):
 
     name = "pack"
     rank = 20
+    moments = frozenset({Moment.BEFORE_STEPS})
     is_word = False
 
     def __init__(self, means: Means) -> None:
@@ -184,7 +185,7 @@ class PackRung(Rung):
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
         """Begin an epoch where it is time, or go on with moves that had no room."""
-        if moment is not Moment.BEFORE_STEPS or not self._state.requests:
+        if not self._state.requests:
             return
         if self._mine:  # some have given way, some go on otherwise
             under_way = {passage.state.request_id: passage for passage in self._migrations.under_way}

@@ -13,7 +13,7 @@ from jettison.types import GroupId, WorkerId
 
 
 class Packable:
-    """Remembers what it found, which seldom changes: a pass reads two things of each group for it."""
+    """Remembers what it found: a pass looks at groups for it only where some have been reshaped, or are moving."""
 
     def __init__(self, cluster: ClusterState, moves: Moves) -> None:
         self._cluster, self._moves = cluster, moves
@@ -25,6 +25,8 @@ class Packable:
         """... and the same the other way round."""
         self._machines: Mapping[WorkerId, MachineId] = {}
         """Where workers were."""
+        self._num_reshaped: int | None = None
+        """``Changes.reshaped`` at that time; None: groups were moving."""
 
     def is_packed(self, group: Group) -> bool:
         """It may hold requests that are packed: merged groups, and those whose layouts change or that are about to
@@ -38,18 +40,35 @@ class Packable:
 
     def by_size(self) -> Mapping[int, set[GroupId]]:
         """All that are packed now, by their blocks; not to be changed."""
-        cluster, machines = self._cluster, self._cluster.params.machine_of
-        is_calm = not (self._moves.moving_workers() or cluster.shared_workers or cluster.pipelines)
-        sizes = {
-            group_id: group.blocks.capacity for group_id, group in cluster.groups.items()
+        machines, is_calm = self._cluster.params.machine_of, self._is_calm()
+        num_reshaped = self._cluster.changes.reshaped if is_calm else None
+        if num_reshaped is None or num_reshaped != self._num_reshaped or machines is not self._machines:
+            self._note(self._sizes_now(is_calm), machines)
+            self._num_reshaped = num_reshaped
+        return self._by_size
+
+    def _is_calm(self) -> bool:
+        """No group is on its way to be another."""
+        cluster = self._cluster
+        return not (self._moves.moving_workers() or cluster.shared_workers or cluster.pipelines)
+
+    def _sizes_now(self, is_calm: bool) -> dict[GroupId, int]:
+        return {
+            group_id: group.blocks.capacity for group_id, group in self._cluster.groups.items()
             if (not group.paused if is_calm else self.is_packed(group))
         }
+
+    def _note(self, sizes: dict[GroupId, int], machines: Mapping[WorkerId, MachineId]) -> None:
         if sizes != self._sizes or machines is not self._machines:
             self._sizes, self._machines, self._by_size = sizes, machines, defaultdict(set)
             for group_id, size in sizes.items():
                 self._by_size[size].add(group_id)
-                worker_id = cluster.groups[group_id].worker_ids[0]
+                worker_id = self._cluster.groups[group_id].worker_ids[0]
                 self.machine_of[group_id] = machines.get(worker_id, worker_id)
             for group_id in self.machine_of.keys() - sizes.keys():
                 del self.machine_of[group_id]
-        return self._by_size
+
+    def check(self) -> None:
+        """What is remembered is so. Raises AssertionError."""
+        if self._num_reshaped == self._cluster.changes.reshaped and self._is_calm():
+            assert self._sizes == self._sizes_now(is_calm=False), "groups that are packed"

@@ -18,6 +18,7 @@ from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
+from jettison.core.serving.holds import GroupHold
 from jettison.policy.batching import BlockedBy
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
@@ -110,7 +111,7 @@ class PauseRung(Rung):
         self._pressed_ns[group_id], self._workers[group_id] = pressed_ns, group.worker_ids
         self._began_ns[group_id] = now_ns
         self.means.state.counters.offline_pauses += 1
-        group.queues.pauses_offline = True
+        group.hold(self.name, GroupHold.OFFLINE)
         return Record("offline_paused", now_ns, {
             "group": group_id, "running": group.queues.num_running_offline, "reason": why,
             "online_waiting": len(group.queues.waiting), "free_blocks": group.blocks.num_allocatable,
@@ -149,8 +150,7 @@ class PauseRung(Rung):
         """End a pause; returns when it began."""
         del self._pressed_ns[group_id], self._workers[group_id]
         if (group := self.means.state.groups.get(group_id)) is not None:
-            group.queues.pauses_offline = False
-            group.touch()
+            group.release(self.name, GroupHold.OFFLINE)
         return self._began_ns.pop(group_id)
 
     def go(self) -> None:
@@ -160,7 +160,7 @@ class PauseRung(Rung):
 
     def check(self) -> None:
         """Exactly the paused groups let nobody in. Raises AssertionError."""
-        paused = {i for i, group in self.means.state.groups.items() if group.queues.pauses_offline}
+        paused = {i for i, group in self.means.state.groups.items() if self.name in group.queues.offline_holders}
         assert paused == self._pressed_ns.keys() & self.means.state.groups.keys()
 
 

@@ -14,10 +14,12 @@ from jettison.policy.slo import AHEAD_SHARE, Pace, objectives, prompt_tokens_per
 
 def decoding_of(group: Group) -> tuple[int, int]:
     """(rows, KV tokens) of one of its steps, were all its requests to decode."""
-    num_stages, num_running = len(group.stages), len(group.queues.running)
+    num_running, num_stages = len(group.queues.running), len(group.stages)
     if not num_running:
         return 0, 0
     num_kv_tokens = group.blocks.num_used * group.limits.block_size
+    if num_stages == 1:
+        return num_running, num_kv_tokens
     return max(1, num_running // num_stages), num_kv_tokens // num_stages
 
 

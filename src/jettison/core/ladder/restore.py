@@ -65,6 +65,7 @@ class RestoreRung(Rung):
     name = "restore"
     is_word = False
     rank = 60
+    moments = frozenset({Moment.TICK})
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
@@ -72,7 +73,7 @@ class RestoreRung(Rung):
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
         """On every tick, each merged group."""
-        if moment is Moment.TICK and self._state.params.auto_restore:
+        if self._state.params.auto_restore:
             for group in list(self._state.pipelines.values()):
                 yield from self._consider(group, now_ns)
 
@@ -93,7 +94,7 @@ class RestoreRung(Rung):
                 restore = self._moves.restore_of(group)
                 return [record] if restore is None else [record, *self._moves.take_queue_along(restore, now_ns)]
             case CapOffer():
-                group.blocks.admission_cap = None
+                group.blocks.uncap_admission(self.name)
                 return []
             case TurnOffer():
                 return self._turn_round(group.worker_ids, offer.why, now_ns)
@@ -110,7 +111,7 @@ class RestoreRung(Rung):
     def go(self) -> None:
         """Groups admit again what they have room for."""
         for group in self._state.pipelines.values():
-            group.blocks.admission_cap = None
+            group.blocks.uncap_admission(self.name)
 
     @property
     def worker_ids(self) -> Collection[WorkerId]:
@@ -187,7 +188,7 @@ class RestoreRung(Rung):
             yield YieldOffer(groups=ids, why="compute binds", load=load)
 
     def _yield(self, group: Group, load: MergedLoad, now_ns: int) -> Record:
-        group.blocks.admission_cap = self._fitting_blocks(group)
+        group.blocks.cap_admission(self.name, self._fitting_blocks(group))
         fields = {
             "group": group.group_id,
             "merged_compute_load": load.merged_compute_load,

@@ -98,6 +98,8 @@ class Rung:
     uses_host_pool: ClassVar[bool] = False
     spreads: ClassVar[bool] = False
     """It moves requests to where most is free: the opposite of packing."""
+    moments: ClassVar[frozenset[Moment]] = frozenset(Moment)
+    """When it looks."""
     way: ClassVar[Way | None] = None
     """By which it lets in the head of a queue that memory keeps out; None: that is not what it does."""
     is_word: ClassVar[bool] = True

@@ -52,6 +52,7 @@ class ScaleRung(Rung):
     name = "scale"
     is_word = False
     rank = 90
+    moments = frozenset({Moment.TICK})
 
     def __init__(self, means: Means, params: ScaleOutParams = ScaleOutParams()) -> None:
         super().__init__(means)
@@ -109,8 +110,6 @@ class ScaleRung(Rung):
 
         A group that nothing has touched since the last tick, and whose demand has not risen before, is as it was.
         """
-        if moment is not Moment.TICK:
-            return
         state = self.means.state
         asked = self._stale | self._rising | {g.group_id for g in state.changed_groups()}
         self._stale = set()

@@ -36,13 +36,16 @@ class Pool:
     prefixes: Prefixes = field(default_factory=Prefixes)
     num_reserved: int = 0
     """Blocks of all seats: their sizes together."""
+    fastest_per_s: float | None = None
+    """Blocks by which a request grows in that of its groups in use where it grows fastest; None: to be asked again."""
     is_saturated: bool = False
     """At the last look: what its requests hold takes all devices, so packing them could empty none."""
 
-    @property
-    def capacity(self) -> int:
-        """Blocks that are packed of each."""
-        return max(1, self.full - self.head_room)
+    capacity: int = field(init=False)
+    """Blocks that are packed of each."""
+
+    def __post_init__(self) -> None:
+        self.capacity = max(1, self.full - self.head_room)
 
     @property
     def gathers(self) -> bool:
@@ -66,11 +69,6 @@ class Seat:
     held_until_ns: int = 0
     armed: int = 0
     """By which entry of a heap it is found when it may have grown; 0: by none."""
-
-    def is_big(self, num_blocks: int) -> bool:
-        """It is of class S or above, or would be with so many blocks: the packing knows those of a device by their
-        order."""
-        return 4 * max(self.num_blocks, num_blocks) > self.pool.capacity
 
 
 class Seats:
@@ -144,6 +142,8 @@ class Seats:
         if not batch:
             return ()
         plan = pool.packer.apply(batch)
+        if plan.opened or plan.closed:
+            pool.fastest_per_s = None
         self.astray.update(operation.request_id for operation in batch if isinstance(operation, Arrive))
         self.astray.update(move.request_id for move in (*plan.moves, *plan.recomputed))
         return plan.unplaced

@@ -16,6 +16,7 @@ from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
+from jettison.core.serving.holds import GroupHold
 from jettison.policy.order import in_service_order
 from jettison.policy.swapping import StoredRow, SwapRow, choose_swap_ins, choose_swap_outs, swap_budget
 from jettison.types import GroupId, RequestId, WorkerId
@@ -36,6 +37,7 @@ class SwapRung(Rung):
 
     name = "swap"
     rank = 40
+    moments = frozenset({Moment.BEFORE_STEPS})
     uses_host_pool = True
 
     def __init__(self, means: Means) -> None:
@@ -67,8 +69,6 @@ class SwapRung(Rung):
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
         """For each touched group that may plan a step: which requests leave, which return."""
-        if moment is not Moment.BEFORE_STEPS:
-            return
         state, busy = self.means.state, self.means.moves.changing_workers()
         asked = {g.group_id for g in state.changed_groups()} | self._put_off
         self._put_off = set()
@@ -78,7 +78,7 @@ class SwapRung(Rung):
                 self._put_off.add(group.group_id)
                 if self.means.moves.restore_of(group) is not None:
                     # Nothing that is stored returns before the restore is over, and that may wait for the queue.
-                    group.blocks.reserve_landing({})
+                    group.blocks.reserve(self.name, {})
                 continue
             if oversized := self.means.hosted.oversized(group):
                 why = "it is too large for what its group has become"
@@ -108,11 +108,9 @@ class SwapRung(Rung):
 
     def go(self) -> None:
         """Nothing is stored, or on its way: no group waits for that, or keeps room for it."""
-        exchanging = {merge.group for merge in self.means.moves.merges}
         for group in self.means.state.groups.values():
-            group.holds_preemption = False
-            if group not in exchanging:  # there the exchange has written it
-                group.blocks.reserve_landing({})
+            group.release(self.name, GroupHold.PREEMPTION)
+            group.blocks.reserve(self.name, {})
 
     def _budget_blocks(self, group: Group) -> int:
         return swap_budget(
@@ -165,13 +163,14 @@ class SwapRung(Rung):
 
     def _hold_preemption(self, group: Group) -> None:
         """Only what is on its way frees what is missing: where it has given way, nothing will."""
-        group.holds_preemption = bool(self.means.hosted.of(group, HostedPhase.OUT, HostedPhase.IN))
+        if self.means.hosted.of(group, HostedPhase.OUT, HostedPhase.IN):
+            group.hold(self.name, GroupHold.PREEMPTION)
+        else:
+            group.release(self.name, GroupHold.PREEMPTION)
 
     def _keep_room(self, group: Group) -> None:
-        hosted = self.means.hosted
         self._hold_preemption(group)
-        blocks = sum(hosted.blocks_to_return(entry) for entry in hosted.owed_online(group))
-        group.blocks.reserve_landing(dict.fromkeys(group.worker_ids, blocks) if blocks else {})
+        group.blocks.reserve_everywhere(self.name, self.means.hosted.owed_blocks(group))
 
 
 def _reclaimable(state: RequestState, group: Group) -> int:

@@ -1,27 +1,25 @@
-"""Offline work that is due sooner takes the places of what is due later, where it would be late otherwise.
+"""Offline work that would be late takes the places of what gives way to it (``policy.lending``), wherever it waits.
 
-A queue goes by deadlines, but what runs stays: of a batch that has time, and has been left to few instances for that,
-a whole instance may be full when one comes that has none. Then those of the same tenant that are due later wait again,
-where most of their work is ahead. And what is urgent waits at all groups alike: else one would be through with it, and
-take on what is due later, while it waits at another. Tenants keep their shares. The rung ``wake`` asks after steps and
-on ticks, where workers sleep by themselves.
+A queue goes by what gives way, but what runs stays: of a batch that has time, and has been left to few instances for
+that, a whole instance may be full when one comes that has none. Then those that give way wait again, where most of
+their work is ahead. And what is urgent and next begins where there is a place, whichever group it waits at: else one
+would be through with it, and take on what is due later, while the last of it begins elsewhere when all others have
+ended. The rung ``wake`` asks after steps, where workers sleep by themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from math import inf
+from itertools import chain, islice
 
 from jettison.core.ladder.rung import Means, Offer
-from jettison.core.load.answers import BatchKey, key_of
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
+from jettison.core.serving.virtualtokens import BatchKey, key_of
 from jettison.types import GroupId, RequestId
-
-LEAST_DIFFERENCE = 2
-"""Of the numbers that wait at two groups, from which on one goes from the one to the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,58 +40,56 @@ class Urgent:
         self._loses_little = loses_little
         self._keys: frozenset[BatchKey] = frozenset()
 
-    def note(self, keys: Collection[BatchKey]) -> None:
-        """What would be late by all that serves and is on its way."""
-        self._keys = frozenset(keys)
+    @property
+    def is_there(self) -> bool:
+        """Something is urgent."""
+        return bool(self._keys)
+
+    def note(self, urgent: Iterable[BatchKey] = (), giving_way: Iterable[BatchKey] = ()) -> None:
+        """What is urgent now, and gives it its turns (``policy.lending``)."""
+        self._keys, gives_way, tokens = frozenset(urgent), frozenset(giving_way), self._state.offline_tokens
+        if gives_way == tokens.gives_way:
+            return
+        tokens.gives_way = gives_way
+        for group in self._state.groups.values():
+            if group.queues.waiting_offline:
+                group.queues.note_change()
 
     def look(self) -> Iterator[UrgentOffer]:
         """After a step, of the groups that have none under way."""
         if not self._keys:
             return
-        for group in list(self._state.groups.values()):
-            waiting = group.queues.waiting_offline
-            if group.in_flight or not waiting or self._moves.is_moving(group) or self._moves.is_emptying(group):
+        serving = [
+            g for g in self._state.groups.values()
+            if not (g.paused or self._moves.is_moving(g) or self._moves.is_emptying(g))
+        ]
+        queues = (islice(filter(self._is_urgent, g.queues.waiting_offline), g.max_running) for g in serving)
+        following = deque(sorted(chain.from_iterable(queues), key=lambda s: s.order))
+        share = -(-len(following) // len(serving)) if serving else 0
+        for group in serving:
+            if not following:
+                return
+            if group.in_flight:
                 continue
-            if chosen := self._victims(group):
+            num_places = _num_places(group)
+            if chosen := self._victims(group, min(share, len(following)) - num_places):
                 why = "what is due sooner would be late"
                 yield UrgentOffer(groups=(group.group_id,), why=why, request_ids=chosen)
+                num_places += len(chosen)
+            why = "what is due sooner goes where there is a place"
+            for source, going in _taken(group, num_places, following).items():
+                yield UrgentOffer(groups=(source,), why=why, going=tuple((i, group.group_id) for i in going))
 
-    def balance(self) -> Iterator[UrgentOffer]:
-        """On ticks: the same number of urgent ones waits at each group."""
-        if not self._keys:
-            return
-        serving = [g for g in self._state.groups.values() if not (g.paused or self._moves.is_moving(g))]
-        waiting = {
-            g.group_id: [s for s in g.queues.waiting_offline if key_of(s) in self._keys] for g in serving
-        }  # fmt: skip
-        nums = {group_id: len(states) for group_id, states in waiting.items()}
-        for group in serving:
-            states, going = waiting[group.group_id], list[tuple[RequestId, GroupId]]()
-            while states:
-                to = min(serving, key=lambda g: (nums[g.group_id], g.group_id))
-                if nums[group.group_id] - nums[to.group_id] < LEAST_DIFFERENCE or to.blocks.is_oversized(states[-1]):
-                    break
-                going.append((states.pop().request_id, to.group_id))
-                nums[group.group_id] -= 1
-                nums[to.group_id] += 1
-            if going:
-                why = "what is due sooner waits at all alike"
-                yield UrgentOffer(groups=(group.group_id,), why=why, going=tuple(going))
+    def _is_urgent(self, state: RequestState) -> bool:
+        return key_of(state) in self._keys
 
-    def _victims(self, group: Group) -> tuple[RequestId, ...]:
-        """As many as there are urgent ones without a place."""
-        urgent = [s for s in group.queues.waiting_offline if key_of(s) in self._keys]
-        num_places = max(0, group.max_running - len(group.queues.running))
-        num_wanted = len(urgent) - (num_places if group.blocks.num_free > group.blocks.watermark else 0)
+    def _victims(self, group: Group, num_wanted: int) -> tuple[RequestId, ...]:
+        """Of those that give way, the last that are due."""
         if num_wanted <= 0:
             return ()
-        due_ns = {s.tenant: s.request.deadline_ns or 0 for s in reversed(urgent)}
-        later = [
-            s for s in group.queues.running_offline()
-            if s.tenant in due_ns and _due(s) > due_ns[s.tenant] and key_of(s) not in self._keys
-            and self._loses_little(s)
-        ]
-        later.sort(key=lambda s: (-_due(s), s.num_computed, s.order))
+        gives_way = self._state.offline_tokens.gives_way
+        later = [s for s in group.queues.running_offline() if key_of(s) in gives_way and self._loses_little(s)]
+        later.sort(key=lambda s: (-(s.request.deadline_ns or 0), s.num_computed, s.order))
         return tuple(s.request_id for s in later[:num_wanted])
 
     def begin(self, offer: UrgentOffer, now_ns: int) -> list[Action]:
@@ -116,7 +112,17 @@ class Urgent:
         })]  # fmt: skip
 
 
-def _due(state: RequestState) -> float:
-    """One that is due at no time is waited for, and goes first."""
-    deadline_ns = state.request.deadline_ns
-    return -inf if deadline_ns is None else deadline_ns
+def _num_places(group: Group) -> int:
+    has_room = group.blocks.num_free > group.blocks.watermark
+    return max(0, group.max_running - len(group.queues.running)) if has_room else 0
+
+
+def _taken(group: Group, num_places: int, following: deque[RequestState]) -> dict[GroupId, list[RequestId]]:
+    """As many of those that follow as a group has places and room for, by where they wait now, if that is elsewhere."""
+    found: dict[GroupId, list[RequestId]] = {}
+    room = group.blocks.num_free - group.blocks.watermark
+    while following and num_places > 0 and (room := room - group.limits.blocks_for(following[0].num_tokens)) >= 0:
+        state, num_places = following.popleft(), num_places - 1
+        if state.group_id != group.group_id:
+            found.setdefault(state.group_id, []).append(state.request_id)
+    return found

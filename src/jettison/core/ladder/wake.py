@@ -27,8 +27,9 @@ from jettison.core.ladder.waysout import WaysOut
 from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action, Record, StoredWork
 from jettison.core.serving.group import Group
-from jettison.policy.deadlines import WAKE_MARGIN, lateness, needed_now, plan_wakes
+from jettison.policy.deadlines import WAKE_MARGIN, needed_now, plan_wakes
 from jettison.policy.dozing import WAKE_SHARE
+from jettison.policy.lending import lend
 from jettison.policy.slo import AHEAD_SHARE, objectives
 from jettison.policy.soonest import Source, Times, Wake, Way, may_wake, num_to_wake, soonest, ways_as_fields
 from jettison.types import NANOSECONDS, GroupId, WorkerId
@@ -40,7 +41,8 @@ ARRIVALS_S = 1.0
 """Between two looks at what arrives, which is a mean over longer."""
 
 QUICK_REQUESTS = 4096
-"""Up to so many, deadlines are looked at on every tick while one sleeps: half a second is much of a short window."""
+"""Up to so many, deadlines are looked at on every tick while one sleeps or something is urgent: half a second is much
+of a short window."""
 
 UNKNOWN_WAKE_S = 10.0
 """What a wake is taken to last while nothing is known of it."""
@@ -123,7 +125,6 @@ class WakeRung(Rung):
             return
         if moment is Moment.TICK:
             yield from self._answer_deadlines(now_ns)
-            yield from self._urgent.balance()
         else:
             yield from self._spreading.look(now_ns)
             yield from self._urgent.look()
@@ -344,11 +345,12 @@ class WakeRung(Rung):
         """What is awake, and on its way, would be late with offline work that has a deadline."""
         if not self._due_work.is_there:
             self._num_for_deadlines = None
-            self._urgent.note(())
+            self._urgent.note()
             return
         self._due_work.look(now_ns)
         stored, self._stored = self._stored, self._state.stored_offline
-        is_quick = bool(self._sleepers.out) and len(self._state.requests) <= QUICK_REQUESTS
+        is_news = bool(self._sleepers.out) or self._urgent.is_there
+        is_quick = is_news and len(self._state.requests) <= QUICK_REQUESTS
         if now_ns < self._deadlines_due_ns and stored == self._stored and not is_quick:
             return
         self._deadlines_due_ns = now_ns + round(LOOK_S * NANOSECONDS)
@@ -358,10 +360,12 @@ class WakeRung(Rung):
         demands, supply = views
         self._num_for_deadlines = needed_now(demands, supply)
         candidates = self._may_be_woken()
-        plan = plan_wakes(demands, supply, self._takes_s(candidates))
+        takes_s = self._takes_s(candidates)
+        plan = plan_wakes(demands, supply, takes_s)
         if self._state.params.awake.falls_asleep:
-            late = lateness(demands, supply, WAKE_MARGIN)
-            self._urgent.note([key for key, late_s in zip(self._due_work.keys, late, strict=False) if late_s > 0.0])
+            woken = supply if plan is None else supply.and_woken(takes_s[: plan.num])
+            lending, keys = lend(demands, woken, self._due_work.waits), self._due_work.keys
+            self._urgent.note((keys[i] for i in lending.urgent), (keys[i] for i in lending.giving_way))
         if plan is None:
             return
         told: dict[str, object] = {

@@ -8,20 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jettison.core.requests import RequestState
-
-BatchKey = tuple[str, int | None]
-"""(tenant, deadline in ns); None: of requests that are due at no time."""
+from jettison.core.serving.virtualtokens import BatchKey, key_of
 
 MOST_BATCHES = 256
 """That are remembered, the last ones."""
 
 MEAN_OF_LAST = 200
 """Answers."""
-
-
-def key_of(state: RequestState) -> BatchKey:
-    """Of the batch that an offline request belongs to."""
-    return state.tenant, state.request.deadline_ns
 
 
 @dataclass(slots=True)

@@ -115,7 +115,7 @@ class Loads:
 
     def note_token(self, state: RequestState) -> None:
         """A request has got a token."""
-        if state.num_output == 1:
+        if state.num_tokens == state.num_prompt + 1:
             self._compute_loads.clear()
             self._traffic_of(state).note_prompt(state.num_prompt, state.num_cached)
 

@@ -33,6 +33,7 @@ from jettison.core.ports import Action, CancelTransfer, SendKV, TransferEnded
 from jettison.core.requests import Phase, RemotePart, RequestState
 from jettison.core.residence import changed, in_arenas
 from jettison.core.serving.group import Group
+from jettison.core.serving.holds import EXCHANGE
 from jettison.core.state import ClusterState
 from jettison.memory.kvtransfers import ExchangeMode, KVTransferPlan, by_layers, plan_kv_transfers, split_layers
 from jettison.memory.layout import LayoutSpec, RetainedKV
@@ -423,7 +424,7 @@ class Exchange:
             for dst in {m.dst for m in transfers}:
                 if not self._cluster.workers[dst].ledger.has(state.request_id):
                     blocks[dst] = blocks.get(dst, 0) + length
-        group.blocks.reserve_landing(blocks)
+        group.blocks.reserve(EXCHANGE, blocks)
 
     def _kept(self) -> bool:
         """Whether some member still has pages under KV of layers it no longer runs."""

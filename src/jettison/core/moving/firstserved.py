@@ -55,23 +55,24 @@ class FirstServed:
     """The decisions whose queues have not been served yet. Decides nothing."""
 
     def __init__(self) -> None:
-        self._open: list[_Decision] = []
+        self.open: list[_Decision] = []
+        """While it is empty, steps need not be told of."""
 
     def begun(self, merge: Merging, now_ns: int) -> None:
         """A merge has been decided on; before anything of it is done."""
         self.abandoned(merge.worker_ids)
         if any(group.queues.waiting for group in merge.sources):
-            self._open.append(_Decision(merge, now_ns))
+            self.open.append(_Decision(merge, now_ns))
 
     def abandoned(self, worker_ids: Iterable[WorkerId]) -> None:
         """Some member is dead, or merged anew."""
-        if self._open:
+        if self.open:
             workers = set(worker_ids)
-            self._open = [d for d in self._open if workers.isdisjoint(d.merge.worker_ids)]
+            self.open = [d for d in self.open if workers.isdisjoint(d.merge.worker_ids)]
 
     def step_ended(self, group: Group, step_id: int, now_ns: int) -> None:
         """A step has been computed."""
-        for decision in self._open:
+        for decision in self.open:
             if decision.involves(group.group_id):
                 decision.num_steps[group.group_id] += 1
                 issued_ns = decision.in_flight_since_ns.pop(step_id, now_ns)
@@ -80,9 +81,8 @@ class FirstServed:
     def step_issued(self, step: RunStep, now_ns: int) -> list[Record]:
         """A step goes to its stages: the record of each decision whose queue it is the first to serve."""
         served: list[_Decision] = []
-        for decision in self._open:
+        for decision in self.open:
             if decision.involves(step.group_id) and any(r.state.request_id in decision.queued for r in step.rows):
                 served.append(decision)
-        if self._open:
-            self._open = [d for d in self._open if d not in served and not d.is_moot]
+        self.open = [d for d in self.open if d not in served and not d.is_moot]
         return [decision.record(now_ns) for decision in served]

@@ -82,12 +82,18 @@ class Hosted:
         """Of all running requests that have one."""
         return [entry for entry in self._entries.values() if entry.phase is HostedPhase.CHECKPOINT]
 
-    def owed_online(self, group: Group) -> list[HostedKV]:
-        """Online requests of a group that will take blocks again before newcomers do, freed or swapped out; and what
-        else was swapped out. Without those that it could not hold."""
+    def owed(self, group: Group, *, is_checkpoint: bool = False) -> list[HostedKV]:
+        """Requests of a group that will take blocks again before newcomers do: those that were swapped out, or (with
+        ``is_checkpoint``) online ones that were freed. Without those that the group could not hold."""
         phases = HostedPhase.OUT, HostedPhase.STORED, HostedPhase.TURNING
-        freed = [e for e in self.of(group, *phases, is_checkpoint=True) if not e.state.is_offline]
-        return [e for e in (*self.of(group, *phases), *freed) if not group.blocks.is_oversized(e.state)]
+        entries = self.of(group, *phases, is_checkpoint=is_checkpoint)
+        return [
+            e for e in entries if not (is_checkpoint and e.state.is_offline) and not group.blocks.is_oversized(e.state)
+        ]
+
+    def owed_blocks(self, group: Group, *, is_checkpoint: bool = False) -> int:
+        """What ``owed`` requests will take at each stage, those included that still hold their blocks (OUT)."""
+        return sum(self.blocks_to_return(e) for e in self.owed(group, is_checkpoint=is_checkpoint))
 
     def oversized(self, group: Group, *, is_checkpoint: bool = False) -> tuple[RequestId, ...]:
         """Stored requests that would not fit into what their group has become, even alone: they could never return."""
@@ -112,9 +118,11 @@ class Hosted:
         """Blocks that each stage of its group has to have for the request to run on."""
         return self._group(entry).limits.blocks_for(entry.state.num_tokens)
 
-    def owed_blocks(self, group: Group) -> int:
-        """What stored requests of a group will take again; offline ones that were freed are in nobody's way."""
-        return sum(self.blocks_to_return(e) for e in self.owed_online(group) if e.phase is not HostedPhase.OUT)
+    def absent_blocks(self, group: Group) -> int:
+        """What ``owed`` requests of both kinds will take again and do not hold now; offline ones that were freed are in
+        the way of no request."""
+        owed = (*self.owed(group), *self.owed(group, is_checkpoint=True))
+        return sum(self.blocks_to_return(e) for e in owed if e.phase is not HostedPhase.OUT)
 
     def _group(self, entry: HostedKV) -> Group:
         return self._cluster.groups[entry.state.group_id]

@@ -29,6 +29,7 @@ from jettison.core.moving.relayout import RETRY_NS, Relayout, RelayoutPhase
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
+from jettison.core.serving.holds import DROP, GroupHold
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.stages import Pull, StagePlan
@@ -74,7 +75,7 @@ class Merging:
         """The present attempt at REFILLING, or none yet."""
         self._retry_ns = 0
         for group in sources:
-            group.paused = True
+            group.hold(DROP, GroupHold.STEPS)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ class Merging:
         """A member is dead. Before any layout has changed the old groups simply serve on."""
         if self._is_untouched:
             for group in self._sources:
-                group.paused = False
+                group.release(DROP, GroupHold.STEPS)
 
     def _is_still(self, *, moves_blocks: bool) -> bool:
         """No step is in flight; and, where blocks may have to move, nothing that gave way is still landing."""
@@ -179,7 +180,7 @@ class Merging:
                 return pulling.give_back() or self._reverted(now_ns)
             self.phase = MergePhase.QUIESCE
             for group in self._sources:
-                group.paused = True
+                group.hold(DROP, GroupHold.STEPS)
             return self.advance(now_ns)
         if self.phase is MergePhase.GIVE_BACK and pulling.is_given_back:
             return self._reverted(now_ns)
@@ -191,7 +192,7 @@ class Merging:
     def _unpause(self) -> None:
         """The old groups serve again; requests that ended while ledgers were locked are reaped."""
         for group in self._sources:
-            group.paused = False
+            group.release(DROP, GroupHold.STEPS)
             for state in group.queues.all_requests():
                 self._cluster.reap(state)
 
@@ -258,7 +259,7 @@ class Merging:
     def _reverted(self, now_ns: int) -> list[Action]:
         self.phase = MergePhase.FAILED
         for group in self._sources:
-            group.paused = False
+            group.release(DROP, GroupHold.STEPS)
             for ledger in group.blocks.ledgers:
                 ledger.forget_cached()
             for state in group.queues.all_requests():
@@ -279,6 +280,7 @@ class Merging:
             self._cluster.workers[worker_id].ledger.forget_cached()
         group = self._cluster.form_group(self._stage_order)
         self.group = group
+        self._cluster.changes.merged.add(group.group_id)
         states: list[RequestState] = []
         for source in self._sources:
             states += source.queues.take_all()

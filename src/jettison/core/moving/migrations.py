@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from jettison.core.changes import WaitsFor
 from jettison.core.moving.astokens import TokenRelocation
 from jettison.core.moving.passage import Passage, RelocationPhase
 from jettison.core.moving.relocate import MAX_FINAL_BLOCKS, Relocation
@@ -40,6 +41,7 @@ class Migrations:
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         self.under_way: list[Passage] = []
+        self.waits_for: WaitsFor = (self.under_way,)
         self._left: dict[TransferId, tuple[WorkerId, RequestId]] = {}
         """Transfers of migrations that gave way -> the destination's table that they still write to, under a name of
         its own."""
@@ -158,8 +160,6 @@ class Migrations:
 
     def advance(self, now_ns: int) -> list[Action]:
         """Let those whose groups were touched go on."""
-        if not self.under_way:
-            return []
         changed = {group.group_id for group in self._cluster.changed_groups()}
         actions: list[Action] = []
         for migration in list(self.under_way):
@@ -244,7 +244,7 @@ class Migrations:
                 moves |= migration.lose_source()
             elif migration.destination in broken:
                 actions += migration.cancel()
-        self.under_way = [m for m in self.under_way if m.source not in broken]
+        self.under_way[:] = [m for m in self.under_way if m.source not in broken]
         return moves, actions
 
     def check(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Set
 
+from jettison.core.changes import WaitsFor
 from jettison.core.load.views import Loads
 from jettison.core.moving.firstserved import FirstServed
 from jettison.core.moving.leaving import Leaving
@@ -53,6 +54,7 @@ class Moves:
         self._num_begun = 0
         self._due: set[Move] = set()
         """To be advanced in any case."""
+        self.waits_for: WaitsFor = (self._of_worker, state.book.told)
 
     # --- reading ----------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from jettison.core.changes import WaitsFor
 from jettison.core.moving.gather import Gather
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
@@ -244,6 +245,7 @@ class Recoveries:
         self._hosted = hosted
         self._migrations = migrations
         self.by_worker: dict[WorkerId, Recovery] = {}
+        self.waits_for: WaitsFor = (self.by_worker,)
         self._fences: dict[int, _Fence] = {}
         self._past: dict[TransferId, tuple[WorkerId, WorkerId]] = {}
         """Ends of transfers that dead or abandoned owners have left under way."""
@@ -338,6 +340,7 @@ class Recoveries:
     def _bury(self, dead: WorkerState) -> None:
         dead.alive = False
         dead.ledger.clear(0)
+        self._cluster.changes.reshaped += 1
         dead.ghosts.clear()
         dead.unfilled.clear()
         dead.num_relayouts_open = 0
@@ -427,6 +430,7 @@ class Recoveries:
         worker.unfilled = set(home.shards)
         worker.full_blocks = event.capacity_blocks
         worker.ledger.clear(event.capacity_blocks)
+        self._cluster.changes.reshaped += 1
         if not worker.is_asleep:
             self._recovery_of(event.worker_id, now_ns).phase = RecoveryPhase.FILL
         self._cluster.counters.num_worker_joins += 1

@@ -114,6 +114,7 @@ class Relayout:
         if self._evacuate_from < ledger.capacity:
             ledger.apply_compaction(self._copies, self._evacuate_from)
         ledger.resize(event.result.capacity_blocks)
+        self._cluster.changes.reshaped += 1
         self.worker.layout = self.spec
         self.worker.unfilled &= self.spec.shards
         self.worker.unfilled |= event.result.missing_shards

@@ -35,6 +35,7 @@ from jettison.core.moving.returning import Returning
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
+from jettison.core.serving.holds import RESTORE, GroupHold
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.stages import SplitPlan, StagePlan, stage_bytes
@@ -95,7 +96,8 @@ class Restoring:
         self._fetching = Gather(cluster, self, group.worker_ids)
         self._retry_ns: int | None = None
         """When members that could not drop again try once more."""
-        group.paused = not homes
+        if not homes:
+            group.hold(RESTORE, GroupHold.STEPS)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -200,7 +202,7 @@ class Restoring:
                 self.phase = RestorePhase.FIT
                 return self.advance(now_ns)
             case RestorePhase.FIT if self._fits():
-                self.group.paused = True
+                self.group.hold(RESTORE, GroupHold.STEPS)
                 self.phase = RestorePhase.DRAIN_2
                 return self.advance(now_ns)
             case RestorePhase.DRAIN_2 if self._is_still:
@@ -241,7 +243,7 @@ class Restoring:
 
     def _pull(self, now_ns: int) -> list[Action]:
         self._reap_ended()
-        self.group.paused = False
+        self.group.release(RESTORE, GroupHold.STEPS)
         failure = self._relayout_failure()
         if failure is not None:
             self.has_failed = True
@@ -304,7 +306,7 @@ class Restoring:
 
     def _split(self, now_ns: int) -> list[Action]:
         self._reap_ended()
-        self.group.paused = False
+        self.group.release(RESTORE, GroupHold.STEPS)
         failure = self._relayout_failure()
         if failure is not None:
             self.has_failed = True
@@ -357,13 +359,13 @@ class Restoring:
             return self._over(now_ns)
         if any(w.layout.kv_layers != s.layers for s in self.group.stages for w in [self._cluster.workers[s.worker_id]]):
             # Stopped while pages were given to all layers: that layout holds no KV outside the stages yet.
-            self.group.paused = True
+            self.group.hold(RESTORE, GroupHold.STEPS)
         self.phase = RestorePhase.REDROP
         specs = {s.worker_id: self._cluster.stage_layout(s.layers) for s in self.group.stages}
         return self._change_layouts(specs, shrinks=False)
 
     def _redropped(self, now_ns: int) -> list[Action]:
-        self.group.paused = False
+        self.group.release(RESTORE, GroupHold.STEPS)
         self.group.blocks.seals = self._cluster.limits.enable_prefix_caching
         failed = [r for r in self._relayouts if r.phase is RelayoutPhase.FAILED]
         if not failed:
@@ -378,7 +380,7 @@ class Restoring:
 
     def _over(self, now_ns: int) -> list[Action]:
         self.phase = RestorePhase.TURNED
-        self.group.blocks.admission_cap = None
+        self.group.blocks.uncap_admission(RESTORE)
         self._cluster.counters.num_turned_restores += 1
         return []
 

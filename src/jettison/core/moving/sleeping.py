@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from jettison.core.changes import WaitsFor
 from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.leaving import Leaving, LeavingPhase
 from jettison.core.moving.migrations import Migrations
@@ -85,6 +86,7 @@ class Sleepers:
         self.asleep: set[WorkerId] = set()
         """Those that sleep, dead ones and those whose layout is going included."""
         self._emptying: dict[WorkerId, Relayout] = {}
+        self.waits_for: WaitsFor = (self._emptying,)
         self._to_wake: set[WorkerId] = set()
         """Of those, wanted awake again."""
         self._since_ns: dict[WorkerId, int] = {}

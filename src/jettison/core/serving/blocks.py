@@ -6,10 +6,12 @@ Over the ledgers of the group's workers, which it may share with other groups. W
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from jettison.core.changes import Changes
 from jettison.core.requests import RequestState
+from jettison.core.serving.holds import Owner
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
@@ -30,8 +32,13 @@ class GroupBlocks:
     ) -> None:
         self.ledgers = tuple(ledgers[w] for w in worker_ids)
         """Of its workers, in pipeline order."""
-        self.landing: dict[WorkerId, int] = {}
-        """Blocks that incoming KV will need: admission leaves them free. Read it; ``reserve_landing`` sets it."""
+        self.landing: Mapping[WorkerId, int] = {}
+        """Blocks that incoming KV will need, of all owners: admission leaves them free. ``reserve`` sets it."""
+        self.admission_cap: int | None = None
+        """Admission stops at so many blocks, the least that an owner asks for, although more are free: the group is to
+        fit into less memory soon. ``cap_admission`` and ``uncap_admission`` set it."""
+        self._reserved: dict[Owner, Mapping[WorkerId, int]] = {}
+        self._caps: dict[Owner, int] = {}
         self._group_id = group_id
         self._worker_ids = worker_ids
         self._limits = limits
@@ -39,21 +46,9 @@ class GroupBlocks:
         self._changes = changes
         # Most groups have one stage: what is asked for at every step then needs no loop.
         self._only_ledger = self.ledgers[0] if len(worker_ids) == 1 else None
-        self._admission_cap: int | None = None
         self._seals = limits.enable_prefix_caching
 
     # --- what others may set ----------------------------------------------------------------------------------
-
-    @property
-    def admission_cap(self) -> int | None:
-        """Admission stops at so many blocks although more are free: the group is to fit into less memory soon."""
-        return self._admission_cap
-
-    @admission_cap.setter
-    def admission_cap(self, cap: int | None) -> None:
-        if cap != self._admission_cap:
-            self._admission_cap = cap
-            self._changes.touch(self._group_id)
 
     @property
     def seals(self) -> bool:
@@ -66,10 +61,40 @@ class GroupBlocks:
             self._seals = seals
             self._changes.touch(self._group_id)
 
-    def reserve_landing(self, blocks: dict[WorkerId, int]) -> None:
-        """Admission leaves so many blocks free at each worker, instead of those before."""
-        if blocks != self.landing:
-            self.landing = blocks
+    def reserve(self, owner: Owner, blocks: Mapping[WorkerId, int]) -> None:
+        """Admission leaves so many blocks free at each worker for ``owner``, beside what it leaves for others.
+
+        They take the place of those that the owner asked for before; without blocks it asks for none.
+        """
+        if blocks == self._reserved.get(owner, {}):
+            return
+        self._reserved[owner] = blocks
+        if not blocks:
+            del self._reserved[owner]
+        landing: Counter[WorkerId] = Counter()
+        for reserved in self._reserved.values():
+            landing.update(reserved)
+        self.landing = landing
+        self._changes.touch(self._group_id)
+
+    def reserve_everywhere(self, owner: Owner, num_blocks: int) -> None:
+        """``reserve`` as many at each of the group's workers."""
+        self.reserve(owner, dict.fromkeys(self._worker_ids, num_blocks) if num_blocks else {})
+
+    def cap_admission(self, owner: Owner, num_blocks: int) -> None:
+        """Admission stops at so many blocks until ``owner`` asks for no cap; where several ask, at the least."""
+        self._caps[owner] = num_blocks
+        self._note_caps()
+
+    def uncap_admission(self, owner: Owner) -> None:
+        """``owner`` asks for no cap any more. Idempotent."""
+        self._caps.pop(owner, None)
+        self._note_caps()
+
+    def _note_caps(self) -> None:
+        cap = min(self._caps.values(), default=None)
+        if cap != self.admission_cap:
+            self.admission_cap = cap
             self._changes.touch(self._group_id)
 
     # --- room -------------------------------------------------------------------------------------------------
@@ -105,9 +130,9 @@ class GroupBlocks:
             )
         else:
             num_free = self.num_allocatable
-        if self._admission_cap is None:
+        if self.admission_cap is None:
             return num_free
-        return min(num_free, self._admission_cap - self.num_used)
+        return min(num_free, self.admission_cap - self.num_used)
 
     @property
     def num_used(self) -> int:

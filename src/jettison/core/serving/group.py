@@ -11,7 +11,7 @@ Reading order for newcomers: ``Group.next_step``, ``core.serving.stepplan``, ``G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from jettison.core.changes import Changes
@@ -22,6 +22,7 @@ from jettison.core.serving.blocks import GroupBlocks
 from jettison.core.serving.flights import InFlight, work_of
 from jettison.core.serving.fresh import FreshTokens
 from jettison.core.serving.guests import Guest, Guests, begin_chunks, end_chunks
+from jettison.core.serving.holds import GroupHold, Owner
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.queues import Queues
 from jettison.core.serving.stepplan import StepPlanner
@@ -136,8 +137,13 @@ class Group:
         """The step that was asked to be given up last; it may have ended."""
         self.longest_alone_s: float | None = None
         """What a step of offline requests alone may take; None: no limit (``policy.safepoints.shortened_s``)."""
-        self._paused = False
-        self._holds_preemption = False
+        self._held: dict[GroupHold, set[Owner]] = {
+            GroupHold.STEPS: set(), GroupHold.PREEMPTION: set(), GroupHold.OFFLINE: self.queues.offline_holders,
+        }
+        self.paused: Set[Owner] = self._held[GroupHold.STEPS]
+        """Owners for which it begins no step; false without any."""
+        self.holds_preemption: Set[Owner] = self._held[GroupHold.PREEMPTION]
+        """Owners for which it recomputes no request: what is missing will be free without that."""
 
     def touch(self) -> None:
         """Note that something is different for the group: what it may do next has to be asked again."""
@@ -155,27 +161,22 @@ class Group:
         """Requests that it may run at once: as many as its instances by themselves."""
         return self.limits.max_num_seqs * len(self.stages)
 
-    @property
-    def paused(self) -> bool:
-        """No new steps: the group is about to be remapped."""
-        return self._paused
-
-    @paused.setter
-    def paused(self, paused: bool) -> None:
-        if paused != self._paused:
-            self._paused = paused
+    def hold(self, owner: Owner, what: GroupHold) -> None:
+        """``owner`` keeps the group from ``what`` until it releases that itself. Idempotent."""
+        owners = self._held[what]
+        if not owners:
+            self._changes.reshaped += what is GroupHold.STEPS
             self.touch()
+        owners.add(owner)
 
-    @property
-    def holds_preemption(self) -> bool:
-        """No request is recomputed: some are on their way to the host or back, and what is missing will be free."""
-        return self._holds_preemption
-
-    @holds_preemption.setter
-    def holds_preemption(self, holds: bool) -> None:
-        if holds != self._holds_preemption:
-            self._holds_preemption = holds
-            self.touch()
+    def release(self, owner: Owner, what: GroupHold) -> None:
+        """``owner`` keeps the group from ``what`` no more; others may. Idempotent."""
+        owners = self._held[what]
+        if owner in owners:
+            owners.remove(owner)
+            if not owners:
+                self._changes.reshaped += what is GroupHold.STEPS
+                self.touch()
 
     @property
     def shares_steps(self) -> bool:
@@ -228,7 +229,7 @@ class Group:
 
     def next_step(self, step_id: int, now_ns: int) -> RunStep | None:
         """Plan the next microbatch and apply the plan. None when there is nothing to run now."""
-        if self._paused or len(self.in_flight) >= len(self.stages):
+        if self.paused or len(self.in_flight) >= len(self.stages):
             return None
         queues = self.queues
         if not queues.running and not queues.has_waiting and not self.guests:
@@ -346,7 +347,7 @@ class Group:
         flight = self.in_flight.pop(done.step_id)
         results: list[StepResult] = []
         tokens = iter(done.tokens)
-        block_size = self.limits.block_size
+        block_size, seals = self.limits.block_size, self.blocks.seals
         fresh = self.counters.fresh
         if flight.guests:
             end_chunks(flight.guests, self.blocks, are_computed=True)
@@ -361,7 +362,7 @@ class Group:
                 fresh.note_prompt(state)
             if state.prompt_logprobs is not None and index in done.prompt_logprobs:
                 self._add_prompt_logprobs(state, row, done.prompt_logprobs[index])
-            if state.num_computed // block_size > state.num_sealed:
+            if seals and state.num_computed // block_size > state.num_sealed:
                 self.blocks.seal(state)
             if token is None:
                 if state.num_computed == state.num_tokens and state.ending is None and not state.wants_output:
@@ -444,11 +445,12 @@ class Group:
 
     def _finish_reason(self, state: RequestState, token_id: int) -> tuple[FinishReason | None, int | None]:
         params = state.request.params
-        if state.num_output >= params.min_tokens:
+        num_output = state.num_tokens - state.num_prompt
+        if num_output >= params.min_tokens:
             is_eos = not params.ignore_eos and token_id in self.limits.eos_token_ids
             if is_eos or token_id in params.stop_token_ids:
                 return FinishReason.STOP, token_id
-        if state.num_output >= params.max_tokens or state.num_tokens >= self.limits.max_model_len:
+        if num_output >= params.max_tokens or state.num_tokens >= self.limits.max_model_len:
             return FinishReason.LENGTH, None
         return None, None
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from jettison.core.requests import UNSCHEDULED, RequestState
 from jettison.core.residence import hosted_tokens
+from jettison.core.serving.groupview import GroupView
 from jettison.policy.batching import RunningRow, VictimRow, WaitingRow
 
-if TYPE_CHECKING:
-    from jettison.core.serving.group import Group
 
-
-def running_rows(group: Group, states: Iterable[RequestState]) -> list[RunningRow]:
+def running_rows(group: GroupView, states: Iterable[RequestState]) -> list[RunningRow]:
     """Of running requests those that have tokens to schedule."""
     block_size = group.limits.block_size
     tables = group.blocks.ledgers[0].tables
@@ -28,11 +25,12 @@ def running_rows(group: Group, states: Iterable[RequestState]) -> list[RunningRo
         if request_id in absent:
             continue
         room = len(tables[request_id].ids) * block_size - scheduled
-        rows.append(RunningRow(request_id, ready, room, state.num_pending > 0, not state.num_output, scheduled))
+        is_first = state.num_tokens == state.num_prompt
+        rows.append(RunningRow(request_id, ready, room, state.num_pending > 0, is_first, scheduled))
     return rows
 
 
-def waiting_row(group: Group, state: RequestState) -> WaitingRow:
+def waiting_row(group: GroupView, state: RequestState) -> WaitingRow:
     """A waiting request, and what its admission takes."""
     blocks = group.blocks
     if blocks.is_oversized(state):
@@ -42,7 +40,7 @@ def waiting_row(group: Group, state: RequestState) -> WaitingRow:
     return WaitingRow(state.request_id, state.num_tokens, num_cached, num_needed)
 
 
-def waiting_row_beside_victims(group: Group, state: RequestState) -> WaitingRow:
+def waiting_row_beside_victims(group: GroupView, state: RequestState) -> WaitingRow:
     """The same where others may give way: they may be all that holds blocks of its cached prefix."""
     row = waiting_row(group, state)
     if not row.num_cached_tokens:
@@ -50,7 +48,7 @@ def waiting_row_beside_victims(group: Group, state: RequestState) -> WaitingRow:
     return row._replace(num_blocks_at_risk=group.blocks.num_with_one_holder(state, row.num_cached_tokens))
 
 
-def victim_rows(group: Group, states: Iterable[RequestState]) -> list[VictimRow]:
+def victim_rows(group: GroupView, states: Iterable[RequestState]) -> list[VictimRow]:
     """Of running requests those that may be preempted, in the order given."""
     ledgers = group.blocks.ledgers
     return [

@@ -12,6 +12,7 @@ from itertools import chain, takewhile
 from jettison.core.changes import Changes
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import Residence, hosted_only
+from jettison.core.serving.holds import Owner
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.virtualtokens import VirtualTokens
 from jettison.core.serving.waiting import WaitingQueue
@@ -60,8 +61,8 @@ class Queues:
         self._queued, self._queued_online = changes.queued, changes.queued_online
         self._harvesting = changes.harvesting
         self._stir = changes.stir
-        self.pauses_offline = False
-        """No offline request is let in, and none that was stored comes back (``core.ladder.pause``)."""
+        self.offline_holders: set[Owner] = set()
+        """Owners for which no offline request is let in or comes back from the host. ``Group.hold`` sets it."""
         # Sums that would cost O(queue) whenever dispatch or the monitor asks; ``check`` compares.
         self._num_queued_blocks = 0
         self._num_queued_tokens = 0
@@ -143,7 +144,7 @@ class Queues:
     def admits_offline(self) -> bool:
         """Waiting offline requests may be let in: they are not paused, and none that has been served before waits to
         come back."""
-        return not (self.pauses_offline or any(s.is_offline for s in self.stored.values()))
+        return not (self.offline_holders or any(s.is_offline for s in self.stored.values()))
 
     def newcomers(self) -> Iterator[RequestState]:
         """Waiting requests that may be let in, in the order of service."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from jettison.core.requests import RequestState
+from jettison.core.serving.groupview import GroupView
 from jettison.core.serving.planviews import (
     EachTime,
     running_rows,
@@ -27,13 +27,10 @@ from jettison.policy.slo import Objectives, Pace, StepBudget, filler_s, step_bud
 from jettison.policy.standing import StepRoom
 from jettison.types import NANOSECONDS
 
-if TYPE_CHECKING:
-    from jettison.core.serving.group import Group
-
 Planned = Callable[[BatchView, BatchLimits], BatchPlan]
 
 
-def plan_shared(group: Group, pace: Pace, limits: BatchLimits, planned: Planned, now_ns: int) -> BatchPlan:
+def plan_shared(group: GroupView, pace: Pace, limits: BatchLimits, planned: Planned, now_ns: int) -> BatchPlan:
     """The next microbatch; ``planned``: how online requests alone would be planned."""
     goals = pace.objectives()
     num_stages, copies = len(group.stages), group.pending_copies
@@ -51,7 +48,7 @@ def plan_shared(group: Group, pace: Pace, limits: BatchLimits, planned: Planned,
 
 
 def planned_within(
-    group: Group, pace: Pace, planned: Planned, view: BatchView, limits: BatchLimits
+    group: GroupView, pace: Pace, planned: Planned, view: BatchView, limits: BatchLimits
 ) -> BatchPlan:
     """What ``planned`` makes of online requests, cut to the TPOT objective where they decode.
 
@@ -65,7 +62,7 @@ def planned_within(
     return plan_within(view, planned, limits, budget)
 
 
-def _seconds(group: Group, offline: OfflineParams, goals: Objectives, now_ns: int) -> float | None:
+def _seconds(group: GroupView, offline: OfflineParams, goals: Objectives, now_ns: int) -> float | None:
     """What a step may take; None: nobody online is here to wait for it."""
     queues = group.queues
     if not queues.serves_online and all(group.blocks.is_oversized(s) for s in queues.waiting):
@@ -75,7 +72,7 @@ def _seconds(group: Group, offline: OfflineParams, goals: Objectives, now_ns: in
     return filler_s(goals, lambda: _longest_wait_s(group, now_ns))
 
 
-def online_share(group: Group, enough: float = 0.0) -> float:
+def online_share(group: GroupView, enough: float = 0.0) -> float:
     """Part of the blocks that online requests hold; up to ``enough`` those that several hold may count for each."""
     states = [*online_states(group), *(s for s in group.queues.moving.values() if not s.is_offline)]
     ids, capacity = [s.request_id for s in states], max(1, group.blocks.capacity)
@@ -83,7 +80,7 @@ def online_share(group: Group, enough: float = 0.0) -> float:
     return at_most if at_most <= enough else group.blocks.num_distinct(ids) / capacity
 
 
-def _longest_wait_s(group: Group, now_ns: int) -> float | None:
+def _longest_wait_s(group: GroupView, now_ns: int) -> float | None:
     """Of the online requests that run or wait and have no first token; None without any. O(their number)."""
     queues, blocks = group.queues, group.blocks
     arrivals = [s.request.arrival_ns for s in online_states(group) if s.first_token_ns is None]
@@ -93,13 +90,15 @@ def _longest_wait_s(group: Group, now_ns: int) -> float | None:
     return (now_ns - min(arrivals)) / NANOSECONDS if arrivals else None
 
 
-def room_of_last_step(group: Group, state: RequestState | None, now_ns: int) -> StepRoom | None:
+def room_of_last_step(
+    group: GroupView, limits: BatchLimits, state: RequestState | None, now_ns: int
+) -> StepRoom | None:
     """What the newest step under way is, and what it would be with one token more of an offline request; None without
     either."""
     flight = next(reversed(group.in_flight.values()), None)
     if flight is None or state is None:
         return None
-    rows, limits = flight.step.rows, group.planner.limits()
+    rows = flight.step.rows
     room = StepRoom(sum(row.num_tokens for row in rows), limits.max_num_tokens, len(rows), limits.max_rows)
     pace = group.pace()
     if pace is None or not pace.offline.slo_aware or not group.queues.has_both_classes:
@@ -117,13 +116,13 @@ def room_of_last_step(group: Group, state: RequestState | None, now_ns: int) -> 
 # --- views
 
 
-def online_states(group: Group) -> list[RequestState]:
+def online_states(group: GroupView) -> list[RequestState]:
     """Running online requests, in the order of service."""
     queues = group.queues
     return list(islice(queues.running.values(), len(queues.running) - queues.num_running_offline))
 
 
-def online_view(group: Group) -> BatchView:
+def online_view(group: GroupView) -> BatchView:
     """Online requests as if they were alone, in the blocks that are free. Its waiting rows may be iterated over again;
     they are made anew each time."""
     blocks, states = group.blocks, online_states(group)
@@ -137,7 +136,7 @@ def online_view(group: Group) -> BatchView:
     )
 
 
-def offline_view(group: Group) -> OfflineView:
+def offline_view(group: GroupView) -> OfflineView:
     """Offline requests. They give way even while preemption is held: what is on its way to a host pool is not theirs
     to wait for."""
     queues = group.queues

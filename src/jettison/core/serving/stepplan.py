@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from jettison.core.requests import UNSCHEDULED, Phase, RequestState
+from jettison.core.serving.groupview import GroupView
 from jettison.core.serving.planviews import EachTime, running_rows, victim_rows, waiting_row
 from jettison.core.serving.sharedsteps import Planned, plan_shared, planned_within
 from jettison.policy.batching import (
@@ -36,14 +36,11 @@ from jettison.policy.order import in_service_order
 from jettison.policy.slo import Pace, saturating_tokens, step_budget
 from jettison.types import RequestId
 
-if TYPE_CHECKING:
-    from jettison.core.serving.group import Group
-
 
 class StepPlanner:
     """Plans the microbatches of one group, one after the other."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: GroupView) -> None:
         self._group = group
         self._ahead: deque[dict[RequestId, int]] = deque()
         """Microbatches planned ahead, as tokens a request; good for ``_ahead_version`` of the group only."""

@@ -19,14 +19,22 @@ from jettison.core.requests import RequestState
 
 TenantId = str
 
+BatchKey = tuple[TenantId, int | None]
+"""(tenant, deadline in ns): lines of one batch have the same. None: of requests that are due at no time."""
+
 LEAST_SWEEP = 64
 """Tenants beyond those kept last time, before anybody is forgotten."""
+
+
+def key_of(state: RequestState) -> BatchKey:
+    """Of the batch that an offline request belongs to."""
+    return state.tenant, state.request.deadline_ns
 
 
 class VirtualTokens:
     """While a tenant has requests its count only grows: a rank that is out of date is too early, never too late."""
 
-    __slots__ = ("_catch_up", "_counts", "_in_line", "_last", "_living", "_num_kept", "num_turns")
+    __slots__ = ("_catch_up", "_counts", "_in_line", "_last", "_living", "_num_kept", "gives_way", "num_turns")
 
     def __init__(
         self, living: Callable[[], Iterable[TenantId]] = tuple, catch_up: Callable[[], None] = lambda: None
@@ -34,6 +42,8 @@ class VirtualTokens:
         """``living``: tenants that have requests; ``catch_up``: has groups tell of all steps that have ended."""
         self.num_turns = 0
         """Turns so far: of requests that were served for the first time, or have stepped aside."""
+        self.gives_way: frozenset[BatchKey] = frozenset()
+        """Batches that lend others their turns (``policy.lending``): what is lent is counted here, too."""
         self._counts: dict[TenantId, int] = {}
         self._in_line: dict[TenantId, int] = {}
         """Requests of each tenant in line, of those that have any."""

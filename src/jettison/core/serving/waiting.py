@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from jettison.core.requests import RequestState
-from jettison.core.serving.virtualtokens import TenantId, VirtualTokens
-from jettison.policy.order import PROMPT_WEIGHT, LineKey, SchedulingPolicy, goes_before, line_key
+from jettison.core.serving.virtualtokens import TenantId, VirtualTokens, key_of
+from jettison.policy.order import PROMPT_WEIGHT, LineKey, OwnKey, SchedulingPolicy, goes_before, line_key
 from jettison.types import RequestId
 
 
@@ -26,11 +26,13 @@ class WaitingQueue:
         self._tokens = tokens or VirtualTokens()
         self._policy: SchedulingPolicy = policy
         self._lines: dict[TenantId, deque[RequestState]] = {}
-        """Of tenants that wait; each in its tenant's own order, none empty."""
+        """Of tenants that wait; each in its tenant's own order, what gives way behind the rest; none empty."""
         self._keys: dict[TenantId, LineKey] = {}
         """Of those tenants, as they were ranked: ``line_key``, or less where they have been served since."""
         self._ranked: list[tuple[LineKey, TenantId]] = []
         """Tenants by ``_keys``. Empty (and ``_keys``, too) while fewer than two wait."""
+        self._gave_way = self._tokens.gives_way
+        """By which it is in order."""
         self._num = 0
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -42,6 +44,8 @@ class WaitingQueue:
         return state in self._lines.get(state.tenant, ())
 
     def __iter__(self) -> Iterator[RequestState]:
+        if self._gave_way is not self._tokens.gives_way:
+            self._refresh()
         if len(self._lines) > 1:
             return self._by_tokens()
         return iter(next(iter(self._lines.values()), ()))
@@ -52,11 +56,15 @@ class WaitingQueue:
 
     def heads(self) -> dict[TenantId, RequestState]:
         """The next request of each tenant that has any."""
+        if self._gave_way is not self._tokens.gives_way:
+            self._refresh()
         return {tenant: line[0] for tenant, line in self._lines.items()}
 
     @property
     def head(self) -> RequestState | None:
         """The request that is next; None where none waits."""
+        if self._gave_way is not self._tokens.gives_way:
+            self._refresh()
         if not self._ranked:
             return next(iter(self._lines.values()))[0] if self._lines else None
         self._tokens.catch_up()
@@ -93,27 +101,34 @@ class WaitingQueue:
                 heapq.heappop(heap)
             else:
                 heads[tenant] = following
-                heapq.heapreplace(heap, (line_key(following, tokens[tenant], self._policy), tenant))
+                gives_way = key_of(following) in self._gave_way if self._gave_way else False
+                key = line_key(following, tokens[tenant], self._policy, gives_way=gives_way)
+                heapq.heapreplace(heap, (key, tenant))
 
     # --- changing ---------------------------------------------------------------------------------------------
 
     def add(self, state: RequestState) -> None:
         """Put a request into its tenant's line."""
+        if self._gave_way is not self._tokens.gives_way:
+            self._refresh()
         tenant = state.tenant
         self._tokens.queue(state)
         self._num += 1
         line = self._lines.get(tenant)
         if line is None:
             line = self._lines[tenant] = deque()
-        if not line or line[-1].order <= state.order:
+        if not line or (not self._gave_way and line[-1].order <= state.order):
             line.append(state)
         else:
-            line.insert(next(i for i, other in enumerate(line) if other.order > state.order), state)
+            key = self._own_key(state)
+            line.insert(next((i for i, other in enumerate(line) if self._own_key(other) > key), len(line)), state)
         if line[0] is state:
             self._rank(tenant)
 
     def remove(self, state: RequestState) -> None:
         """It waits here no longer, and was not served. Raises ValueError where it does not wait here."""
+        if self._gave_way is not self._tokens.gives_way:
+            self._refresh()
         line = self._lines.get(state.tenant, deque())
         if line and line[0] is state:
             line.popleft()
@@ -182,13 +197,28 @@ class WaitingQueue:
             insort(self._ranked, (key, tenant))
 
     def _key(self, tenant: TenantId) -> LineKey:
-        return line_key(self._lines[tenant][0], self._tokens.of(tenant), self._policy)
+        head = self._lines[tenant][0]
+        gives_way = key_of(head) in self._gave_way if self._gave_way else False
+        return line_key(head, self._tokens.of(tenant), self._policy, gives_way=gives_way)
+
+    def _own_key(self, state: RequestState) -> tuple[bool, OwnKey]:
+        return key_of(state) in self._gave_way, state.order
+
+    def _refresh(self) -> None:
+        """Other work gives way than when it was put into order."""
+        self._gave_way = self._tokens.gives_way
+        self._lines = {tenant: deque(sorted(line, key=self._own_key)) for tenant, line in self._lines.items()}
+        if len(self._lines) > 1:
+            self._keys = {name: self._key(name) for name in self._lines}
+            self._ranked = sorted((key, name) for name, key in self._keys.items())
 
     def check(self) -> None:
         """Invariants, for tests and idle moments. Raises AssertionError."""
+        if self._gave_way is not self._tokens.gives_way:
+            self._refresh()
         assert self._num == sum(map(len, self._lines.values())) and all(self._lines.values())
         for tenant, line in self._lines.items():
-            orders = [s.order for s in line]
+            orders = [self._own_key(s) for s in line]
             assert orders == sorted(orders) and {s.tenant for s in line} == {tenant}, f"the line of {tenant!r}"
         assert self._keys.keys() == (self._lines.keys() if len(self._lines) > 1 else set())
         assert self._ranked == sorted((key, name) for name, key in self._keys.items())

@@ -277,7 +277,7 @@ class LocalCluster:
     def _describe(self) -> str:
         """How things stand, for an error."""
         core = self.core
-        groups = {g.group_id: f"{len(g.stages)} stages" + ", paused" * g.paused for g in core.groups.values()}
+        groups = {g.group_id: f"{len(g.stages)} stages" + ", paused" * bool(g.paused) for g in core.groups.values()}
         moves = [str(m.phase) for m in core.merges] + [str(r.phase) for r in core.restores]
         running = sum(len(g.queues.running) for g in core.groups.values())
         return f"groups {groups}, moves {moves}, {self._num_open} requests open, {running} of them running"

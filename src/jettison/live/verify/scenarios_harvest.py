@@ -321,7 +321,7 @@ def _has_checkpoint(cluster: LocalCluster) -> bool:
 
 
 def _paused(cluster: LocalCluster) -> list[Group]:
-    return [group for group in cluster.core.groups.values() if group.queues.pauses_offline]
+    return [group for group in cluster.core.groups.values() if group.queues.offline_holders]
 
 
 def _events(num_stages: int, where: str = "") -> dict[str, Event]:

@@ -44,10 +44,10 @@ def reserved_blocks(
 def plan_resizes(rows: Iterable[Growing], capacity: int, params: ReserveParams) -> list[Resize]:
     """Whose reserve is used up before the next epoch is over: so a class limit is crossed in the packing before the
     request crosses it. Nothing shrinks: a request only grows."""
-    resizes = []
-    for row in rows:
-        if row.num_blocks + row.blocks_per_s * params.epoch_s > row.reserved_blocks:
-            size = reserved_blocks(row.num_blocks, row.blocks_per_s, capacity, params)
-            if size > row.reserved_blocks:
-                resizes.append(Resize(row.request_id, size))
+    resizes, epoch_s = list[Resize](), params.epoch_s
+    for request_id, num_blocks, reserved, blocks_per_s in rows:
+        if num_blocks + blocks_per_s * epoch_s > reserved:
+            size = reserved_blocks(num_blocks, blocks_per_s, capacity, params)
+            if size > reserved:
+                resizes.append(Resize(request_id, size))
     return resizes

@@ -1,0 +1,52 @@
+"""What planning a step reads of a group. ``Group`` is one; the views that policies get are made of this alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence, Set
+from typing import Protocol
+
+from jettison.core.serving.blocks import GroupBlocks
+from jettison.core.serving.flights import InFlight
+from jettison.core.serving.holds import Owner
+from jettison.core.serving.limits import SchedulerLimits
+from jettison.core.serving.queues import Queues
+from jettison.memory.stages import StagePlan
+from jettison.policy.batching import BlockedBy
+from jettison.policy.lookahead import ChunkCost
+from jettison.policy.slo import Pace
+from jettison.types import RequestId
+
+
+class GroupView(Protocol):
+    """See ``Group``, which documents each. Planning changes none of it."""
+
+    @property
+    def stages(self) -> Sequence[StagePlan]: ...
+    @property
+    def limits(self) -> SchedulerLimits: ...
+    @property
+    def queues(self) -> Queues: ...
+    @property
+    def blocks(self) -> GroupBlocks: ...
+    @property
+    def in_flight(self) -> dict[int, InFlight]: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def max_running(self) -> int: ...
+    @property
+    def absent(self) -> Collection[RequestId]: ...
+    @property
+    def sitting_out(self) -> Collection[RequestId]: ...
+    @property
+    def holds_preemption(self) -> Set[Owner]: ...
+    @property
+    def pending_copies(self) -> tuple[int, int]: ...
+    @property
+    def longest_alone_s(self) -> float | None: ...
+    @property
+    def head_blocked_by(self) -> BlockedBy | None: ...
+    @property
+    def prices(self) -> Callable[[], ChunkCost]: ...
+    @property
+    def pace(self) -> Callable[[], Pace | None]: ...
