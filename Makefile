@@ -13,6 +13,9 @@ lost-input := tests/core/test_recovering.py::test_a_step_that_lost_its_input_end
 
 UNIT := $(addprefix tests/,test_config.py cost core house memory policy report transport workload)
 
+# Each of the suite's many processes would compile all that it imports anew, and rewrite all test modules.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DELETE_ON_ERROR:
 .PHONY: help install test unit check claims lint types demo clean $(addprefix reproduce-,$(REPRODUCTIONS))
 
@@ -29,7 +32,7 @@ help:
 install: $(VENV)/installed
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 # What needs no processes of its own, on all cores: to be run after every change.
 unit: $(VENV)/installed-dev

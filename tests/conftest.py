@@ -1,11 +1,12 @@
 """For every test: hypothesis without deadlines (no test asserts a time) and with the same examples in every run, an
-order for what starts processes, and no process left behind.
+order on several cores (``schedule``), and no process left behind (``leftovers``).
 
 ``HYPOTHESIS_PROFILE=explore`` draws new examples instead.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -14,15 +15,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode puts no test folder on the path
-pytest_plugins = ["leftovers"]
+pytest_plugins = ["leftovers", "schedule"]
 
-IN_ORDER = ("tests/live/", "tests/e2e/", "tests/server/", "tests/transport/")
-"""Folders whose tests start processes or answer over sockets in bounded waits: beside each other they starve."""
-IN_ONE_PROCESS = tuple(
-    f"tests/live/{name}.py"
-    for name in ("engine/test_safepoints", "engine/test_seventh_rung", "verify/test_scenarios", "verify/test_verify")
-)
-"""Of these folders what does neither: whole clusters in one process, whose clock is a counter."""
+gc.disable()  # until all tests are collected: what is imported and collected stays
 
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,13 +31,10 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
             parser.addini(name, "pytest-asyncio's own")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On several cores (``--dist loadgroup``) the live part runs in one worker, in order, beside all else."""
-    for item in items:
-        in_order = item.nodeid.startswith(IN_ORDER) and not item.nodeid.startswith(IN_ONE_PROCESS)
-        if item.get_closest_marker("live") or in_order:
-            item.add_marker(pytest.mark.xdist_group("live"))
+def pytest_collection_finish() -> None:
+    """From now on garbage is collected, but what stays is not looked at."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

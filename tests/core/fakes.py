@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import repeat
 
 from jettison.config.offline import harvest_parts
 from jettison.core import ports
@@ -41,6 +42,7 @@ from jettison.types import (
     TokenLogprobs,
     layer_shard,
 )
+from longrun import LONG
 
 BLOCK_SIZE = 4
 SHARD_BYTES = 64 * 1024
@@ -50,6 +52,8 @@ EOS = 0
 WRONG_TOKEN = 63
 """No undisturbed run has it (``next_token``): what is computed over KV that is not there."""
 MS = 1_000_000
+FEW_REQUESTS = 1 << 20 if LONG else 16
+"""Of so many the books are checked after each event; of twice as many after every other one."""
 
 
 class MissingKV(AssertionError):
@@ -131,6 +135,7 @@ class FakeWorker:
     capacity: int = 0
     version: int = 0
     kv: dict[tuple[int, int], dict[int, tuple[int, int]]] = field(default_factory=dict)
+    """What a block holds is replaced, never changed: copies of it share it, and it is compared at a glance."""
     host: dict[tuple[int, int], dict[int, tuple[int, int]]] = field(default_factory=dict)
     """(layer, slot) of the host pool."""
     filled: set[str] = field(default_factory=set)
@@ -161,7 +166,7 @@ class FakeWorker:
     def copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
         for src, dst in copies:
             for layer in range(self.shape.num_layers):
-                self.kv[layer, dst] = dict(self.kv.get((layer, src), {}))
+                self.kv[layer, dst] = self.kv.get((layer, src), {})
 
     def apply(self, spec: LayoutSpec, copies: tuple[tuple[int, int], ...]) -> LayoutResult:
         self.copy_blocks(copies)
@@ -281,6 +286,8 @@ class FakeCluster:
         self.layout_applied_at = dict.fromkeys(range(num_workers), 0)
         self.log: list[tuple[int, str]] = []
         self.check_every_event = True
+        """But for crowds: a look at all requests after each event would take longer than all else."""
+        self.num_unchecked = 0
         self.num_steps = 0
         self.num_remote_rows = 0
         """Rows of steps that attended to KV elsewhere."""
@@ -383,7 +390,9 @@ class FakeCluster:
         if self.recording is not None:
             self.recording.append((event, self.now, [describe(a) for a in actions]))
         self.carry_out(actions)
-        if self.check_every_event:
+        self.num_unchecked += 1
+        if self.check_every_event and self.num_unchecked * FEW_REQUESTS >= len(self.core.state.requests):
+            self.num_unchecked = 0
             self.core.check()
             self.check_links()
 
@@ -705,8 +714,8 @@ class FakeCluster:
         for layer in range(layers.lo, self.abandon_rng.randint(layers.lo, layers.hi)):
             for row, ids in zip(rows, tables, strict=True):
                 for position in range(row.context_len, row.context_len + row.num_tokens):
-                    block = worker.kv.setdefault((layer, ids[position // BLOCK_SIZE]), {})
-                    block[position % BLOCK_SIZE] = (WRONG_TOKEN, position)
+                    place = layer, ids[position // BLOCK_SIZE]
+                    worker.kv[place] = worker.kv.get(place, {}) | {position % BLOCK_SIZE: (WRONG_TOKEN, position)}
 
     def _followed(self, step: ports.RunStep) -> list[int]:
         """Steps of the same group that, for all the core knew, were under way when this one was planned."""
@@ -736,17 +745,22 @@ class FakeCluster:
         for layer in layers.layers():  # type: ignore[attr-defined]
             src, num_far, far_ids = far.get(layer, (worker.worker_id, 0, ids))
             assert num_far <= context
-            for position in range(context, len(history)):
-                block = ids[position // BLOCK_SIZE]
-                assert block < worker.capacity
-                worker.kv.setdefault((layer, block), {})[position % BLOCK_SIZE] = (history[position], position)
-            # Both parts begin at a block's start: what is far is whole blocks.
-            for index, wanted in enumerate(contents):
-                where, table = (self.workers[src], far_ids) if index * BLOCK_SIZE < num_far else (worker, ids)
-                have = where.kv.get((layer, table[index]), {})
-                if have != wanted:  # what is behind the last token does not count
-                    if not wanted.items() <= have.items():
-                        raise MissingKV(f"layer {layer} block {index}: {have}, not {wanted}")
+            for index in range(context // BLOCK_SIZE, len(contents)):
+                assert ids[index] < worker.capacity
+                wanted, place = contents[index], (layer, ids[index])
+                new = {slot: wanted[slot] for slot in range(max(0, context - index * BLOCK_SIZE), len(wanted))}
+                holds = worker.kv.get(place, {}) | new
+                worker.kv[place] = wanted if holds == wanted else holds
+            num_there = num_far // BLOCK_SIZE  # both parts begin at a block's start: what is far is whole blocks
+            there, here = far_ids[:num_there], ids[num_there : len(contents)]
+            have = [
+                *map(self.workers[src].kv.get, zip(repeat(layer), there)),
+                *map(worker.kv.get, zip(repeat(layer), here)),
+            ]
+            first = len(contents) - 1 if have[:-1] == contents[:-1] else 0
+            for found, wanted in zip(have[first:], contents[first:], strict=True):
+                if not wanted.items() <= (found or {}).items():  # what is behind the last token does not count
+                    raise MissingKV(f"layer {layer}: {found}, not {wanted}")
 
     # --- moves
 
@@ -759,7 +773,7 @@ class FakeCluster:
         for layer in move.layers.layers():
             for there, here in zip(move.src_blocks, move.dst_blocks, strict=True):
                 assert (layer, there) in store, f"{move.transfer_id}: layer {layer} block {there} is not at {move.src}"
-                content[layer, here] = dict(store[layer, there])
+                content[layer, here] = store[layer, there]
 
         fails = self._strikes(self.faults.move) or self.fails_move(move)
 
@@ -828,9 +842,9 @@ class FakeCluster:
                 block, slot = (source, target) if piece.to_host else (target, source)
                 assert 0 <= slot < self.host_slots and block < worker.capacity
                 if piece.to_host:
-                    worker.host[layer, slot] = dict(worker.kv[layer, block])
+                    worker.host[layer, slot] = worker.kv[layer, block]
                 else:
-                    worker.kv[layer, block] = dict(worker.host[layer, slot])
+                    worker.kv[layer, block] = worker.host[layer, slot]
         return ports.TransferEnded(piece.transfer_id, True, 100, 1)
 
     def _shard_arrives(self, move: ports.SendShard, num_drops: int) -> ports.Event:

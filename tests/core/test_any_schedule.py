@@ -19,7 +19,7 @@ from jettison.policy.order import SchedulingPolicy
 from jettison.policy.packing.params import PackParams
 from jettison.types import ServiceClass
 
-N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "36"))
+N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "18"))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from jettison.memory.stages import StagePlan
 from jettison.policy.batching import BlockedBy
 from jettison.types import LayerRange, ServiceClass
 
-N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "36"))
+N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "18"))
 
 BATCH_LIMIT = 8
 POINTS = tuple(BatchPoint(1, size, 64, rate) for size, rate in ((1, 200.0), (BATCH_LIMIT, 950.0), (16, 1000.0)))

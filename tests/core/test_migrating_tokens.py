@@ -22,7 +22,7 @@ from jettison.core.serving.group import Group
 from jettison.memory.kvtransfers import MigrationKind
 from jettison.types import ServiceClass
 
-N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "25"))
+N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "12"))
 
 
 def tokens(seed: int, num: int) -> list[int]:

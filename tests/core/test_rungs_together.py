@@ -16,6 +16,7 @@ from jettison.core.pending import Purpose
 from jettison.core.ports import CancelTransfer, SendKV, WorkerLost
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
+from longrun import part_of
 
 TOGETHER = "swap+migrate+drop"
 
@@ -144,7 +145,7 @@ def test_a_drop_begins_within_the_same_step_as_without_the_other_rungs() -> None
     assert abs(times[0] - times[1]) <= 1, "steps that ended between the decision and the merged group"
 
 
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", part_of(range(14), range(5)))
 def test_all_rungs_under_faults_deaths_and_orders(seed: int) -> None:
     rng = random.Random(seed)
     num_workers = rng.choice([2, 3, 4])
@@ -190,7 +191,7 @@ def pipeline_with_stored(policy: str, seed: int = 0, num_stored: int = 4) -> tup
 
 
 @pytest.mark.parametrize("policy", ["swap", "swap+drop"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", part_of(range(3), (0,)))
 def test_a_restore_over_kv_that_comes_back_lets_running_requests_grow(policy: str, seed: int) -> None:
     """What was on its way back gives way, so nothing will free the blocks that are missing: some are recomputed."""
     cluster, merged = pipeline_with_stored(policy, seed)

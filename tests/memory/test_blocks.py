@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -12,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from jettison.errors import OutOfBlocksError, StalePlanError
 from jettison.memory.blocks import BlockLedger
-
-LONG = bool(os.environ.get("JETTISON_LONG"))
+from longrun import LONG
 
 
 def ledger_with(num_blocks: int, **lengths: int) -> BlockLedger:

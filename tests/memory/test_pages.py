@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -15,8 +14,7 @@ from jettison.memory.layout import LayoutSpec, RetainedKV
 from jettison.memory.pagemap import WORKSPACE, PageMap, PageSizes, kv_owner, shard_owner
 from jettison.memory.pages import PagePlan, plan_layout
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
-
-LONG = bool(os.environ.get("JETTISON_LONG"))
+from longrun import LONG
 
 
 def each_page(extents):

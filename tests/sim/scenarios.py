@@ -37,6 +37,7 @@ from jettison.types import (
 
 BLOCK_SIZE = 16
 PAGE_BYTES = 4096
+MANY_REQUESTS = 32
 
 
 def make_shape(num_layers: int = 4, shard_bytes: int = 40 * PAGE_BYTES) -> ModelShape:
@@ -94,14 +95,17 @@ class Watched:
         self.broken_off: set[str] = set()
         """What of offline work a worker's death came upon."""
         self._check_every = check_every
-        self._num_events = 0
+        self._num_unchecked = 0
 
     def _on_event(self, event: ports.Event, now_ns: int) -> None:
         if isinstance(event, ports.WorkerLost):
             self.broken_off |= self.under_way(event.worker_id)
-        self._num_events += 1
-        if self._num_events % self._check_every == 0:
-            self.cluster.core.check()
+        self._num_unchecked += 1
+        core = self.cluster.core
+        # A look at a crowd takes longer, and is taken more rarely.
+        if self._num_unchecked >= self._check_every + len(core.state.requests) // MANY_REQUESTS:
+            self._num_unchecked = 0
+            core.check()
 
     def under_way(self, worker_id: WorkerId) -> set[str]:
         """What a worker does for offline requests, or has been asked to."""

@@ -20,7 +20,7 @@ from jettison.sim.faults import draw_faults
 from jettison.sim.setup import ClusterSetup, Hops
 from jettison.types import LayerRange, Request, SamplingParams
 
-NUM_SCENARIOS = int(os.environ.get("JETTISON_FAST_FORWARD_SCENARIOS", "160"))
+NUM_SCENARIOS = int(os.environ.get("JETTISON_FAST_FORWARD_SCENARIOS", "100"))
 BATCH = 20
 """Scenarios a test: a test's own overhead is larger than a scenario."""
 

@@ -22,7 +22,7 @@ from jettison.policy.packing.params import PackParams
 from jettison.sim.faults import draw_faults
 from jettison.sim.setup import ClusterSetup
 
-NUM_SCHEDULES = int(os.environ.get("JETTISON_PACKING_SCHEDULES", "60"))
+NUM_SCHEDULES = int(os.environ.get("JETTISON_PACKING_SCHEDULES", "30"))
 BATCH = 30
 SPAN_S = 0.6
 TO_BE_MET = {"pack", "packed", "migrated", "worker_lost", "drop", "asleep"}

@@ -16,7 +16,7 @@ from schedules import END_NS, batches, beside_offline, expect_met, expect_same_a
 from jettison.core.moving.sleeping import SleepState
 from jettison.sim.faults import Crash, draw_faults
 
-NUM_SCHEDULES = int(os.environ.get("JETTISON_SLEEP_SCHEDULES", "100"))
+NUM_SCHEDULES = int(os.environ.get("JETTISON_SLEEP_SCHEDULES", "50"))
 BATCH = 50
 SPAN_S = 0.3
 TO_BE_MET = {"asleep", "woken", "stays_awake", "worker_lost", "migrated"}

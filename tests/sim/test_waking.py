@@ -26,7 +26,7 @@ from jettison.sim.faults import draw_faults
 from jettison.sim.links import LinkSpec, Topology
 from jettison.sim.setup import ClusterSetup
 
-NUM_SCHEDULES = int(os.environ.get("JETTISON_WAKE_SCHEDULES", "50"))
+NUM_SCHEDULES = int(os.environ.get("JETTISON_WAKE_SCHEDULES", "25"))
 BATCH = 25
 QUIET_S = 3.0
 FAST, SLOW = 4e9, 4e5

@@ -208,7 +208,7 @@ async def test_the_queue_limit_counts_answers_not_choices(plain: Engine) -> None
 
 
 async def test_refusals(model_dir: Path) -> None:
-    async with running(model_dir, 40, max_num_queued_reqs=1) as engine:
+    async with running(model_dir, 40, instances=1, max_num_queued_reqs=1) as engine:
         both = r"length is \d+ tokens\..* requested 610 tokens \(10 in the prompt, 600 in the completion\)"
         with pytest.raises(TooLongError, match=both):
             engine.submit(request("long", [1] * 10, 600))
@@ -229,7 +229,7 @@ async def test_refusals(model_dir: Path) -> None:
 
 async def test_a_prompt_that_fills_the_context_is_scored(model_dir: Path) -> None:
     """Whatever is asked for behind it, a prompt has the same log-probabilities."""
-    async with running(model_dir, 40, max_model_len=100) as engine:
+    async with running(model_dir, 40, instances=1, max_model_len=100) as engine:
         prompt = [(7 * i) % 60 + 1 for i in range(100)]
         (alone,) = [e async for e in engine.submit(request("a", prompt, 0, prompt_logprobs=1))]
         first, *_ = [e async for e in engine.submit(request("b", prompt[:-1], 1, prompt_logprobs=1))]
@@ -281,7 +281,7 @@ async def test_one_bad_request_fails_alone(
 async def test_a_bug_that_is_not_one_request_s_fails_the_engine(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(model_dir, 100) as engine:
+    async with running(model_dir, 100, instances=1) as engine:
         def broken(*arguments: object) -> None:
             raise RuntimeError("a bug")
 
@@ -294,7 +294,7 @@ async def test_a_bug_that_is_not_one_request_s_fails_the_engine(
 async def test_a_step_that_was_lost_with_the_arrival_fails_the_engine(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(model_dir, 100) as engine:
+    async with running(model_dir, 100, instances=1) as engine:
         num_steps = engine.core.state.next_step_id
 
         def broken(now_ns: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from jettison.live.engine.launcher import beat_interval_s
 from jettison.live.engine.restart import MAX_PAUSE_S, RestartBudget, Restarter
 from jettison.live.wire import messages as m
 from jettison.live.wire.heartbeat import Heart, Listener
-from jettison.live.worker.failpoints import NAMES, Rule, from_environment, nowhere, parse
+from jettison.live.worker.failpoints import NAMES, Rule, arm, from_environment, nowhere, parse
 
 
 def test_pauses_grow_and_the_window_forgets() -> None:
@@ -118,35 +119,42 @@ def test_silence_and_one_endless_unit_are_told_from_long_work() -> None:
     listener.close()
 
 
-def test_failpoints_fire_in_the_life_they_are_meant_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = Rule(1, 2, "before_sample", 3, signal.SIGSTOP)
+def test_failpoints_fire_in_the_life_they_are_meant_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, environ = Rule(1, 2, "before_sample", 3, signal.SIGSTOP), {"JETTISON_TEST_KILL_AT": f"{tmp_path / 'rules'}"}
     assert parse(f"{rule},0.0:after_flush:1") == [rule, Rule(0, 0, "after_flush", 1, signal.SIGKILL)]
     with pytest.raises(ValueError, match="no failpoint"):
         parse("0.0:somewhere:1")
-    environ = {"JETTISON_TEST_KILL_AT": str(rule)}
-    assert from_environment(1, 3, environ) is nowhere and from_environment(1, 2, {}) is nowhere
+    assert from_environment(1, 2, {}) is nowhere
     sent: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, how: sent.append(how))
-    reach = from_environment(1, 2, environ)
+    arm(tmp_path / "rules", [rule])
+    reach, reach_later = from_environment(1, 2, environ), from_environment(1, 3, environ)
     for name in (*NAMES, "before_sample", "after_sample"):
         reach(name)
+    for _ in range(4):
+        reach_later("before_sample")
     assert not sent
-    reach("before_sample")
-    reach("before_sample")
+    for _ in range(4):
+        reach("before_sample")
     assert sent == [signal.SIGSTOP]
 
 
-def test_pieces_that_fill_a_new_life_are_not_those_of_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_serves_is_armed_and_counts_from_then_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, how: sent.append(how))
-    reach = from_environment(0, 1, {"JETTISON_TEST_KILL_AT": "0.1:before_shard_written:2,0.1:after_piece_written:1"})
+    file = tmp_path / "rules"
+    arm(file, [])
+    reach = from_environment(0, 1, {"JETTISON_TEST_KILL_AT": str(file)})
     for _ in range(9):
-        for name in ("before_piece_written", "before_shard_written", "after_piece_written", "after_shard_written"):
-            reach(name)
-    assert not sent
-    reach("before_stage")
+        reach("before_shard_written")
+    rules = [Rule(0, 1, "before_shard_written", 2, signal.SIGKILL), Rule(0, 1, "after_flush", 1, signal.SIGSTOP)]
+    arm(file, rules)
     reach("before_shard_written")
+    reach("after_shard_written")
     assert not sent
-    reach("after_piece_written")
+    arm(file, rules)
     reach("before_shard_written")
-    assert sent == [signal.SIGKILL, signal.SIGKILL]
+    assert not sent, "counted anew"
+    reach("before_shard_written")
+    reach("after_flush")
+    assert sent == [signal.SIGKILL, signal.SIGSTOP]

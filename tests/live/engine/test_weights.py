@@ -13,8 +13,10 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -97,38 +99,6 @@ async def kill(engine: Engine, worker_id: int) -> None:
     await until(lambda: kinds(engine).count("worker_joined") > joined)
 
 
-async def test_a_worker_that_comes_back_is_filled_by_its_peers(served: Path, other: Path) -> None:
-    async with running(served, 2) as engine:
-        expected = await ask(engine, "before")
-        weights = engine.snapshot().weights
-        overwrite(served, other)
-        await kill(engine, 1)
-        await until(lambda: not engine.core.in_transition)
-        for answer in await asyncio.gather(*(ask(engine, f"apart-{i}") for i in range(4))):
-            assert answer == expected
-        engine.request_drop()
-        await until(lambda: "exchange_done" in kinds(engine))
-        assert await ask(engine, "pipeline") == expected
-        engine.request_restore()
-        await until(lambda: not engine.core.in_transition and len(engine.core.groups) == 2)
-        for answer in await asyncio.gather(*(ask(engine, f"again-{i}") for i in range(4))):
-            assert answer == expected
-        snapshot = engine.snapshot()
-        assert (snapshot.troubles, snapshot.weights) == ((), weights)
-        assert "recovery_stuck" not in kinds(engine)
-
-
-async def test_a_worker_that_dies_while_it_is_filled_is_filled_again(served: Path, other: Path) -> None:
-    async with running(served, 2) as engine:
-        expected = await ask(engine, "before")
-        overwrite(served, other)
-        for _ in range(3):
-            await kill(engine, 1)  # returns as soon as the new life is there, empty
-        await until(lambda: not engine.core.in_transition)
-        for answer in await asyncio.gather(*(ask(engine, f"after-{i}") for i in range(4))):
-            assert answer == expected
-
-
 async def test_what_nobody_has_any_more_stays_down_until_the_file_is_back(
     served: Path, other: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,21 +145,77 @@ async def test_half_a_pipeline_that_died_is_not_replaced_by_another_model(served
             assert answer == expected
 
 
-async def test_a_configuration_that_changed_on_disk_changes_no_worker(served: Path, tmp_path: Path) -> None:
-    async with running(served, 2) as engine:
-        expected = await ask(engine, "before")
-        (served / "config.json").write_text("{}")
-        await kill(engine, 0)
-        await kill(engine, 1)
-        await until(lambda: not engine.core.in_transition)
-        for answer in await asyncio.gather(*(ask(engine, f"after-{i}") for i in range(4))):
-            assert answer == expected
-
-
 async def test_a_nan_in_the_weights_ends_the_start_with_the_tensor_s_name(served: Path) -> None:
     tensors = load_file(served / FILE)
     tensors["model.layers.3.mlp.up_proj.weight"][1, 1] = torch.nan
     save_file(tensors, served / FILE)
     with pytest.raises(ModelError, match=r"model\.layers\.3\.mlp\.up_proj\.weight has values that are not finite"):
-        async with running(served, 2):
+        async with running(served, 1):
             pass
+
+
+class Pair(NamedTuple):
+    """Two instances that lose workers, and get them back, in one test after the other."""
+
+    engine: Engine
+    folder: Path
+    expected: list[int]
+    """Its answer before anything happened."""
+
+    async def expect_all_as_before(self) -> None:
+        """At both instances."""
+        names = [f"again-{self.engine.core.state.next_step_id}-{i}" for i in range(4)]
+        for answer in await asyncio.gather(*(ask(self.engine, name) for name in names)):
+            assert answer == self.expected
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    folder = make(tmp_path_factory.mktemp("pair") / "served", 1)
+    async with running(folder, 2) as engine:
+        yield Pair(engine, folder, await ask(engine, "before"))
+
+
+IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
+"""Of tests that share an engine. They come last: it would not be looked after while another loop runs."""
+
+
+@IN_ONE_LOOP
+async def test_a_configuration_that_changed_on_disk_changes_no_worker(pair: Pair) -> None:
+    engine, config = pair.engine, pair.folder / "config.json"
+    kept = config.read_text()
+    config.write_text("{}")
+    await kill(engine, 0)
+    await kill(engine, 1)
+    await until(lambda: not engine.core.in_transition)
+    await pair.expect_all_as_before()
+    config.write_text(kept)
+
+
+@IN_ONE_LOOP
+async def test_a_worker_that_comes_back_is_filled_by_its_peers(pair: Pair, other: Path) -> None:
+    engine = pair.engine
+    weights = engine.snapshot().weights
+    overwrite(pair.folder, other)
+    await kill(engine, 1)
+    await until(lambda: not engine.core.in_transition)
+    await pair.expect_all_as_before()
+    engine.request_drop()
+    await until(lambda: "exchange_done" in kinds(engine))
+    assert await ask(engine, "pipeline") == pair.expected
+    engine.request_restore()
+    await until(lambda: not engine.core.in_transition and len(engine.core.groups) == 2)
+    await pair.expect_all_as_before()
+    snapshot = engine.snapshot()
+    assert (snapshot.troubles, snapshot.weights) == ((), weights)
+    assert "recovery_stuck" not in kinds(engine)
+
+
+@IN_ONE_LOOP
+async def test_a_worker_that_dies_while_it_is_filled_is_filled_again(pair: Pair, other: Path) -> None:
+    engine = pair.engine
+    overwrite(pair.folder, other)
+    for _ in range(2):
+        await kill(engine, 1)  # returns as soon as the new life is there, empty
+    await until(lambda: not engine.core.in_transition)
+    await pair.expect_all_as_before()

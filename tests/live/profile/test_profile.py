@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,14 @@ FLAGS = {
     "memory": "64MiB", "num_threads": 1, "dtype": "float32", "max_num_batched_tokens": 64, "max_num_seqs": 32,
     "exchange_piece_bytes": 1 << 16,
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_rounds() -> Iterator[None]:
+    """No test looks at how well it measures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "MAX_ROUNDS", measure.MIN_ROUNDS)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +109,7 @@ def test_the_report_holds_what_was_measured(result: ProfileResult) -> None:
     assert "data:image/svg+xml;base64," in page
 
 
-def test_the_command_writes_what_serving_finds(model_dir: Path, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(measure, "MAX_ROUNDS", measure.MIN_ROUNDS)  # nobody looks at how well it measures
+def test_the_command_writes_what_serving_finds(model_dir: Path, tmp_path: Path, capsys) -> None:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in FLAGS.items()]
     page, figures = tmp_path / "p.html", tmp_path / "p.json"
     assert main(["profile", str(model_dir), "--quick", "--html", str(page), "--json", str(figures), *flags]) == 0

@@ -1,6 +1,7 @@
 """kill -9 and SIGSTOP of real worker processes at named places: no token lost, repeated or wrong; nothing leaks.
 
-``JETTISON_FAULT_SCHEDULES=200`` looks further than the default; ``benchmarks/faults.py`` prints what it saw.
+``JETTISON_FAULT_SCHEDULES=200`` looks further than the default, ``JETTISON_LONG=1`` at every place of sleep;
+``benchmarks/faults.py`` prints what it saw.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from jettison.live.worker.failpoints import (
     SLEEP_NAMES,
 )
 from jettison.memory.kvtransfers import ExchangeMode
+from longrun import part_of
 
 pytestmark = pytest.mark.live
 
 IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 """Of tests that share an engine. They come last: it would not be looked after while another loop runs."""
 
-N_SCHEDULES = int(os.environ.get("JETTISON_FAULT_SCHEDULES", "8"))
+N_SCHEDULES = int(os.environ.get("JETTISON_FAULT_SCHEDULES", "5"))
 
 
 @pytest.fixture(scope="module")
@@ -80,16 +82,6 @@ def test_an_instance_of_one_layer_dies_without_a_pipeline(tmp_path: Path) -> Non
     assert max(len(request.output) for _, outcome in rows for request in outcome.requests) == 120
 
 
-async def test_a_round_that_does_not_end_says_what_it_waited_for(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with FaultRounds.running(model_dir) as rounds:
-        monkeypatch.setattr(fault_rounds, "ROUND_TIMEOUT_S", 0.0)
-        report = await rounds.run(Schedule(0, 0, "before_flush", 1, signal.SIGKILL))
-        assert not report.reached
-        assert report.problems[0].startswith("waited for the armed life of the victim: not there after 0 s: ready {0:")
-
-
 def test_the_full_table_has_every_death_in_every_mode() -> None:
     planned = [
         (mode, num, where) for index in range(5) for mode, num, places in death_plan(index, 5) for where in places
@@ -118,10 +110,10 @@ def test_every_place_of_a_move_is_drawn_with_what_it_takes_to_meet_it() -> None:
 
 @IN_ONE_LOOP
 async def test_seeded_deaths_lose_nothing(rounds: FaultRounds) -> None:
-    step = max(1, len(NAMES) // N_SCHEDULES)
+    step = len(NAMES) // N_SCHEDULES | 1  # odd: places before and after
     num_token_migrations = 0
     for index in range(N_SCHEDULES):
-        report = await rounds.run(Schedule.draw(index * step if len(NAMES) > N_SCHEDULES else index))
+        report = await rounds.run(Schedule.draw(index * step))
         assert not report.problems, report
         assert report.num_tokens > 0
         num_token_migrations += report.num_token_migrations
@@ -130,9 +122,7 @@ async def test_seeded_deaths_lose_nothing(rounds: FaultRounds) -> None:
 
 
 @IN_ONE_LOOP
-@pytest.mark.parametrize("name", [
-    "after_sleep", "before_wake", *(pytest.param(n, marks=pytest.mark.slow) for n in ("before_sleep", "after_wake"))
-])
+@pytest.mark.parametrize("name", part_of(SLEEP_NAMES, ("after_sleep", "before_wake")))
 async def test_deaths_on_the_way_to_sleep_and_back(name: str, rounds: FaultRounds) -> None:
     report = await rounds.run(Schedule(3, 1, name, 1, signal.SIGKILL))
     assert not report.problems, report
@@ -140,17 +130,11 @@ async def test_deaths_on_the_way_to_sleep_and_back(name: str, rounds: FaultRound
 
 
 @IN_ONE_LOOP
-async def test_deaths_at_phases_of_migrations_and_of_waking(rounds: FaultRounds) -> None:
-    for seed, name in enumerate(("source:kv_last", "destination:tokens_stop", "waker:before_load")):
+@pytest.mark.parametrize("names", [("source:kv_last", "destination:tokens_stop", "waker:before_load"), OFFLINE_NAMES],
+                         ids=["migrations and waking", "copies and steps that are given up"])  # fmt: skip
+async def test_deaths_in_what_is_done_for_requests_lose_nothing(names: tuple[str, ...], rounds: FaultRounds) -> None:
+    for seed, name in enumerate(names):
         report = await rounds.run(schedule_of(name, seed % 2, seed))
-        assert not report.problems, report
-        assert report.reached, name
-
-
-@IN_ONE_LOOP
-async def test_deaths_in_copies_and_in_steps_that_are_given_up_lose_nothing(rounds: FaultRounds) -> None:
-    for seed, name in enumerate(OFFLINE_NAMES):
-        report = await rounds.run(Schedule(seed, seed % 2, name, 2, signal.SIGKILL))
         assert not report.problems, report
         assert report.reached, name
 
@@ -162,3 +146,14 @@ async def test_a_stopped_worker_that_wakes_up_reaches_nobody(rounds: FaultRounds
         report = await rounds.run(Schedule(seed, 0, name, 20, signal.SIGSTOP, wake))
         assert not report.problems, report
         assert report.reached
+
+
+@IN_ONE_LOOP
+async def test_a_round_that_does_not_end_says_what_it_waited_for(
+    rounds: FaultRounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one: the engine is not looked after until it is at rest."""
+    monkeypatch.setattr(fault_rounds, "ROUND_TIMEOUT_S", 0.0)
+    report = await rounds.run(Schedule(0, 0, "before_flush", 1, signal.SIGKILL))
+    assert not report.reached
+    assert report.problems[0].startswith("waited for worker 0 at before_flush: not there after 0 s: ready {0:")

@@ -16,6 +16,7 @@ from jettison.live.verify import run as verify
 from jettison.live.verify.applicable import Has, Lack, Needs, why_not
 from jettison.live.verify.scenarios import BLOCK_SIZE, Setting, make_cluster, make_prompts, produced, submit
 from jettison.live.verify.solo_reference import SoloReference
+from longrun import LONG
 
 STAGED = (
     "migrate while decoding", "drop + exchange (live)", "restore + split", "drop again during restore",
@@ -49,8 +50,8 @@ SHAPES: dict[str, dict[str, object]] = {
     "short-context": {"layers": 4, "max_position_embeddings": 128},
     "long-context": {"layers": 4, "max_position_embeddings": 131_072, "rope_scaling": "llama3"},
 }  # fmt: skip
-TURNS = 6
-"""Each event is staged on every sixth shape, others than the next event: all on all take minutes."""
+TURNS = 1 if LONG else 12
+"""Each event is staged on every twelfth shape, others than the next event: all on all take minutes."""
 
 BASE: dict[str, object] = {
     "arch": "llama", "layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "std": 0.2, "seed": 7,

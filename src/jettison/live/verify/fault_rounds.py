@@ -20,6 +20,7 @@ import contextlib
 import os
 import random
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,7 @@ from jettison.live.verify.fault_orders import Orders
 from jettison.live.verify.fault_places import Watch
 from jettison.live.verify.fault_schedules import Schedule, Wake
 from jettison.live.verify.scenarios import Observed
-from jettison.live.worker.failpoints import VARIABLE, Rule
+from jettison.live.worker.failpoints import VARIABLE, Rule, arm
 from jettison.types import FinishReason, Request, SamplingParams, ServiceClass, WorkerId
 
 BLOCK_SIZE = 4
@@ -128,8 +129,10 @@ def _params(num_tokens: int) -> SamplingParams:
 class FaultRounds:
     """One engine and the rounds it goes through. Use as ``async with FaultRounds.running(...)``."""
 
-    def __init__(self, engine: Engine, config: EngineConfig, load: RoundLoad) -> None:
+    def __init__(self, engine: Engine, config: EngineConfig, load: RoundLoad, rules: Path) -> None:
         self.engine = engine
+        self._rules = rules
+        """Which worker dies where: the file at which workers look."""
         self._load = load
         rng = random.Random(11)
         vocab = engine.core.state.shape.vocab_size
@@ -147,21 +150,24 @@ class FaultRounds:
     async def running(
         model_dir: Path, load: RoundLoad = DEFAULT_LOAD, **flags: object
     ) -> AsyncIterator[FaultRounds]:
-        """Start an engine, and close it and disarm everything at the end."""
+        """Start an engine whose workers can be armed, and close it at the end."""
         config = make_config(model_dir, load, flags)
         engine = Engine(config)
-        try:
-            await engine.start()
-            # A wake asks its peers first: where the disk is predicted to be sooner no place of a pull would be met.
-            engine.core.sleepers.predict = None
-            yield FaultRounds(engine, config, load)
-        finally:
-            os.environ.pop(VARIABLE, None)
-            await engine.close()
+        with tempfile.TemporaryDirectory(prefix="jettison-faults-") as folder:
+            rules = Path(folder) / "rules"
+            arm(rules, [])
+            os.environ[VARIABLE] = str(rules)  # for every life of each worker
+            try:
+                await engine.start()
+                # A wake asks its peers first: where the disk is predicted to be sooner no place of a pull would be met.
+                engine.core.sleepers.predict = None
+                yield FaultRounds(engine, config, load, rules)
+            finally:
+                del os.environ[VARIABLE]
+                await engine.close()
 
     async def run(self, schedule: Schedule) -> RoundReport:
-        """One round. Where the victim itself is to meet a failpoint its life is a new one: it is restarted first, which
-        is a death as well."""
+        """One round."""
         report = RoundReport(schedule, reached=False)
         self._num_rounds += 1
         self._cut_off.clear()
@@ -171,7 +177,7 @@ class FaultRounds:
         over = asyncio.Event()
         try:
             async with asyncio.timeout(ROUND_TIMEOUT_S):
-                await self._arm(schedule)
+                self._arm(schedule)
                 totals_before = counters(self.engine.core)
                 losses_before = self.engine.core.state.counters.num_worker_losses
                 orders = Orders(self.engine, schedule, self._load.pauses_s, over, self._until)
@@ -203,23 +209,18 @@ class FaultRounds:
         report.problems += self._leaks()
         return report
 
-    async def _arm(self, schedule: Schedule) -> None:
-        """Give the victim a life with the rule in its environment, or have the controller watch for the place."""
+    def _arm(self, schedule: Schedule) -> None:
+        """Tell the victim where it dies, or have the controller watch for the place."""
         if schedule.role is not None and schedule.is_phase:
+            arm(self._rules, [])
             pid = self._pid(schedule.victim)
             self.engine.watch(Watch(
                 self.engine.core, schedule.victim, schedule.role, schedule.point, schedule.count,
                 lambda: os.kill(pid, schedule.signal),
             ).look)
             return
-        life = self._life(schedule.victim) + 1
-        rule = Rule(schedule.victim, life, schedule.point, schedule.count, schedule.signal)
-        os.environ[VARIABLE] = str(rule)
-        self._kill(schedule.victim, signal.SIGKILL)
-        await self._until(
-            lambda: self._life(schedule.victim) == life and self._is_quiet(), "the armed life of the victim"
-        )
-        del os.environ[VARIABLE]
+        victim = schedule.victim
+        arm(self._rules, [Rule(victim, self._life(victim), schedule.point, schedule.count, schedule.signal)])
 
     async def _fate(self, schedule: Schedule, report: RoundReport) -> None:
         """Wait until the victim has met its failpoint, and see that what must follow does."""
@@ -297,10 +298,6 @@ class FaultRounds:
 
     def _pid(self, worker: WorkerId) -> int:
         return next(w.pid for w in self.engine.snapshot().workers if w.worker_id == worker) or 0
-
-    def _kill(self, worker: WorkerId, how: signal.Signals) -> None:
-        if pid := self._pid(worker):
-            os.kill(pid, how)
 
     async def _until(self, condition: Callable[[], bool], what: str) -> None:
         with self._awaiting(what):

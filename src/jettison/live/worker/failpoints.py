@@ -1,17 +1,18 @@
 """Named places at which a test may kill or stop a worker. Without the variable nothing is looked at or kept.
 
-    JETTISON_TEST_KILL_AT=<worker>.<life>:<name>:<count>[:<signal>],...
+    JETTISON_TEST_KILL_AT=<path of a file>; in it: <worker>.<life>:<name>:<count>[:<signal>],...
 
 says: that life of that worker sends itself the signal (KILL, or STOP) when it reaches the place for the ``count``-th
-time. Pieces count from the life's first step on: those that fill it before are of no drop or restore. Only tests and
-``benchmarks/faults.py`` set it.
+time since the file was written. A worker looks at the file wherever it reaches a place, so one that serves can be armed
+(``arm``). Only tests and ``benchmarks/faults.py`` set it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from jettison.types import WorkerId
@@ -59,9 +60,6 @@ OFFLINE_NAMES = (
 
 ALL_NAMES = (*NAMES, *PULL_NAMES, *SLEEP_NAMES, *FILL_NAMES, *OFFLINE_NAMES)
 
-_STEP_BEGINS = ("before_stage", "before_sample")
-_OF_PIECES = frozenset((*FILL_NAMES, *(n for n in (*NAMES, *PULL_NAMES) if "_piece_" in n or "_shard_" in n)))
-
 Failpoint = Callable[[str], None]
 
 
@@ -95,19 +93,30 @@ def nowhere(name: str) -> None:
     """The failpoint of a worker that no test is after."""
 
 
+def arm(file: Path, rules: Sequence[Rule]) -> None:
+    """From now on these rules hold, and no others."""
+    new = file.with_suffix(".new")
+    new.write_text(",".join(map(str, rules)))
+    os.replace(new, file)
+
+
 def from_environment(worker_id: WorkerId, life: int, environ: Mapping[str, str] = os.environ) -> Failpoint:
     """What one life of one worker does at its failpoints."""
-    mine = [r for r in parse(environ.get(VARIABLE, "")) if (r.worker_id, r.life) == (worker_id, life)]
-    if not mine:
+    file = environ.get(VARIABLE)
+    if file is None:
         return nowhere
-    left = {rule: rule.num_times for rule in mine}
-    has_run = False
+    left: dict[Rule, int] = {}
+    version: tuple[int, int] | None = None
 
     def reach(name: str) -> None:
-        nonlocal has_run
-        has_run = has_run or name in _STEP_BEGINS
-        for rule in mine:
-            if rule.name == name and (has_run or name not in _OF_PIECES):
+        nonlocal left, version
+        now = os.stat(file)
+        if (now.st_ino, now.st_mtime_ns) != version:
+            version = now.st_ino, now.st_mtime_ns
+            rules = parse(Path(file).read_text())
+            left = {rule: rule.num_times for rule in rules if (rule.worker_id, rule.life) == (worker_id, life)}
+        for rule in left:
+            if rule.name == name:
                 left[rule] -= 1
                 if left[rule] == 0:
                     os.kill(os.getpid(), rule.signal)

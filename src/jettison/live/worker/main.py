@@ -26,7 +26,7 @@ import msgspec
 
 from jettison.errors import JettisonError, LinkDownError, UserError
 from jettison.live.machine.address_space import explained
-from jettison.live.machine.garbage import settle_garbage_collector
+from jettison.live.machine.garbage import no_collections, settle_garbage_collector
 from jettison.live.wire import messages as m
 from jettison.live.wire.channel import WorkerChannel
 from jettison.live.wire.heartbeat import Heart
@@ -57,7 +57,8 @@ DeviceFactory = Callable[[WorkerSpec], Device]
 
 def make_device_worker(spec: WorkerSpec) -> Device:
     """The real device. Imports torch, so only after the thread counts are set."""
-    from jettison.device.worker import DeviceWorker
+    with no_collections():
+        from jettison.device.worker import DeviceWorker
 
     return DeviceWorker(
         model_dir=Path(spec.model_dir),
