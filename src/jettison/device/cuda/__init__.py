@@ -1,0 +1,1 @@
+"""The CUDA back end. Loads without a GPU, and but for the Triton kernels without Triton."""
