@@ -61,7 +61,7 @@ def heads_kernel(
 
     ``qkv``: [T, HQ + 2 * KVH heads]. Queries change in place; keys and values go to their places in the cache where
     ``WRITES``, keys else in place too. A token whose slot is negative is padding and leaves nothing in the cache.
-    HB heads a program.
+    HB heads a program. With KVH = 0 all heads are queries.
     """
     token = tl.program_id(0)
     head = tl.program_id(1) * HB + tl.arange(0, HB)
@@ -139,24 +139,6 @@ def write_kv_kernel(
 
 
 @triton.jit
-def head_norm_kernel(
-    x, gains, stride, heads, eps, D: tl.constexpr, DP: tl.constexpr, HB: tl.constexpr, PDL: tl.constexpr
-):
-    """See ``Kernels.head_rms_norm``. HB heads a program."""
-    head = tl.program_id(1) * HB + tl.arange(0, HB)
-    dims = tl.arange(0, DP)
-    gain = tl.load(gains + dims[None, :], mask=(dims < D)[None, :], other=0.0)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    inside = (head < heads)[:, None] & (dims < D)[None, :]
-    at = x + tl.program_id(0).to(tl.int64) * stride + head[:, None] * D + dims[None, :]
-    value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    total = tl.sum(value * value, 1)[:, None]
-    tl.store(at, _normalized(value, gain, total, D, eps), mask=inside)
-
-
-@triton.jit
 def silu_kernel(gate_up, out, in_stride, out_stride, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """See ``Kernels.silu_mul``."""
     row = tl.program_id(0).to(tl.int64)
@@ -173,7 +155,7 @@ def silu_kernel(gate_up, out, in_stride, out_stride, width, BLOCK: tl.constexpr,
 
 @triton.jit
 def gather_kernel(table, ids, out, num_rows, width, out_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """See ``Kernels.gather_rows``. A row that the table has not is NaN: its logits are not finite, so it fails alone."""
+    """See ``Kernels.gather_rows``. A row that the table has not is NaN, and so its logits: it fails alone."""
     row = tl.program_id(0).to(tl.int64)
     dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if PDL:

@@ -1,4 +1,4 @@
-"""What the programs of a step's attention have to do, as an array that a graph reads: built by numpy, no loop over rows.
+"""What the programs of a step's attention have to do, as an array that a graph reads: built by numpy, without a loop.
 
 An item is a tile of tokens of one row with all positions that they see, or, where there is too little work to keep
 the card busy, with one split of them. Either way a token's sums are taken in the same groups in the same order, so how
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from jettison.device.cuda.tiles import PART_ROWS, SPLIT, Tile
 
 Int32s = npt.NDArray[np.int32]
+Ints = npt.NDArray[np.integer]
 
 ITEM_WORDS = 8
 """row, first token of the batch, tokens, position of the first, end of the positions, split, first slot or -1, 0"""
@@ -53,12 +54,15 @@ def num_words(shape: WorkShape, max_tokens: int, max_rows: int) -> int:
 
 
 def fill_work(
-    words: Int32s, query_lens: Int32s, context_lens: Int32s, shape: WorkShape, only_context: bool = False
+    words: Int32s, query_lens: Ints, context_lens: Ints, shape: WorkShape, only_context: bool = False
 ) -> WorkCounts:
     """Write the list of a step to the start of ``words``, the longest items first.
 
     ``query_lens``, ``context_lens``: [R], as in ``Kernels.attention``. Raises ValueError where ``words`` is too short.
     """
+    first: Ints | int
+    split: Ints | int
+    slot: Ints | int
     per_tile = shape.tile.tokens(shape.group)
     most_tokens = min(per_tile, int(query_lens.max(initial=0)))
     if int(query_lens.max(initial=0)) <= per_tile:  # decode: at most one tile a row
@@ -81,16 +85,15 @@ def fill_work(
     words[0], words[1] = num_items, part_rows
     items = words[HEADER_WORDS : HEADER_WORDS + ITEM_WORDS * num_items].reshape(num_items, ITEM_WORDS)
     if num_slots == 0:
-        order, split, slot = _longest_first(end), 0, -1
-        tile = order
+        tile, split, slot = _longest_first(end), 0, -1
     else:
         tile = np.repeat(np.arange(len(row)), counts)
-        split = np.arange(num_items) - np.repeat(np.cumsum(counts) - counts, counts)
+        splits = np.arange(num_items) - np.repeat(np.cumsum(counts) - counts, counts)
         is_split = num_splits[tile] > 0
-        length = np.where(is_split, np.minimum(end[tile] - split * SPLIT, SPLIT), end[tile])
-        slot = np.where(is_split, (np.cumsum(num_splits) - num_splits)[tile], -1)
+        length = np.where(is_split, np.minimum(end[tile] - splits * SPLIT, SPLIT), end[tile])
+        slots = np.where(is_split, (np.cumsum(num_splits) - num_splits)[tile], -1)
         order = _longest_first(length)
-        tile, split, slot = tile[order], split[order], slot[order]
+        tile, split, slot = tile[order], splits[order], slots[order]
     for column, values in enumerate((row, token, size, position, end)):
         items[:, column] = values[tile]
     items[:, 5] = split
@@ -99,22 +102,23 @@ def fill_work(
 
 
 def fill_places(
-    block_tables: Int32s, query_lens: Int32s, context_lens: Int32s, block_size: int, positions: Int32s, slots: Int32s
+    block_tables: Ints, query_lens: Ints, context_lens: Ints, block_size: int, positions: Int32s, slots: Int32s
 ) -> None:
     """Write each token's position, and where its keys and values lie: block * block_size + place in the block.
 
     ``positions``, ``slots``: [T].
     """
     if len(positions) == len(query_lens) and int(query_lens.max()) == 1:
-        rows: npt.NDArray[np.integer] = np.arange(len(query_lens))
+        rows: Ints = np.arange(len(query_lens))
         positions[:] = context_lens
     else:
         rows = np.repeat(np.arange(len(query_lens)), query_lens)
-        positions[:] = np.arange(len(positions)) - np.repeat(np.cumsum(query_lens) - query_lens - context_lens, query_lens)
+        before = np.cumsum(query_lens) - query_lens - context_lens
+        positions[:] = np.arange(len(positions)) - np.repeat(before, query_lens)
     slots[:] = block_tables[rows, positions // block_size] * block_size + positions % block_size
 
 
-def _splits(end: Int32s, shape: WorkShape, max_slots: int) -> npt.NDArray[np.int64]:
+def _splits(end: Ints, shape: WorkShape, max_slots: int) -> npt.NDArray[np.int64]:
     """[tiles]: in how many parts each tile's positions are worked on by programs of their own; 0: by one."""
     most = max(SPLIT, int(_BALANCE * int(end.sum()) * shape.kv_heads / shape.programs))
     num_splits = np.where(end > most, -(-end // SPLIT), 0).astype(np.int64)
@@ -124,7 +128,7 @@ def _splits(end: Int32s, shape: WorkShape, max_slots: int) -> npt.NDArray[np.int
     return num_splits
 
 
-def _longest_first(lengths: Int32s) -> npt.NDArray[np.int64]:
+def _longest_first(lengths: Ints) -> npt.NDArray[np.int64]:
     """A radix sort by sixteen bits: 10 µs for 1,000."""
     coarse = np.minimum(lengths >> max(0, int(lengths.max()).bit_length() - 16), 0xFFFF) if len(lengths) else lengths
     return np.argsort(0xFFFF - coarse.astype(np.uint16), kind="stable")
