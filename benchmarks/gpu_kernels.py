@@ -31,6 +31,7 @@ from jettison.device.cuda.worklist import WorkShape, fill_work, num_words
 READ_GBPS, DENSE_TFLOPS = 4339.0, 989.0  # measured on an H200; bfloat16 as the vendor says
 TARGETS_MS = {"7b 1": 4.2, "7b 64": 5.3, "14b 1": 8.3}
 KV_HEADS, GROUP, DIM = (4, 7, 128) if GPU else (1, 3, 16)
+POOL = torch.cuda.graph_pool_handle() if GPU else None
 RESULTS: dict[str, object] = {}
 
 
@@ -66,7 +67,7 @@ def captured(function):
         return function
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=POOL):
         function()
     return graph.replay
 

@@ -174,5 +174,10 @@ def test_bad_rows_are_refused(kernels: CudaKernels, device: torch.device) -> Non
         kernels.write_kv(batch.k, batch.v, batch.arena, bad, *rows[1:])
 
 
+def test_bytes_of_what_waits_to_be_merged(device: torch.device) -> None:
+    parts = Parts(3, 80, device)
+    assert Parts.num_bytes(3, 80) == sum(each.nbytes for each in (parts.sums, parts.scales, parts.arrived))
+
+
 def test_splits_are_whole_numbers_of_what_is_looked_at_together() -> None:
     assert tiles.SPLIT % tiles.POSITIONS == 0

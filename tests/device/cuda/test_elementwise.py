@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from jettison.device.cuda.kernels import CudaKernels
-from jettison.device.kernels.layer import LayerConstants, LayerWeights
+from jettison.device.kernels.layer import LayerConstants, LayerWeights, prepare_heads
 from jettison.device.kernels.torch_kernels import TorchKernels
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -82,6 +82,41 @@ def test_heads_by_themselves(
     for bad in (-1, 50):
         with pytest.raises(IndexError, match="position"):
             kernels.rotary(q, k, cos_there, sin_there, np.array([0, 0, bad, 0], dtype=np.int32))
+
+
+@pytest.mark.parametrize("has_norm", [False, True], ids=["bias", "norm of heads"])
+def test_heads_on_their_way_in_one_launch_or_in_several_have_the_same_bits(
+    kernels: CudaKernels, device: torch.device, dtype: torch.dtype, has_norm: bool
+) -> None:
+    """A layer with remote attention takes the second way, a step without it the first."""
+    heads, kv_heads, head_dim = 5, 2, 16
+    width = (heads + 2 * kv_heads) * head_dim
+    x, weight, bias, gain, residual = on(
+        device, randn(3, 24, dtype=dtype), randn(width, 24, dtype=dtype, seed=1), randn(width, dtype=dtype, seed=2),
+        randn(head_dim, dtype=dtype, seed=3), randn(heads * head_dim, heads * head_dim, dtype=dtype, seed=4),
+    )  # fmt: skip
+    cos, sin = on(device, *tables(32, head_dim))
+    rows = np.array([[1, 0]], dtype=np.int32), np.array([3], dtype=np.int32), np.array([14], dtype=np.int32)
+    parameters = {"input_norm": gain, "post_norm": gain, "qkv_weight": weight, "o_weight": residual,
+                  "gate_up_weight": residual, "down_weight": residual}  # fmt: skip
+    parameters |= {"q_norm": gain, "k_norm": gain} if has_norm else {"qkv_bias": bias}
+    constants = LayerConstants(cos, sin, 1e-5, 0.25)
+    found = []
+    for together in (True, False):
+        weights = LayerWeights(parameters, torch.zeros(2, 2, kv_heads, 16, head_dim, dtype=dtype, device=device))
+        qkv = torch.empty(3, width, dtype=dtype, device=device)
+        q, k, v = (t.unflatten(1, (-1, head_dim)) for t in qkv.split([heads * head_dim, *[kv_heads * head_dim] * 2], 1))
+        buffers = SimpleNamespace(x=x, qkv=qkv, q=q, k=k, v=v)
+        if together:
+            kernels.linear(x, weight, None, qkv)
+            kernels.prepare_and_write(weights, buffers, constants, kernels.rows(heads, weights.arena, *rows, 3))
+        else:
+            kernels.linear(x, weight, weights.qkv_bias, qkv)
+            prepare_heads(kernels, weights, buffers, constants, np.array([14, 15, 16], dtype=np.int32))
+            kernels.write_kv(k, v, weights.arena, *rows)
+        found.append((q.clone(), weights.arena))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
 
 
 def tables(num_positions: int, rotary_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -182,6 +217,6 @@ def test_a_layer(kernels: CudaKernels, device: torch.device, dtype: torch.dtype,
         kind.attend_layer(weights, buffers, constants, block_tables, *lens, positions)
         kind.feed_forward(weights, buffers, constants)
         results.append((buffers.x, buffers.residual, own_arena))
-    for actual, expected in zip(results[1], results[0]):
+    for actual, expected in zip(results[1], results[0], strict=True):
         tolerance = 4 * TOLERANCE[dtype]
         torch.testing.assert_close(actual.cpu(), expected, rtol=tolerance, atol=tolerance)

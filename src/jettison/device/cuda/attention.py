@@ -46,6 +46,11 @@ def early_launch(early: bool) -> dict[str, bool]:
 class Parts:
     """Sums of splits that wait to be merged: one launch's at a time, so one for each stream."""
 
+    @staticmethod
+    def num_bytes(kv_heads: int, head_dim: int) -> int:
+        """What they take on the device: 34 MB with 4 KV heads of 128."""
+        return 4 * PART_ROWS * kv_heads * (triton.next_power_of_2(head_dim) + 3)
+
     def __init__(self, kv_heads: int, head_dim: int, device: torch.device) -> None:
         width = triton.next_power_of_2(head_dim)
         self.sums = torch.empty(PART_ROWS * kv_heads * width, dtype=torch.float32, device=device)

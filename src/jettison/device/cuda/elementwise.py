@@ -104,7 +104,7 @@ def heads_kernel(
         c = tl.load(cos + position.to(tl.int64) * R + dims, mask=known, other=1.0)
         s = tl.load(sin + position.to(tl.int64) * R + dims, mask=known, other=0.0)
         s = tl.where(dims < HALF, -s, s)
-        turned = value.to(tl.float32) * c[None, :] + y.to(tl.float32) * s[None, :]
+        turned = tl.fma(value.to(tl.float32), c[None, :], y.to(tl.float32) * s[None, :])
         value = tl.where(is_v[:, None], value, turned.to(value.dtype))
     stays = inside & is_q[:, None]
     if WRITES:

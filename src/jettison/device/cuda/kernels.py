@@ -180,10 +180,19 @@ class CudaKernels:
     def attend_rows(
         self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, rows: StepRows
     ) -> None:
-        """The first half of a layer, for rows that are on the device: five launches."""
+        """The first half of a layer, for rows that are on the device: four launches."""
+        self.linear(buffers.x, weights.qkv_weight, None, buffers.qkv)
+        self.prepare_and_write(weights, buffers, constants, rows)
+        self.attend(buffers.q, weights.arena, rows, buffers.attention, constants.scale)
+        self.linear(buffers.attention_flat, weights.o_weight, weights.o_bias, buffers.x)
+
+    def prepare_and_write(
+        self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, rows: StepRows
+    ) -> None:
+        """Bias, ``layer.prepare_heads`` and ``write_kv`` in one launch: same bits. ``buffers.qkv`` has no bias yet, and
+        its keys stay as they are."""
         arena, q = weights.arena, buffers.q
         _, _, kv_heads, block_size, head_dim = arena.shape
-        self.linear(buffers.x, weights.qkv_weight, None, buffers.qkv)
         has_norm = weights.q_norm is not None and weights.k_norm is not None
         gains = (weights.q_norm, weights.k_norm) if has_norm else (buffers.x, buffers.x)
         bias = weights.qkv_bias
@@ -195,8 +204,6 @@ class CudaKernels:
             BS=block_size, HB=_HEADS_A_PROGRAM, HAS_BIAS=bias is not None, HAS_NORM=has_norm, ROTATES=True,
             WRITES=True, PDL=self._early, num_warps=2, **self._launch(),
         )
-        self.attend(q, arena, rows, buffers.attention, constants.scale)
-        self.linear(buffers.attention_flat, weights.o_weight, weights.o_bias, buffers.x)
 
     def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
         """See ``Kernels.feed_forward``: four launches."""

@@ -20,8 +20,8 @@ POSITIONS = 64
 ONE_SIZE = 64
 """Rows of every tile where bits must be equal: one compiled kernel, so one way of multiplying and adding."""
 
-PART_ROWS = 32768
-"""Rows of unmerged sums that there is room for, for each KV head: 4,681 splits of one token with seven heads."""
+PART_ROWS = 16384
+"""Rows of unmerged sums that there is room for, for each KV head: 2,340 splits of one token with seven heads."""
 
 assert SPLIT % POSITIONS == 0
 
