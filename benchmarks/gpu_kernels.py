@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from gpu_model import CONTEXT, DEVICE, GPU, SHAPES, Model, products, randn
 
-from jettison.device.cuda import tiles
+from jettison.device.cuda import attention, tiles, worklist
 from jettison.device.cuda.attention import Launch, Parts, attend
 from jettison.device.cuda.kernels import CudaKernels
 from jettison.device.cuda.tiles import Tile, tiles_for
@@ -109,21 +109,25 @@ def part_tiles(kernels: CudaKernels) -> None:
 
 
 def part_attention(kernels: CudaKernels) -> None:
-    sizes = [(16, 4), (64, 4)] if GPU else [(16, 4)]
-    ways = [Tile(*size, *way) for size in sizes for way in ((2, 2), (3, 2), (4, 2), (3, 3))[: 4 if GPU else 1]]
+    ways = [(Tile(rows, 4, stages, programs), early, split)
+            for rows in ((16, 64) if GPU else (16,))
+            for stages, programs, early, split in (
+                (3, 2, False, 512), (3, 3, False, 512), (2, 2, False, 512), (4, 2, False, 512), (3, 2, True, 512),
+                (3, 2, False, 256))[: 6 if GPU else 1]]  # fmt: skip
     for rows, context in ((1, 1024), (1, 8192), (64, 1024), (64, 4096), (256, 1024)) if GPU else ((2, 40),):
         num_bytes = rows * context * 4 * KV_HEADS * DIM
         caches = [Cache(rows, context + 1) for _ in range(max(2, min(64, (768 << 20) // num_bytes)) if GPU else 1)]
         q, told = randn(rows, GROUP * KV_HEADS, DIM), {}
-        for tile in ways:
-            for early in (False, True) if GPU else (False,):
-                try:
-                    runs = [c.attend(q, [1] * rows, [context] * rows, tile, early)[0] for c in caches]
-                    us = gpu_us(captured(lambda runs=runs: [run() for run in runs])) / len(caches)
-                except Exception as error:  # noqa: BLE001 - a tile too large says so, and the others are measured
-                    us = repr(error)[:60]
-                told[f"{tile.rows}/{tile.stages}/{tile.programs}{' early' if early else ''}"] = us
-        tell(f"decode attention {rows} x {context}, us by rows/stages/programs", told,
+        for tile, early, split in ways:
+            attention.SPLIT = worklist.SPLIT = split
+            try:
+                runs = [c.attend(q, [1] * rows, [context] * rows, tile, early)[0] for c in caches]
+                us = gpu_us(captured(lambda runs=runs: [run() for run in runs])) / len(caches)
+            except Exception as error:  # noqa: BLE001 - a tile too large says so, and the others are measured
+                us = repr(error)[:60]
+            told[f"{tile.rows}/{tile.stages}/{tile.programs}/{split}{' early' if early else ''}"] = us
+        attention.SPLIT = worklist.SPLIT = tiles.SPLIT
+        tell(f"decode attention {rows} x {context}, us by rows/stages/programs/split", told,
              f"the memory's limit {num_bytes / READ_GBPS / 1e3:.1f}")
     for length, context in ((8192, 0), (2048, 6144)) if GPU else ((20, 20),):
         cache, q = Cache(1, length + context), randn(length, GROUP * KV_HEADS, DIM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from jettison.device.cuda.tiles import POSITIONS, SPLIT, Tile
 from jettison.device.cuda.worklist import (
@@ -46,6 +46,7 @@ def seen_by_token(items: np.ndarray) -> dict[int, list[tuple[int, int]]]:
     return {at: [(lo, hi) for _, lo, hi in sorted(spans)] for at, spans in seen.items()}
 
 
+@settings(max_examples=40)
 @given(rows=ROWS, shape=SHAPES, only_context=st.booleans())
 def test_every_token_sees_every_position_once(
     rows: list[tuple[int, int]], shape: WorkShape, only_context: bool
@@ -66,6 +67,7 @@ def test_every_token_sees_every_position_once(
     assert not seen
 
 
+@settings(max_examples=40)
 @given(rows=ROWS, shape=SHAPES)
 def test_items_name_their_rows_and_slots(rows: list[tuple[int, int]], shape: WorkShape) -> None:
     items = listed(rows, shape)
@@ -82,6 +84,7 @@ def test_items_name_their_rows_and_slots(rows: list[tuple[int, int]], shape: Wor
     assert lengths == sorted(lengths, reverse=True), "the longest first"
 
 
+@settings(max_examples=40)
 @given(rows=ROWS, extra=ROWS, shape=SHAPES)
 def test_other_rows_do_not_change_the_groups_of_a_tokens_sums(
     rows: list[tuple[int, int]], extra: list[tuple[int, int]], shape: WorkShape
@@ -113,6 +116,7 @@ def test_splits_for_which_there_is_no_room_stay_whole() -> None:
     assert (~is_split).sum() == 29
 
 
+@settings(max_examples=40)
 @given(rows=ROWS, block_size=st.sampled_from([16, 32, 64]))
 def test_places(rows: list[tuple[int, int]], block_size: int) -> None:
     queries, contexts = np.array(rows, dtype=np.int32).T.copy()

@@ -79,7 +79,7 @@ def attend(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tables", "work", "table_stride"])  # they differ from step to step
 def attend_kernel(
     q, arena, tables, work, out, lse, part_sums, part_scales, arrived,
     table_stride, q_stride, o_stride, scale,
@@ -87,7 +87,7 @@ def attend_kernel(
     BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, CAUSAL: tl.constexpr, HAS_LSE: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Every program takes every so-manieth (item, KV head). Row r of a tile is token r // G with query head r % G."""
+    """A program takes every so-many-th (item, KV head). Row r of a tile is token r // G with query head r % G."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

@@ -5,6 +5,8 @@ Roundings are those of ``torch_kernels``: a norm is rounded before its gain, sum
 sums, in one way whatever the batch, so no row depends on another. Each kernel waits for the one before it (``PDL``)
 only once it has loaded what no kernel writes.
 
+What differs from step to step is not specialized on: a server compiles before its first step, not in a later one.
+
 Not here: checks of arguments and choices of sizes (``kernels``).
 """
 
@@ -50,7 +52,7 @@ def norm_kernel(
     tl.store(out + row * out_stride + dims, _normalized(value, gain, total, width, eps), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["positions", "slots"])
 def heads_kernel(
     qkv, bias, arena, q_gains, k_gains, cos, sin, positions, slots, stride, num_positions, eps,
     HQ: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, BS: tl.constexpr,
@@ -119,7 +121,7 @@ def heads_kernel(
     tl.store(source + own, value, mask=stays)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots"])
 def write_kv_kernel(
     k, v, arena, slots, k_stride, v_stride,
     KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr, PDL: tl.constexpr,
@@ -153,7 +155,7 @@ def silu_kernel(gate_up, out, in_stride, out_stride, width, BLOCK: tl.constexpr,
     tl.store(out + row * out_stride + dims, value.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ids"])
 def gather_kernel(table, ids, out, num_rows, width, out_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """See ``Kernels.gather_rows``. A row that the table has not is NaN, and so its logits: it fails alone."""
     row = tl.program_id(0).to(tl.int64)
