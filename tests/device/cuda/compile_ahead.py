@@ -173,6 +173,7 @@ def compiled(case: dict[str, Any], capability: int) -> dict[str, Any]:
     return {
         "name": case["name"], "capability": capability, "registers": int(found[1]), "stack_bytes": int(found[2]),
         "shared_bytes": kernel.metadata.shared, "warps": case["warps"], "multiplies_by": multiplies,
+        "waits": "griddepcontrol.wait" in kernel.asm["ptx"], "may_wait": constants.get("PDL", False),
         "should_multiply": case.get("multiplies", False), "is_float32": "fp32" in case["name"],
     }  # fmt: skip
 

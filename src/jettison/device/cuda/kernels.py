@@ -85,7 +85,8 @@ class CudaKernels:
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             self._processors, can_launch_early = properties.multi_processor_count, properties.major >= 9
-        self._early = can_launch_early if launches_early is None else launches_early
+        self.launches_early = can_launch_early if launches_early is None else launches_early
+        """May be changed between launches: the bits are the same."""
         self._parts: dict[tuple[int, int], Parts] = {}
         if self.rows_are_independent and device.type == "cuda":
             choose_invariant_products()
@@ -131,7 +132,7 @@ class CudaKernels:
         parts = self._parts.get((kv_heads, head_dim))
         if parts is None:
             parts = self._parts[kv_heads, head_dim] = Parts(kv_heads, head_dim, self.device)
-        launch = Launch(rows.tile, self._programs(rows.tile), rows.only_context, lse, self._early)
+        launch = Launch(rows.tile, self._programs(rows.tile), rows.only_context, lse, self.launches_early)
         attend(q, arena, rows.tables, rows.work, out, scale, parts, launch)
 
     def attention(
@@ -163,7 +164,8 @@ class CudaKernels:
         rows = self.rows(kv_heads, arena, block_tables, query_lens, context_lens, tokens)
         elementwise.write_kv_kernel[(tokens, kv_heads)](
             k, v, arena, rows.slots, k.stride(0), v.stride(0), KVH=kv_heads, D=head_dim,
-            DP=triton.next_power_of_2(head_dim), BS=arena.shape[3], PDL=self._early, num_warps=1, **self._launch(),
+            DP=triton.next_power_of_2(head_dim), BS=arena.shape[3], PDL=self.launches_early, num_warps=1,
+            **self._launch(),
         )
 
     # ----------------------------------------------------------------------------------------------- layers
@@ -202,7 +204,7 @@ class CudaKernels:
             rows.positions, rows.slots, buffers.qkv.stride(0), constants.cos.shape[0], constants.eps,
             HQ=q.shape[1], KVH=kv_heads, D=head_dim, DP=triton.next_power_of_2(head_dim), R=constants.cos.shape[1],
             BS=block_size, HB=_HEADS_A_PROGRAM, HAS_BIAS=bias is not None, HAS_NORM=has_norm, ROTATES=True,
-            WRITES=True, PDL=self._early, num_warps=2, **self._launch(),
+            WRITES=True, PDL=self.launches_early, num_warps=2, **self._launch(),
         )
 
     def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
@@ -234,7 +236,7 @@ class CudaKernels:
         block = triton.next_power_of_2(width)
         elementwise.norm_kernel[(x.shape[0],)](
             x, residual, weight, out, x.stride(0), residual.stride(0), out.stride(0), width, eps,
-            ADD=adds, BLOCK=block, PDL=self._early, num_warps=min(8, max(1, block // 256)), **self._launch(),
+            ADD=adds, BLOCK=block, PDL=self.launches_early, num_warps=min(8, max(1, block // 256)), **self._launch(),
         )
 
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array) -> None:
@@ -266,7 +268,7 @@ class CudaKernels:
             x, x, x, gain, gain, cos, sin, positions, None, x.stride(0), num_positions, eps,
             HQ=heads, KVH=0, D=head_dim, DP=triton.next_power_of_2(head_dim), R=rotary_dim, BS=1,
             HB=_HEADS_A_PROGRAM, HAS_BIAS=False, HAS_NORM=gains is not None, ROTATES=cos is not None, WRITES=False,
-            PDL=self._early, num_warps=2, **self._launch(),
+            PDL=self.launches_early, num_warps=2, **self._launch(),
         )
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
@@ -275,8 +277,8 @@ class CudaKernels:
         check_matrix("out", out, rows, cols, gate_up.dtype)
         check_matrix("gate_up", gate_up, rows, 2 * cols, gate_up.dtype)
         elementwise.silu_kernel[(rows, triton.cdiv(cols, _SILU_BLOCK))](
-            gate_up, out, gate_up.stride(0), out.stride(0), cols, BLOCK=_SILU_BLOCK, PDL=self._early, num_warps=4,
-            **self._launch(),
+            gate_up, out, gate_up.stride(0), out.stride(0), cols, BLOCK=_SILU_BLOCK,
+            PDL=self.launches_early, num_warps=4, **self._launch(),
         )
 
     def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:
@@ -287,7 +289,7 @@ class CudaKernels:
             raise IndexError(f"a row lies outside the {table.shape[0]} of the matrix")
         elementwise.gather_kernel[(len(ids), triton.cdiv(table.shape[1], _GATHER_BLOCK))](
             table, ids.to(self.device), out, table.shape[0], table.shape[1], out.stride(0), BLOCK=_GATHER_BLOCK,
-            PDL=self._early, num_warps=4, **self._launch(),
+            PDL=self.launches_early, num_warps=4, **self._launch(),
         )
 
     def argmax(self, logits: Tensor) -> npt.NDArray[np.int64]:
@@ -305,11 +307,11 @@ class CudaKernels:
         at_best = torch.empty(rows, num_parts, dtype=torch.int32, device=self.device)
         elementwise.argmax_parts_kernel[(rows, num_parts)](
             logits, best, at_best, logits.stride(0), vocab, num_parts, BLOCK=elementwise.ARGMAX_CHUNK,
-            PDL=self._early, num_warps=4, **self._launch(),
+            PDL=self.launches_early, num_warps=4, **self._launch(),
         )
         elementwise.argmax_kernel[(rows,)](
-            best, at_best, out, num_parts, BLOCK=triton.next_power_of_2(num_parts), PDL=self._early, num_warps=1,
-            **self._launch(),
+            best, at_best, out, num_parts, BLOCK=triton.next_power_of_2(num_parts), PDL=self.launches_early,
+            num_warps=1, **self._launch(),
         )
 
     def gather_blocks(self, addresses: Tensor, piece: Tensor) -> None:
@@ -347,7 +349,7 @@ class CudaKernels:
         return tile.programs * self._processors
 
     def _launch(self) -> dict[str, bool]:
-        return early_launch(self._early)
+        return early_launch(self.launches_early)
 
 
 def choose_invariant_products() -> None:
