@@ -4,7 +4,7 @@
     python benchmarks/gpu_kernels.py --kind cuda --parts steps
 
 Whether they are right is for `pytest tests/device/cuda`. Needs PyTorch, Triton and numpy only. Each kind runs in a
-process of its own: how products are made is a setting of a process. Without a GPU all runs at toy sizes.
+process of its own: how products are made is a setting of a process. Without a GPU, all runs at toy sizes under TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
