@@ -4,7 +4,7 @@
     python benchmarks/gpu_kernels.py --kind cuda --parts steps
 
 Whether they are right is for `pytest tests/device/cuda`. Needs PyTorch, Triton and numpy only. Each kind runs in a
-process of its own: how products are made is a setting of a process. Toy sizes where there is no GPU (TRITON_INTERPRET=1).
+process of its own: how products are made is a setting of a process. Without a GPU: toy sizes, TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ def main() -> int:
         both = {}
         for kind in ("cuda-invariant", "cuda"):
             print(f"--- {kind}", flush=True)
-            subprocess.run(["timeout", "240", sys.executable, __file__, "--kind", kind, "--parts", options.parts, "--out",
-                            f"{options.out}.{kind}"])
+            subprocess.run(["timeout", "240", sys.executable, __file__, "--kind", kind, "--parts", options.parts,
+                            "--out", f"{options.out}.{kind}"])
             own = Path(f"{options.out}.{kind}")
             if own.exists():
                 both[kind] = json.loads(own.read_text())

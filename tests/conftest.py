@@ -29,6 +29,13 @@ settings.register_profile("explore", deadline=None, suppress_health_check=[Healt
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """A machine with a GPU may have no pytest-asyncio: its settings in pyproject.toml are known all the same."""
+    if not pluginmanager.has_plugin("asyncio"):
+        for name in ("asyncio_mode", "asyncio_default_fixture_loop_scope"):
+            parser.addini(name, "pytest-asyncio's own")
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """On several cores (``--dist loadgroup``) the live part runs in one worker, in order, beside all else."""

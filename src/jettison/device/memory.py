@@ -1,6 +1,6 @@
 """One device's memory: parameters, KV arenas and workspace as tensors whose addresses never change.
 
-Carries out page plans (``memory.pages``) over a back end (``device.pages_host``), moves blocks out of the way of a
+Carries out page plans (``memory.pages``) over a pool of pages (``device.pages``), moves blocks out of the way of a
 shrink, and knows which dropped shards still have their bytes. Who runs which layer, and what a shard's bytes should
 be, is not decided here. One thread, one call at a time.
 
@@ -15,9 +15,11 @@ from the page itself, and nothing that fails can then have overwritten a block y
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,18 @@ import numpy.typing as npt
 import torch
 
 from jettison.device.bytesview import as_tensor_uint8, widened
-from jettison.device.pages_host import HOST_PAGE_BYTES, Arena, PagePool, Syscalls
+from jettison.device.pages import Arena, MakePool, PagePool
+from jettison.device.pages_host import HOST_PAGE_BYTES
+from jettison.device.pages_host import PagePool as HostPagePool
 from jettison.device.remap import BlockCopier, BlockCopy, remap
-from jettison.errors import BudgetError, MappingError, NotReadyError, StalePlanError, WorkerLostError
+from jettison.errors import (
+    BudgetError,
+    JettisonError,
+    MappingError,
+    NotReadyError,
+    StalePlanError,
+    WorkerLostError,
+)
 from jettison.memory.extents import Extents
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.memory.pagemap import WORKSPACE, Owner, PageMap, PageSizes, check_budget, kv_owner, shard_owner
@@ -42,7 +53,7 @@ def check_addresses(budget_bytes: int, workspace_bytes: int, shape: ModelShape, 
 
     They are many times the budget: every layer's KV arena could take all of it.
     """
-    pool = PagePool(budget_bytes, sizes.page_bytes)
+    pool = HostPagePool(budget_bytes, sizes.page_bytes)
     try:
         _reserve_spans(pool, workspace_bytes, shape, sizes)
     finally:
@@ -92,7 +103,7 @@ class DeviceMemory:
         block_size: int,
         workspace_bytes: int,
         page_bytes: int = HOST_PAGE_BYTES,
-        syscalls: Syscalls | None = None,
+        make_pool: MakePool = HostPagePool,
     ) -> None:
         self.capacity_blocks = 0
         """Blocks per arena of the resident layers; 0 before ``start``."""
@@ -102,7 +113,7 @@ class DeviceMemory:
         self._block_size = block_size
         self._workspace_bytes = workspace_bytes
         self._sizes = PageSizes.of(shape, block_size, page_bytes)
-        self._pool = PagePool(budget_bytes, page_bytes, syscalls)
+        self._pool = make_pool(budget_bytes, page_bytes)
         self._map = PageMap(self._pool.num_pages)
         self._arenas: dict[Owner, Arena] = {}
         self._kv: dict[int, torch.Tensor] = {}
@@ -119,8 +130,8 @@ class DeviceMemory:
     def start(self, spec: LayoutSpec | None = None) -> None:
         """Reserve all address ranges and map the first layout (None = every shard and layer). Idempotent.
 
-        Raises BudgetError with the bytes needed, or where there are not enough addresses, or MappingError; nothing
-        stays acquired then. The shards' bytes are for the caller to fill.
+        Raises BudgetError with the bytes needed, or where there are not enough addresses, MappingError, or ConfigError
+        where the pool's device is not there; nothing stays acquired then. The shards' bytes are for the caller to fill.
         """
         if self._arenas:
             return
@@ -135,7 +146,7 @@ class DeviceMemory:
                 self._arenas[WORKSPACE].map(*extent)
             for mapping in plan.maps:
                 self._arenas[mapping.owner].map(mapping.position, mapping.page, mapping.num_pages)
-        except (BudgetError, MappingError):
+        except JettisonError:
             self.close()
             raise
         self._adopt(plan)
@@ -196,10 +207,30 @@ class DeviceMemory:
         plan = self._plan(spec, live_blocks)
         return LayoutOffer(plan.version, plan.evacuate_from_block, plan.capacity_blocks)
 
+    def prepare(self, spec: LayoutSpec, live_blocks: int, max_pages: int = sys.maxsize) -> int:
+        """Have pages mapped ahead that ``apply`` of this would map, so that it need not. Kernels may be running.
+
+        Only positions that own nothing now are prepared; layout, bytes and version stay as they are. Returns how many
+        pages were mapped, ``max_pages`` at most (30 µs each on a card): 0 where all is done, or where a back end gains
+        nothing by it. Raises like ``offer``, and MappingError, after which the layout is still as it was.
+        """
+        plan = self._plan(spec, live_blocks)
+        num_mapped = 0
+        for mapping in plan.maps:
+            arena, first = self._arenas[mapping.owner], 0
+            while first < mapping.num_pages and num_mapped < max_pages:
+                piece = min(mapping.num_pages - first, max_pages - num_mapped)
+                num_mapped += arena.prepare(mapping.position + first, mapping.page + first, piece)
+                first += piece
+        return num_mapped
+
     def apply(
         self, spec: LayoutSpec, live_blocks: int, version: int, copies: Sequence[BlockCopy]
     ) -> LayoutResult:
         """Copy blocks ``(from, to)`` in every arena that stays, then remap. No kernel may be running.
+
+        A layout begins when all older steps have ended (``core.controlstream``) and copies beside steps are halted
+        (``live.worker.loop``); what a device of its own is still at is waited for here.
 
         Ids in ``copies`` and in ``spec.retained`` are those before the copies. Raises like ``offer``, StalePlanError
         if the map is not at ``version``, ValueError for copies that are not out of harm's way, and MappingError with
@@ -211,9 +242,10 @@ class DeviceMemory:
         # Writes since the offer can only have spoilt homes; fewer shards then come back, and no line gets lower.
         plan = self._plan(spec, live_blocks)
         self._check_copies(copies, plan)
-        calls_before = self._pool.num_map_calls + self._pool.num_unmap_calls
-        self._remap(plan)
-        num_calls = self._pool.num_map_calls + self._pool.num_unmap_calls - calls_before
+        self._pool.wait_idle()
+        calls_before = self._pool.num_calls
+        self._or_broken(partial(remap, self._arenas, self._map, plan))
+        num_calls = self._pool.num_calls - calls_before
         before = replace(self._map)
         self._adopt(plan)
         if copies:
@@ -233,7 +265,10 @@ class DeviceMemory:
         self._written_blocks = max(self._written_blocks, num_blocks)
 
     def report(self) -> dict[str, int]:
-        """Bytes by use. Parameters (mapped), KV (retained included), workspace and free add up to the budget."""
+        """Bytes by use: parameters (mapped), KV (retained included), workspace and free add up to the budget.
+
+        And since the pool was made: calls that mapped or unmapped, and pages that needed none, for kept mappings.
+        """
         page_bytes = self._sizes.page_bytes
         parameters, kv, workspace = (self._map.count(kind) * page_bytes for kind in ("shard", "kv", "workspace"))
         dropped = sum(self._sizes.shard_pages.values()) * page_bytes - parameters
@@ -244,11 +279,14 @@ class DeviceMemory:
             "kv_bytes": kv,
             "workspace_bytes": workspace,
             "free_bytes": self._budget_bytes - parameters - kv - workspace,
+            "map_calls": self._pool.num_calls,
+            "map_calls_saved": self._pool.num_calls_saved,
         }
 
     def check(self) -> None:
-        """Raise AssertionError on any broken invariant of the page map."""
+        """Raise AssertionError on any broken invariant of the page map, or of what the pool has mapped for it."""
         self._map.check()
+        self._pool.check()
 
     # --- exchange ---------------------------------------------------------------------------------------------
 
@@ -265,6 +303,7 @@ class DeviceMemory:
             raise ValueError(f"{num_bytes} bytes of KV do not fit in {flat.numel()}")
         if num_bytes:
             rows = widened(flat[:num_bytes].view(len(layers), len(ids), self._sizes.kv_block_bytes))
+            ids = ids.to(flat.device)
             for row, layer in zip(rows, layers.layers()):
                 torch.index_select(self._kv_bytes[layer].view(rows.dtype), 0, ids, out=row)
         return num_bytes
@@ -282,7 +321,7 @@ class DeviceMemory:
             raise ValueError(f"{num_bytes} bytes of KV expected, got {flat.numel()}")
         if num_bytes:
             rows = widened(flat.view(len(layers), len(ids), self._sizes.kv_block_bytes))
-            listed = ids.tolist()
+            listed, ids = ids.tolist(), ids.to(flat.device)
             for row, layer in zip(rows, layers.layers()):
                 self._mark_written(layer, listed)
                 self._kv_bytes[layer].view(rows.dtype).index_copy_(0, ids, row)
@@ -383,9 +422,10 @@ class DeviceMemory:
         if any(not 0 <= src < self.capacity_blocks for src in sources):
             raise ValueError(f"a block is copied from beyond the {self.capacity_blocks} that there are")
 
-    def _remap(self, plan: PagePlan) -> None:
+    def _or_broken(self, step: Callable[[], None]) -> None:
+        """A step after whose WorkerLostError the memory is in no known state."""
         try:
-            remap(self._arenas, self._map, plan)
+            step()
         except WorkerLostError:
             self._is_broken = True
             raise
@@ -400,12 +440,9 @@ class DeviceMemory:
         for layer in sorted(self._map.kv_layers.layers(), key=lambda layer: layer not in before.kv_layers.layers()):
             owner = kv_owner(layer)
             self._mark_written(layer, targets)
-            try:
-                copier.copy(before.of(owner), self._arenas[owner], was_whole=layer in before.kv_layers.layers())
-            except WorkerLostError:
-                self._is_broken = True
-                raise
-        copier.finish()
+            was_whole = layer in before.kv_layers.layers()
+            self._or_broken(partial(copier.copy, before.of(owner), self._arenas[owner], was_whole=was_whole))
+        self._or_broken(copier.finish)
 
     def _block_ids(
         self, layers: LayerRange, block_ids: Sequence[int] | npt.NDArray[np.int32]

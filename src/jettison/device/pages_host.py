@@ -7,7 +7,8 @@
     PagePool.discard fallocate(PUNCH_HOLE)         the system has the pages' memory back; they read as zeros
 
 A page keeps its bytes until it is written or discarded, through whatever addresses it is mapped at. Which page
-goes where is not decided here (``memory.pages``), and nothing here knows of layers or blocks.
+goes where is not decided here (``memory.pages``), and nothing here knows of layers or blocks. The port that this
+implements, with what its calls promise, is ``device.pages``.
 
 The file must not be inherited by ``fork``: parent and child would share one device. Spawn workers instead.
 """
@@ -112,6 +113,15 @@ class PagePool:
         self._syscalls = LinuxSyscalls() if syscalls is None else syscalls
         self._fd: int | None = None
         self._arenas: list[Arena] = []
+        self._held: list[tuple[memoryview, bytearray]] = []
+
+    num_calls_saved = 0
+    """Every map and unmap is a call here."""
+
+    @property
+    def num_calls(self) -> int:
+        """Map and unmap calls of all arenas."""
+        return self.num_map_calls + self.num_unmap_calls
 
     def start(self) -> None:
         """Create the memory file. Raises MappingError."""
@@ -123,6 +133,7 @@ class PagePool:
 
     def close(self) -> None:
         """Give back all addresses and all memory."""
+        self._held.clear()
         while self._arenas:
             arena = self._arenas.pop()
             with suppress(OSError):  # the rest is given back all the same
@@ -160,15 +171,30 @@ class PagePool:
     def read(self, page: int, offset: int, view: memoryview) -> None:
         """Fill ``view`` with bytes of the pool from ``offset`` of ``page`` on, mapped anywhere or not at all.
 
-        Raises OSError, with part of ``view`` written, where the kernel has no memory behind ``view``.
+        Raises MappingError, with part of ``view`` written, where the kernel has no memory behind ``view``.
         """
         assert self._fd is not None, "the pool is not started"
         at = page * self.page_bytes + offset
         if at + len(view) > self.num_pages * self.page_bytes:
             raise OutOfPagesError(f"{len(view)} bytes at {at} are beyond the pool")
-        while view:
-            num_bytes = os.preadv(self._fd, [view], at)
-            at, view = at + num_bytes, view[num_bytes:]
+        try:
+            while view:
+                num_bytes = os.preadv(self._fd, [view], at)
+                at, view = at + num_bytes, view[num_bytes:]
+        except OSError as error:
+            raise MappingError(f"{len(view)} bytes of the pool could not be read: {error}") from error
+
+    def finish_copies(self) -> None:
+        """Write what arenas hold; other copies were over at once."""
+        for view, old in self._held:
+            view[:] = old
+        self._held.clear()
+
+    def wait_idle(self) -> None:
+        """Kernels of the host run on the caller's thread: none is running."""
+
+    def check(self) -> None:
+        """The kernel keeps the books of what is mapped."""
 
     def _map(self, address: int, page: int, num_pages: int, populate: bool) -> None:
         assert self._fd is not None, "the pool is not started"
@@ -227,6 +253,21 @@ class Arena:
         Raises MappingError.
         """
         self._pool._unmap(self._at(position, num_pages), num_pages)
+
+    def prepare(self, position: int, page: int, num_pages: int) -> int:
+        """Nothing: a page may not be seen at two addresses, or a stray access would end no process."""
+        self._at(position, num_pages)
+        return 0
+
+    def copy(self, page: int, offset: int, at: int, num_bytes: int) -> None:
+        """Straight from the file, at once."""
+        self._pool.read(page, offset, self.view(at, num_bytes))
+
+    def hold(self, page: int, offset: int, at: int, num_bytes: int) -> None:
+        """Read now, written by ``PagePool.finish_copies``."""
+        old = bytearray(num_bytes)
+        self._pool.read(page, offset, memoryview(old))
+        self._pool._held.append((self.view(at, num_bytes), old))
 
     def _at(self, position: int, num_pages: int) -> int:
         if position < 0 or num_pages < 1 or position + num_pages > self.num_pages:

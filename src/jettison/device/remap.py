@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 
-from jettison.device.pages_host import Arena, PagePool
+from jettison.device.pages import Arena, PagePool
 from jettison.errors import MappingError, WorkerLostError
 from jettison.memory.extents import Extents, clip
 from jettison.memory.pagemap import Owner, PageMap
@@ -58,32 +58,28 @@ class BlockCopier:
         self._pool = pool
         self._block_bytes = block_bytes
         self._runs = list(_neighbours(copies))
-        self._late: list[tuple[memoryview, bytes]] = []
 
     def copy(self, before: Extents, arena: Arena, *, was_whole: bool) -> None:
         """One layer. ``before``: its extents in the layout before; blocks that it did not have are skipped.
 
         An arena that was whole is written at once: the pages below the line of evacuation have stayed where they
         are, so no other layer's old bytes can be there. One with holes has got pages from elsewhere: its bytes are
-        read now and written by ``finish``. Raises WorkerLostError where the kernel has no memory behind a page.
+        read now and written by ``finish``. Raises WorkerLostError where there is no memory behind a page.
         """
-        size = self._block_bytes
-        for src, dst, count in self._runs:
-            target = arena.view(dst * size, count * size)
-            for page, offset, start, end in self._pieces(before, src * size, (src + count) * size):
-                view = target[start - src * size : end - src * size]
-                if was_whole:
-                    self._read(page, offset, view)
-                else:
-                    old = bytearray(len(view))
-                    self._read(page, offset, memoryview(old))
-                    self._late.append((view, bytes(old)))
+        size, put = self._block_bytes, arena.copy if was_whole else arena.hold
+        try:
+            for src, dst, count in self._runs:
+                for page, offset, start, end in self._pieces(before, src * size, (src + count) * size):
+                    put(page, offset, start + (dst - src) * size, end - start)
+        except MappingError as error:
+            raise _copies_failed(error) from error
 
     def finish(self) -> None:
-        """Write what was only read so far."""
-        for view, old in self._late:
-            view[:] = old
-        self._late.clear()
+        """Write what was only read so far; all copies are over then. Raises WorkerLostError."""
+        try:
+            self._pool.finish_copies()
+        except MappingError as error:
+            raise _copies_failed(error) from error
 
     def _pieces(self, before: Extents, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
         """``(page, offset in the page, start, end)`` of bytes ``start`` to ``end`` of an arena, where mapped."""
@@ -92,11 +88,9 @@ class BlockCopier:
             lo, hi = max(start, position * page_bytes), min(end, (position + count) * page_bytes)
             yield page, lo - position * page_bytes, lo, hi
 
-    def _read(self, page: int, offset: int, view: memoryview) -> None:
-        try:
-            self._pool.read(page, offset, view)
-        except OSError as error:
-            raise WorkerLostError(f"blocks could not be copied after remapping: {error}") from error
+
+def _copies_failed(error: MappingError) -> WorkerLostError:
+    return WorkerLostError(f"blocks could not be copied after remapping: {error}")
 
 
 def _neighbours(copies: Sequence[BlockCopy]) -> Iterator[tuple[int, int, int]]:

@@ -1,6 +1,6 @@
 """How to get from one layout of physical pages to another: the page plan.
 
-Pure. The map and the plan are values; the device's back ends (``device.pages_host``) carry them out, and the map
+Pure. The map and the plan are values; the device's back ends (``device.pages``) carry them out, and the map
 changes only when they have succeeded. All sizes are in pages of ``PageSizes.page_bytes``.
 
 One KV arena a layer, all of one length, so a block id is good in every layer. Growth happens at the tail and keeps

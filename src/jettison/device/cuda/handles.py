@@ -1,0 +1,116 @@
+"""The physical pages of one card: a handle each, and the view in which all that have memory can be read.
+
+Knows pages and their memory, not which addresses they serve at (``device.cuda.pages``).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from jettison.device.cuda.driver import CardFullError, Driver
+from jettison.device.cuda.spans import NONE, Span, numbers, runs
+from jettison.errors import BudgetError, ConfigError, MappingError, OutOfPagesError
+
+
+class PageHandles:
+    """``num_pages`` pages of ``page_bytes``; all have memory from ``start`` on, until ``release`` takes it."""
+
+    def __init__(self, driver: Driver, num_pages: int, page_bytes: int) -> None:
+        self._driver = driver
+        self._num_pages = num_pages
+        self._page_bytes = page_bytes
+        self.view: Span | None = None
+        """Where page p is at position p for as long as it has memory."""
+        self._handles: list[int | None] = [None] * num_pages
+
+    def start(self) -> None:
+        """Take all the memory. Raises ConfigError, BudgetError where the card has not so much to give, MappingError."""
+        driver, size = self._driver, self._page_bytes
+        if size % driver.granularity:
+            raise ConfigError(f"pages of {size} bytes: on {driver.device} they are multiples of {driver.granularity}")
+        self.view = Span(driver, max(self._num_pages, 1), size)
+        try:
+            self.fill(0, self._num_pages)
+        except CardFullError as error:
+            raise BudgetError(self._too_little()) from error
+
+    def close(self) -> None:
+        """Give back all memory, and the view. What the driver refuses is left to the end of the process."""
+        if self.view is not None:
+            with suppress(MappingError):
+                self.release(0, self._num_pages)
+            self.view.close()
+        self.view = None
+        self._handles = [None] * self._num_pages
+
+    def _too_little(self) -> str:
+        free, total = self._driver.memory()
+        wanted = self._num_pages * self._page_bytes
+        if wanted > total:
+            return f"a memory budget of {wanted} bytes: {self._driver.device} has {total}"
+        return (
+            f"a memory budget of {wanted} bytes: of {total} on {self._driver.device}, {free} are free; "
+            f"other processes, or other allocations of this one, hold the rest"
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all pages with a handle."""
+        return sum(handle is not None for handle in self._handles) * self._page_bytes
+
+    def check_pages(self, page: int, num_pages: int) -> None:
+        """Raise OutOfPagesError for pages that are not in the budget."""
+        if page < 0 or page + num_pages > self._num_pages:
+            raise OutOfPagesError(f"pages {page} to {page + num_pages} of {self._num_pages}")
+
+    def address_of(self, page: int, offset: int, num_bytes: int) -> int:
+        """Where bytes can be read, whichever position owns them. Raises OutOfPagesError, and MappingError where a page
+        has no memory."""
+        size = self._page_bytes
+        start = page * size + offset
+        if page < 0 or offset < 0 or start + num_bytes > self._num_pages * size:
+            raise OutOfPagesError(f"{num_bytes} bytes at {start} are beyond the pool")
+        if self.view is None or (self.view.there[start // size : -(-(start + num_bytes) // size)] < 0).any():
+            raise MappingError(f"{num_bytes} bytes at {start} of the pool hold no memory")
+        return self.view.address + start
+
+    def of(self, page: int, num_pages: int) -> list[int]:
+        """Handles of a run of pages, all of which have memory from now on. Raises CardFullError, MappingError."""
+        self.fill(page, num_pages)
+        return [handle for handle in self._handles[page : page + num_pages] if handle is not None]
+
+    def fill(self, page: int, num_pages: int) -> None:
+        """Give memory to those of a run of pages that have none. Raises CardFullError, MappingError, and of the stretch
+        concerned none has memory then."""
+        assert self.view is not None, "the pool is not started"
+        for lo, count in runs(self.view.there[page : page + num_pages] != numbers(page, num_pages)):
+            first, after = page + lo, page + lo + count
+            try:
+                for number in range(first, after):
+                    if self._handles[number] is None:
+                        self._handles[number] = self._driver.create(self._page_bytes)
+                self.view.put(first, first, [handle for handle in self._handles[first:after] if handle is not None])
+            except MappingError:
+                with suppress(MappingError):
+                    self.release(first, count)
+                raise
+
+    def release(self, page: int, num_pages: int) -> None:
+        """Take the memory of a run of pages, which must be mapped nowhere else, away.
+
+        Raises MappingError; what was released until then is released.
+        """
+        assert self.view is not None, "the pool is not started"
+        self.view.clear(page, num_pages)
+        for number in range(page, page + num_pages):
+            handle = self._handles[number]
+            if handle is not None:
+                self._driver.release(handle)
+                self._handles[number] = None
+
+    def check(self) -> None:
+        """Raise AssertionError where a page with a place in the view has another's, or no handle."""
+        assert self.view is not None, "the pool is not started"
+        for number in range(self._num_pages):
+            assert self.view.there[number] in (number, NONE) or self.view.there[number] < 0, "the view is in disorder"
+            assert self.view.there[number] < 0 or self._handles[number] is not None, "a page in view has no handle"

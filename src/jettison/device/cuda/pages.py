@@ -1,0 +1,234 @@
+"""A card's physical pages: one handle a page, and mappings that stay until their addresses are needed.
+
+    PagePool.start    cuMemCreate for each page      the budget; each page is mapped for good in the pool's own view
+    PagePool.reserve  cuMemAddressReserve            addresses, no memory
+    Arena.map         nothing, where the page is there already; else cuMemMap and cuMemSetAccess
+    Arena.unmap       nothing
+    Arena.prepare     what ``map`` would call, ahead of need and beside running kernels
+    PagePool.discard  cuMemUnmap at every address, cuMemRelease: the card has the memory back
+
+A page costs tens of microseconds to map, whatever its size, and may be mapped at many addresses at no cost of memory or
+speed (``docs/gpu.md``). So ``there`` (what the driver has mapped at a position) and ``owned`` (what the caller has) are
+two books: ``map`` and ``unmap`` change the second, and call the driver only where the first stands in the way. A
+change of layout that was prepared calls nothing, nor does one that has been there before.
+
+Invariants, which ``check`` holds: a position has one page in each book; where it owns a page, that page is there; a
+page is owned by one position at most, though it may be there at several; what is there has a handle. A mapping is taken
+away only at positions that own nothing. Kernels in flight read owned positions alone, and none is in flight while what
+is owned changes (``DeviceMemory.apply`` waits for the card first): so no kernel can read what is taken away.
+
+The price: an access through an address that owns nothing ends no process here. Tests run the same code over a driver
+that poisons such addresses.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import torch
+
+from jettison.device.cuda.driver import Driver
+from jettison.device.cuda.handles import PageHandles
+from jettison.device.cuda.spans import NONE, UNSURE, Numbers, Span, numbers, runs
+from jettison.device.cuda.tensors import span_tensor
+from jettison.errors import BudgetError, ConfigError, MappingError
+
+
+class PagePool:
+    """A ``device.pages.PagePool`` on one card. ``page_bytes`` must be a multiple of the driver's granularity.
+
+    A page for a handle, not one handle for all: the driver maps no part of a handle.
+    """
+
+    def __init__(self, budget_bytes: int, page_bytes: int, driver: Driver | None = None) -> None:
+        if page_bytes < 1:
+            raise ValueError(f"pages of {page_bytes} bytes")
+        self.page_bytes = page_bytes
+        self.num_pages = budget_bytes // page_bytes
+        self.num_calls_saved = 0
+        self._driver = Driver() if driver is None else driver
+        self._handles = PageHandles(self._driver, self.num_pages, page_bytes)
+        self._owner: Numbers = np.full(self.num_pages, NONE, dtype=np.int32)
+        """By page: which arena owns it."""
+        self._place: Numbers = np.full(self.num_pages, NONE, dtype=np.int32)
+        """By page: at which of the arena's positions."""
+        self._arenas: list[Arena] = []
+        self._held: list[tuple[int, bytearray]] = []
+
+    def start(self) -> None:
+        """Take all the memory. Raises ConfigError (no card, a page size that cannot be), BudgetError where the card has
+        not so much to give, MappingError; nothing is held then."""
+        if self._handles.view is not None:
+            return
+        self._driver.start()
+        try:
+            self._handles.start()
+        except (ConfigError, BudgetError, MappingError):
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give back all addresses and all memory. What the driver refuses is left to the end of the process."""
+        self._held.clear()
+        if self._handles.view is not None:
+            with suppress(MappingError):  # a card that has failed is waited for no longer
+                self._driver.wait()
+        while self._arenas:
+            self._arenas.pop().span.close()
+        self._owner.fill(NONE)
+        self._place.fill(NONE)
+        self._handles.close()
+        self._driver.close()
+
+    def reserve(self, num_pages: int) -> Arena:
+        """A span of addresses; nothing is there."""
+        assert self._handles.view is not None, "the pool is not started"
+        span = Span(self._driver, max(num_pages, 1), self.page_bytes)
+        arena = Arena(self, len(self._arenas), span)
+        self._arenas.append(arena)
+        return arena
+
+    @property
+    def num_calls(self) -> int:
+        """Map, access and unmap calls of the driver."""
+        return self._driver.num_calls
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all pages that have a handle."""
+        return self._handles.held_bytes
+
+    def discard(self, page: int, num_pages: int) -> None:
+        """Unmap pages everywhere and release them: only then does the card have the memory back.
+
+        Raises ValueError for a page that is owned, and MappingError; what was released until then is released.
+        """
+        self._handles.check_pages(page, num_pages)
+        if (self._owner[page : page + num_pages] != NONE).any():
+            raise ValueError(f"one of the pages {page} to {page + num_pages} is owned")
+        for arena in self._arenas:
+            there = arena.span.there
+            for lo, count in runs((there >= page) & (there < page + num_pages) | (there == UNSURE)):
+                arena.span.clear(lo, count)
+        self._handles.release(page, num_pages)
+
+    def read(self, page: int, offset: int, view: memoryview) -> None:
+        """Through the pool's own view."""
+        self._driver.read(view, self._handles.address_of(page, offset, len(view)))
+
+    def finish_copies(self) -> None:
+        """Write what arenas hold, and wait for the card."""
+        for address, old in self._held:
+            self._driver.write(address, memoryview(old))
+        self._held.clear()
+        self._driver.wait()
+
+    def wait_idle(self) -> None:
+        """Until no kernel and no copy of this process is under way on the card."""
+        self._driver.wait()
+
+    def check(self) -> None:
+        """Raise AssertionError on any broken invariant of the two books."""
+        self._handles.check()
+        view, num_owned = self._handles.view, 0
+        assert view is not None
+        for arena in self._arenas:
+            at = np.flatnonzero(arena.owned != NONE)
+            pages = arena.owned[at]
+            num_owned += len(at)
+            there = arena.span.there
+            assert (there[at] == pages).all(), "a position owns a page that is not there"
+            assert (self._owner[pages] == arena.number).all(), "a page is owned twice"
+            assert (self._place[pages] == at).all(), "a page is owned twice"
+            assert (view.there[there[there >= 0]] >= 0).all(), "a page without memory is mapped"
+        assert num_owned == (self._owner != NONE).sum(), "a page is owned by no position"
+
+
+class Arena:
+    """A ``device.pages.Arena`` on one card, made by ``PagePool.reserve``."""
+
+    def __init__(self, pool: PagePool, number: int, span: Span) -> None:
+        self.address = span.address
+        self.num_pages = span.num_pages
+        self.number = number
+        """Of the pool's arenas."""
+        self.span = span
+        self.owned: Numbers = np.full(span.num_pages, NONE, dtype=np.int32)
+        """By position: the page that it owns, or NONE."""
+        self._pool = pool
+        self._handles = pool._handles
+        self._tensor = span_tensor(span.address, span.num_pages * pool.page_bytes, pool._driver.device)
+
+    def tensor(self) -> torch.Tensor:
+        """uint8 over the span. Touching a position that owns nothing is an error that need not show."""
+        return self._tensor
+
+    def map(self, position: int, page: int, num_pages: int) -> None:
+        """Calls the driver only for positions where another page is there, or none.
+
+        Raises ValueError for pages that other positions own.
+        """
+        self._check_positions(position, num_pages)
+        self._handles.check_pages(page, num_pages)
+        pool, at, pages = self._pool, slice(position, position + num_pages), slice(page, page + num_pages)
+        is_foreign = (pool._owner[pages] != NONE) & (self.owned[at] != numbers(page, num_pages))
+        if is_foreign.any():
+            raise ValueError(f"another position owns one of the pages {page} to {page + num_pages}")
+        self._disown(at)
+        pool.num_calls_saved += num_pages - self._put(position, page, num_pages)
+        self.owned[at] = numbers(page, num_pages)
+        pool._owner[pages] = self.number
+        pool._place[pages] = numbers(position, num_pages)
+
+    def unmap(self, position: int, num_pages: int) -> None:
+        """Calls nothing: the mapping stays until its position or its page is needed."""
+        self._check_positions(position, num_pages)
+        self._pool.num_calls_saved += self._disown(slice(position, position + num_pages))
+
+    def prepare(self, position: int, page: int, num_pages: int) -> int:
+        """Map what is not there yet; what is owned stays as it is."""
+        self._check_positions(position, num_pages)
+        self._handles.check_pages(page, num_pages)
+        is_free = self.owned[position : position + num_pages] == NONE
+        return sum(self._put(position + lo, page + lo, count) for lo, count in runs(is_free))
+
+    def copy(self, page: int, offset: int, at: int, num_bytes: int) -> None:
+        """On the card, from the pool's own view."""
+        source = self._handles.address_of(page, offset, num_bytes)
+        self._pool._driver.copy(self._target(at, num_bytes), source, num_bytes)
+
+    def hold(self, page: int, offset: int, at: int, num_bytes: int) -> None:
+        """By way of the host's memory, since none of the card's is outside the budget."""
+        target, old = self._target(at, num_bytes), bytearray(num_bytes)
+        self._pool.read(page, offset, memoryview(old))
+        self._pool._held.append((target, old))
+
+    def _check_positions(self, position: int, num_pages: int) -> None:
+        if position < 0 or num_pages < 1 or position + num_pages > self.num_pages:
+            raise ValueError(f"positions {position} to {position + num_pages} of a span of {self.num_pages} pages")
+
+    def _target(self, at: int, num_bytes: int) -> int:
+        """The address of bytes that may be written. Raises MappingError."""
+        size = self._pool.page_bytes
+        lo, hi = at // size, -(-(at + num_bytes) // size)
+        if at < 0 or hi > self.num_pages or (self.owned[lo:hi] == NONE).any():
+            raise MappingError(f"{num_bytes} bytes at {at} of a span: not all of its positions own a page")
+        return self.address + at
+
+    def _disown(self, at: slice) -> int:
+        """Let positions own nothing; how many owned something."""
+        pages = self.owned[at]
+        pages = pages[pages != NONE]
+        self._pool._owner[pages] = NONE
+        self._pool._place[pages] = NONE
+        self.owned[at] = NONE
+        return len(pages)
+
+    def _put(self, position: int, page: int, num_pages: int) -> int:
+        """Have the driver map a run of pages at positions that own nothing, where it has not; how many it had not."""
+        num_new = 0
+        for lo, count in runs(self.span.there[position : position + num_pages] != numbers(page, num_pages)):
+            self.span.put(position + lo, page + lo, self._handles.of(page + lo, count))
+            num_new += count
+        return num_new
