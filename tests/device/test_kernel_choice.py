@@ -88,6 +88,10 @@ def test_tiles_that_compute_wrong_results_are_passed_over_for_torchs(monkeypatch
     assert resolve_kernels("auto", BF16, processor) == f"native-{best}"
 
 
+def test_names_of_a_gpus_kernels_say_it_too() -> None:
+    assert [rows_are_independent(name, BF16) for name in ("cuda", "cuda-invariant")] == [False, True]
+
+
 @needs_native
 def test_names_say_whether_rows_are_independent() -> None:
     for name in ("native", "native+torch-linear", "torch"):

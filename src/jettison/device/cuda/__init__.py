@@ -1,1 +1,2 @@
-"""The CUDA back end: pages of a card under reserved addresses. Nothing here is imported unless a card is asked for."""
+"""The CUDA back end: pages of a card under reserved addresses, kernels. Nothing here is imported unless a card is asked
+for; it loads without one, and but for the kernels without Triton."""

@@ -11,7 +11,7 @@ import logging
 
 import torch
 
-from jettison.device.kernels.base import Kernels
+from jettison.device.kernels.base import CUDA_INVARIANT, Kernels
 from jettison.device.kernels.processor import (
     NATIVE,
     TORCH,
@@ -49,6 +49,8 @@ def rows_are_independent(name: str, dtype: torch.dtype) -> bool:
 
     False: requests in one step may change each other's last bits, and so, rarely, a token.
     """
+    if name == CUDA_INVARIANT:
+        return True
     return name.startswith(NATIVE) and not (dtype == torch.bfloat16 and name.endswith(_SUFFIX))
 
 

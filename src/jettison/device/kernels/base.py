@@ -25,6 +25,10 @@ Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
 """Host int32 array, torch or numpy. Not to be resized in place between calls."""
 
 
+CUDA, CUDA_INVARIANT = "cuda", "cuda-invariant"
+"""Kernels of ``device.cuda.kernels``: the fast ones, and those whose rows do not depend on the batch."""
+
+
 class PackedMatrix(NamedTuple):
     """A weight matrix [N, K] in the form that a back end multiplies fastest (``csrc/packed.h``).
 
@@ -44,7 +48,8 @@ class Kernels(Protocol):
 
     All raise ValueError for shapes, dtypes or strides that break the contract, before anything is written.
     A row's result never depends, not even in its last bit, on which other rows share the batch: ``attention`` of
-    every back end, and every method of the native one. Where ``linear`` is torch's (the back end ``torch``; in
+    every back end (of ``cuda`` in batches of equally long chunks), and every method of the native one and of
+    ``cuda-invariant``. Where ``linear`` is torch's (the back end ``torch``; in
     bfloat16 ``native+torch-linear``) the contract excludes it: torch rounds otherwise for other numbers of rows.
     """
 

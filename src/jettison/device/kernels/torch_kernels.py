@@ -59,7 +59,7 @@ class TorchKernels:
         check_heads("v", v, k.dtype)
         if k.shape != v.shape or k.shape[1:] != (arena.shape[2], arena.shape[4]):
             fail(f"k {tuple(k.shape)}, v {tuple(v.shape)} do not go with arena {tuple(arena.shape)}")
-        tables, queries, contexts = _check_rows(arena, block_tables, query_lens, context_lens, k.shape[0])
+        tables, queries, contexts = check_rows(arena, block_tables, query_lens, context_lens, k.shape[0])
         block_size = arena.shape[3]
         rows = np.repeat(np.arange(len(queries)), queries)
         starts = np.repeat(np.cumsum(queries) - queries - contexts, queries)
@@ -88,9 +88,7 @@ class TorchKernels:
         num_kv_heads, block_size, head_dim = arena.shape[2:]
         if q.shape != out.shape or q.shape[2] != head_dim or q.shape[1] % num_kv_heads:
             fail(f"q {tuple(q.shape)}, out {tuple(out.shape)} do not go with arena {tuple(arena.shape)}")
-        tables, queries, contexts = _check_rows(
-            arena, block_tables, query_lens, context_lens, q.shape[0], only_context
-        )
+        tables, queries, contexts = check_rows(arena, block_tables, query_lens, context_lens, q.shape[0], only_context)
         if lse is not None:
             check_lse(lse, q)
         start = 0
@@ -207,10 +205,11 @@ def _normalize(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * scaled.to(x.dtype)
 
 
-def _check_rows(
+def check_rows(
     arena: Tensor, block_tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array, num_tokens: int,
     only_context: bool = False,
 ) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+    """The rows of ``write_kv`` and ``attention`` as arrays. Raises as these do."""
     tables, queries, contexts = _host(block_tables), _host(query_lens), _host(context_lens)
     if tables.ndim != 2 or queries.shape != (tables.shape[0],) or contexts.shape != queries.shape:
         fail(f"block_tables {tables.shape}, query_lens {queries.shape}, context_lens {contexts.shape} do not match")

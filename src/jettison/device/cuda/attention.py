@@ -1,0 +1,198 @@
+"""Paged attention in Triton: prefill, chunks and decode in one launch, over the items of ``worklist``.
+
+A token's positions are taken ``POSITIONS`` at a time, the sums of ``SPLIT`` of them together, and those of all splits
+are merged in ascending order, whether one program does all of it or several each do a split and the last to end merges.
+Products that could be fused with an addition in one place and not in another are fused here by name. So a token's bits
+depend on its position, its queries and its keys and values alone: not on the batch, the chunk or the tile.
+
+Not here: the list of work (``worklist``), sizes (``tiles``), and checks of arguments (``kernels``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jettison.device.cuda.tiles import PART_ROWS, POSITIONS, SPLIT, Tile
+from jettison.device.cuda.worklist import HEADER_WORDS, ITEM_WORDS
+
+_LN_2 = tl.constexpr(math.log(2))
+_HEADER = tl.constexpr(HEADER_WORDS)
+_ITEM = tl.constexpr(ITEM_WORDS)
+
+
+class Launch(NamedTuple):
+    """How a launch of attention goes about its work."""
+
+    tile: Tile
+    programs: int
+    only_context: bool = False
+    lse: Tensor | None = None
+    early: bool = False
+    """See ``early_launch``."""
+
+
+def early_launch(early: bool) -> dict[str, bool]:
+    """Options of a launch that may begin while the kernel before it ends (compute capability 9 on); such a kernel
+    waits before it touches what others write."""
+    return {"launch_pdl": True} if early else {}
+
+
+class Parts:
+    """Sums of splits that wait to be merged: one launch's at a time, so one for each stream."""
+
+    @staticmethod
+    def num_bytes(kv_heads: int, head_dim: int) -> int:
+        """What they take on the device: 34 MB with 4 KV heads of 128."""
+        return 4 * PART_ROWS * kv_heads * (triton.next_power_of_2(head_dim) + 3)
+
+    def __init__(self, kv_heads: int, head_dim: int, device: torch.device) -> None:
+        width = triton.next_power_of_2(head_dim)
+        self.sums = torch.empty(PART_ROWS * kv_heads * width, dtype=torch.float32, device=device)
+        self.scales = torch.empty(2 * PART_ROWS * kv_heads, dtype=torch.float32, device=device)
+        """The largest score and the sum of exponentials of each row, one after the other for each split."""
+        self.arrived = torch.zeros(PART_ROWS * kv_heads, dtype=torch.int32, device=device)
+        """How many splits of a tile are done: zero between launches."""
+
+
+def attend(
+    q: Tensor, arena: Tensor, tables: Tensor, work: Tensor, out: Tensor, scale: float, parts: Parts, launch: Launch,
+) -> None:
+    """See ``Kernels.attention``; ``tables``: int32 [R, max_blocks] and ``work`` (``worklist.fill_work``) on the device.
+
+    Reads nothing on the host, so a captured launch goes with any later list.
+    """
+    _, _, kv_heads, block_size, head_dim = arena.shape
+    attend_kernel[(launch.programs,)](
+        q, arena, tables, work, out, out if launch.lse is None else launch.lse,
+        parts.sums, parts.scales, parts.arrived, tables.stride(0), q.stride(0), out.stride(0),
+        scale * math.log2(math.e),
+        KVH=kv_heads, G=q.shape[1] // kv_heads, D=head_dim, DP=triton.next_power_of_2(head_dim), BS=block_size,
+        BM=launch.tile.rows, BN=POSITIONS, SPLIT=SPLIT, CAUSAL=not launch.only_context,
+        HAS_LSE=launch.lse is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=launch.early,
+        num_warps=launch.tile.warps, num_stages=launch.tile.stages, **early_launch(launch.early),
+    )
+
+
+@triton.jit(do_not_specialize=["tables", "work", "table_stride"])  # they differ from step to step
+def attend_kernel(
+    q, arena, tables, work, out, lse, part_sums, part_scales, arrived,
+    table_stride, q_stride, o_stride, scale,
+    KVH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, CAUSAL: tl.constexpr, HAS_LSE: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program takes every so-many-th (item, KV head). Row r of a tile is token r // G with query head r % G."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    rows = tl.arange(0, BM)
+    dims = tl.arange(0, DP)
+    total = tl.load(work) * KVH
+    part_rows = tl.load(work + 1)
+    for index in tl.range(tl.program_id(0), total, tl.num_programs(0)):
+        item = work + _HEADER + (index // KVH) * _ITEM
+        kvh = index % KVH
+        table = tables + tl.load(item).to(tl.int64) * table_stride
+        token = tl.load(item + 1).to(tl.int64)
+        num_tokens = tl.load(item + 2)
+        kv_end = tl.load(item + 4)
+        split = tl.load(item + 5)
+        slot = tl.load(item + 6)
+        position = tl.load(item + 3) + rows // G
+        valid = rows // G < num_tokens
+        inside = valid[:, None] & (dims < D)[None, :]
+        at = (rows // G) * q_stride + (kvh * G + rows % G) * D
+        query = tl.load(q + token * q_stride + at[:, None] + dims[None, :], mask=inside, other=0.0)
+        top = tl.full([BM], float("-inf"), tl.float32)
+        weight = tl.zeros([BM], tl.float32)
+        sums = tl.zeros([BM, DP], tl.float32)
+        num_splits = tl.cdiv(kv_end, SPLIT)
+        keys = arena + kvh * (BS * D)
+        for s in tl.range(split, tl.where(slot < 0, num_splits, split + 1)):
+            m, el, o = _one_split(
+                query, keys, table, position, s * SPLIT, tl.minimum((s + 1) * SPLIT, kv_end), scale,
+                KVH, D, DP, BS, BM, BN, CAUSAL, PRECISION,
+            )  # fmt: skip
+            top, weight, sums = _merge(top, weight, sums, m, el, o)
+        is_last = slot < 0
+        if slot >= 0:
+            part = ((slot + split) * KVH + kvh) * part_rows + rows
+            tl.store(part_sums + part.to(tl.int64)[:, None] * DP + dims[None, :], sums, mask=valid[:, None])
+            tl.store(part_scales + 2 * part, top, mask=valid)
+            tl.store(part_scales + 2 * part + 1, weight, mask=valid)
+            tl.debug_barrier()  # the count below is one thread's: it may not run ahead of what the others store
+            is_last = tl.atomic_add(arrived + slot * KVH + kvh, 1, sem="acq_rel", scope="gpu") == num_splits - 1
+            if is_last:
+                tl.store(arrived + slot * KVH + kvh, 0)
+                top = tl.full([BM], float("-inf"), tl.float32)
+                weight = tl.zeros([BM], tl.float32)
+                sums = tl.zeros([BM, DP], tl.float32)
+                for s in tl.range(0, num_splits):
+                    part = ((slot + s) * KVH + kvh) * part_rows + rows
+                    at_sums = part.to(tl.int64)[:, None] * DP + dims[None, :]
+                    m = tl.load(part_scales + 2 * part, mask=valid, other=0.0, cache_modifier=".cg")
+                    el = tl.load(part_scales + 2 * part + 1, mask=valid, other=0.0, cache_modifier=".cg")
+                    o = tl.load(part_sums + at_sums, mask=valid[:, None], other=0.0, cache_modifier=".cg")
+                    top, weight, sums = _merge(top, weight, sums, m, el, o)
+        if is_last:
+            at_out = (rows // G) * o_stride + (kvh * G + rows % G) * D
+            value = (sums / weight[:, None]).to(out.dtype.element_ty)
+            tl.store(out + token * o_stride + at_out[:, None] + dims[None, :], value, mask=inside)
+            if HAS_LSE:
+                at_lse = (token + rows // G) * (KVH * G) + kvh * G + rows % G
+                tl.store(lse + at_lse, (top + tl.log2(weight)) * _LN_2, mask=valid)
+
+
+@triton.jit
+def _one_split(
+    query, keys, table, position, start, stop, scale,
+    KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Largest score (times log2 e), sum of exponentials and weighted sum of values over positions start to stop."""
+    dims = tl.arange(0, DP)
+    m = tl.full([BM], float("-inf"), tl.float32)
+    el = tl.zeros([BM], tl.float32)
+    o = tl.zeros([BM, DP], tl.float32)
+    ahead = start + tl.arange(0, BN)
+    block = tl.load(table + ahead // BS, mask=ahead < stop, other=0)
+    for first in tl.range(start, stop, BN):
+        there = first + tl.arange(0, BN)
+        is_kv = there < stop
+        next_block = tl.load(table + (there + BN) // BS, mask=there + BN < stop, other=0)
+        at = (block.to(tl.int64) * (2 * KVH * BS * D) + (there % BS) * D)[:, None] + dims[None, :]
+        inside = is_kv[:, None]
+        if DP != D:
+            inside = inside & (dims < D)[None, :]
+        k = tl.load(keys + at, mask=inside, other=0.0)
+        v = tl.load(keys + KVH * BS * D + at, mask=inside, other=0.0)
+        scores = tl.dot(query, tl.trans(k), input_precision=PRECISION)
+        if CAUSAL:
+            scores = tl.where(is_kv[None, :] & (there[None, :] <= position[:, None]), scores, float("-inf"))
+        else:
+            scores = tl.where(is_kv[None, :], scores, float("-inf"))
+        top = tl.maximum(m, tl.max(scores, 1) * scale)
+        shift = tl.where(top == float("-inf"), 0.0, -top)
+        p = tl.exp2(tl.fma(scores, scale, shift[:, None]))
+        fade = tl.exp2(m + shift)
+        el = tl.fma(el, fade, tl.sum(p, 1))
+        o = tl.dot(p.to(v.dtype), v, o * fade[:, None], input_precision=PRECISION)
+        m = top
+        block = next_block
+    return m, el, o
+
+
+@triton.jit
+def _merge(top, weight, sums, m, el, o):
+    """The sums so far with those of the next split."""
+    both = tl.maximum(top, m)
+    shift = tl.where(both == float("-inf"), 0.0, -both)
+    a = tl.exp2(top + shift)
+    b = tl.exp2(m + shift)
+    return both, tl.fma(weight, a, el * b), tl.fma(sums, a[:, None], o * b[:, None])

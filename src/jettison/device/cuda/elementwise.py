@@ -1,0 +1,218 @@
+"""Everything of a layer but attention and products, in Triton: norms, heads on their way into attention and the cache,
+SiLU, rows by number, blocks of KV in and out, the likeliest token.
+
+Roundings are those of ``torch_kernels``: a norm is rounded before its gain, sums are float32. One program makes a row's
+sums, in one way whatever the batch, so no row depends on another. Each kernel waits for the one before it (``PDL``)
+only once it has loaded what no kernel writes.
+
+What differs from step to step is not specialized on: a server compiles before its first step, not in a later one.
+
+Not here: checks of arguments and choices of sizes (``kernels``).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+COPY_WORDS = 4096
+"""Words of four bytes that one program of ``copy_rows_kernel`` copies."""
+
+ARGMAX_CHUNK = 4096
+"""Logits that one program of the first stage of argmax looks at."""
+
+
+@triton.jit
+def _normalized(value, gain, total, width, eps):
+    """In float32, rounded to the type of ``gain`` before and after it is multiplied by it."""
+    scaled = (value * (1.0 / tl.sqrt_rn(total / width + eps))).to(gain.dtype)
+    return (scaled.to(tl.float32) * gain.to(tl.float32)).to(gain.dtype)
+
+
+@triton.jit
+def norm_kernel(
+    x, residual, gains, out, x_stride, residual_stride, out_stride, width, eps,
+    ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """See ``Kernels.rms_norm``, and with ``ADD`` ``add_rms_norm``. One program a row."""
+    row = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, BLOCK)
+    inside = dims < width
+    gain = tl.load(gains + dims, mask=inside, other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    value = tl.load(x + row * x_stride + dims, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(residual + row * residual_stride + dims, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(out.dtype.element_ty)
+        tl.store(residual + row * residual_stride + dims, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    total = tl.sum(value * value, 0)
+    tl.store(out + row * out_stride + dims, _normalized(value, gain, total, width, eps), mask=inside)
+
+
+@triton.jit(do_not_specialize=["positions", "slots"])
+def heads_kernel(
+    qkv, bias, arena, q_gains, k_gains, cos, sin, positions, slots, stride, num_positions, eps,
+    HQ: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, BS: tl.constexpr,
+    HB: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, ROTATES: tl.constexpr, WRITES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """From the product of queries, keys and values to what attention reads: bias, norm of heads, rotation, cache.
+
+    ``qkv``: [T, HQ + 2 * KVH heads]. Queries change in place; keys and values go to their places in the cache where
+    ``WRITES``, keys else in place too. A token whose slot is negative is padding and leaves nothing in the cache.
+    HB heads a program. With KVH = 0 all heads are queries.
+    """
+    token = tl.program_id(0)
+    head = tl.program_id(1) * HB + tl.arange(0, HB)
+    dims = tl.arange(0, DP)
+    HALF: tl.constexpr = R // 2
+    partner = tl.where(dims < HALF, dims + HALF, tl.where(dims < R, dims - HALF, dims))
+    is_q = head < HQ
+    is_k = (head >= HQ) & (head < HQ + KVH)
+    is_v = (head >= HQ + KVH) & (head < HQ + 2 * KVH)
+    inside = (head < HQ + 2 * KVH)[:, None] & (dims < D)[None, :]
+    own = head[:, None] * D + dims[None, :]
+    other = head[:, None] * D + partner[None, :]
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    source = qkv + token.to(tl.int64) * stride
+    x = tl.load(source + own, mask=inside, other=0.0)
+    y = tl.load(source + other, mask=inside, other=0.0)
+    tl.debug_barrier()  # all have read before one writes
+    if HAS_BIAS:
+        x = (x.to(tl.float32) + tl.load(bias + own, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
+        y = (y.to(tl.float32) + tl.load(bias + other, mask=inside, other=0.0).to(tl.float32)).to(y.dtype)
+    value = x
+    if HAS_NORM:
+        wide = x.to(tl.float32)
+        total = tl.sum(wide * wide, 1)[:, None]
+        q_mask = is_q[:, None] & (dims < D)[None, :]
+        k_mask = is_k[:, None] & (dims < D)[None, :]
+        gain = tl.load(q_gains + dims[None, :], mask=q_mask, other=0.0) + tl.load(
+            k_gains + dims[None, :], mask=k_mask, other=0.0
+        )
+        other_gain = tl.load(q_gains + partner[None, :], mask=q_mask, other=0.0) + tl.load(
+            k_gains + partner[None, :], mask=k_mask, other=0.0
+        )
+        value = tl.where(is_v[:, None], x, _normalized(wide, gain, total, D, eps))
+        y = tl.where(is_v[:, None], y, _normalized(y.to(tl.float32), other_gain, total, D, eps))
+    if ROTATES:
+        position = tl.load(positions + token)
+        known = (dims < R) & (position >= 0) & (position < num_positions)
+        c = tl.load(cos + position.to(tl.int64) * R + dims, mask=known, other=1.0)
+        s = tl.load(sin + position.to(tl.int64) * R + dims, mask=known, other=0.0)
+        s = tl.where(dims < HALF, -s, s)
+        turned = tl.fma(value.to(tl.float32), c[None, :], y.to(tl.float32) * s[None, :])
+        value = tl.where(is_v[:, None], value, turned.to(value.dtype))
+    stays = inside & is_q[:, None]
+    if WRITES:
+        slot = tl.load(slots + token).to(tl.int64)
+        goes = inside & (is_k | is_v)[:, None] & (slot >= 0)
+        kvh = tl.where(is_v, head - HQ - KVH, head - HQ)
+        place = (slot // BS) * (2 * KVH * BS * D) + (slot % BS) * D
+        at = place + tl.where(is_v, KVH * BS * D, 0) + kvh * (BS * D)
+        tl.store(arena + at[:, None] + dims[None, :], value, mask=goes)
+    else:
+        stays = inside & (is_q | is_k)[:, None]
+    tl.store(source + own, value, mask=stays)
+
+
+@triton.jit(do_not_specialize=["slots"])
+def write_kv_kernel(
+    k, v, arena, slots, k_stride, v_stride,
+    KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """See ``Kernels.write_kv``. One program a token and head."""
+    token = tl.program_id(0).to(tl.int64)
+    kvh = tl.program_id(1)
+    dims = tl.arange(0, DP)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    slot = tl.load(slots + token).to(tl.int64)
+    inside = (dims < D) & (slot >= 0)
+    to = arena + (slot // BS) * (2 * KVH * BS * D) + kvh * (BS * D) + (slot % BS) * D + dims
+    tl.store(to, tl.load(k + token * k_stride + kvh * D + dims, mask=inside), mask=inside)
+    tl.store(to + KVH * BS * D, tl.load(v + token * v_stride + kvh * D + dims, mask=inside), mask=inside)
+
+
+@triton.jit
+def silu_kernel(gate_up, out, in_stride, out_stride, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """See ``Kernels.silu_mul``."""
+    row = tl.program_id(0).to(tl.int64)
+    dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = dims < width
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    gate = tl.load(gate_up + row * in_stride + dims, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * in_stride + width + dims, mask=inside, other=0.0).to(tl.float32)
+    value = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * out_stride + dims, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["ids"])
+def gather_kernel(table, ids, out, num_rows, width, out_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """See ``Kernels.gather_rows``. A row that the table has not is NaN, and so its logits: it fails alone."""
+    row = tl.program_id(0).to(tl.int64)
+    dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    index = tl.load(ids + row)
+    known = (index >= 0) & (index < num_rows)
+    value = tl.load(table + index * width + dims, mask=(dims < width) & known, other=float("nan"))
+    tl.store(out + row * out_stride + dims, value, mask=dims < width)
+
+
+@triton.jit
+def copy_rows_kernel(rows, piece, num_words, TO_PIECE: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of words of four bytes from their addresses (int64) into a piece, one after the other, or back."""
+    row = tl.program_id(0).to(tl.int64)
+    words = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = tl.multiple_of(tl.load(rows + row), 16).to(tl.pointer_type(tl.int32)) + words
+    here = piece + row * num_words + words
+    if TO_PIECE:
+        tl.store(here, tl.load(there, mask=words < num_words), mask=words < num_words)
+    else:
+        tl.store(there, tl.load(here, mask=words < num_words), mask=words < num_words)
+
+
+@triton.jit
+def argmax_parts_kernel(logits, best, at_best, stride, vocab, num_parts, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Of each chunk of a row the largest logit and the lowest index that has it; NaN where one is not finite."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    index = part * BLOCK + tl.arange(0, BLOCK)
+    inside = index < vocab
+    value = tl.load(logits + row * stride + index, mask=inside, other=0.0).to(tl.float32)
+    is_odd = tl.max((inside & ~(tl.abs(value) < float("inf"))).to(tl.int32), 0)
+    value = tl.where(inside, value, float("-inf"))
+    top = tl.max(value, 0)
+    lowest = tl.min(tl.where(inside & (value == top), index, 2147483647), 0)
+    tl.store(best + row * num_parts + part, tl.where(is_odd > 0, float("nan"), top))
+    tl.store(at_best + row * num_parts + part, lowest)
+
+
+@triton.jit
+def argmax_kernel(best, at_best, out, num_parts, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """See ``Kernels.argmax``, from the chunks' results."""
+    row = tl.program_id(0).to(tl.int64)
+    parts = tl.arange(0, BLOCK)
+    inside = parts < num_parts
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    value = tl.load(best + row * num_parts + parts, mask=inside, other=float("-inf"))
+    is_odd = tl.max((value != value).to(tl.int32), 0)
+    value = tl.where(value != value, float("-inf"), value)
+    index = tl.load(at_best + row * num_parts + parts, mask=inside, other=2147483647)
+    lowest = tl.min(tl.where(value == tl.max(value, 0), index, 2147483647), 0)
+    tl.store(out + row, tl.where(is_odd > 0, -1, lowest).to(tl.int64))

@@ -1,0 +1,368 @@
+"""``Kernels`` on a GPU: Triton's for all but products, which are cuBLAS's on plain matrices.
+
+Two kinds. ``cuda``: the fastest. ``cuda-invariant``: a row's result never depends on the batch, not in its last bit.
+That takes one size of attention's tiles, and products without split sums (cublasLt with next to no workspace), which is
+a setting of the whole process.
+
+What the contract takes from the host (tables and lengths) costs a copy and a wait each call. A runner copies them once
+a step, as ``StepRows``, and calls ``attend`` and ``attend_rows``: these only launch, so graphs may hold them (from the
+second call on: the first one of a shape of heads makes room for splits).
+
+Not here: the kernels themselves, streams, graphs, and where anything lies.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+from torch import Tensor
+
+from jettison.device.cuda import elementwise
+from jettison.device.cuda.attention import Launch, Parts, attend, early_launch
+from jettison.device.cuda.tiles import Tile, choose_tile
+from jettison.device.cuda.worklist import WorkShape, fill_places, fill_work, num_words
+from jettison.device.kernels.base import (
+    CUDA,
+    CUDA_INVARIANT,
+    Int32Array,
+    PackedMatrix,
+    Weight,
+    check_arena,
+    check_gather,
+    check_heads,
+    check_linear,
+    check_lse,
+    check_matrix,
+    check_norm,
+    check_rotary,
+    check_rotary_tables,
+    check_vector,
+    fail,
+)
+from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights, feed_forward
+from jettison.device.kernels.torch_kernels import check_rows
+from jettison.errors import ConfigError
+
+_HEADS_A_PROGRAM = 4
+_SILU_BLOCK = 1024
+_GATHER_BLOCK = 2048
+
+
+class StepRows(NamedTuple):
+    """Where a step's rows stand, on the device: what its layers read instead of lengths on the host."""
+
+    tables: Tensor
+    """int32 [R, max_blocks]"""
+    positions: Tensor
+    """int32 [T]"""
+    slots: Tensor
+    """int32 [T]: where keys and values go (``worklist.fill_places``); negative: nowhere."""
+    work: Tensor
+    """int32: ``worklist.fill_work`` for ``tile``."""
+    tile: Tile
+    only_context: bool = False
+
+
+class CudaKernels:
+    """See ``Kernels``, for tensors of one device in float32, float16 and bfloat16. For one stream at a time: splits of
+    attention wait in memory of these kernels."""
+
+    def __init__(self, name: str, device: torch.device, *, launches_early: bool | None = None) -> None:
+        """``launches_early``: whether a kernel may be launched while the one before it ends (None: where the device
+        can). Raises ConfigError for an unknown name.
+        """
+        if name not in (CUDA, CUDA_INVARIANT):
+            raise ConfigError(f"kernels of a GPU are {CUDA} or {CUDA_INVARIANT}, not {name!r}")
+        self.name = name
+        self.rows_are_independent = name == CUDA_INVARIANT
+        self.device = device
+        self._processors, can_launch_early = 4, False
+        if device.type == "cuda":
+            properties = torch.cuda.get_device_properties(device)
+            self._processors, can_launch_early = properties.multi_processor_count, properties.major >= 9
+        self.launches_early = can_launch_early if launches_early is None else launches_early
+        """May be changed between launches: the bits are the same."""
+        self._parts: dict[tuple[int, int], Parts] = {}
+        if self.rows_are_independent and device.type == "cuda":
+            choose_invariant_products()
+
+    # ------------------------------------------------------------------------------------------------- attention
+
+    def work_shape(self, heads: int, arena: Tensor, most_tokens: int) -> WorkShape:
+        """For what ``attend`` a list of work is to be made. ``most_tokens``: of the longest chunk."""
+        kv_heads, head_dim = arena.shape[2], arena.shape[4]
+        group = heads // kv_heads
+        tile = choose_tile(
+            head_dim, arena.itemsize, group, most_tokens, is_one_size=self.rows_are_independent
+        )
+        return WorkShape(tile, group, kv_heads, self._programs(tile))
+
+    def rows(
+        self, heads: int, arena: Tensor, block_tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array,
+        num_tokens: int, only_context: bool = False,
+    ) -> StepRows:
+        """Check and copy what a step's layers need of its rows. Raises as ``Kernels.attention`` does."""
+        tables, queries, contexts = check_rows(
+            arena, block_tables, query_lens, context_lens, num_tokens, only_context
+        )
+        shape = self.work_shape(heads, arena, int(queries.max()))
+        words = np.empty(num_words(shape, num_tokens, len(queries)), dtype=np.int32)
+        fill_work(words, queries, contexts, shape, only_context)
+        positions, slots = np.empty(num_tokens, dtype=np.int32), np.empty(num_tokens, dtype=np.int32)
+        if not only_context:
+            fill_places(tables, queries, contexts, arena.shape[3], positions, slots)
+        return StepRows(
+            self._copied(tables), self._copied(positions), self._copied(slots), self._copied(words), shape.tile,
+            only_context,
+        )
+
+    def _copied(self, array: npt.NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+    def attend(
+        self, q: Tensor, arena: Tensor, rows: StepRows, out: Tensor, scale: float, lse: Tensor | None = None
+    ) -> None:
+        """``Kernels.attention`` for rows that are on the device. Only launches; ``out`` may be wider than ``q``."""
+        kv_heads, head_dim = arena.shape[2], arena.shape[4]
+        parts = self._parts.get((kv_heads, head_dim))
+        if parts is None:
+            parts = self._parts[kv_heads, head_dim] = Parts(kv_heads, head_dim, self.device)
+        launch = Launch(rows.tile, self._programs(rows.tile), rows.only_context, lse, self.launches_early)
+        attend(q, arena, rows.tables, rows.work, out, scale, parts, launch)
+
+    def attention(
+        self, q: Tensor, arena: Tensor, block_tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array,
+        out: Tensor, scale: float, lse: Tensor | None = None, only_context: bool = False,
+    ) -> None:
+        """See ``Kernels.attention``."""
+        check_arena(arena, q.dtype)
+        check_heads("q", q, q.dtype)
+        check_heads("out", out, q.dtype)
+        if q.shape != out.shape or q.shape[2] != arena.shape[4] or q.shape[1] % arena.shape[2]:
+            fail(f"q {tuple(q.shape)}, out {tuple(out.shape)} do not go with arena {tuple(arena.shape)}")
+        if lse is not None:
+            check_lse(lse, q)
+        rows = self.rows(q.shape[1], arena, block_tables, query_lens, context_lens, q.shape[0], only_context)
+        self.attend(q, arena, rows, out, scale, lse)
+
+    def write_kv(
+        self, k: Tensor, v: Tensor, arena: Tensor, block_tables: Int32Array, query_lens: Int32Array,
+        context_lens: Int32Array,
+    ) -> None:
+        """See ``Kernels.write_kv``."""
+        check_arena(arena, k.dtype)
+        check_heads("k", k, k.dtype)
+        check_heads("v", v, k.dtype)
+        tokens, kv_heads, head_dim = k.shape
+        if k.shape != v.shape or (kv_heads, head_dim) != (arena.shape[2], arena.shape[4]):
+            fail(f"k {tuple(k.shape)}, v {tuple(v.shape)} do not go with arena {tuple(arena.shape)}")
+        rows = self.rows(kv_heads, arena, block_tables, query_lens, context_lens, tokens)
+        elementwise.write_kv_kernel[(tokens, kv_heads)](
+            k, v, arena, rows.slots, k.stride(0), v.stride(0), KVH=kv_heads, D=head_dim,
+            DP=triton.next_power_of_2(head_dim), BS=arena.shape[3], PDL=self.launches_early, num_warps=1,
+            **self._launch(),
+        )
+
+    # ----------------------------------------------------------------------------------------------- layers
+
+    def attend_layer(
+        self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, block_tables: Int32Array,
+        query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array,
+    ) -> None:
+        """See ``Kernels.attend_layer``."""
+        heads, tokens = buffers.q.shape[1], buffers.q.shape[0]
+        rows = self.rows(heads, weights.arena, block_tables, query_lens, context_lens, tokens)
+        self.attend_rows(weights, buffers, constants, rows)
+
+    def attend_rows(
+        self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, rows: StepRows
+    ) -> None:
+        """The first half of a layer, for rows that are on the device: four launches."""
+        self.linear(buffers.x, weights.qkv_weight, None, buffers.qkv)
+        self.prepare_and_write(weights, buffers, constants, rows)
+        self.attend(buffers.q, weights.arena, rows, buffers.attention, constants.scale)
+        self.linear(buffers.attention_flat, weights.o_weight, weights.o_bias, buffers.x)
+
+    def prepare_and_write(
+        self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, rows: StepRows
+    ) -> None:
+        """Bias, ``layer.prepare_heads`` and ``write_kv`` in one launch: same bits. ``buffers.qkv`` has no bias yet, and
+        its keys stay as they are."""
+        arena, q = weights.arena, buffers.q
+        _, _, kv_heads, block_size, head_dim = arena.shape
+        has_norm = weights.q_norm is not None and weights.k_norm is not None
+        gains = (weights.q_norm, weights.k_norm) if has_norm else (buffers.x, buffers.x)
+        bias = weights.qkv_bias
+        heads = q.shape[1] + 2 * kv_heads
+        elementwise.heads_kernel[(q.shape[0], triton.cdiv(heads, _HEADS_A_PROGRAM))](
+            buffers.qkv, buffers.x if bias is None else bias, arena, *gains, constants.cos, constants.sin,
+            rows.positions, rows.slots, buffers.qkv.stride(0), constants.cos.shape[0], constants.eps,
+            HQ=q.shape[1], KVH=kv_heads, D=head_dim, DP=triton.next_power_of_2(head_dim), R=constants.cos.shape[1],
+            BS=block_size, HB=_HEADS_A_PROGRAM, HAS_BIAS=bias is not None, HAS_NORM=has_norm, ROTATES=True,
+            WRITES=True, PDL=self.launches_early, num_warps=2, **self._launch(),
+        )
+
+    def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
+        """See ``Kernels.feed_forward``: four launches."""
+        feed_forward(self, weights, buffers, constants)
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
+        """See ``Kernels.linear``. The bias is added to the rounded product."""
+        plain = _plain(weight)
+        check_linear(x, plain, bias, out)
+        torch.mm(x, plain.t(), out=out)
+        if bias is not None:
+            out.add_(bias)
+
+    # ------------------------------------------------------------------------------------------ element by element
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """See ``Kernels.rms_norm``."""
+        check_norm(x, weight, out)
+        self._norm(x, x, weight, eps, out, adds=False)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """See ``Kernels.add_rms_norm``."""
+        check_norm(x, weight, out, residual)
+        self._norm(x, residual, weight, eps, out, adds=True)
+
+    def _norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, *, adds: bool) -> None:
+        width = x.shape[1]
+        block = triton.next_power_of_2(width)
+        elementwise.norm_kernel[(x.shape[0],)](
+            x, residual, weight, out, x.stride(0), residual.stride(0), out.stride(0), width, eps,
+            ADD=adds, BLOCK=block, PDL=self.launches_early, num_warps=min(8, max(1, block // 256)), **self._launch(),
+        )
+
+    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array) -> None:
+        """See ``Kernels.rotary``. Positions on the device are not checked: those outside the tables rotate nothing."""
+        check_rotary(q, k, positions)
+        check_rotary_tables(cos, sin, q.dtype, q.shape[2])
+        index = torch.as_tensor(positions)
+        if not index.is_cuda and index.numel() and not 0 <= int(index.min()) <= int(index.max()) < cos.shape[0]:
+            raise IndexError(f"a position lies outside the {cos.shape[0]} of the rotary tables")
+        index = index.to(self.device, torch.int32)
+        for heads in (q, k):
+            self._heads(heads, cos=cos, sin=sin, positions=index)
+
+    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        """See ``Kernels.head_rms_norm``."""
+        check_heads("x", x, x.dtype)
+        check_vector("weight", weight, x.shape[2], x.dtype)
+        self._heads(x, gains=weight, eps=eps)
+
+    def _heads(
+        self, x: Tensor, *, gains: Tensor | None = None, eps: float = 0.0, cos: Tensor | None = None,
+        sin: Tensor | None = None, positions: Tensor | None = None,
+    ) -> None:
+        """Norm or rotation of heads in place."""
+        tokens, heads, head_dim = x.shape
+        gain = x if gains is None else gains
+        num_positions, rotary_dim = (0, 0) if cos is None else cos.shape
+        elementwise.heads_kernel[(tokens, triton.cdiv(heads, _HEADS_A_PROGRAM))](
+            x, x, x, gain, gain, cos, sin, positions, None, x.stride(0), num_positions, eps,
+            HQ=heads, KVH=0, D=head_dim, DP=triton.next_power_of_2(head_dim), R=rotary_dim, BS=1,
+            HB=_HEADS_A_PROGRAM, HAS_BIAS=False, HAS_NORM=gains is not None, ROTATES=cos is not None, WRITES=False,
+            PDL=self.launches_early, num_warps=2, **self._launch(),
+        )
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        """See ``Kernels.silu_mul``."""
+        rows, cols = out.shape
+        check_matrix("out", out, rows, cols, gate_up.dtype)
+        check_matrix("gate_up", gate_up, rows, 2 * cols, gate_up.dtype)
+        elementwise.silu_kernel[(rows, triton.cdiv(cols, _SILU_BLOCK))](
+            gate_up, out, gate_up.stride(0), out.stride(0), cols, BLOCK=_SILU_BLOCK,
+            PDL=self.launches_early, num_warps=4, **self._launch(),
+        )
+
+    def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:
+        """See ``Kernels.gather_rows``. Numbers on the device are not checked: a row that is not there is NaN."""
+        table = _plain(weight)
+        check_gather(table, ids, out)
+        if not ids.is_cuda and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < table.shape[0]:
+            raise IndexError(f"a row lies outside the {table.shape[0]} of the matrix")
+        elementwise.gather_kernel[(len(ids), triton.cdiv(table.shape[1], _GATHER_BLOCK))](
+            table, ids.to(self.device), out, table.shape[0], table.shape[1], out.stride(0), BLOCK=_GATHER_BLOCK,
+            PDL=self.launches_early, num_warps=4, **self._launch(),
+        )
+
+    def argmax(self, logits: Tensor) -> npt.NDArray[np.int64]:
+        """See ``Kernels.argmax``. Waits for the device."""
+        out = torch.empty(len(logits), dtype=torch.int64, device=self.device)
+        self.argmax_into(logits, out)
+        return out.cpu().numpy()
+
+    def argmax_into(self, logits: Tensor, out: Tensor) -> None:
+        """``Kernels.argmax`` into int64 [n] on the device."""
+        rows, vocab = logits.shape
+        check_matrix("logits", logits, rows, vocab, logits.dtype)
+        num_parts = triton.cdiv(vocab, elementwise.ARGMAX_CHUNK)
+        best = torch.empty(rows, num_parts, dtype=torch.float32, device=self.device)
+        at_best = torch.empty(rows, num_parts, dtype=torch.int32, device=self.device)
+        elementwise.argmax_parts_kernel[(rows, num_parts)](
+            logits, best, at_best, logits.stride(0), vocab, num_parts, BLOCK=elementwise.ARGMAX_CHUNK,
+            PDL=self.launches_early, num_warps=4, **self._launch(),
+        )
+        elementwise.argmax_kernel[(rows,)](
+            best, at_best, out, num_parts, BLOCK=triton.next_power_of_2(num_parts), PDL=self.launches_early,
+            num_warps=1, **self._launch(),
+        )
+
+    def gather_blocks(self, addresses: Tensor, piece: Tensor) -> None:
+        """Copy rows of memory, KV blocks as a rule, one after the other into a piece of staging.
+
+        ``addresses``: int64 [n], multiples of 16, on the device; ``piece``: uint8, n rows of equal length, a multiple
+        of 16 bytes. Raises ValueError for other sizes.
+        """
+        self._copy_rows(addresses, piece, to_piece=True)
+
+    def scatter_blocks(self, addresses: Tensor, piece: Tensor) -> None:
+        """The inverse of ``gather_blocks``."""
+        self._copy_rows(addresses, piece, to_piece=False)
+
+    def _copy_rows(self, addresses: Tensor, piece: Tensor, *, to_piece: bool) -> None:
+        row_bytes, rest = divmod(piece.numel(), max(1, len(addresses)))
+        if rest or row_bytes % 16 or piece.dtype != torch.uint8 or addresses.dtype != torch.int64:
+            fail(f"{len(addresses)} rows of a multiple of 16 bytes are not {piece.numel()} of {piece.dtype}")
+        words, block = row_bytes // 4, elementwise.COPY_WORDS
+        elementwise.copy_rows_kernel[(len(addresses), triton.cdiv(words, block))](
+            addresses, piece.view(torch.int32), words, TO_PIECE=to_piece, BLOCK=block, num_warps=8
+        )
+
+    # ----------------------------------------------------------------------------------------------------- packing
+
+    def packs(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """See ``Kernels.packs``. Never."""
+        return False
+
+    def pack_rows(self, rows: Tensor, first: int, packed: PackedMatrix) -> None:
+        """See ``Kernels.pack_rows``. Raises ValueError."""
+        _plain(packed)
+
+    def _programs(self, tile: Tile) -> int:
+        return tile.programs * self._processors
+
+    def _launch(self) -> dict[str, bool]:
+        return early_launch(self.launches_early)
+
+
+def choose_invariant_products() -> None:
+    """Have this process's products take every row's sums in one order, whatever the number of rows.
+
+    Holds from the first product of a process on: cuBLAS reads its workspace's size once.
+    """
+    os.environ["CUBLASLT_WORKSPACE_SIZE"] = "1"
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = (False, False)  # and no split of k
+    matmul.allow_fp16_reduced_precision_reduction = (False, False)
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+
+
+def _plain(weight: Weight) -> Tensor:
+    return fail("these kernels have no packed form") if isinstance(weight, PackedMatrix) else weight

@@ -1,0 +1,67 @@
+"""Sizes of attention's tiles: the one place for what a card answered (docs/gpu.md), and what may be changed freely.
+
+``SPLIT`` and ``POSITIONS`` decide in which groups a token's sums are taken, so they decide bits: one value for all
+shapes and batches. Stages and programs change no bit. Rows and warps decide which instructions multiply, and which
+threads add: they may change the last bit of a sum.
+
+Not here: kernels, and anything that asks a device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SPLIT = 512
+"""Positions whose sums are taken together before they are merged with those before them. Changes bits."""
+
+POSITIONS = 64
+"""Positions that a program looks at together. Changes bits; a divisor of ``SPLIT``."""
+
+ONE_SIZE = 64
+"""Rows of every tile where bits must be equal: one compiled kernel, so one way of multiplying and adding."""
+
+PART_ROWS = 16384
+"""Rows of unmerged sums that there is room for, for each KV head: 2,340 splits of one token with seven heads."""
+
+assert SPLIT % POSITIONS == 0
+
+
+class Tile(NamedTuple):
+    """What one program of a launch of attention works on, and how."""
+
+    rows: int
+    """Rows of queries: tokens of one sequence, each with the query heads that share a KV head. A power of two."""
+    warps: int
+    stages: int
+    """Loads in flight, with the one in use."""
+    programs: int
+    """Programs for each multiprocessor."""
+
+    def tokens(self, group: int) -> int:
+        """Tokens of one sequence that a tile holds."""
+        return self.rows // group
+
+
+_NARROW = {16: Tile(16, 4, 3, 2), 64: Tile(64, 4, 3, 2), 128: Tile(128, 8, 3, 1)}
+_WIDE = {16: Tile(16, 4, 2, 1), 64: Tile(64, 8, 2, 1)}
+_FLOAT32 = {16: Tile(16, 4, 2, 1), 64: Tile(64, 8, 1, 1)}
+"""Float32 is multiplied without tensor cores: exact, for comparisons."""
+
+
+def tiles_for(head_dim: int, itemsize: int) -> dict[int, Tile]:
+    """Rows -> tile, ascending, of what goes with heads of these."""
+    if itemsize > 2:
+        return _FLOAT32
+    return _NARROW if head_dim <= 128 else _WIDE
+
+
+def choose_tile(head_dim: int, itemsize: int, group: int, most_tokens: int, *, is_one_size: bool) -> Tile:
+    """The smallest tile that holds the longest chunk's ``most_tokens``, else the largest; or the one of ``ONE_SIZE``.
+
+    ``group``: query heads of a KV head. Raises ValueError where no tile holds one token's.
+    """
+    tiles = tiles_for(head_dim, itemsize)
+    fitting = [tile for rows, tile in tiles.items() if group <= rows and (rows == ONE_SIZE or not is_one_size)]
+    if not fitting:
+        raise ValueError(f"{group} query heads share a KV head of {head_dim}: at most {ONE_SIZE} do")
+    return next((tile for tile in fitting if most_tokens * group <= tile.rows), fitting[-1])

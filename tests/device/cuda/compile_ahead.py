@@ -1,0 +1,192 @@
+"""Compile the kernels for GPUs that are not here, and print what the assembler says of each, as JSON lines.
+
+A program of its own (``test_compile_ahead`` runs it): in a process with Triton's interpreter nothing is compiled.
+Arguments: compute capabilities (``80,90``), then ``all`` for every signature. Without it: one of each kernel, the small
+ones for capability 90 only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from jettison.device.cuda import attention, elementwise
+from jettison.device.cuda.tiles import POSITIONS, SPLIT, tiles_for
+
+BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+STAGED = {"tables", "work", "positions", "slots", "ids"}
+"""Copied once a step: nothing is known of their addresses."""
+
+SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+def pointers(dtype: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), f"*{dtype}")
+
+
+def scalars(kind: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), kind)
+
+
+def attention_cases(all_of_them: bool) -> list[dict[str, Any]]:
+    few = [("bf16", 128, 7, 16)]
+    many = [
+        (dtype, head_dim, group, 8 * (2 + 6 * (group == 16)))
+        for dtype in SIZES for head_dim in (64, 80, 96, 128, 256) for group in (1, 16)
+    ]  # fmt: skip
+    cases = []
+    for dtype, head_dim, group, block_size in many if all_of_them else few:
+        for rows, tile in tiles_for(head_dim, SIZES[dtype]).items():
+            for causal in (True, False) if all_of_them and group == 1 else (True,):
+                cases.append({
+                    "kernel": attention.attend_kernel, "name": f"attend {dtype} {head_dim} {group} {block_size} {rows}",
+                    "signature": {
+                        **pointers(dtype, "q arena"), **pointers("i32", "tables work"), **pointers(dtype, "out"),
+                        **pointers("fp32", "lse part_sums part_scales"), **pointers("i32", "arrived"),
+                        **scalars("i32", "table_stride q_stride o_stride"), **scalars("fp32", "scale"),
+                    },
+                    "aligned": ["q_stride", "o_stride"],
+                    "constants": {
+                        "KVH": 4, "G": group, "D": head_dim, "DP": triton.next_power_of_2(head_dim), "BS": block_size,
+                        "BM": rows, "BN": POSITIONS, "SPLIT": SPLIT, "CAUSAL": causal, "HAS_LSE": not causal,
+                        "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+                    },
+                    "warps": tile.warps, "stages": tile.stages, "multiplies": dtype != "fp32",
+                })  # fmt: skip
+    return cases
+
+
+def small_cases(all_of_them: bool) -> list[dict[str, Any]]:
+    cases = []
+    for dtype in SIZES if all_of_them else ("bf16",):
+        for width in (3584, 5120, 8192):
+            cases.append({
+                "kernel": elementwise.norm_kernel, "name": f"norm {dtype} {width}",
+                "signature": {
+                    **pointers(dtype, "x residual gains out"),
+                    **scalars("i32", "x_stride residual_stride out_stride width"), **scalars("fp32", "eps"),
+                },
+                "aligned": ["x_stride", "residual_stride", "out_stride", "width"],
+                "constants": {"ADD": True, "BLOCK": triton.next_power_of_2(width)}, "warps": 8,
+            })  # fmt: skip
+        for has_norm in (False, True):
+            cases.append({
+                "kernel": elementwise.heads_kernel, "name": f"heads {dtype} {'norm' if has_norm else 'bias'}",
+                "signature": {
+                    **pointers(dtype, "qkv bias arena q_gains k_gains"), **pointers("fp32", "cos sin"),
+                    **pointers("i32", "positions slots"), **scalars("i32", "stride num_positions"),
+                    **scalars("fp32", "eps"),
+                },
+                "aligned": ["stride"],
+                "constants": {
+                    "HQ": 28, "KVH": 4, "D": 128, "DP": 128, "R": 128, "BS": 16, "HB": 4, "HAS_BIAS": not has_norm,
+                    "HAS_NORM": has_norm, "ROTATES": True, "WRITES": True,
+                },
+                "warps": 2,
+            })  # fmt: skip
+        cases += [
+            {
+                "kernel": elementwise.write_kv_kernel, "name": f"write_kv {dtype}", "warps": 1,
+                "signature": {
+                    **pointers(dtype, "k v arena"), **pointers("i32", "slots"), **scalars("i32", "k_stride v_stride"),
+                },
+                "constants": {"KVH": 4, "D": 128, "DP": 128, "BS": 16},
+            },
+            {
+                "kernel": elementwise.silu_kernel, "name": f"silu {dtype}", "warps": 4,
+                "signature": {**pointers(dtype, "gate_up out"), **scalars("i32", "in_stride out_stride width")},
+                "aligned": ["in_stride", "out_stride", "width"], "constants": {"BLOCK": 1024},
+            },
+            {
+                "kernel": elementwise.gather_kernel, "name": f"gather {dtype}", "warps": 4,
+                "signature": {
+                    **pointers(dtype, "table"), **pointers("i64", "ids"), **pointers(dtype, "out"),
+                    **scalars("i32", "num_rows width out_stride"),
+                },
+                "aligned": ["width", "out_stride"], "constants": {"BLOCK": 2048},
+            },
+            {
+                "kernel": elementwise.argmax_parts_kernel, "name": f"argmax parts {dtype}", "warps": 4,
+                "signature": {
+                    **pointers(dtype, "logits"), **pointers("fp32", "best"), **pointers("i32", "at_best"),
+                    **scalars("i32", "stride vocab num_parts"),
+                },
+                "constants": {"BLOCK": elementwise.ARGMAX_CHUNK},
+            },
+        ]
+    return [
+        *cases,
+        {
+            "kernel": elementwise.argmax_kernel, "name": "argmax", "warps": 1, "constants": {"BLOCK": 64},
+            "signature": {
+                **pointers("fp32", "best"), **pointers("i32", "at_best"), **pointers("i64", "out"),
+                **scalars("i32", "num_parts"),
+            },
+        },
+        *(
+            {
+                "kernel": elementwise.copy_rows_kernel, "name": f"copy_rows {to_piece}", "warps": 8,
+                "never_early": True,
+                "signature": {**pointers("i64", "rows"), **pointers("i32", "piece"), **scalars("i32", "num_words")},
+                "aligned": ["num_words"], "constants": {"TO_PIECE": to_piece, "BLOCK": elementwise.COPY_WORDS},
+            }
+            for to_piece in (True, False)
+        ),
+    ]
+
+
+def compiled(case: dict[str, Any], capability: int) -> dict[str, Any]:
+    constants = dict(case["constants"])
+    options = {"num_warps": case["warps"], "num_stages": case.get("stages", 3)}
+    if "never_early" not in case:
+        constants["PDL"] = capability >= 90
+        options["launch_pdl"] = capability >= 90
+    aligned = case.get("aligned", ())
+    attributes = {
+        (index,): [["tt.divisibility", 16]]
+        for index, (name, kind) in enumerate(case["signature"].items())
+        if (kind.startswith("*") and name not in STAGED) or name in aligned
+    }
+    signature = {**case["signature"], **dict.fromkeys(constants, "constexpr")}
+    kernel = triton.compile(
+        ASTSource(case["kernel"], signature, constants, attributes), GPUTarget("cuda", capability, 32), options
+    )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        said = subprocess.run(
+            [BINARIES / "cuobjdump", "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    assert found is not None, said
+    multiplies = [name for name in ("mma.sync", "wgmma.mma", "tcgen05.mma") if name in kernel.asm["ptx"]]
+    return {
+        "name": case["name"], "capability": capability, "registers": int(found[1]), "stack_bytes": int(found[2]),
+        "shared_bytes": kernel.metadata.shared, "warps": case["warps"], "multiplies_by": multiplies,
+        "waits": "griddepcontrol.wait" in kernel.asm["ptx"], "may_wait": constants.get("PDL", False),
+        "should_multiply": case.get("multiplies", False), "is_float32": "fp32" in case["name"],
+    }  # fmt: skip
+
+
+def main() -> None:
+    assert "TRITON_INTERPRET" not in os.environ
+    capabilities = [int(word) for word in sys.argv[1].split(",")]
+    all_of_them = "all" in sys.argv[2:]
+    of_attention = attention_cases(all_of_them)
+    for case in [*of_attention, *small_cases(all_of_them)]:
+        for capability in capabilities if all_of_them or case in of_attention else [90]:
+            print(json.dumps(compiled(case, capability)), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Each small kernel in Triton against ``torch_kernels`` on the CPU: same roundings, same edges.
+
+On a GPU where there is one, in bfloat16 too; else in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import torch
+
+from jettison.device.cuda.kernels import CudaKernels
+from jettison.device.kernels.layer import LayerConstants, LayerWeights, prepare_heads
+from jettison.device.kernels.torch_kernels import TorchKernels
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_available() else [])]
+
+pytestmark = [
+    pytest.mark.parametrize("dtype", DTYPES), pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def kernels(device: torch.device) -> CudaKernels:
+    return CudaKernels("cuda-invariant", device)
+
+
+def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCE[actual.dtype]
+    torch.testing.assert_close(actual.cpu(), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def on(device: torch.device, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Copies of their own; strides are kept."""
+    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device).copy_(t) for t in tensors]
+
+
+@pytest.mark.parametrize("width", [1, 48, 130])
+def test_norms(kernels: CudaKernels, device: torch.device, dtype: torch.dtype, width: int) -> None:
+    x, residual = randn(5, 2 * width, dtype=dtype)[:, :width], randn(5, width, dtype=dtype, seed=1)
+    weight = randn(width, dtype=dtype, seed=2)
+    x_there, residual_there, weight_there = on(device, x, residual, weight)
+    expected, out = torch.empty(5, width, dtype=dtype), torch.empty(5, width, dtype=dtype, device=device)
+    TorchKernels().rms_norm(x, weight, 1e-3, expected)
+    kernels.rms_norm(x_there, weight_there, 1e-3, out)
+    assert_close(out, expected)
+    one = torch.empty(1, width, dtype=dtype, device=device)
+    kernels.rms_norm(x_there[3:4], weight_there, 1e-3, one)
+    assert torch.equal(one[0], out[3]), "a row does not depend on the others"
+    TorchKernels().add_rms_norm(x, residual, weight, 1e-3, x)
+    kernels.add_rms_norm(x_there, residual_there, weight_there, 1e-3, x_there)
+    assert torch.equal(residual_there.cpu(), residual)
+    assert_close(x_there, x)
+
+
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(16, 16), (80, 80), (64, 32)])
+def test_heads_by_themselves(
+    kernels: CudaKernels, device: torch.device, dtype: torch.dtype, head_dim: int, rotary_dim: int
+) -> None:
+    fused, gain = randn(4, 7 * head_dim, dtype=dtype), randn(head_dim, dtype=dtype, seed=1)
+    cos, sin = tables(50, rotary_dim)
+    positions = np.array([0, 49, 7, 7], dtype=np.int32)
+    (there, gain_there, cos_there, sin_there) = on(device, fused, gain, cos, sin)
+    for kind, buffer, arguments in (
+        (TorchKernels(), fused, (gain, cos, sin)), (kernels, there, (gain_there, cos_there, sin_there)),
+    ):
+        q, k = (heads.unflatten(1, (-1, head_dim)) for heads in buffer.split([5 * head_dim, 2 * head_dim], 1))
+        kind.head_rms_norm(q, arguments[0], 1e-6)
+        kind.rotary(q, k, *arguments[1:], positions)
+    assert_close(there, fused)
+    for bad in (-1, 50):
+        with pytest.raises(IndexError, match="position"):
+            kernels.rotary(q, k, cos_there, sin_there, np.array([0, 0, bad, 0], dtype=np.int32))
+
+
+@pytest.mark.parametrize("has_norm", [False, True], ids=["bias", "norm of heads"])
+def test_heads_on_their_way_in_one_launch_or_in_several_have_the_same_bits(
+    kernels: CudaKernels, device: torch.device, dtype: torch.dtype, has_norm: bool
+) -> None:
+    """A layer with remote attention takes the second way, a step without it the first."""
+    heads, kv_heads, head_dim = 5, 2, 16
+    width = (heads + 2 * kv_heads) * head_dim
+    x, weight, bias, gain, residual = on(
+        device, randn(3, 24, dtype=dtype), randn(width, 24, dtype=dtype, seed=1), randn(width, dtype=dtype, seed=2),
+        randn(head_dim, dtype=dtype, seed=3), randn(heads * head_dim, heads * head_dim, dtype=dtype, seed=4),
+    )  # fmt: skip
+    cos, sin = on(device, *tables(32, head_dim))
+    rows = np.array([[1, 0]], dtype=np.int32), np.array([3], dtype=np.int32), np.array([14], dtype=np.int32)
+    parameters = {"input_norm": gain, "post_norm": gain, "qkv_weight": weight, "o_weight": residual,
+                  "gate_up_weight": residual, "down_weight": residual}  # fmt: skip
+    parameters |= {"q_norm": gain, "k_norm": gain} if has_norm else {"qkv_bias": bias}
+    constants = LayerConstants(cos, sin, 1e-5, 0.25)
+    found = []
+    for together in (True, False):
+        weights = LayerWeights(parameters, torch.zeros(2, 2, kv_heads, 16, head_dim, dtype=dtype, device=device))
+        qkv = torch.empty(3, width, dtype=dtype, device=device)
+        q, k, v = (t.unflatten(1, (-1, head_dim)) for t in qkv.split([heads * head_dim, *[kv_heads * head_dim] * 2], 1))
+        buffers = SimpleNamespace(x=x, qkv=qkv, q=q, k=k, v=v)
+        if together:
+            kernels.linear(x, weight, None, qkv)
+            kernels.prepare_and_write(weights, buffers, constants, kernels.rows(heads, weights.arena, *rows, 3))
+        else:
+            kernels.linear(x, weight, weights.qkv_bias, qkv)
+            prepare_heads(kernels, weights, buffers, constants, np.array([14, 15, 16], dtype=np.int32))
+            kernels.write_kv(k, v, weights.arena, *rows)
+        found.append((q.clone(), weights.arena))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def tables(num_positions: int, rotary_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    angles = torch.arange(float(num_positions))[:, None] * torch.logspace(0, -3, rotary_dim // 2)
+    angles = torch.cat((angles, angles), dim=1)
+    return angles.cos(), angles.sin()
+
+
+def test_silu(kernels: CudaKernels, device: torch.device, dtype: torch.dtype) -> None:
+    gate_up = randn(3, 2 * 37, dtype=dtype) * 4
+    gate_up[0, :6] = torch.tensor([-1e4, -100.0, -0.0, 0.0, 100.0, 1e4], dtype=dtype)
+    gate_up[1, 3] = math.nan
+    expected, out = torch.empty(3, 37, dtype=dtype), torch.empty(3, 37, dtype=dtype, device=device)
+    TorchKernels().silu_mul(gate_up, expected)
+    kernels.silu_mul(*on(device, gate_up), out)
+    assert_close(out, expected)
+
+
+def test_linear_with_and_without_bias(kernels: CudaKernels, device: torch.device, dtype: torch.dtype) -> None:
+    x, weight, bias = randn(3, 48, dtype=dtype), randn(20, 48, dtype=dtype, seed=1) / 7, randn(20, dtype=dtype, seed=2)
+    expected, out = torch.empty(3, 20, dtype=dtype), torch.empty(3, 20, dtype=dtype, device=device)
+    for given in (None, bias):
+        TorchKernels().linear(x, weight, given, expected)
+        kernels.linear(*on(device, x, weight), None if given is None else on(device, given)[0], out)
+        assert_close(out, expected)
+
+
+def test_rows_by_number(kernels: CudaKernels, device: torch.device, dtype: torch.dtype) -> None:
+    table, ids = randn(9, 50, dtype=dtype), torch.tensor([8, 0, 0])
+    out = torch.empty(3, 50, dtype=dtype, device=device)
+    (there,) = on(device, table)
+    kernels.gather_rows(there, ids, out)
+    assert torch.equal(out.cpu(), table[ids])
+    with pytest.raises(IndexError, match="outside"):
+        kernels.gather_rows(there, torch.tensor([9, 0, 0]), out)
+
+
+def test_the_likeliest_is_the_lowest_of_equals(kernels: CudaKernels, device: torch.device, dtype: torch.dtype) -> None:
+    logits = randn(6, 9000, dtype=dtype).clamp_(-3, 2)[:, :8999]  # many equals, in every chunk
+    logits[1, 8998] = 9
+    logits[2, [4095, 4096]] = 9
+    logits[3, 17], logits[4, 8998], logits[5, 0] = math.nan, math.inf, -math.inf
+    expected = TorchKernels().argmax(logits)
+    assert expected.tolist()[1:] == [8998, 4095, -1, -1, -1]
+    assert kernels.argmax(*on(device, logits)).tolist() == expected.tolist()
+
+
+def test_blocks_go_to_a_piece_and_back(kernels: CudaKernels, device: torch.device, dtype: torch.dtype) -> None:
+    (arena,) = on(device, randn(7, 2, 3, 16, 32, dtype=dtype))
+    block_bytes = arena[0].nbytes
+    ids = torch.tensor([5, 0, 6])
+    addresses = (arena.data_ptr() + ids * block_bytes).to(device)
+    piece = torch.zeros(3 * block_bytes, dtype=torch.uint8, device=device)
+    kernels.gather_blocks(addresses, piece)
+    assert torch.equal(piece.view(dtype).view(3, 2, 3, 16, 32).cpu(), arena.cpu()[ids])
+    before = arena.clone()
+    arena[ids.to(device)] = 0
+    kernels.scatter_blocks(addresses, piece)
+    assert torch.equal(arena, before)
+    with pytest.raises(ValueError, match="multiple of 16"):
+        kernels.gather_blocks(addresses, piece[:-3])
+
+
+@pytest.mark.parametrize("has_norm", [False, True], ids=["bias", "norm of heads"])
+def test_a_layer(kernels: CudaKernels, device: torch.device, dtype: torch.dtype, has_norm: bool) -> None:
+    """Both halves, with what is fused on the way, against single kernels on the CPU."""
+    hidden, heads, kv_heads, head_dim, inner = 48, 6, 2, 16, 40
+    lens = np.array([3, 1], dtype=np.int32), np.array([0, 20], dtype=np.int32)
+    block_tables = np.array([[2, 0], [4, 1]], dtype=np.int32)
+    positions = np.array([0, 1, 2, 20], dtype=np.int32)
+    shapes = {
+        "input_norm": (hidden,), "post_norm": (hidden,), "o_weight": (hidden, heads * head_dim),
+        "qkv_weight": ((heads + 2 * kv_heads) * head_dim, hidden), "gate_up_weight": (2 * inner, hidden),
+        "down_weight": (hidden, inner),
+    }  # fmt: skip
+    if has_norm:
+        shapes |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
+    else:
+        shapes |= {"qkv_bias": ((heads + 2 * kv_heads) * head_dim,), "o_bias": (hidden,)}
+    parameters = {name: randn(*shape, dtype=dtype, seed=i) / 4 for i, (name, shape) in enumerate(shapes.items())}
+    cos, sin = tables(32, head_dim)
+    x, residual = randn(4, hidden, dtype=dtype, seed=31), randn(4, hidden, dtype=dtype, seed=32)
+    arena = randn(5, 2, kv_heads, 16, head_dim, dtype=dtype, seed=33)
+    results = []
+    for kind, where in ((TorchKernels(), torch.device("cpu")), (kernels, device)):
+        own = {name: on(where, value)[0] for name, value in parameters.items()}
+        own_arena, own_x, own_residual, *rotary = on(where, arena, x, residual, cos, sin)
+        qkv = torch.empty(4, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=where)
+        q, k, v = (t.unflatten(1, (-1, head_dim)) for t in qkv.split([heads * head_dim, *[kv_heads * head_dim] * 2], 1))
+        attention = torch.empty(4, heads, head_dim, dtype=dtype, device=where)
+        buffers = SimpleNamespace(
+            residual=own_residual, x=own_x, qkv=qkv, q=q, k=k, v=v, attention=attention,
+            attention_flat=attention.view(4, -1), gate_up=torch.empty(4, 2 * inner, dtype=dtype, device=where),
+            activated=torch.empty(4, inner, dtype=dtype, device=where), bound=None,
+        )  # fmt: skip
+        constants = LayerConstants(*rotary, 1e-5, head_dim**-0.5)
+        weights = LayerWeights(own, own_arena)
+        kind.attend_layer(weights, buffers, constants, block_tables, *lens, positions)
+        kind.feed_forward(weights, buffers, constants)
+        results.append((buffers.x, buffers.residual, own_arena))
+    for actual, expected in zip(results[1], results[0], strict=True):
+        tolerance = 4 * TOLERANCE[dtype]
+        torch.testing.assert_close(actual.cpu(), expected, rtol=tolerance, atol=tolerance)
