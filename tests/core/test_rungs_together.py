@@ -16,6 +16,7 @@ from jettison.core.pending import Purpose
 from jettison.core.ports import CancelTransfer, SendKV, WorkerLost
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
+from jettison.core.serving.holds import GroupHold
 from longrun import part_of
 
 TOGETHER = "swap+migrate+drop"
@@ -225,10 +226,11 @@ def test_a_swap_rung_that_goes_leaves_nothing_set_on_groups() -> None:
     cluster, merged = pipeline_with_stored("swap+drop")
     cluster.run()
     merged = next(iter(cluster.core.groups.values()))
-    merged.holds_preemption = True
-    merged.blocks.reserve_landing(dict.fromkeys(merged.worker_ids, 3))
+    for owner in ("swap", "another"):
+        merged.hold(owner, GroupHold.PREEMPTION)
+        merged.blocks.reserve_everywhere(owner, 3)
     cluster.core.reconfigure(replace(cluster.core.params, rungs=("drop", "restore", "scale", "shed")))
-    assert not merged.holds_preemption and not merged.blocks.landing
+    assert merged.holds_preemption == {"another"} and set(merged.blocks.landing.values()) == {3}
 
 
 def turned_back(exchange: str, seed: int) -> tuple[FakeCluster, list[RequestState]]:
