@@ -85,7 +85,7 @@ def test_a_group_that_yielded_admits_again_when_restores_are_no_more() -> None:
     cluster.order("drop")
     cluster.run(until_ms=60)
     (group,) = cluster.core.groups.values()
-    group.blocks.admission_cap = 3
+    group.blocks.cap_admission("restore", 3)
     cluster.core.reconfigure(replace(cluster.core.params, rungs=("drop",)))
     assert group.blocks.admission_cap is None
 
