@@ -74,7 +74,9 @@ def skinny_cases() -> list[dict[str, Any]]:
             "kernel": skinny.skinny_kernel, "name": f"skinny {dtype} {skinny.MOST_ROWS}",
             "signature": {**pointers(dtype, "x weight out"), **scalars("i32", "rows depth x_stride out_stride")},
             "aligned": ["depth", "x_stride", "out_stride"],
-            "constants": {"BM": skinny.MOST_ROWS, "BN": SKINNY.columns, "BK": SKINNY.depth, "THREADS": 32 * SKINNY.warps},
+            "constants": {
+                "BM": skinny.MOST_ROWS, "BN": SKINNY.columns, "BK": SKINNY.depth, "THREADS": 32 * SKINNY.warps,
+            },
             "asks": True,
             "warps": SKINNY.warps, "stages": SKINNY.stages, "multiplies": True,
         }
@@ -198,7 +200,7 @@ def compiled(case: dict[str, Any], capability: int) -> dict[str, Any]:
         "name": case["name"], "capability": capability, "registers": int(found[1]), "stack_bytes": int(found[2]),
         "shared_bytes": kernel.metadata.shared, "warps": case["warps"], "multiplies_by": multiplies,
         "waits": "griddepcontrol.wait" in kernel.asm["ptx"], "may_wait": constants.get("PDL", False),
-        "reads_ahead": "cp.async.bulk.prefetch" in kernel.asm["ptx"], 
+        "reads_ahead": "cp.async.bulk.prefetch" in kernel.asm["ptx"],
         "may_read_ahead": constants.get("AHEAD", "asks" in case and capability >= 90),
         "should_multiply": case.get("multiplies", False), "is_float32": "fp32" in case["name"],
     }  # fmt: skip

@@ -1,8 +1,8 @@
 """Products of up to sixteen rows: the matrix is read once, each program some of its rows, all of their length.
 
-Such a product is as fast as memory. Its programs ask for
-their first part of the matrix while the kernel before it runs.
-A sum is taken in one order whatever the batch, but not in cuBLAS's, which goes on from seventeen rows: not for equal bits.
+Such a product is as fast as memory. Its programs ask for their first part of the matrix while the kernel before it
+runs. A sum is taken in one order whatever the batch, but not in cuBLAS's, which goes on from seventeen rows: not for
+equal bits.
 
 Not here: when it is used (``kernels``), and with what sizes (``tiles``).
 """

@@ -24,7 +24,7 @@ PART_ROWS = 16384
 """Rows of unmerged sums that there is room for, for each KV head: 2,340 splits of one token with seven heads."""
 
 SKINNY_ROWS = 0
-"""Up to how many rows the kind ``cuda`` multiplies in Triton (at most 16): none until a card has shown what it gains."""
+"""Up to how many rows the kind ``cuda`` multiplies in Triton (at most 16). None until a card shows a gain."""
 
 AHEAD_MOST_ROWS = 256
 """More rows than these keep the card busy with multiplying: nothing is read ahead."""
