@@ -101,12 +101,11 @@ needs_9 = pytest.mark.skipif(
 
 
 @needs_9
-@pytest.mark.parametrize("pace_ns", [0, 500])
-@pytest.mark.parametrize("copies", [1, 100])
+@pytest.mark.parametrize(("copies", "pace_ns"), [(1, 0), (1, 500), (100, 0)])
 def test_reading_ahead_changes_no_bit_of_attention(request_of_2200: Request, pace_ns: int, copies: int) -> None:
     weight = torch.randn(3584, 3584, device="cuda", dtype=torch.bfloat16)
     before = weight.clone()
-    for tile in tiles_for(HEAD_DIM, 2).values():
+    for tile in (tiles_for(HEAD_DIM, 2)[16], ONE_TILE):
         plain = request_of_2200.attend(LENGTH - 1, 1, tile=tile, programs=10_000, copies=copies)
         for num_bytes in (0, 2048, 100_000, weight.nbytes):
             ahead = Ahead(weight, num_bytes, pace_ns)
