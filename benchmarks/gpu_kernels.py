@@ -49,6 +49,8 @@ PREDICTED_MS = {  # an H200, before any of it had run there
 PREDICTED_SKINNY_MS = {"7b 1": 3.98, "14b 1": 7.7}
 KV_HEADS, GROUP, DIM = (4, 7, 128) if GPU else (1, 3, 16)
 POOL = torch.cuda.graph_pool_handle() if GPU else None
+KEEPS_POOL: list[torch.cuda.CUDAGraph] = []
+"""One graph that is never released: a pool ends with the last of its graphs."""
 RESULTS: dict[str, object] = {}
 
 
@@ -81,10 +83,16 @@ def captured(function):
     if not GPU:
         return function
     torch.cuda.synchronize()
+    if not KEEPS_POOL:
+        KEEPS_POOL.append(_graph_of(lambda: torch.zeros(1, device=DEVICE)))
+    return _graph_of(function).replay
+
+
+def _graph_of(function) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=POOL):
         function()
-    return graph.replay
+    return graph
 
 
 class Cache:
