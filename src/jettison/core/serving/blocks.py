@@ -91,6 +91,10 @@ class GroupBlocks:
         self._caps.pop(owner, None)
         self._note_caps()
 
+    def cap_of(self, owner: Owner) -> int | None:
+        """At which ``owner`` stops admission; None: it does not."""
+        return self._caps.get(owner)
+
     def _note_caps(self) -> None:
         cap = min(self._caps.values(), default=None)
         if cap != self.admission_cap:
