@@ -335,7 +335,7 @@ class Loads:
         load = load._replace(
             admitted_share=self.traffic.admitted_share,
             mean_stay_s=self._stay_s(group, now_ns),
-            is_yielding=group.blocks.cap_of(RESTORE) is not None and not is_restoring,
+            is_yielding=RESTORE in group.blocks.caps and not is_restoring,
             foreseen_s=self.monitor(group).note_foreseen(missing, now_ns),
             merged_compute_load=self.compute_load(merged), separate_compute_load=self.compute_load(separate)
         )

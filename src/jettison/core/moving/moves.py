@@ -123,7 +123,7 @@ class Moves:
 
         With ``homes`` it has been split already, and its requests go on returning to them.
         """
-        yields = group.blocks.cap_of(RESTORE) is not None
+        yields = RESTORE in group.blocks.caps
         actions = self._clear(group.worker_ids)
         restore = Restoring(
             self._state, group, split, now_ns, homes, with_queue=yields, max_overflow_blocks=max_overflow_blocks,
