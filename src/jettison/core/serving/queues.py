@@ -42,7 +42,7 @@ class Queues:
         self._offline_ids: set[RequestId] = set()
         """Of ``waiting_offline``."""
         self.running: dict[RequestId, RequestState] = {}
-        """In service order (``policy.order``), as it was when the last one came."""
+        """``in_order``, as it was when the last one came, or what gives way changed."""
         self._tenants: set[str] = set()
         """Whose requests have run here since nobody did."""
         self._newest_turns = [0, 0]
