@@ -65,17 +65,18 @@ class Batch:
         return out
 
     def expected(self) -> torch.Tensor:
-        """Dense attention, one token and head at a time, in float64."""
-        out = torch.empty(self.q.shape, dtype=torch.float64)
-        group = self.q.shape[1] // self.k.shape[1]
+        """Dense attention, one token and head at a time, in float64, on the CPU wherever the batch is."""
+        q, k, v = self.q.cpu(), self.k.cpu(), self.v.cpu()
+        out = torch.empty(q.shape, dtype=torch.float64)
+        group = q.shape[1] // k.shape[1]
         start = 0
         for row, (context, query) in enumerate(self.lens):
-            keys = torch.cat((self.past[row, 0, :context], self.k[start : start + query])).double()
-            values = torch.cat((self.past[row, 1, :context], self.v[start : start + query])).double()
+            keys = torch.cat((self.past[row, 0, :context], k[start : start + query])).double()
+            values = torch.cat((self.past[row, 1, :context], v[start : start + query])).double()
             for i in range(query):
                 seen = context + i + 1
-                for head in range(self.q.shape[1]):
-                    scores = keys[:seen, head // group] @ self.q[start + i, head].double() * self.scale
+                for head in range(q.shape[1]):
+                    scores = keys[:seen, head // group] @ q[start + i, head].double() * self.scale
                     out[start + i, head] = torch.softmax(scores, 0) @ values[:seen, head // group]
             start += query
         return out

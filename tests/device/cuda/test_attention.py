@@ -77,6 +77,10 @@ def run(
     return out, lse
 
 
+def assert_same(actual: torch.Tensor, expected: torch.Tensor, what: object) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, msg=lambda said: f"{what}: {said}")
+
+
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(actual.double().cpu(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
@@ -121,8 +125,8 @@ def test_a_token_has_the_same_bits_whole_chunked_alone_and_in_any_batch(
         (3, 1, 1, []), (37, 1, 1000, []), (37, 1, 1000, [(1, 0, 1)]), (31, 7, 1000, [(1, 0, 1)]), (0, 38, 1000, []),
     ):  # fmt: skip
         out, lse = run(batch, tile, [*others, (0, first + at, size)], programs)
-        assert torch.equal(out[-size:], whole[at : at + size]), (at, size, programs)
-        assert torch.equal(lse[-size:], whole_lse[at : at + size]), (at, size, programs)
+        assert_same(out[-size:], whole[at : at + size], ("out", at, size, programs))
+        assert_same(lse[-size:], whole_lse[at : at + size], ("lse", at, size, programs))
 
 
 def test_one_size_of_tiles_where_bits_must_be_equal() -> None:

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jettison.device.cuda.readahead import Ahead, read_ahead
 from jettison.device.cuda.tiles import PART_ROWS, POSITIONS, SPLIT, Tile
 from jettison.device.cuda.worklist import HEADER_WORDS, ITEM_WORDS
 
@@ -35,6 +36,8 @@ class Launch(NamedTuple):
     lse: Tensor | None = None
     early: bool = False
     """See ``early_launch``."""
+    ahead: Ahead | None = None
+    """What the next kernel reads that no kernel writes."""
 
 
 def early_launch(early: bool) -> dict[str, bool]:
@@ -65,16 +68,19 @@ def attend(
 ) -> None:
     """See ``Kernels.attention``; ``tables``: int32 [R, max_blocks] and ``work`` (``worklist.fill_work``) on the device.
 
-    Reads nothing on the host, so a captured launch goes with any later list.
+    Reads nothing on the host, so a captured launch goes with any later list. An early launch reads ``work`` while the
+    kernel before it runs: no kernel may write it, and a copy must be in the stream before that kernel.
     """
     _, _, kv_heads, block_size, head_dim = arena.shape
+    ahead = launch.ahead
     attend_kernel[(launch.programs,)](
         q, arena, tables, work, out, out if launch.lse is None else launch.lse,
         parts.sums, parts.scales, parts.arrived, tables.stride(0), q.stride(0), out.stride(0),
-        scale * math.log2(math.e),
+        scale * math.log2(math.e), q if ahead is None else ahead.weight, 0 if ahead is None else ahead.num_bytes,
         KVH=kv_heads, G=q.shape[1] // kv_heads, D=head_dim, DP=triton.next_power_of_2(head_dim), BS=block_size,
         BM=launch.tile.rows, BN=POSITIONS, SPLIT=SPLIT, CAUSAL=not launch.only_context,
         HAS_LSE=launch.lse is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=launch.early,
+        AHEAD=ahead is not None, PACE_NS=0 if ahead is None else ahead.pace_ns, THREADS=32 * launch.tile.warps,
         num_warps=launch.tile.warps, num_stages=launch.tile.stages, **early_launch(launch.early),
     )
 
@@ -82,15 +88,17 @@ def attend(
 @triton.jit(do_not_specialize=["tables", "work", "table_stride"])  # they differ from step to step
 def attend_kernel(
     q, arena, tables, work, out, lse, part_sums, part_scales, arrived,
-    table_stride, q_stride, o_stride, scale,
+    table_stride, q_stride, o_stride, scale, ahead, ahead_bytes,
     KVH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, CAUSAL: tl.constexpr, HAS_LSE: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr, PACE_NS: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """A program takes every so-many-th (item, KV head). Row r of a tile is token r // G with query head r % G."""
+    """A program takes every so-many-th (item, KV head). Row r of a tile is token r // G with query head r % G.
+
+    Programs without an item read ahead at once and slowly, if they are half of all; else all do once they are done.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     rows = tl.arange(0, BM)
     dims = tl.arange(0, DP)
     total = tl.load(work) * KVH
@@ -104,6 +112,8 @@ def attend_kernel(
         kv_end = tl.load(item + 4)
         split = tl.load(item + 5)
         slot = tl.load(item + 6)
+        if PDL:
+            tl.extra.cuda.gdc_wait()  # at once but for the first item
         position = tl.load(item + 3) + rows // G
         valid = rows // G < num_tokens
         inside = valid[:, None] & (dims < D)[None, :]
@@ -130,16 +140,10 @@ def attend_kernel(
             is_last = tl.atomic_add(arrived + slot * KVH + kvh, 1, sem="acq_rel", scope="gpu") == num_splits - 1
             if is_last:
                 tl.store(arrived + slot * KVH + kvh, 0)
-                top = tl.full([BM], float("-inf"), tl.float32)
-                weight = tl.zeros([BM], tl.float32)
-                sums = tl.zeros([BM, DP], tl.float32)
-                for s in tl.range(0, num_splits):
-                    part = ((slot + s) * KVH + kvh) * part_rows + rows
-                    at_sums = part.to(tl.int64)[:, None] * DP + dims[None, :]
-                    m = tl.load(part_scales + 2 * part, mask=valid, other=0.0, cache_modifier=".cg")
-                    el = tl.load(part_scales + 2 * part + 1, mask=valid, other=0.0, cache_modifier=".cg")
-                    o = tl.load(part_sums + at_sums, mask=valid[:, None], other=0.0, cache_modifier=".cg")
-                    top, weight, sums = _merge(top, weight, sums, m, el, o)
+                first = (slot * KVH + kvh) * part_rows + rows
+                top, weight, sums = _merged(
+                    part_sums, part_scales, first, KVH * part_rows, num_splits, valid, BM, DP
+                )  # fmt: skip
         if is_last:
             at_out = (rows // G) * o_stride + (kvh * G + rows % G) * D
             value = (sums / weight[:, None]).to(out.dtype.element_ty)
@@ -147,6 +151,14 @@ def attend_kernel(
             if HAS_LSE:
                 at_lse = (token + rows // G) * (KVH * G) + kvh * G + rows % G
                 tl.store(lse + at_lse, (top + tl.log2(weight)) * _LN_2, mask=valid)
+    if AHEAD:
+        programs = tl.num_programs(0)
+        idle = programs - total
+        if 2 * idle >= programs:
+            if tl.program_id(0) >= total:
+                read_ahead(ahead, ahead_bytes, tl.program_id(0) - total, idle, THREADS, PACE_NS)
+        else:
+            read_ahead(ahead, ahead_bytes, tl.program_id(0), programs, THREADS, 0)
 
 
 @triton.jit
@@ -185,6 +197,41 @@ def _one_split(
         o = tl.dot(p.to(v.dtype), v, o * fade[:, None], input_precision=PRECISION)
         m = top
         block = next_block
+    return m, el, o
+
+
+@triton.jit
+def _merged(
+    part_sums, part_scales, first, step, num_splits, valid, BM: tl.constexpr, DP: tl.constexpr
+):  # fmt: skip
+    """All splits of a tile in ascending order. Few rows: four wait for memory at once, as registers allow."""
+    top = tl.full([BM], float("-inf"), tl.float32)
+    weight = tl.zeros([BM], tl.float32)
+    sums = tl.zeros([BM, DP], tl.float32)
+    TOGETHER: tl.constexpr = 4 if BM <= 16 else 1
+    for s in tl.range(0, num_splits, TOGETHER):
+        part = first + s * step
+        m, el, o = _load_part(part_sums, part_scales, part, valid, DP)
+        if TOGETHER == 4:
+            m1, el1, o1 = _load_part(part_sums, part_scales, part + step, valid & (s + 1 < num_splits), DP)
+            m2, el2, o2 = _load_part(part_sums, part_scales, part + 2 * step, valid & (s + 2 < num_splits), DP)
+            m3, el3, o3 = _load_part(part_sums, part_scales, part + 3 * step, valid & (s + 3 < num_splits), DP)
+            top, weight, sums = _merge(top, weight, sums, m, el, o)
+            top, weight, sums = _merge(top, weight, sums, m1, el1, o1)
+            top, weight, sums = _merge(top, weight, sums, m2, el2, o2)
+            top, weight, sums = _merge(top, weight, sums, m3, el3, o3)
+        else:
+            top, weight, sums = _merge(top, weight, sums, m, el, o)
+    return top, weight, sums
+
+
+@triton.jit
+def _load_part(part_sums, part_scales, part, valid, DP: tl.constexpr):
+    """What a split left; where it is not valid, what changes nothing when it is merged."""
+    at_sums = part.to(tl.int64)[:, None] * DP + tl.arange(0, DP)[None, :]
+    m = tl.load(part_scales + 2 * part, mask=valid, other=float("-inf"), cache_modifier=".cg")
+    el = tl.load(part_scales + 2 * part + 1, mask=valid, other=0.0, cache_modifier=".cg")
+    o = tl.load(part_sums + at_sums, mask=valid[:, None], other=-0.0, cache_modifier=".cg")
     return m, el, o
 
 

@@ -23,6 +23,39 @@ ONE_SIZE = 64
 PART_ROWS = 16384
 """Rows of unmerged sums that there is room for, for each KV head: 2,340 splits of one token with seven heads."""
 
+SKINNY_ROWS = 0
+"""Up to how many rows the kind ``cuda`` multiplies in Triton (at most 16). None until a card shows a gain."""
+
+AHEAD_MOST_ROWS = 256
+"""More rows than these keep the card busy with multiplying: nothing is read ahead."""
+
+
+class ReadAhead(NamedTuple):
+    """Bytes that a kernel asks for of what the next product reads."""
+
+    attention: int
+    norm: int
+    silu: int
+    pace_ns: int
+    """Of attention's idle programs, so that what its others read does not wait behind all of it."""
+
+
+READ_AHEAD = ReadAhead(24 << 20, 8 << 20, 8 << 20, 500)
+
+
+class Skinny(NamedTuple):
+    """What one program of a product of few rows works on, and how."""
+
+    columns: int
+    """Of the result: rows of the matrix."""
+    depth: int
+    """Summed at a time: a divisor of what is summed."""
+    warps: int
+    stages: int
+
+
+SKINNY = Skinny(32, 256, 4, 4)
+
 assert SPLIT % POSITIONS == 0
 
 
