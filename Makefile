@@ -13,7 +13,7 @@ lost-input := tests/core/test_recovering.py::test_a_step_that_lost_its_input_end
 
 UNIT := $(addprefix tests/,test_config.py cost core house memory policy report transport workload)
 
-# Each of the suite's many processes would compile all that it imports anew, and rewrite all test modules.
+# Where it is set each of the suite's many processes compiles all that it imports anew, and rewrites all test modules.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:

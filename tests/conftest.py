@@ -31,8 +31,10 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
             parser.addini(name, "pytest-asyncio's own")
 
 
-def pytest_collection_finish() -> None:
-    """From now on garbage is collected, but what stays is not looked at."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """From now on garbage is collected, but what stays is not looked at. Also in xdist's controller, which collects no
+    tests."""
     gc.freeze()
     gc.enable()
 

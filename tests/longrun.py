@@ -8,7 +8,7 @@ from typing import TypeVar
 
 Drawn = TypeVar("Drawn")
 
-LONG = bool(os.environ.get("JETTISON_LONG"))
+LONG = os.environ.get("JETTISON_LONG", "0") not in ("", "0")
 
 
 def part_of(drawn: Sequence[Drawn], part: Sequence[Drawn]) -> Sequence[Drawn]:

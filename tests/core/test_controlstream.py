@@ -151,6 +151,14 @@ def test_transfers_and_copies_beside_steps_are_withdrawn_until_they_begin_and_no
         assert stream.withdraw(number) == "beside" and stream.withdraw(number) is None
 
 
+def test_transfers_that_are_meant_are_withdrawn_together() -> None:
+    stream, _ = stream_of("first transfer swap transfer fence")
+    stream.withdraw_transfers(lambda command: command == "swap")
+    assert len(stream) == 5, "no copy inside the worker"
+    stream.withdraw_transfers(lambda command: command == "transfer")
+    assert steps_and_commands(stream) == ["first", "swap", "fence"]
+
+
 def test_the_dead_have_nothing_to_do() -> None:
     stream, _ = stream_of("loading first apply")
     stream.clear()

@@ -3,13 +3,21 @@ what is needed stays awake."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from fakes import MS, FakeCluster
+from fakes import BLOCK_SIZE, MS, FakeCluster
 from sleepers import is_asleep, sleep
 
+from jettison.core.ladder.urgent import Urgent
+from jettison.core.ladder.wake import WakeRung
 from jettison.core.params import AwakeParams
 from jettison.core.ports import OfflineStored, Record, StoredWork
-from jettison.types import ServiceClass
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import Group
+from jettison.core.serving.holds import GroupHold
+from jettison.core.serving.virtualtokens import key_of
+from jettison.types import Request, SamplingParams, ServiceClass
 
 WHY = "offline work would be late for its deadline"
 
@@ -147,7 +155,7 @@ def test_a_tenant_with_time_lends_its_turns_and_is_paid_back() -> None:
     send(cluster, 5, 2_050.0, at_ms=1_600.0, name="soon", tenant="b")
     run_to(cluster, 1_750.0)
     tokens, states = cluster.core.state.offline_tokens, cluster.core.state.requests
-    assert tokens.gives_way == {("a", int(60_000 * MS))}
+    assert tokens.gives_way == {("a", int(60_000 * MS))} and not cluster.core.ladder.is_quiet
     run_to(cluster, 2_050.0)
     assert not num_left(cluster, "soon") and tokens.of("a") < tokens.of("b")
     run_to(cluster, 2_110.0)
@@ -166,3 +174,71 @@ def test_what_cannot_be_met_gives_way_to_what_can() -> None:
     assert not num_left(cluster, "soon") and num_left(cluster, "lost")
     cluster.run()
     cluster.expect_outputs()
+
+
+def test_no_work_gives_way_once_workers_sleep_by_order_alone() -> None:
+    for changes in ({"awake": AwakeParams(1, 1)}, {"rungs": ("shed",)}):
+        cluster = begin(2, awake=AwakeParams(1, 1, True, 0.3))
+        send(cluster, 15, 60_000.0, name="late", tenant="a")
+        send(cluster, 5, 2_050.0, at_ms=1_600.0, name="soon", tenant="b")
+        run_to(cluster, 1_750.0)
+        tokens = cluster.core.state.offline_tokens
+        assert tokens.gives_way
+        cluster.core.reconfigure(replace(cluster.core.params, **changes))
+        run_to(cluster, 2_400.0)
+        assert num_left(cluster, "late") and not tokens.gives_way
+
+
+def urgent_at_one_of_two(num_prompt: int = 1) -> tuple[Group, Group, Urgent]:
+    """An urgent request and many that give way wait at one group; the other is free. Each has one place."""
+    cluster = begin(2)
+    full, free = cluster.core.groups.values()
+    for number in range(300):
+        name, tenant = ("soon", "b") if number == 299 else (f"late{number}", "a")
+        asked = Request(
+            name, (1,) * (num_prompt if name == "soon" else 1), SamplingParams(), 0, tenant=tenant,
+            service_class=ServiceClass.OFFLINE, deadline_ns=5 if tenant == "b" else 9,
+        )  # fmt: skip
+        state = cluster.core.state.requests[name] = RequestState(asked, number)
+        full.queues.enqueue(state)
+    wake = cluster.core.ladder.rung("wake")
+    assert isinstance(wake, WakeRung)
+    urgent = Urgent(wake.means, lambda state: True)
+    urgent.note([("b", 5)], [("a", 9)])
+    return full, free, urgent
+
+
+def test_what_is_urgent_goes_where_there_is_a_place_and_what_gives_way_is_not_looked_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full, free, urgent = urgent_at_one_of_two()
+    list(full.queues.waiting_offline)
+    looked: list[RequestState] = []
+    monkeypatch.setattr("jettison.core.ladder.urgent.key_of", lambda state: looked.append(state) or key_of(state))
+    full.hold("test", GroupHold.OFFLINE)
+    (offer,) = urgent.look()
+    assert offer.going == (("soon", free.group_id),) and len(looked) < 10
+
+
+def test_what_is_urgent_does_not_go_where_no_offline_request_is_let_in() -> None:
+    full, free, urgent = urgent_at_one_of_two()
+    full.in_flight[0] = None  # type: ignore[assignment]  # a step is under way
+    free.hold("test", GroupHold.OFFLINE)
+    assert not list(urgent.look())
+    free.release("test", GroupHold.OFFLINE)
+    assert list(urgent.look())
+
+
+@pytest.mark.parametrize("is_too_large", [False, True])
+def test_no_request_gives_its_place_up_where_that_makes_no_room(is_too_large: bool) -> None:
+    full, free, urgent = urgent_at_one_of_two(15 * BLOCK_SIZE + 1 if is_too_large else 1)
+    later = next(s for s in full.queues.waiting_offline if s.request_id == "late0")
+    full.queues.take_out(later)
+    free.queues.enqueue(later)
+    free.queues.take_waiting(["late0"], lambda _: False)
+    free.blocks.admit(later, 0)
+    later.first_scheduled_ns = 0
+    free.queues.resume(later)
+    full.in_flight[0] = None  # type: ignore[assignment]  # a step is under way
+    offers = list(urgent.look())
+    assert [offer.request_ids for offer in offers] == ([] if is_too_large else [("late0",)])

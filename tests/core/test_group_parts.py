@@ -14,6 +14,7 @@ from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.blocks import GroupBlocks
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.queues import Queues
+from jettison.core.serving.virtualtokens import VirtualTokens
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
 from jettison.types import LayerRange, Request, SamplingParams, ServiceClass
@@ -76,6 +77,38 @@ def test_queues_alone_keep_their_sums_whatever_happens(acts: list[tuple[str, int
     assert set(map(id, queues.take_all())) == set(map(id, states)) and not queues.all_requests()
 
 
+def test_what_gives_way_is_the_first_to_be_evicted_whenever_it_began() -> None:
+    tokens = VirtualTokens()
+    queues = Queues(3, {0: LayerRange(0, 2)}, LIMITS, Changes(), None, tokens)
+
+    def run(name: str, tenant: str, deadline_ns: int) -> RequestState:
+        asked = Request(
+            name, (1,), SamplingParams(), 0, tenant=tenant, service_class=ServiceClass.OFFLINE, deadline_ns=deadline_ns
+        )
+        state = RequestState(asked, queues.num_served)
+        queues.enqueue(state)
+        queues.take_waiting([name], lambda _: False)
+        state.first_scheduled_ns = 0
+        queues.resume(state)
+        queues.check()
+        return state
+
+    for name, tenant, deadline_ns in (("a", "a", 9), ("b", "b", 5), ("lost", "b", 1)):
+        run(name, tenant, deadline_ns)
+    tokens.gives_way = frozenset({("a", 9), ("b", 1)})
+    version = queues.version
+    queues.note_lending()
+    queues.check()
+    assert [s.request_id for s in queues.running_offline()][-1] == "b" and queues.version > version
+    run("b, too", "b", 6)
+    run("a, too", "a", 9)
+    assert {s.request_id for s in queues.running_offline()[:3]} == {"a", "lost", "a, too"}
+    tokens.gives_way = frozenset()
+    queues.note_lending()
+    queues.check()
+    assert queues.running_offline()[0].request_id == "a, too", "the newest again"
+
+
 def blocks(num_blocks: int, num_stages: int, changes: Changes | None = None) -> GroupBlocks:
     ledgers = {w: BlockLedger(num_blocks, LIMITS.block_size) for w in range(num_stages)}
     return GroupBlocks(3, tuple(ledgers), ledgers, LIMITS, PrefixHasher(4, b"k"), changes or Changes())
@@ -127,7 +160,7 @@ def test_what_one_owner_keeps_free_another_does_not_give_away() -> None:
     room.cap_admission("b", 3)
     room.uncap_admission("a")
     room.uncap_admission("c")
-    assert (room.admission_cap, room.num_free) == (3, 3)
+    assert (room.admission_cap, room.num_free) == (3, 3) and room.caps == {"b": 3}
     room.uncap_admission("b")
     room.reserve("a", {})
     assert (room.admission_cap, room.num_free, dict(room.landing)) == (None, 10, {})

@@ -10,7 +10,10 @@ from fakes import BLOCK_SIZE, MS, FakeCluster
 from jettison.config import EngineConfig
 from jettison.core.cluster import ClusterCore
 from jettison.core.configured import scheduler_limits
+from jettison.core.ladder.restore import RestoreOffer
+from jettison.core.ladder.rung import Moment
 from jettison.core.params import ClusterParams
+from jettison.core.serving.holds import RESTORE
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
 from jettison.errors import ConfigError
@@ -85,9 +88,21 @@ def test_a_group_that_yielded_admits_again_when_restores_are_no_more() -> None:
     cluster.order("drop")
     cluster.run(until_ms=60)
     (group,) = cluster.core.groups.values()
-    group.blocks.admission_cap = 3
+    group.blocks.cap_admission(RESTORE, 3)
     cluster.core.reconfigure(replace(cluster.core.params, rungs=("drop",)))
     assert group.blocks.admission_cap is None
+
+
+def test_a_cap_that_another_rung_has_asked_for_is_no_reason_to_split() -> None:
+    cluster = FakeCluster(policy="drop")
+    cluster.order("drop")
+    cluster.run(until_ms=60)
+    (group,), rung, now_ns = cluster.core.groups.values(), cluster.core.ladder.rung("restore"), cluster.now
+    group.blocks.cap_admission("another", 3)
+    assert not list(rung.look(Moment.TICK, now_ns))
+    group.blocks.cap_admission(RESTORE, 3)
+    (offer,) = rung.look(Moment.TICK, now_ns)
+    assert isinstance(offer, RestoreOffer) and "compute binds" in offer.why
 
 
 def test_every_group_is_asked_again() -> None:

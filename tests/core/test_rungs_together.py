@@ -16,6 +16,7 @@ from jettison.core.pending import Purpose
 from jettison.core.ports import CancelTransfer, SendKV, WorkerLost
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
+from jettison.core.serving.holds import GroupHold
 from longrun import part_of
 
 TOGETHER = "swap+migrate+drop"
@@ -225,8 +226,8 @@ def test_a_swap_rung_that_goes_leaves_nothing_set_on_groups() -> None:
     cluster, merged = pipeline_with_stored("swap+drop")
     cluster.run()
     merged = next(iter(cluster.core.groups.values()))
-    merged.holds_preemption = True
-    merged.blocks.reserve_landing(dict.fromkeys(merged.worker_ids, 3))
+    merged.hold("swap", GroupHold.PREEMPTION)
+    merged.blocks.reserve_everywhere("swap", 3)
     cluster.core.reconfigure(replace(cluster.core.params, rungs=("drop", "restore", "scale", "shed")))
     assert not merged.holds_preemption and not merged.blocks.landing
 

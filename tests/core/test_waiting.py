@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jettison.core import ports
 from jettison.core.requests import RequestState
+from jettison.core.serving import waiting
 from jettison.core.serving.virtualtokens import LEAST_SWEEP, VirtualTokens, key_of
 from jettison.core.serving.waiting import WaitingQueue
 from jettison.policy.order import OUTPUT_WEIGHT, PROMPT_WEIGHT, SchedulingPolicy
@@ -28,6 +29,14 @@ class Queue:
         self.queue = WaitingQueue(self.tokens, policy)
 
     def ask(self, tenant: str, priority: int = 0, num_prompt: int = 1, deadline_ns: int | None = None) -> RequestState:
+        state = self.state(tenant, priority, num_prompt, deadline_ns)
+        self.queue.add(state)
+        self.queue.check()
+        return state
+
+    def state(
+        self, tenant: str, priority: int = 0, num_prompt: int = 1, deadline_ns: int | None = None
+    ) -> RequestState:
         request = Request(
             f"{tenant}{self.num}", (1,) * num_prompt, SamplingParams(), 0, priority, tenant=tenant,
             deadline_ns=deadline_ns,
@@ -35,8 +44,6 @@ class Queue:
         state = RequestState(request, self.num, self.policy)
         self.num += 1
         self.asked.append(state)
-        self.queue.add(state)
-        self.queue.check()
         return state
 
     def serve(self, count: int = 1, aside: frozenset[str] = frozenset()) -> list[RequestState]:
@@ -167,6 +174,19 @@ def test_what_gives_way_goes_behind_whatever_was_served_or_preempted(acts: list[
         for name in TENANTS:
             own = [(gives, s.order) for gives, s in zip(ways, told.queue, strict=True) if s.tenant == name]
             assert own == sorted(own)
+
+
+def test_a_line_is_not_walked_for_each_that_joins_it_while_something_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, looked = Queue(), []
+    for number in range(400):
+        told.queue.add(told.state("a", deadline_ns=2 + number % 2))
+    told.tokens.gives_way = frozenset({("a", 3)})
+    assert [s.request.deadline_ns for s in told.queue] == [2] * 200 + [3] * 200
+    monkeypatch.setattr(waiting, "key_of", lambda state: looked.append(state) or key_of(state))
+    for deadline_ns in (2, 3):
+        told.queue.add(told.state("a", deadline_ns=deadline_ns))
+    assert len(looked) < 40
+    told.queue.check()
 
 
 # --- what idleness earns

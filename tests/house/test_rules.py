@@ -198,8 +198,9 @@ def holds_by_its_methods(tree: ast.Module) -> Complaints:
             yield call.lineno, f"calls {name}()"
 
 
-GROUP_HOLDS = {"paused", "holds_preemption", "offline_holders", "landing", "admission_cap"}
+GROUP_HOLDS = {"paused", "holds_preemption", "offline_holders", "landing", "admission_cap", "caps"}
 """What holds a group: ``Group`` and its ``GroupBlocks`` set it, by owner."""
+CHANGES = {"add", "discard", "remove", "clear", "pop", "update"}
 
 
 def groups_are_held_by_owner(tree: ast.Module) -> Complaints:
@@ -209,6 +210,10 @@ def groups_are_held_by_owner(tree: ast.Module) -> Complaints:
         for target in targets:
             if isinstance(target, ast.Attribute) and target.attr in GROUP_HOLDS and _dotted(target.value) != "self":
                 yield target.lineno, f"sets {_dotted(target)}"
+    for name, call in _calls(tree):
+        *holder, what, how = ("", *name.split("."))[-3:]
+        if what in GROUP_HOLDS and holder not in ([""], ["self"]) and how in CHANGES:
+            yield call.lineno, f"calls {name}()"
 
 
 EVERYWHERE = (nothing_executed, no_blind_except, no_hidden_counters, nothing_unfinished, has_docstring)
@@ -260,6 +265,8 @@ BROKEN = [
     (groups_are_held_by_owner, "def f(group):\n    group.paused = True"),
     (groups_are_held_by_owner, "def f(group):\n    group.blocks.admission_cap = None"),
     (groups_are_held_by_owner, "class A:\n    def f(self):\n        self.group.queues.offline_holders = False"),
+    (groups_are_held_by_owner, "def f(group):\n    group.queues.offline_holders.discard('pause')"),
+    (groups_are_held_by_owner, "class A:\n    def f(self):\n        self.group.blocks.caps.pop('restore')"),
     (holds_by_its_methods, "def f(state):\n    state.ending = 1"),
     (holds_by_its_methods, "def f(state):\n    state.holds |= 4"),
     (holds_by_its_methods, "def f(self):\n    self.state.transfers.discard(3)"),

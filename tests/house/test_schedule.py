@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,24 @@ def test_files_stay_whole_and_folders_with_shared_servers_too() -> None:
     assert unit_of("tests/e2e/test_drain.py::test_a") == unit_of("tests/e2e/test_lm_eval.py::test_b")
     assert rank("tests/e2e/test_drain.py::test_a") < rank("tests/live/wire/test_codec.py::test_b")
     assert rank("tests/test_config.py::test_a") == len(LONG_ONES)
+
+
+def test_garbage_is_collected_while_tests_run_in_the_controller_too(
+    tmp_path: Path, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not pytestconfig.pluginmanager.hasplugin("xdist"):
+        pytest.skip("pytest-xdist is off")
+    (tmp_path / "looks.py").write_text(
+        "import gc\n"
+        "def pytest_sessionfinish(session):\n"
+        "    session.exitstatus = 0 if gc.isenabled() and gc.get_freeze_count() else 9\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    command = [sys.executable, "-m", "pytest", "-n", "1", "-p", "looks", "-p", "no:cacheprovider", "-q"]
+    run = subprocess.run(
+        [*command, f"{__file__}::test_what_is_named_is_there"], cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout
 
 
 def test_the_installed_xdist_takes_units_and_order_from_here(pytestconfig: pytest.Config) -> None:

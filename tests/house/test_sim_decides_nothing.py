@@ -297,7 +297,7 @@ def fingerprint(core: ClusterCore) -> object:
     state = core.state
     return (
         [
-            (g.group_id, g.epoch, g.stages, g.paused, [s.request_id for s in g.queues.waiting],
+            (g.group_id, g.epoch, g.stages, sorted(g.paused), [s.request_id for s in g.queues.waiting],
              list(g.queues.running), list(g.queues.moving), list(g.in_flight), g.version, repr(g.counters))
             for g in core.groups.values()
         ],

@@ -41,7 +41,7 @@ REPLAYED_EVERY = 9
 """One schedule of so many runs twice; odd, so that any number of faults is among them."""
 
 CHECK_EVERY = 5
-"""Events from one look at all of the core's books to the next; second runs look after each."""
+"""Events from one look at the core's books to the next (``Watched``: in a crowd more); second runs look after each."""
 
 TO_BE_MET = {
     "worker_lost", "worker_joined", "step_failed", "recovered", "drop", "exchange_done", "restore_begin", "tokens",

@@ -280,6 +280,13 @@ class ControlStream(Generic[Step, Command]):
                 return entry.command
         return None
 
+    def withdraw_transfers(self, is_meant: Callable[[Command], bool]) -> None:
+        """Take out all transfers that have not begun and that ``is_meant`` is true of."""
+        self._entries = [
+            entry for entry in self._entries
+            if not (isinstance(entry, CommandEntry) and entry.kind is Kind.TRANSFER and is_meant(entry.command))
+        ]
+
     def steps(self) -> Iterator[StepEntry[Step]]:
         """Steps that have not begun, in order."""
         return (entry for entry in self._entries if isinstance(entry, StepEntry))

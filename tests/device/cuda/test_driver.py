@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 
 import pytest
+import torch
 from fakecuda import MIB, CUresult, FakeBindings
 
 from jettison.device.cuda.driver import CardFullError, Driver
@@ -43,6 +44,14 @@ def test_without_bindings_the_error_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     with pytest.raises(ConfigError, match=r"jettison\[cuda\]"):
         Driver().start()
+
+
+def test_a_pytorch_without_cuda_is_told_before_any_memory_is_taken(monkeypatch, fake):
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", fake)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    with pytest.raises(ConfigError, match="built without CUDA"):
+        PagePool(4 * SIZE, SIZE).start()
+    assert not fake.log
 
 
 def test_without_a_driver_a_card_or_virtual_memory_the_error_says_so(fake):

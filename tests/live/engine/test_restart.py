@@ -124,7 +124,7 @@ def test_failpoints_fire_in_the_life_they_are_meant_for(tmp_path: Path, monkeypa
     assert parse(f"{rule},0.0:after_flush:1") == [rule, Rule(0, 0, "after_flush", 1, signal.SIGKILL)]
     with pytest.raises(ValueError, match="no failpoint"):
         parse("0.0:somewhere:1")
-    assert from_environment(1, 2, {}) is nowhere
+    assert all(from_environment(1, 2, unset) is nowhere for unset in ({}, {"JETTISON_TEST_KILL_AT": ""}))
     sent: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, how: sent.append(how))
     arm(tmp_path / "rules", [rule])
@@ -156,5 +156,9 @@ def test_a_worker_that_serves_is_armed_and_counts_from_then_on(tmp_path: Path, m
     reach("before_shard_written")
     assert not sent, "counted anew"
     reach("before_shard_written")
+    arm(file, [])
+    reach("after_flush")
+    assert sent == [signal.SIGKILL], "disarmed"
+    arm(file, rules)
     reach("after_flush")
     assert sent == [signal.SIGKILL, signal.SIGSTOP]

@@ -108,12 +108,29 @@ def test_every_place_of_a_move_is_drawn_with_what_it_takes_to_meet_it() -> None:
             assert schedule.source is Source.PEERS
 
 
+def seeds_of(num_schedules: int) -> range:
+    """Spread over all places, by an odd step: those before and after. From 1 on a few have what the others lack."""
+    step = len(NAMES) // num_schedules | 1
+    return range(1, 1 + num_schedules * step, step)
+
+
+def test_the_rounds_of_a_plain_run_are_of_many_kinds() -> None:
+    """A stop that lasts until the worker is killed for it is in no other test here; neither is a split."""
+    drawn = [Schedule.draw(seed) for seed in seeds_of(5)]
+    assert [s.name for s in drawn] == [
+        "after_drop", "before_split", "after_piece_written", "before_sample", "after_sleep"
+    ]  # fmt: skip
+    assert {(s.signal, s.wake) for s in drawn} == {
+        (signal.SIGKILL, Wake.NEVER), (signal.SIGSTOP, Wake.NEVER), (signal.SIGSTOP, Wake.LATE)
+    }  # fmt: skip
+    assert len({s.mode for s in drawn}) == 3
+
+
 @IN_ONE_LOOP
 async def test_seeded_deaths_lose_nothing(rounds: FaultRounds) -> None:
-    step = len(NAMES) // N_SCHEDULES | 1  # odd: places before and after
     num_token_migrations = 0
-    for index in range(N_SCHEDULES):
-        report = await rounds.run(Schedule.draw(index * step))
+    for seed in seeds_of(N_SCHEDULES):
+        report = await rounds.run(Schedule.draw(seed))
         assert not report.problems, report
         assert report.num_tokens > 0
         num_token_migrations += report.num_token_migrations

@@ -669,6 +669,44 @@ def test_pieces_of_a_lost_worker_are_not_written_after_the_fence():
     assert (cluster.devices[1].kv == before).all()
 
 
+def test_what_was_to_be_sent_to_a_lost_worker_does_not_reach_its_next_life():
+    """It waits behind a step for longer than the restart takes: the blocks are others' by then."""
+    cluster = Cluster(3)
+    (first, a), (second, b) = cluster.steps(1, [3], ((2, 0, 2), (0, 2, 4)))
+    cluster.send(second, b)
+    cluster.send(0, m.SendKV(1, 1, 0, 4, [1, 2], [3, 4]))
+    cluster.send(0, m.SendShard(2, 1, "layer:0"))
+    cluster.send(0, m.SendShard(3, 2, "layer:1"))
+    cluster.pump()
+    here, new = InProcessLink.pair(0, 1, activation_bytes=1 << 20, bulk_bytes=1 << 20)
+    cluster._loops[0].attach_link(1, here, life=1)
+    cluster.send(0, m.FenceWorker(9, 1, 0))
+    cluster.send(first, a)
+    cluster.pump()
+    assert sorted(names(cluster.take())) == ["Fenced", "StageDone", "StepDone", "TransferEnded"]
+    assert here.is_open and not list(new.poll_frames())
+    cluster.send(0, m.SendShard(4, 1, "layer:0"))
+    cluster.pump()
+    assert list(new.poll_frames()), "what is ordered behind the fence goes to the next life"
+
+
+def test_a_late_piece_is_dropped_in_one_line(caplog):
+    """Its transfer was called off for a layout that has taken its layers away."""
+    cluster = Cluster(2)
+    before, device = cluster.devices[1].kv.copy(), cluster.devices[1]
+
+    def scatter(layers, block_ids, data, *, to_host=False):
+        raise IndexError("layer 2: a block between 3 and 4 is not mapped")
+
+    device.kv_scatter = scatter
+    cluster.send(0, m.SendKV(5, 1, 0, 4, [1, 2], [3, 4]))
+    cluster.pump()
+    assert [(event.transfer_id, event.complete) for event in cluster.take()] == [(5, False)]
+    (told,) = caplog.records
+    assert (told.levelname, told.exc_info) == ("WARNING", None) and "layer 2" in told.getMessage()
+    assert (device.kv == before).all()
+
+
 def test_a_fence_for_an_old_life_leaves_the_new_link_alone():
     cluster = Cluster(2)
     old = cluster.link(1, 0)

@@ -41,7 +41,6 @@ class Dispatcher:
         self._ladder = ladder
         self.waits_for: WaitsFor = (state.changes.merged,)
         """For ``rebalance_merged``."""
-        """Merges that had been executed when queues were last rebalanced after one."""
         self._ordered_by: ClusterParams | None = None
         """The parameters that groups are ordered by: others may be put in their place."""
         self._orders: dict[bool, GroupOrder] = {}

@@ -141,10 +141,10 @@ class RestoreRung(Rung):
         load, params = self._loads.merged_load(group, now_ns), self._state.params.restore
         online = self._loads.without_offline(group, load) if self._gives_room else None
         patient = replace(params, min_settled_s=self._loads.monitor(group).patience(params.min_settled_s))
-        if group.blocks.admission_cap is not None:
+        if (cap := group.blocks.caps.get(self.name)) is not None:
             if self._needs_merging(group):
                 yield CapOffer(groups=ids, why="a request needs all members' memory")
-            elif group.blocks.num_used <= group.blocks.admission_cap and not group.queues.moving:
+            elif group.blocks.num_used <= cap and not group.queues.moving:
                 yield RestoreOffer(groups=ids, why="compute binds, and its members have more of it apart")
             return
         offer = self._restore(group, load, patient)
@@ -193,7 +193,7 @@ class RestoreRung(Rung):
             "group": group.group_id,
             "merged_compute_load": load.merged_compute_load,
             "separate_compute_load": load.separate_compute_load,
-            "cap_blocks": group.blocks.admission_cap,
+            "cap_blocks": group.blocks.caps.get(self.name),
         }
         return Record("yield", now_ns, fields)
 

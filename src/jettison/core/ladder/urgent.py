@@ -10,9 +10,9 @@ ended. The rung ``wake`` asks after steps, where workers sleep by themselves.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 
 from jettison.core.ladder.rung import Means, Offer
 from jettison.core.ports import Action, Record
@@ -52,8 +52,7 @@ class Urgent:
             return
         tokens.gives_way = gives_way
         for group in self._state.groups.values():
-            if group.queues.waiting_offline:
-                group.queues.note_change()
+            group.queues.note_lending()
 
     def look(self) -> Iterator[UrgentOffer]:
         """After a step, of the groups that have none under way."""
@@ -63,34 +62,41 @@ class Urgent:
             g for g in self._state.groups.values()
             if not (g.paused or self._moves.is_moving(g) or self._moves.is_emptying(g))
         ]
-        queues = (islice(filter(self._is_urgent, g.queues.waiting_offline), g.max_running) for g in serving)
-        following = deque(sorted(chain.from_iterable(queues), key=lambda s: s.order))
+        following = deque(sorted(chain.from_iterable(map(self._waiting, serving)), key=lambda s: s.order))
         share = -(-len(following) // len(serving)) if serving else 0
         for group in serving:
             if not following:
                 return
-            if group.in_flight:
+            if group.in_flight or not group.queues.admits_offline:
                 continue
-            num_places = _num_places(group)
-            if chosen := self._victims(group, min(share, len(following)) - num_places):
+            if chosen := self._victims(group, list(islice(following, share))):
                 why = "what is due sooner would be late"
                 yield UrgentOffer(groups=(group.group_id,), why=why, request_ids=chosen)
-                num_places += len(chosen)
             why = "what is due sooner goes where there is a place"
-            for source, going in _taken(group, num_places, following).items():
+            for source, going in _taken(group, following).items():
                 yield UrgentOffer(groups=(source,), why=why, going=tuple((i, group.group_id) for i in going))
 
-    def _is_urgent(self, state: RequestState) -> bool:
-        return key_of(state) in self._keys
+    def _waiting(self, group: Group) -> Iterator[RequestState]:
+        """What is urgent there, as much as the group could run. What gives way is behind it, and may be very much."""
+        gives_way = self._state.offline_tokens.gives_way
+        ahead = takewhile(lambda s: key_of(s) not in gives_way, group.queues.waiting_offline)
+        return islice((s for s in ahead if key_of(s) in self._keys), group.max_running)
 
-    def _victims(self, group: Group, num_wanted: int) -> tuple[RequestId, ...]:
-        """Of those that give way, the last that are due."""
-        if num_wanted <= 0:
-            return ()
+    def _victims(self, group: Group, wanted: Sequence[RequestState]) -> tuple[RequestId, ...]:
+        """Of those that give way, the last that are due: as many as make place and room for these, one after the other,
+        and none that would give up what it has for nothing."""
         gives_way = self._state.offline_tokens.gives_way
         later = [s for s in group.queues.running_offline() if key_of(s) in gives_way and self._loses_little(s)]
         later.sort(key=lambda s: (-(s.request.deadline_ns or 0), s.num_computed, s.order))
-        return tuple(s.request_id for s in later[:num_wanted])
+        num_places, room, num, num_chosen = _num_places(group), _room(group), 0, 0
+        for state in wanted:
+            num_places, room = num_places - 1, room - group.limits.blocks_for(state.num_tokens)
+            while (num_places < 0 or room < 0) and num < len(later):
+                num_places, room, num = num_places + 1, room + group.blocks.num_exclusive(later[num]), num + 1
+            if num_places < 0 or room < 0:
+                break
+            num_chosen = num
+        return tuple(s.request_id for s in later[:num_chosen])
 
     def begin(self, offer: UrgentOffer, now_ns: int) -> list[Action]:
         """They give their places up, or wait elsewhere."""
@@ -113,14 +119,17 @@ class Urgent:
 
 
 def _num_places(group: Group) -> int:
-    has_room = group.blocks.num_free > group.blocks.watermark
-    return max(0, group.max_running - len(group.queues.running)) if has_room else 0
+    return max(0, group.max_running - len(group.queues.running))
 
 
-def _taken(group: Group, num_places: int, following: deque[RequestState]) -> dict[GroupId, list[RequestId]]:
+def _room(group: Group) -> int:
+    return group.blocks.num_free - group.blocks.watermark
+
+
+def _taken(group: Group, following: deque[RequestState]) -> dict[GroupId, list[RequestId]]:
     """As many of those that follow as a group has places and room for, by where they wait now, if that is elsewhere."""
     found: dict[GroupId, list[RequestId]] = {}
-    room = group.blocks.num_free - group.blocks.watermark
+    num_places, room = _num_places(group), _room(group)
     while following and num_places > 0 and (room := room - group.limits.blocks_for(following[0].num_tokens)) >= 0:
         state, num_places = following.popleft(), num_places - 1
         if state.group_id != group.group_id:

@@ -29,7 +29,7 @@ from jettison.core.ports import Action, Record, StoredWork
 from jettison.core.serving.group import Group
 from jettison.policy.deadlines import WAKE_MARGIN, needed_now, plan_wakes
 from jettison.policy.dozing import WAKE_SHARE
-from jettison.policy.lending import lend
+from jettison.policy.lending import NO_LENDING, lend
 from jettison.policy.slo import AHEAD_SHARE, objectives
 from jettison.policy.soonest import Source, Times, Wake, Way, may_wake, num_to_wake, soonest, ways_as_fields
 from jettison.types import NANOSECONDS, GroupId, WorkerId
@@ -102,6 +102,11 @@ class WakeRung(Rung):
         """Instances that deadlines took when they were last looked at; None: there were none."""
         self._needed_ns: int | None = None
         """When a rung last lacked memory that it could not get."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing is urgent: else it begins where a step of another group has made a place."""
+        return not self._urgent.is_there
 
     @property
     def awaits_tick(self) -> bool:
@@ -186,6 +191,10 @@ class WakeRung(Rung):
     def leave(self, now_ns: int) -> list[Action]:
         """Workers that nobody needs fall asleep."""
         return self._dozing.advance(lambda: self._why_pressed(now_ns), now_ns)
+
+    def go(self) -> None:
+        """No offline work gives way any more."""
+        self._urgent.note()
 
     # --- whom -------------------------------------------------------------------------------------------------
 
@@ -362,10 +371,11 @@ class WakeRung(Rung):
         candidates = self._may_be_woken()
         takes_s = self._takes_s(candidates)
         plan = plan_wakes(demands, supply, takes_s)
+        lending, keys = NO_LENDING, self._due_work.keys
         if self._state.params.awake.falls_asleep:
             woken = supply if plan is None else supply.and_woken(takes_s[: plan.num])
-            lending, keys = lend(demands, woken, self._due_work.waits), self._due_work.keys
-            self._urgent.note((keys[i] for i in lending.urgent), (keys[i] for i in lending.giving_way))
+            lending = lend(demands, woken, self._due_work.waits)
+        self._urgent.note((keys[i] for i in lending.urgent), (keys[i] for i in lending.giving_way))
         if plan is None:
             return
         told: dict[str, object] = {

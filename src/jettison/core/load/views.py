@@ -14,6 +14,7 @@ from jettison.core.load.samples import TickTimes
 from jettison.core.ports import RunStep
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
+from jettison.core.serving.holds import RESTORE
 from jettison.core.state import ClusterState
 from jettison.cost.grouprate import TokenMix
 from jettison.cost.stepwork import LONE_STEP, NOTHING, StepWork, last_stage_of, period_of, step_of
@@ -334,7 +335,7 @@ class Loads:
         load = load._replace(
             admitted_share=self.traffic.admitted_share,
             mean_stay_s=self._stay_s(group, now_ns),
-            is_yielding=group.blocks.admission_cap is not None and not is_restoring,
+            is_yielding=RESTORE in group.blocks.caps and not is_restoring,
             foreseen_s=self.monitor(group).note_foreseen(missing, now_ns),
             merged_compute_load=self.compute_load(merged), separate_compute_load=self.compute_load(separate)
         )

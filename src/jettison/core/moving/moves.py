@@ -24,6 +24,7 @@ from jettison.core.moving.restoring import RestorePhase, Restoring
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
+from jettison.core.serving.holds import RESTORE
 from jettison.core.state import ClusterState
 from jettison.memory.stages import Pull, SplitPlan, StagePlan
 from jettison.types import WorkerId
@@ -122,7 +123,7 @@ class Moves:
 
         With ``homes`` it has been split already, and its requests go on returning to them.
         """
-        yields = group.blocks.admission_cap is not None
+        yields = RESTORE in group.blocks.caps
         actions = self._clear(group.worker_ids)
         restore = Restoring(
             self._state, group, split, now_ns, homes, with_queue=yields, max_overflow_blocks=max_overflow_blocks,

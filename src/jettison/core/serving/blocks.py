@@ -37,8 +37,9 @@ class GroupBlocks:
         self.admission_cap: int | None = None
         """Admission stops at so many blocks, the least that an owner asks for, although more are free: the group is to
         fit into less memory soon. ``cap_admission`` and ``uncap_admission`` set it."""
+        self.caps: dict[Owner, int] = {}
+        """At which each owner that has asked for it stops admission. Read it."""
         self._reserved: dict[Owner, Mapping[WorkerId, int]] = {}
-        self._caps: dict[Owner, int] = {}
         self._group_id = group_id
         self._worker_ids = worker_ids
         self._limits = limits
@@ -83,16 +84,16 @@ class GroupBlocks:
 
     def cap_admission(self, owner: Owner, num_blocks: int) -> None:
         """Admission stops at so many blocks until ``owner`` asks for no cap; where several ask, at the least."""
-        self._caps[owner] = num_blocks
+        self.caps[owner] = num_blocks
         self._note_caps()
 
     def uncap_admission(self, owner: Owner) -> None:
         """``owner`` asks for no cap any more. Idempotent."""
-        self._caps.pop(owner, None)
+        self.caps.pop(owner, None)
         self._note_caps()
 
     def _note_caps(self) -> None:
-        cap = min(self._caps.values(), default=None)
+        cap = min(self.caps.values(), default=None)
         if cap != self.admission_cap:
             self.admission_cap = cap
             self._changes.touch(self._group_id)

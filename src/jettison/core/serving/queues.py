@@ -14,7 +14,7 @@ from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import Residence, hosted_only
 from jettison.core.serving.holds import Owner
 from jettison.core.serving.limits import SchedulerLimits
-from jettison.core.serving.virtualtokens import VirtualTokens
+from jettison.core.serving.virtualtokens import VirtualTokens, key_of
 from jettison.core.serving.waiting import WaitingQueue
 from jettison.policy.order import OUTPUT_WEIGHT, PROMPT_WEIGHT, counts_priority, in_service_order
 from jettison.types import NANOSECONDS, GroupId, RequestId
@@ -42,7 +42,7 @@ class Queues:
         self._offline_ids: set[RequestId] = set()
         """Of ``waiting_offline``."""
         self.running: dict[RequestId, RequestState] = {}
-        """In service order (``policy.order``), as it was when the last one came."""
+        """``in_order``, as it was when the last one came, or what gives way changed."""
         self._tenants: set[str] = set()
         """Whose requests have run here since nobody did."""
         self._newest_turns = [0, 0]
@@ -186,8 +186,12 @@ class Queues:
         return (num * now_ns - sum_ns) / NANOSECONDS / num if num else None
 
     def in_order(self, states: Iterable[RequestState]) -> list[RequestState]:
-        """Requests as the group serves them."""
-        return in_service_order(states, self._limits.scheduling_policy)
+        """Requests as the group serves them: what gives way (``policy.lending``) goes last, as it does in a queue."""
+        in_order = in_service_order(states, self._limits.scheduling_policy)
+        return sorted(in_order, key=self._gives_way) if self._offline_tokens.gives_way else in_order
+
+    def _gives_way(self, state: RequestState) -> bool:
+        return state.is_offline and key_of(state) in self._offline_tokens.gives_way
 
     # --- changing ------------------------------------------------------------------------------------------------
 
@@ -281,12 +285,21 @@ class Queues:
             return True
         if last.is_offline != state.is_offline:
             return state.is_offline
+        if self._offline_tokens.gives_way and (self._gives_way(last) or self._gives_way(state)):
+            return not self._gives_way(last)  # of those that give way, which hardly ever begin, each is put in order
         if len(self._tenants) == 1:
             return last.order <= state.order
         if not is_newest or (self._counts_priority and state.order[0] < last.order[0]):
             return False
         own = next((s for s in reversed(self.running.values()) if s.tenant == state.tenant), None)
         return own is None or own.order <= state.order
+
+    def note_lending(self) -> None:
+        """Other offline work gives way than before."""
+        if self.has_offline:
+            self.note_change()
+        if self._num_offline:
+            self.running = {s.request_id: s for s in self.in_order(self.running.values())}
 
     def note_tokens(self, states: Iterable[RequestState]) -> None:
         """Each of these has got a token: its prompt is computed."""
@@ -384,5 +397,8 @@ class Queues:
         for state in (*self.waiting, *self.waiting_offline):
             assert state.phase is Phase.WAITING and state.num_pending == 0, state
         for tenant, is_offline in {(s.tenant, s.is_offline) for s in self.running.values()}:
-            own = [s.order for s in self.running.values() if (s.tenant, s.is_offline) == (tenant, is_offline)]
+            states = [s for s in self.running.values() if (s.tenant, s.is_offline) == (tenant, is_offline)]
+            own = [(self._gives_way(s), s.order) for s in states]
             assert own == sorted(own), f"running requests of {tenant!r} are out of order"
+        ways = [self._gives_way(s) for s in self.running_offline()]
+        assert ways == sorted(ways, reverse=True), "what gives way is the first to be evicted"

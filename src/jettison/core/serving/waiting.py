@@ -8,7 +8,7 @@ line and nothing else.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -120,8 +120,7 @@ class WaitingQueue:
         if not line or (not self._gave_way and line[-1].order <= state.order):
             line.append(state)
         else:
-            key = self._own_key(state)
-            line.insert(next((i for i, other in enumerate(line) if self._own_key(other) > key), len(line)), state)
+            line.insert(bisect_right(line, self._own_key(state), key=self._own_key), state)
         if line[0] is state:
             self._rank(tenant)
 

@@ -208,9 +208,12 @@ class Driver:
 
 def _load_bindings() -> Any:
     try:
-        return importlib.import_module("cuda.bindings.driver")
+        bindings = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         raise ConfigError("CUDA needs the package cuda-bindings: pip install 'jettison[cuda]'") from error
+    if not torch.backends.cuda.is_built():
+        raise ConfigError(f"PyTorch {torch.__version__} is built without CUDA: install one that has it")
+    return bindings
 
 
 def _address_of(view: memoryview) -> int:

@@ -1,4 +1,5 @@
-"""Python's garbage collector after start-up, in the server's process and in each worker's. Nothing else lives here.
+"""Python's garbage collector during start-up and after it, in the server's process and in each worker's. Nothing else
+lives here.
 
 When the small objects of many steps set off a full collection, it walks everything that start-up has made: all of
 torch's modules, the tokenizer, the application. None of that becomes garbage while the process serves, so it is taken

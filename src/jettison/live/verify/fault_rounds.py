@@ -163,7 +163,7 @@ class FaultRounds:
                 engine.core.sleepers.predict = None
                 yield FaultRounds(engine, config, load, rules)
             finally:
-                del os.environ[VARIABLE]
+                os.environ.pop(VARIABLE, None)
                 await engine.close()
 
     async def run(self, schedule: Schedule) -> RoundReport:
@@ -241,6 +241,7 @@ class FaultRounds:
             report.reached = True
         except TimeoutError:
             self._cut_off.clear()  # foreseen
+            arm(self._rules, [])  # one that is woken soon is not to be stopped once more
             os.kill(pid, schedule.signal)
         rng = random.Random(schedule.seed)
         if schedule.wake is Wake.SOON:

@@ -103,7 +103,7 @@ def arm(file: Path, rules: Sequence[Rule]) -> None:
 def from_environment(worker_id: WorkerId, life: int, environ: Mapping[str, str] = os.environ) -> Failpoint:
     """What one life of one worker does at its failpoints."""
     file = environ.get(VARIABLE)
-    if file is None:
+    if not file:
         return nowhere
     left: dict[Rule, int] = {}
     version: tuple[int, int] | None = None

@@ -21,7 +21,8 @@ Rule 8. A transfer ends with exactly one TransferEnded, and its *destination* te
 
 A step's one end (rule 6) is a StepDone, a StepFailed or a StepAbandoned. Only a dead worker gives none, and of that the
 controller hears from the operating system. A fence (rule 7) closes the link to the lost worker: no piece it sent is
-written any more.
+written any more. Nor is sent what still waits to be sent to it: its next life may be linked by then, and the blocks be
+other requests'. The core has ended these transfers itself.
 """
 
 from __future__ import annotations
@@ -136,6 +137,7 @@ class WorkerLoop:
             case m.FenceWorker():
                 self._peers.fence(command.lost_worker, command.lost_life)
                 self._stream.orphan(command.lost_worker)
+                self._stream.withdraw_transfers(lambda transfer: _goes_to(transfer, command.lost_worker))
                 self._stream.append_command(command, Kind.FENCE)
             case m.AdoptWeights():
                 self._device.adopt_weights(command.identity)
@@ -432,6 +434,10 @@ class WorkerLoop:
             self._peers.start_transfer(command)
         if not self._copies.cancel(transfer_id):
             self._peers.cancel_transfer(transfer_id)
+
+
+def _goes_to(command: _Command, worker: WorkerId) -> bool:
+    return isinstance(command, m.SendKV | m.SendShard) and command.dst_worker == worker
 
 
 def _copy_kind(command: m.SendKV) -> Kind:

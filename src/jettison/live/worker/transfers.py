@@ -270,6 +270,10 @@ class IncomingTransfers:
                 transfer.digester.update(frame.payload)
         except TransferProtocolError:
             raise
+        except IndexError as error:
+            # Of one that was called off for a layout, which has been applied before its last pieces came.
+            log.warning("transfer %d: a piece that came late is dropped: %s", frame.tag, error)
+            transfer.spoiled = True
         except Exception:
             log.exception("transfer %d: a piece could not be written here", frame.tag)
             transfer.spoiled = True
