@@ -42,7 +42,8 @@ class CUresult(IntEnum):
 class FakeBindings:
     """One card of ``total_bytes``, of which ``foreign_bytes`` belong to another process.
 
-    ``fail``: called with a function's name before it does anything; True makes it fail. ``log``: names called.
+    ``fail``: called with a function's name before it does anything; True makes it fail. ``log``: names called, but
+    for push and pop of contexts, which reach no card.
     """
 
     CUresult = CUresult
@@ -72,6 +73,10 @@ class FakeBindings:
         """Address -> handle."""
         self.allowed: set[int] = set()
         self.contexts = 0
+        self.current: list[str] = ["none"]
+        """The thread's contexts; the last one is asked."""
+        self.asked: list[tuple[str, str]] = []
+        """(function, context) of calls that go to the current one."""
         self._start: dict[int, int] = {}
         """Where a handle's bytes begin in the file."""
         self._next, self._end = 1, 0
@@ -119,19 +124,32 @@ class FakeBindings:
 
     def cuDevicePrimaryCtxRetain(self, card):
         self.contexts += 1
-        return self._answer("cuDevicePrimaryCtxRetain", None, "context")
+        return self._answer("cuDevicePrimaryCtxRetain", None, f"context {card}")
 
     def cuDevicePrimaryCtxRelease(self, card):
         self.contexts -= 1
         return self._answer("cuDevicePrimaryCtxRelease", None)
 
     def cuCtxSetCurrent(self, context):
+        self.current[-1] = context
         return self._answer("cuCtxSetCurrent", None)
 
+    def cuCtxPushCurrent(self, context):
+        self.current.append(context)
+        return (CUresult.CUDA_SUCCESS,)
+
+    def cuCtxPopCurrent(self):
+        return (CUresult.CUDA_SUCCESS, self.current.pop())
+
+    def _ask(self, name: str) -> None:
+        self.asked.append((name, self.current[-1]))
+
     def cuCtxSynchronize(self):
+        self._ask("cuCtxSynchronize")
         return self._answer("cuCtxSynchronize", self._fails("cuCtxSynchronize"))
 
     def cuMemGetInfo(self):
+        self._ask("cuMemGetInfo")
         free = self.total_bytes - self.foreign_bytes - self.used_bytes
         return self._answer("cuMemGetInfo", None, free, self.total_bytes)
 
@@ -223,6 +241,7 @@ class FakeBindings:
         return self._answer("cuMemUnmap", problem)
 
     def cuMemcpyDtoDAsync(self, target, source, size, stream):
+        self._ask("cuMemcpyDtoDAsync")
         problem = self._fails("cuMemcpyDtoDAsync")
         if not self._is_readable(target, size) or not self._is_readable(source, size):
             problem = "INVALID_VALUE"
@@ -231,12 +250,14 @@ class FakeBindings:
         return self._answer("cuMemcpyDtoDAsync", problem)
 
     def cuMemcpyDtoH(self, target, source, size):
+        self._ask("cuMemcpyDtoH")
         problem = self._fails("cuMemcpyDtoH") if self._is_readable(source, size) else "INVALID_VALUE"
         if not problem:
             ctypes.memmove(target, source, size)
         return self._answer("cuMemcpyDtoH", problem)
 
     def cuMemcpyHtoD(self, target, source, size):
+        self._ask("cuMemcpyHtoD")
         problem = self._fails("cuMemcpyHtoD") if self._is_readable(target, size) else "INVALID_VALUE"
         if not problem:
             ctypes.memmove(target, source, size)

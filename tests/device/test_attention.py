@@ -137,6 +137,15 @@ def test_output_may_be_strided(kernels: Kernels) -> None:
     assert wide[:, 4:].isnan().all()
 
 
+@pytest.mark.parametrize("num_rows", [0, 2])
+def test_a_step_of_no_tokens_leaves_all_as_it_is(kernels: Kernels, num_rows: int) -> None:
+    arena, none = torch.ones(3, 2, 2, 8, 16), torch.empty(0, 2, 16)
+    rows = np.zeros((num_rows, 1), np.int32), np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
+    kernels.write_kv(none, none, arena, *rows)
+    kernels.attention(none, arena, *rows, torch.empty_like(none), 1.0)
+    assert (arena == 1).all()
+
+
 def test_bad_arguments_are_refused_before_anything_is_written(kernels: Kernels) -> None:
     batch = Batch([(9, 4), (20, 1)])
     before = batch.arena.clone().nan_to_num(9e9)

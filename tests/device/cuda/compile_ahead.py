@@ -20,8 +20,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from jettison.device.cuda import attention, elementwise, skinny
-from jettison.device.cuda.tiles import POSITIONS, SKINNY, SPLIT, tiles_for
+from jettison.device.cuda import attention, elementwise
+from jettison.device.cuda.tiles import POSITIONS, SPLIT, tiles_for
 
 BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 STAGED = {"tables", "work", "positions", "slots", "ids"}
@@ -54,34 +54,16 @@ def attention_cases(all_of_them: bool) -> list[dict[str, Any]]:
                         **pointers(dtype, "q arena"), **pointers("i32", "tables work"), **pointers(dtype, "out"),
                         **pointers("fp32", "lse part_sums part_scales"), **pointers("i32", "arrived"),
                         **scalars("i32", "table_stride q_stride o_stride"), **scalars("fp32", "scale"),
-                        **pointers(dtype, "ahead"), **scalars("i32", "ahead_bytes"),
                     },
                     "aligned": ["q_stride", "o_stride"],
                     "constants": {
                         "KVH": 4, "G": group, "D": head_dim, "DP": triton.next_power_of_2(head_dim), "BS": block_size,
                         "BM": rows, "BN": POSITIONS, "SPLIT": SPLIT, "CAUSAL": causal, "HAS_LSE": not causal,
-                        "PRECISION": "ieee" if dtype == "fp32" else "tf32", "PACE_NS": 500 * causal,
+                        "PRECISION": "ieee" if dtype == "fp32" else "tf32",
                     },
-                    "reads_ahead": True,
                     "warps": tile.warps, "stages": tile.stages, "multiplies": dtype != "fp32",
                 })  # fmt: skip
     return cases
-
-
-def skinny_cases() -> list[dict[str, Any]]:
-    return [
-        {
-            "kernel": skinny.skinny_kernel, "name": f"skinny {dtype} {skinny.MOST_ROWS}",
-            "signature": {**pointers(dtype, "x weight out"), **scalars("i32", "rows depth x_stride out_stride")},
-            "aligned": ["depth", "x_stride", "out_stride"],
-            "constants": {
-                "BM": skinny.MOST_ROWS, "BN": SKINNY.columns, "BK": SKINNY.depth, "THREADS": 32 * SKINNY.warps,
-            },
-            "asks": True,
-            "warps": SKINNY.warps, "stages": SKINNY.stages, "multiplies": True,
-        }
-        for dtype in ("bf16", "fp16")
-    ]  # fmt: skip
 
 
 def small_cases(all_of_them: bool) -> list[dict[str, Any]]:
@@ -92,10 +74,8 @@ def small_cases(all_of_them: bool) -> list[dict[str, Any]]:
                 "kernel": elementwise.norm_kernel, "name": f"norm {dtype} {width}",
                 "signature": {
                     **pointers(dtype, "x residual gains out"),
-                    **scalars("i32", "x_stride residual_stride out_stride num_rows width"), **scalars("fp32", "eps"),
-                    **pointers(dtype, "ahead"), **scalars("i32", "ahead_bytes"),
+                    **scalars("i32", "x_stride residual_stride out_stride width"), **scalars("fp32", "eps"),
                 },
-                "reads_ahead": True,
                 "aligned": ["x_stride", "residual_stride", "out_stride", "width"],
                 "constants": {"ADD": True, "BLOCK": triton.next_power_of_2(width)}, "warps": 8,
             })  # fmt: skip
@@ -124,11 +104,7 @@ def small_cases(all_of_them: bool) -> list[dict[str, Any]]:
             },
             {
                 "kernel": elementwise.silu_kernel, "name": f"silu {dtype}", "warps": 4,
-                "signature": {
-                    **pointers(dtype, "gate_up out"), **scalars("i32", "in_stride out_stride num_rows width"),
-                    **pointers(dtype, "ahead"), **scalars("i32", "ahead_bytes"),
-                },
-                "reads_ahead": True,
+                "signature": {**pointers(dtype, "gate_up out"), **scalars("i32", "in_stride out_stride width")},
                 "aligned": ["in_stride", "out_stride", "width"], "constants": {"BLOCK": 1024},
             },
             {
@@ -175,8 +151,6 @@ def compiled(case: dict[str, Any], capability: int) -> dict[str, Any]:
     if "never_early" not in case:
         constants["PDL"] = capability >= 90
         options["launch_pdl"] = capability >= 90
-    if "reads_ahead" in case:
-        constants |= {"AHEAD": capability >= 90, "THREADS": 32 * case["warps"]}
     aligned = case.get("aligned", ())
     attributes = {
         (index,): [["tt.divisibility", 16]]
@@ -200,8 +174,6 @@ def compiled(case: dict[str, Any], capability: int) -> dict[str, Any]:
         "name": case["name"], "capability": capability, "registers": int(found[1]), "stack_bytes": int(found[2]),
         "shared_bytes": kernel.metadata.shared, "warps": case["warps"], "multiplies_by": multiplies,
         "waits": "griddepcontrol.wait" in kernel.asm["ptx"], "may_wait": constants.get("PDL", False),
-        "reads_ahead": "cp.async.bulk.prefetch" in kernel.asm["ptx"],
-        "may_read_ahead": constants.get("AHEAD", "asks" in case and capability >= 90),
         "should_multiply": case.get("multiplies", False), "is_float32": "fp32" in case["name"],
     }  # fmt: skip
 
@@ -211,7 +183,7 @@ def main() -> None:
     capabilities = [int(word) for word in sys.argv[1].split(",")]
     all_of_them = "all" in sys.argv[2:]
     of_attention = attention_cases(all_of_them)
-    for case in [*of_attention, *skinny_cases(), *small_cases(all_of_them)]:
+    for case in [*of_attention, *small_cases(all_of_them)]:
         for capability in capabilities if all_of_them or case in of_attention else [90]:
             print(json.dumps(compiled(case, capability)), flush=True)  # noqa: T201
 

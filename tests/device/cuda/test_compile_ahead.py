@@ -58,10 +58,6 @@ def test_what_is_launched_early_waits(kernels: list[dict]) -> None:
     assert [kernel["waits"] for kernel in kernels] == [kernel["may_wait"] for kernel in kernels]
 
 
-def test_what_may_read_ahead_asks_for_it(kernels: list[dict]) -> None:
-    assert [kernel["reads_ahead"] for kernel in kernels] == [kernel["may_read_ahead"] for kernel in kernels]
-
-
 def test_the_usual_decode_tile_leaves_room_for_two_programs(kernels: list[dict]) -> None:
     decode = next(k for k in kernels if k["name"].startswith("attend bf16 128") and k["capability"] == 90)
     assert decode["registers"] * 32 * decode["warps"] * 2 <= 65536

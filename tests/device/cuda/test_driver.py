@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 import pytest
 import torch
@@ -142,6 +143,27 @@ def test_a_full_card_is_an_error_of_its_own(driver):
         driver.create(SIZE)
     with pytest.raises(CardFullError, match="0 of 16777216 are free"):
         driver.create(SIZE)
+
+
+def test_calls_go_to_the_drivers_own_card_whichever_is_current(fake):
+    fake.num_cards = 2
+    driver = Driver(1, fake)
+    driver.start()
+    fake.cuCtxSetCurrent("context 0")  # as PyTorch does for a tensor there
+    address, view = driver.reserve(SIZE), memoryview(bytearray(4))
+    for call, arguments in [
+        ("wait", ()), ("memory", ()), ("copy", (address, address, 4)), ("read", (view, address)),
+        ("write", (address, view)),
+    ]:  # fmt: skip
+        for fails in (False, True):
+            fake.fail = lambda name: fails and name == "cuCtxSynchronize"  # noqa: B023
+            before = len(fake.asked)
+            with suppress(MappingError):  # nothing is mapped there
+                getattr(driver, call)(*arguments)
+            assert [context for _, context in fake.asked[before:]] == ["context 1"], call
+            assert fake.current == ["context 0"], call
+    driver.free(address, SIZE)
+    driver.close()
 
 
 def test_the_bindings_have_every_name_that_is_used():

@@ -1,6 +1,7 @@
 """Each small kernel in Triton against ``torch_kernels`` on the CPU: same roundings, same edges.
 
-On a GPU where there is one, in bfloat16 too; else in Triton's interpreter.
+On a GPU where there is one, in bfloat16; else in Triton's interpreter. Those marked ``cuda`` add something there: what
+is fused, rounded and launched early.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jettison.device.kernels.layer import LayerConstants, LayerWeights, prepare_
 from jettison.device.kernels.torch_kernels import TorchKernels
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_available() else [])]
+DTYPES = [torch.float32, torch.bfloat16 if torch.cuda.is_available() else torch.float16]
 
 pytestmark = [
     pytest.mark.parametrize("dtype", DTYPES), pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -50,6 +51,7 @@ def on(device: torch.device, *tensors: torch.Tensor) -> list[torch.Tensor]:
     return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device).copy_(t) for t in tensors]
 
 
+@pytest.mark.cuda
 @pytest.mark.parametrize("width", [1, 48, 130])
 def test_norms(kernels: CudaKernels, device: torch.device, dtype: torch.dtype, width: int) -> None:
     x, residual = randn(5, 2 * width, dtype=dtype)[:, :width], randn(5, width, dtype=dtype, seed=1)
@@ -88,6 +90,7 @@ def test_heads_by_themselves(
             kernels.rotary(q, k, cos_there, sin_there, np.array([0, 0, bad, 0], dtype=np.int32))
 
 
+@pytest.mark.cuda
 @pytest.mark.parametrize("has_norm", [False, True], ids=["bias", "norm of heads"])
 def test_heads_on_their_way_in_one_launch_or_in_several_have_the_same_bits(
     kernels: CudaKernels, device: torch.device, dtype: torch.dtype, has_norm: bool
@@ -191,6 +194,7 @@ def test_blocks_go_to_a_piece_and_back(kernels: CudaKernels, device: torch.devic
         kernels.gather_blocks(addresses, piece[:-3])
 
 
+@pytest.mark.cuda
 @pytest.mark.parametrize("has_norm", [False, True], ids=["bias", "norm of heads"])
 def test_a_layer(kernels: CudaKernels, device: torch.device, dtype: torch.dtype, has_norm: bool) -> None:
     """Both halves, with what is fused on the way, against single kernels on the CPU."""

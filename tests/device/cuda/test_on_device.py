@@ -16,8 +16,7 @@ from attention_batch import Batch
 
 from jettison.device.cuda.attention import Launch, Parts, attend
 from jettison.device.cuda.kernels import CudaKernels
-from jettison.device.cuda.readahead import Ahead
-from jettison.device.cuda.tiles import ONE_SIZE, ReadAhead, Tile, tiles_for
+from jettison.device.cuda.tiles import ONE_SIZE, Tile, tiles_for
 from jettison.device.cuda.worklist import WorkShape, fill_work, num_words
 
 pytestmark = [
@@ -46,10 +45,7 @@ class Request:
         )
         self.parts = Parts(KV_HEADS, HEAD_DIM, torch.device("cuda"))
 
-    def attend(
-        self, first: int, size: int, *, tile: Tile = ONE_TILE, programs: int = 1, copies: int = 1,
-        early: bool = False, ahead: Ahead | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def attend(self, first: int, size: int, *, tile: Tile = ONE_TILE, programs: int = 1, copies: int = 1):
         """Outputs and sums in float32, where bfloat16 hides nothing, of some tokens, in so many equal rows."""
         shape = WorkShape(tile, GROUP, KV_HEADS, programs)
         words = np.empty(num_words(shape, copies * size, copies), dtype=np.int32)
@@ -58,7 +54,7 @@ class Request:
         q = self.q[first : first + size].repeat(copies, 1, 1)
         out, lse = torch.full(q.shape, torch.nan, device="cuda"), torch.full(q.shape[:2], torch.nan, device="cuda")
         tables, work = self.table.repeat(copies, 1), torch.from_numpy(words).cuda()
-        launch = Launch(tile, 264, lse=lse, early=early, ahead=ahead)
+        launch = Launch(tile, 264, lse=lse)
         attend(q, self.arena, tables, work, out, HEAD_DIM**-0.5, self.parts, launch)
         return out, lse
 
@@ -93,50 +89,6 @@ def test_the_split_that_ends_last_merges_alike(request_of_2200: Request, rows: i
         assert_same(again[0], first[0], "out")
         assert_same(again[1], first[1], "lse")
     assert not request_of_2200.parts.arrived.any()
-
-
-needs_9 = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0), reason="needs compute capability 9"
-)
-
-
-@needs_9
-@pytest.mark.parametrize(("copies", "pace_ns"), [(1, 0), (1, 500), (100, 0)])
-def test_reading_ahead_changes_no_bit_of_attention(request_of_2200: Request, pace_ns: int, copies: int) -> None:
-    weight = torch.randn(3584, 3584, device="cuda", dtype=torch.bfloat16)
-    before = weight.clone()
-    for tile in (tiles_for(HEAD_DIM, 2)[16], ONE_TILE):
-        plain = request_of_2200.attend(LENGTH - 1, 1, tile=tile, programs=10_000, copies=copies)
-        for num_bytes in (0, 2048, 100_000, weight.nbytes):
-            ahead = Ahead(weight, num_bytes, pace_ns)
-            early = request_of_2200.attend(
-                LENGTH - 1, 1, tile=tile, programs=10_000, copies=copies, early=True, ahead=ahead
-            )
-            assert_same(early[0], plain[0], (tile, num_bytes))
-            assert_same(early[1], plain[1], (tile, num_bytes))
-    assert_same(weight, before, "weight")
-
-
-@needs_9
-@pytest.mark.parametrize("rows", [1, 64])
-def test_reading_ahead_changes_no_bit_of_norms_and_silu(rows: int) -> None:
-    kernels = CudaKernels("cuda", torch.device("cuda"))
-    gate_up, x, residual, gain, weight = (
-        torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
-        for shape in ((rows, 6000), (rows, 3584), (rows, 3584), (3584,), (3000, 3584))
-    )
-    found = []
-    for num_bytes in (0, 5_000_000, 1 << 30):
-        kernels.read_ahead = ReadAhead(num_bytes, num_bytes, num_bytes, 0)
-        normed, added, sums = torch.empty_like(x), torch.empty_like(x), residual.clone()
-        activated = torch.empty(rows, 3000, device="cuda", dtype=torch.bfloat16)
-        kernels.rms_norm(x, gain, 1e-6, normed, weight)
-        kernels.add_rms_norm(x, sums, gain, 1e-6, added, weight)
-        kernels.silu_mul(gate_up, activated, weight)
-        found.append((normed, added, sums, activated))
-    for others in found[1:]:
-        for one, other in zip(found[0], others, strict=True):
-            assert_same(other, one, "read ahead")
 
 
 PRODUCTS = """

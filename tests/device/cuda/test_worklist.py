@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from jettison.device.cuda.tiles import POSITIONS, SPLIT, Tile
 from jettison.device.cuda.worklist import (
@@ -118,9 +118,10 @@ def test_splits_for_which_there_is_no_room_stay_whole() -> None:
 
 @settings(max_examples=40)
 @given(rows=ROWS, block_size=st.sampled_from([16, 32, 64]))
+@example(rows=[], block_size=16)
 def test_places(rows: list[tuple[int, int]], block_size: int) -> None:
-    queries, contexts = np.array(rows, dtype=np.int32).T.copy()
-    width = -(-int((queries + contexts).max()) // block_size) + 1
+    queries, contexts = np.array(rows, dtype=np.int32).reshape(-1, 2).T.copy()
+    width = -(-int((queries + contexts).max(initial=0)) // block_size) + 1
     tables = np.random.default_rng(0).integers(0, 1000, (len(rows), width)).astype(np.int32)
     positions, slots = np.empty((2, int(queries.sum())), dtype=np.int32)
     fill_places(tables, queries, contexts, block_size, positions, slots)

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jettison.device.cuda.readahead import Ahead, read_ahead
 from jettison.device.cuda.tiles import PART_ROWS, POSITIONS, SPLIT, Tile
 from jettison.device.cuda.worklist import HEADER_WORDS, ITEM_WORDS
 
@@ -36,8 +35,6 @@ class Launch(NamedTuple):
     lse: Tensor | None = None
     early: bool = False
     """See ``early_launch``."""
-    ahead: Ahead | None = None
-    """What the next kernel reads that no kernel writes."""
 
 
 def early_launch(early: bool) -> dict[str, bool]:
@@ -72,15 +69,13 @@ def attend(
     kernel before it runs: no kernel may write it, and a copy must be in the stream before that kernel.
     """
     _, _, kv_heads, block_size, head_dim = arena.shape
-    ahead = launch.ahead
     attend_kernel[(launch.programs,)](
         q, arena, tables, work, out, out if launch.lse is None else launch.lse,
         parts.sums, parts.scales, parts.arrived, tables.stride(0), q.stride(0), out.stride(0),
-        scale * math.log2(math.e), q if ahead is None else ahead.weight, 0 if ahead is None else ahead.num_bytes,
+        scale * math.log2(math.e),
         KVH=kv_heads, G=q.shape[1] // kv_heads, D=head_dim, DP=triton.next_power_of_2(head_dim), BS=block_size,
         BM=launch.tile.rows, BN=POSITIONS, SPLIT=SPLIT, CAUSAL=not launch.only_context,
         HAS_LSE=launch.lse is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=launch.early,
-        AHEAD=ahead is not None, PACE_NS=0 if ahead is None else ahead.pace_ns, THREADS=32 * launch.tile.warps,
         num_warps=launch.tile.warps, num_stages=launch.tile.stages, **early_launch(launch.early),
     )
 
@@ -88,15 +83,12 @@ def attend(
 @triton.jit(do_not_specialize=["tables", "work", "table_stride"])  # they differ from step to step
 def attend_kernel(
     q, arena, tables, work, out, lse, part_sums, part_scales, arrived,
-    table_stride, q_stride, o_stride, scale, ahead, ahead_bytes,
+    table_stride, q_stride, o_stride, scale,
     KVH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, CAUSAL: tl.constexpr, HAS_LSE: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr, PACE_NS: tl.constexpr, THREADS: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program takes every so-many-th (item, KV head). Row r of a tile is token r // G with query head r % G.
-
-    Programs without an item read ahead at once and slowly, if they are half of all; else all do once they are done.
-    """
+    """A program takes every so-many-th (item, KV head). Row r of a tile is token r // G with query head r % G."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     rows = tl.arange(0, BM)
@@ -151,14 +143,9 @@ def attend_kernel(
             if HAS_LSE:
                 at_lse = (token + rows // G) * (KVH * G) + kvh * G + rows % G
                 tl.store(lse + at_lse, (top + tl.log2(weight)) * _LN_2, mask=valid)
-    if AHEAD:
-        programs = tl.num_programs(0)
-        idle = programs - total
-        if 2 * idle >= programs:
-            if tl.program_id(0) >= total:
-                read_ahead(ahead, ahead_bytes, tl.program_id(0) - total, idle, THREADS, PACE_NS)
-        else:
-            read_ahead(ahead, ahead_bytes, tl.program_id(0), programs, THREADS, 0)
+    if PDL:
+        if total == 0:
+            tl.extra.cuda.gdc_wait()  # else the kernel behind this one could overtake the one before it
 
 
 @triton.jit

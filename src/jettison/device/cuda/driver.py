@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,6 +47,7 @@ class Driver:
         self._given = bindings
         self._cuda: Any = None
         self._card: Any = None
+        self._context: Any = None
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -81,9 +84,9 @@ class Driver:
         attribute = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         if not self._call(cuda.cuDeviceGetAttribute, attribute, card):
             raise ConfigError(f"CUDA device {self._ordinal} has no virtual memory management, so no page can move")
-        context = self._call(cuda.cuDevicePrimaryCtxRetain, card)
+        self._context = self._call(cuda.cuDevicePrimaryCtxRetain, card)
         self._card = card
-        self._call(cuda.cuCtxSetCurrent, context)
+        self._call(cuda.cuCtxSetCurrent, self._context)
         self._describe(cuda)
 
     def _describe(self, cuda: Any) -> None:
@@ -107,7 +110,8 @@ class Driver:
 
     def memory(self) -> tuple[int, int]:
         """``(free, total)`` bytes of the card, all processes counted."""
-        free, total = self._call(self._cuda.cuMemGetInfo)
+        with self._on_card():
+            free, total = self._call(self._cuda.cuMemGetInfo)
         return int(free), int(total)
 
     def create(self, num_bytes: int) -> int:
@@ -163,21 +167,34 @@ class Driver:
 
     def copy(self, target: int, source: int, num_bytes: int) -> None:
         """Copy on the card; over when ``wait`` returns."""
-        self._call(self._cuda.cuMemcpyDtoDAsync, target, source, num_bytes, 0)
+        with self._on_card():
+            self._call(self._cuda.cuMemcpyDtoDAsync, target, source, num_bytes, 0)
 
     def read(self, view: memoryview, source: int) -> None:
         """Fill memory of the host."""
-        self._call(self._cuda.cuMemcpyDtoH, _address_of(view), source, len(view))
+        with self._on_card():
+            self._call(self._cuda.cuMemcpyDtoH, _address_of(view), source, len(view))
 
     def write(self, target: int, view: memoryview) -> None:
         """The inverse of ``read``."""
-        self._call(self._cuda.cuMemcpyHtoD, target, _address_of(view), len(view))
+        with self._on_card():
+            self._call(self._cuda.cuMemcpyHtoD, target, _address_of(view), len(view))
 
     def wait(self) -> None:
         """Until all that was launched on the card by this process has ended. A failure of any of it is told here."""
-        self._call(self._cuda.cuCtxSynchronize)
+        with self._on_card():
+            self._call(self._cuda.cuCtxSynchronize)
 
     # --- private ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _on_card(self) -> Iterator[None]:
+        """For calls that go to the thread's current context: PyTorch may have made another card's current."""
+        self._call(self._cuda.cuCtxPushCurrent, self._context)
+        try:
+            yield
+        finally:
+            self._call(self._cuda.cuCtxPopCurrent)
 
     def _call(self, function: Any, *arguments: Any) -> Any:
         code, *values = function(*arguments)

@@ -15,8 +15,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jettison.device.cuda.readahead import read_ahead
-
 COPY_WORDS = 4096
 """Words of four bytes that one program of ``copy_rows_kernel`` copies."""
 
@@ -37,32 +35,27 @@ def _squares(value):
     return tl.fma(value, value, 0.0)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def norm_kernel(
-    x, residual, gains, out, x_stride, residual_stride, out_stride, num_rows, width, eps, ahead, ahead_bytes,
-    ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr, THREADS: tl.constexpr,
+    x, residual, gains, out, x_stride, residual_stride, out_stride, width, eps,
+    ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """See ``Kernels.rms_norm``, and with ``ADD`` ``add_rms_norm``. One program a row; with ``AHEAD`` more, which read
-    ahead."""
+    """See ``Kernels.rms_norm``, and with ``ADD`` ``add_rms_norm``. One program a row."""
     row = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, BLOCK)
+    inside = dims < width
+    gain = tl.load(gains + dims, mask=inside, other=0.0)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    if row < num_rows:
-        dims = tl.arange(0, BLOCK)
-        inside = dims < width
-        gain = tl.load(gains + dims, mask=inside, other=0.0)
-        if PDL:
-            tl.extra.cuda.gdc_wait()
-        value = tl.load(x + row * x_stride + dims, mask=inside, other=0.0).to(tl.float32)
-        if ADD:
-            value += tl.load(residual + row * residual_stride + dims, mask=inside, other=0.0).to(tl.float32)
-            rounded = value.to(out.dtype.element_ty)
-            tl.store(residual + row * residual_stride + dims, rounded, mask=inside)
-            value = rounded.to(tl.float32)
-        total = tl.sum(_squares(value), 0)
-        tl.store(out + row * out_stride + dims, _normalized(value, gain, total, width, eps), mask=inside)
-    elif AHEAD:
-        read_ahead(ahead, ahead_bytes, tl.program_id(0) - num_rows, tl.num_programs(0) - num_rows, THREADS, 0)
+        tl.extra.cuda.gdc_wait()
+    value = tl.load(x + row * x_stride + dims, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(residual + row * residual_stride + dims, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(out.dtype.element_ty)
+        tl.store(residual + row * residual_stride + dims, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    total = tl.sum(_squares(value), 0)
+    tl.store(out + row * out_stride + dims, _normalized(value, gain, total, width, eps), mask=inside)
 
 
 @triton.jit(do_not_specialize=["positions", "slots"])
@@ -153,28 +146,19 @@ def write_kv_kernel(
     tl.store(to + KVH * BS * D, tl.load(v + token * v_stride + kvh * D + dims, mask=inside), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def silu_kernel(
-    gate_up, out, in_stride, out_stride, num_rows, width, ahead, ahead_bytes,
-    BLOCK: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr, THREADS: tl.constexpr,
-):  # fmt: skip
-    """See ``Kernels.silu_mul``. With ``AHEAD`` programs of further rows read ahead."""
+@triton.jit
+def silu_kernel(gate_up, out, in_stride, out_stride, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """See ``Kernels.silu_mul``."""
     row = tl.program_id(0).to(tl.int64)
+    dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = dims < width
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    if row < num_rows:
-        dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        inside = dims < width
-        if PDL:
-            tl.extra.cuda.gdc_wait()
-        gate = tl.load(gate_up + row * in_stride + dims, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(gate_up + row * in_stride + width + dims, mask=inside, other=0.0).to(tl.float32)
-        value = gate / (1.0 + tl.exp(-gate)) * up
-        tl.store(out + row * out_stride + dims, value.to(out.dtype.element_ty), mask=inside)
-    elif AHEAD:
-        program = (tl.program_id(0) - num_rows) * tl.num_programs(1) + tl.program_id(1)
-        programs = (tl.num_programs(0) - num_rows) * tl.num_programs(1)
-        read_ahead(ahead, ahead_bytes, program, programs, THREADS, 0)
+        tl.extra.cuda.gdc_wait()
+    gate = tl.load(gate_up + row * in_stride + dims, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * in_stride + width + dims, mask=inside, other=0.0).to(tl.float32)
+    value = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * out_stride + dims, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["ids"])

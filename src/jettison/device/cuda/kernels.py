@@ -24,9 +24,7 @@ from torch import Tensor
 
 from jettison.device.cuda import elementwise
 from jettison.device.cuda.attention import Launch, Parts, attend, early_launch
-from jettison.device.cuda.readahead import Ahead
-from jettison.device.cuda.skinny import fits, multiply
-from jettison.device.cuda.tiles import AHEAD_MOST_ROWS, READ_AHEAD, SKINNY, SKINNY_ROWS, Tile, choose_tile
+from jettison.device.cuda.tiles import Tile, choose_tile
 from jettison.device.cuda.worklist import WorkShape, fill_places, fill_work, num_words
 from jettison.device.kernels.base import (
     CUDA,
@@ -46,7 +44,7 @@ from jettison.device.kernels.base import (
     check_vector,
     fail,
 )
-from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights
+from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights, feed_forward
 from jettison.device.kernels.torch_kernels import check_rows
 from jettison.errors import ConfigError
 
@@ -89,11 +87,6 @@ class CudaKernels:
             self._processors, can_launch_early = properties.multi_processor_count, properties.major >= 9
         self.launches_early = can_launch_early if launches_early is None else launches_early
         """May be changed between launches: the bits are the same."""
-        self.read_ahead = READ_AHEAD if can_launch_early else READ_AHEAD._replace(attention=0, norm=0, silu=0)
-        """Likewise. Needs capability 9."""
-        self.skinny_rows = 0 if self.rows_are_independent else SKINNY_ROWS
-        """Up to how many rows a product is Triton's."""
-        self.skinny = SKINNY
         self._parts: dict[tuple[int, int], Parts] = {}
         if self.rows_are_independent and device.type == "cuda":
             choose_invariant_products()
@@ -117,7 +110,7 @@ class CudaKernels:
         tables, queries, contexts = check_rows(
             arena, block_tables, query_lens, context_lens, num_tokens, only_context
         )
-        shape = self.work_shape(heads, arena, int(queries.max()))
+        shape = self.work_shape(heads, arena, int(queries.max(initial=0)))
         words = np.empty(num_words(shape, num_tokens, len(queries)), dtype=np.int32)
         fill_work(words, queries, contexts, shape, only_context)
         positions, slots = np.empty(num_tokens, dtype=np.int32), np.empty(num_tokens, dtype=np.int32)
@@ -132,19 +125,14 @@ class CudaKernels:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
     def attend(
-        self, q: Tensor, arena: Tensor, rows: StepRows, out: Tensor, scale: float, lse: Tensor | None = None,
-        ahead: Weight | None = None,
+        self, q: Tensor, arena: Tensor, rows: StepRows, out: Tensor, scale: float, lse: Tensor | None = None
     ) -> None:
-        """``Kernels.attention`` for rows that are on the device. Only launches; ``out`` may be wider than ``q``.
-
-        ``ahead``: the matrix that the next product reads.
-        """
+        """``Kernels.attention`` for rows that are on the device. Only launches; ``out`` may be wider than ``q``."""
         kv_heads, head_dim = arena.shape[2], arena.shape[4]
         parts = self._parts.get((kv_heads, head_dim))
         if parts is None:
             parts = self._parts[kv_heads, head_dim] = Parts(kv_heads, head_dim, self.device)
-        launch = Launch(rows.tile, self._programs(rows.tile), rows.only_context, lse, self.launches_early,
-                        self._ahead(ahead, self.read_ahead.attention, q.shape[0], self.read_ahead.pace_ns))
+        launch = Launch(rows.tile, self._programs(rows.tile), rows.only_context, lse, self.launches_early)
         attend(q, arena, rows.tables, rows.work, out, scale, parts, launch)
 
     def attention(
@@ -197,7 +185,7 @@ class CudaKernels:
         """The first half of a layer, for rows that are on the device: four launches."""
         self.linear(buffers.x, weights.qkv_weight, None, buffers.qkv)
         self.prepare_and_write(weights, buffers, constants, rows)
-        self.attend(buffers.q, weights.arena, rows, buffers.attention, constants.scale, ahead=weights.o_weight)
+        self.attend(buffers.q, weights.arena, rows, buffers.attention, constants.scale)
         self.linear(buffers.attention_flat, weights.o_weight, weights.o_bias, buffers.x)
 
     def prepare_and_write(
@@ -220,58 +208,36 @@ class CudaKernels:
         )
 
     def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
-        """See ``Kernels.feed_forward``: four launches. Norm and SiLU read ahead for the products behind them."""
-        self.add_rms_norm(
-            buffers.x, buffers.residual, weights.post_norm, constants.eps, buffers.x, weights.gate_up_weight
-        )
-        self.linear(buffers.x, weights.gate_up_weight, weights.gate_up_bias, buffers.gate_up)
-        self.silu_mul(buffers.gate_up, buffers.activated, weights.down_weight)
-        self.linear(buffers.activated, weights.down_weight, weights.down_bias, buffers.x)
+        """See ``Kernels.feed_forward``: four launches."""
+        feed_forward(self, weights, buffers, constants)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
         """See ``Kernels.linear``. The bias is added to the rounded product."""
         plain = _plain(weight)
         check_linear(x, plain, bias, out)
-        if len(x) <= self.skinny_rows and fits(x, plain, self.skinny):
-            multiply(x, plain, out, self.skinny, self.launches_early)
-        else:
-            torch.mm(x, plain.t(), out=out)
+        torch.mm(x, plain.t(), out=out)
         if bias is not None:
             out.add_(bias)
 
     # ------------------------------------------------------------------------------------------ element by element
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, ahead: Weight | None = None) -> None:
-        """See ``Kernels.rms_norm``. ``ahead``: the matrix that the next product reads."""
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """See ``Kernels.rms_norm``."""
         check_norm(x, weight, out)
-        self._norm(x, None, weight, eps, out, ahead)
+        self._norm(x, x, weight, eps, out, adds=False)
 
-    def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, ahead: Weight | None = None
-    ) -> None:
-        """See ``Kernels.add_rms_norm``. ``ahead``: the matrix that the next product reads."""
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """See ``Kernels.add_rms_norm``."""
         check_norm(x, weight, out, residual)
-        self._norm(x, residual, weight, eps, out, ahead)
+        self._norm(x, residual, weight, eps, out, adds=True)
 
-    def _norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor, ahead: Weight | None
-    ) -> None:
-        rows, width = x.shape
+    def _norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, *, adds: bool) -> None:
+        width = x.shape[1]
         block = triton.next_power_of_2(width)
-        warps = min(8, max(1, block // 256))
-        asked = self._ahead(ahead, self.read_ahead.norm, rows)
-        added = x if residual is None else residual
-        elementwise.norm_kernel[(rows + (self._processors if asked else 0),)](
-            x, added, weight, out, x.stride(0), added.stride(0), out.stride(0), rows, width, eps,
-            *(asked[:2] if asked else (x, 0)), ADD=residual is not None, BLOCK=block, PDL=self.launches_early,
-            AHEAD=asked is not None, THREADS=32 * warps, num_warps=warps, **self._launch(),
+        elementwise.norm_kernel[(x.shape[0],)](
+            x, residual, weight, out, x.stride(0), residual.stride(0), out.stride(0), width, eps,
+            ADD=adds, BLOCK=block, PDL=self.launches_early, num_warps=min(8, max(1, block // 256)), **self._launch(),
         )
-
-    def _ahead(self, weight: Weight | None, most_bytes: int, rows: int, pace_ns: int = 0) -> Ahead | None:
-        if weight is None or most_bytes == 0 or rows > AHEAD_MOST_ROWS:
-            return None
-        plain = _plain(weight)
-        return Ahead(plain, min(most_bytes, plain.nbytes), pace_ns)
 
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array) -> None:
         """See ``Kernels.rotary``. Positions on the device are not checked: those outside the tables rotate nothing."""
@@ -305,16 +271,14 @@ class CudaKernels:
             PDL=self.launches_early, num_warps=2, **self._launch(),
         )
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor, ahead: Weight | None = None) -> None:
-        """See ``Kernels.silu_mul``. ``ahead``: the matrix that the next product reads."""
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        """See ``Kernels.silu_mul``."""
         rows, cols = out.shape
         check_matrix("out", out, rows, cols, gate_up.dtype)
         check_matrix("gate_up", gate_up, rows, 2 * cols, gate_up.dtype)
-        asked, parts = self._ahead(ahead, self.read_ahead.silu, rows), triton.cdiv(cols, _SILU_BLOCK)
-        elementwise.silu_kernel[(rows + (triton.cdiv(self._processors, parts) if asked else 0), parts)](
-            gate_up, out, gate_up.stride(0), out.stride(0), rows, cols, *(asked[:2] if asked else (out, 0)),
-            BLOCK=_SILU_BLOCK, PDL=self.launches_early, AHEAD=asked is not None, THREADS=128, num_warps=4,
-            **self._launch(),
+        elementwise.silu_kernel[(rows, triton.cdiv(cols, _SILU_BLOCK))](
+            gate_up, out, gate_up.stride(0), out.stride(0), cols, BLOCK=_SILU_BLOCK,
+            PDL=self.launches_early, num_warps=4, **self._launch(),
         )
 
     def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:

@@ -12,7 +12,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SPLIT = 512
-"""Positions whose sums are taken together before they are merged with those before them. Changes bits."""
+"""Positions whose sums are taken together before they are merged with those before them. Changes bits.
+
+Decode attention of 1,024 positions on an H200, in microseconds with 512, 256 and 128: 42.4, 44.7 and 48.1 for 64 rows,
+155, 159 and 177 for 256, 14.3, 10.5 and 9.9 for one.
+"""
 
 POSITIONS = 64
 """Positions that a program looks at together. Changes bits; a divisor of ``SPLIT``."""
@@ -22,39 +26,6 @@ ONE_SIZE = 64
 
 PART_ROWS = 16384
 """Rows of unmerged sums that there is room for, for each KV head: 2,340 splits of one token with seven heads."""
-
-SKINNY_ROWS = 0
-"""Up to how many rows the kind ``cuda`` multiplies in Triton (at most 16). None until a card shows a gain."""
-
-AHEAD_MOST_ROWS = 256
-"""More rows than these keep the card busy with multiplying: nothing is read ahead."""
-
-
-class ReadAhead(NamedTuple):
-    """Bytes that a kernel asks for of what the next product reads."""
-
-    attention: int
-    norm: int
-    silu: int
-    pace_ns: int
-    """Of attention's idle programs, so that what its others read does not wait behind all of it."""
-
-
-READ_AHEAD = ReadAhead(24 << 20, 8 << 20, 8 << 20, 500)
-
-
-class Skinny(NamedTuple):
-    """What one program of a product of few rows works on, and how."""
-
-    columns: int
-    """Of the result: rows of the matrix."""
-    depth: int
-    """Summed at a time: a divisor of what is summed."""
-    warps: int
-    stages: int
-
-
-SKINNY = Skinny(32, 256, 4, 4)
 
 assert SPLIT % POSITIONS == 0
 

@@ -108,7 +108,7 @@ def fill_places(
 
     ``positions``, ``slots``: [T].
     """
-    if len(positions) == len(query_lens) and int(query_lens.max()) == 1:
+    if len(positions) == len(query_lens) and int(query_lens.max(initial=1)) == 1:
         rows: Ints = np.arange(len(query_lens))
         positions[:] = context_lens
     else:

@@ -172,7 +172,7 @@ class _Rows:
         if len(tables.shape) != 2:
             fail(f"block_tables: expected [rows, blocks], got {tuple(tables.shape)}")
         rows, blocks = tables.shape
-        if rows == 0 or tuple(query_lens.shape) != (rows,) or tuple(context_lens.shape) != (rows,):
+        if tuple(query_lens.shape) != (rows,) or tuple(context_lens.shape) != (rows,):
             fail(
                 f"block_tables {tuple(tables.shape)}, query_lens {tuple(query_lens.shape)}, "
                 f"context_lens {tuple(context_lens.shape)} do not match"

@@ -215,12 +215,12 @@ def check_rows(
         fail(f"block_tables {tables.shape}, query_lens {queries.shape}, context_lens {contexts.shape} do not match")
     if any(array.dtype != np.int32 for array in (tables, queries, contexts)):
         fail("block_tables, query_lens and context_lens must be int32")
-    if len(queries) == 0 or int(queries.sum()) != num_tokens or queries.min() < 0 or contexts.min() < 0:
+    if int(queries.sum()) != num_tokens or queries.min(initial=0) < 0 or contexts.min(initial=0) < 0:
         fail(f"query_lens must be >= 0 and add up to {num_tokens} tokens, context_lens must be >= 0")
     if only_context and bool((contexts[queries > 0] == 0).any()):
         fail("rows that see only their context need one")
     num_blocks = -(-(contexts if only_context else queries + contexts) // arena.shape[3])
-    if num_blocks.max() > tables.shape[1]:
+    if num_blocks.max(initial=0) > tables.shape[1]:
         raise IndexError(f"a row needs {num_blocks.max()} blocks, its table has {tables.shape[1]}")
     used = tables[np.arange(tables.shape[1]) < num_blocks[:, None]]
     if used.size and not 0 <= used.min() <= used.max() < arena.shape[0]:
