@@ -49,9 +49,6 @@ class Offer:
     groups: tuple[GroupId, ...]
     """That it is about."""
     why: str
-    gain_request_s: float | None = None
-    """Seconds that requests would wait less, summed over them; None where a rung has a test of its own instead."""
-    cost_request_s: float | None = None
 
 
 class Refusal(NamedTuple):
