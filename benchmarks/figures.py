@@ -297,8 +297,9 @@ def _batch_deadlines(document: Document) -> str:
 
 @block("epoch_pass")
 def _epoch_pass(document: Document) -> str:
-    keys = ("devices", "requests", "still_ms", "decoding_ms", "epoch_median_ms", "epoch_max_ms", "apply_median_ms")
-    return table(("devices", "requests", "still, ms", "decoding, ms", "epoch, ms (median)", "most",
+    keys = ("devices", "requests", "still_ms", "decoding_ms", "decoding_max_ms", "epoch_median_ms", "epoch_max_ms",
+            "apply_median_ms")  # fmt: skip
+    return table(("devices", "requests", "still, ms", "decoding, ms", "most", "epoch, ms (median)", "most",
                   "of which the planner"), [[row[key] for key in keys] for row in document["rows"]])  # fmt: skip
 
 
