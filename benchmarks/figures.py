@@ -224,18 +224,6 @@ def _overload_vllm(document: Document) -> str:
                   "P99 TTFT over drop's"), rows)  # fmt: skip
 
 
-@block("packed_live")
-def _packed_live(document: Document) -> str:
-    columns = {
-        "awake_mean": "awake, mean", "used_mean": "with KV, mean", "moves_kv": "moves as KV",
-        "moves_tokens": "as tokens", "evictions": "evicted", "ttft_p50_ms": "TTFT P50", "ttft_p99_ms": "TTFT P99",
-        "tpot_p50_ms": "TPOT P50", "tpot_p99_ms": "TPOT P99", "itl_p99_ms": "ITL P99", "itl_max_ms": "ITL max",
-        "mismatches": "answers that differ",
-    }  # fmt: skip
-    rows = [[row["arm"], f"{row['busy']:.0%}", *(row.get(key) for key in columns)] for row in document["rows"]]
-    return table(("arm", "cores", *columns.values()), rows)
-
-
 @block("demo_day")
 def _demo_day(document: Document) -> str:
     rows = [
