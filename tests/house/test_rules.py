@@ -186,13 +186,18 @@ HELD = {"holds", "ending", "remote"}
 """Of a request: set together, by its own methods."""
 
 
-def holds_by_its_methods(tree: ast.Module) -> Complaints:
-    """What holds a request is set by the request's own methods, so that the names of its holds stay true."""
+def _set_elsewhere(tree: ast.Module, attributes: set[str]) -> Complaints:
+    """Assignments to such attributes of anything but ``self``."""
     for node in ast.walk(tree):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         for target in targets:
-            if isinstance(target, ast.Attribute) and target.attr in HELD and _dotted(target.value) != "self":
+            if isinstance(target, ast.Attribute) and target.attr in attributes and _dotted(target.value) != "self":
                 yield target.lineno, f"sets {_dotted(target)}"
+
+
+def holds_by_its_methods(tree: ast.Module) -> Complaints:
+    """What holds a request is set by the request's own methods, so that the names of its holds stay true."""
+    yield from _set_elsewhere(tree, HELD)
     for name, call in _calls(tree):
         if re.search(r"(state|request)\.transfers\.(add|discard|remove|clear|pop|update)$", name):
             yield call.lineno, f"calls {name}()"
@@ -205,11 +210,7 @@ CHANGES = {"add", "discard", "remove", "clear", "pop", "update"}
 
 def groups_are_held_by_owner(tree: ast.Module) -> Complaints:
     """What holds a group is set for an owner, by ``hold``, ``reserve`` or ``cap_admission``: no other can lift it."""
-    for node in ast.walk(tree):
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        for target in targets:
-            if isinstance(target, ast.Attribute) and target.attr in GROUP_HOLDS and _dotted(target.value) != "self":
-                yield target.lineno, f"sets {_dotted(target)}"
+    yield from _set_elsewhere(tree, GROUP_HOLDS)
     for name, call in _calls(tree):
         *holder, what, how = ("", *name.split("."))[-3:]
         if what in GROUP_HOLDS and holder not in ([""], ["self"]) and how in CHANGES:

@@ -1,8 +1,8 @@
-"""Whose turns go to offline work that would be late: slack is lent, and paid back. Pure.
+"""Which batches lend their turns to offline work that would be late: slack is lent, and paid back. Pure.
 
 Tenants share alike (``policy.order``), so a batch may be late although another tenant's has hours. Where a batch would
-be late by its tenant's share on all that serves and is being woken, what is due after it gives way, whose ever it is:
-it waits behind the rest. Only what is in time all the same, were everything served earliest deadline first, lends to
+be late by its tenant's share on all that serves and is being woken, what is due after it gives way, of any tenant: it
+waits behind the rest. Only what is in time all the same, were everything served earliest deadline first, lends to
 another tenant. Nothing else does: neither what is due at no time, as a client waits for it, nor what is late already.
 
 What is lent counts (``core.serving.virtualtokens``): the lender has been served less, and is next where tenants share
@@ -10,7 +10,7 @@ alike again. It lends while what it has left fits before its deadline by the who
 than that, or it would have been done by its share. So it is paid back before its deadline, also where whatever comes
 meanwhile ends the lending. (Several lenders share what is paid back: then the one that is due first may be urgent.)
 
-What cannot be met any more, even first of all, gives way to its own tenant's others, and to nobody else's.
+A batch that cannot be met any more, even first of all, gives way to others of its own tenant alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jettison.policy.deadlines import SLEEP_MARGIN, WAKE_MARGIN, Demand, Supply,
 
 LEND_MARGIN = SLEEP_MARGIN
 """Times what is predicted, for which there has to be time: more than for wakes, as predictions leave out that what runs
-stays until its last token, or until it has to give its place up. Turns that are lent too soon cost nobody anything."""
+stays until its last token, or until it has to give its place up. Turns lent too soon cost no tenant anything."""
 
 
 class Lending(NamedTuple):
@@ -51,7 +51,7 @@ def in_turn(demands: Sequence[Demand], supply: Supply) -> tuple[list[float], set
     for due_s, at in sorted((each.due_s, i) for i, each in enumerate(demands) if each.due_s is not None):
         each = demands[at]
         own_s = free_of.get(each.tenant, 0.0) + own_of[each.tenant] + each.work_s
-        free_s = sum(work_s if who == each.tenant else min(work_s, own_s) for who, work_s in free_of.items())
+        free_s = sum(work_s if tenant == each.tenant else min(work_s, own_s) for tenant, work_s in free_of.items())
         work_s = total_s + each.work_s + free_s
         found[at] = end_of(each, work_s, supply)
         if due_s <= 0.0 or (found[at] > due_s and end_of(each, work_s, supply, 1.0 / WAKE_MARGIN) > due_s):

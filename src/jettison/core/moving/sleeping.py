@@ -350,7 +350,7 @@ class Sleepers:
 
     def advance(self, now_ns: int) -> list[Action]:
         """Try again what was refused."""
-        if not self._emptying or now_ns < self._retry_ns:
+        if now_ns < self._retry_ns:
             return []
         refused = [worker_id for worker_id, relayout in self._emptying.items() if relayout.is_over]
         return [action for worker_id in refused for action in self._empty(worker_id)]

@@ -1,6 +1,6 @@
 """Reserved addresses, and what the driver has mapped there: the book that survives calls that fail.
 
-Knows handles and positions, not who owns what (``device.cuda.pages``).
+Knows handles and positions; which span owns a page is ``device.cuda.pages``'.
 """
 
 from __future__ import annotations
