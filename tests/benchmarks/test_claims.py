@@ -6,11 +6,9 @@ import json
 import re
 from pathlib import Path
 
-import claims
-import evidence
-import figures
 import pytest
 
+from benchmarks import claims, evidence, figures
 from jettison.report.results import read_results
 
 

@@ -1,7 +1,7 @@
 """kill -9 and SIGSTOP of real worker processes at named places: no token lost, repeated or wrong; nothing leaks.
 
 ``JETTISON_FAULT_SCHEDULES=200`` looks further than the default, ``JETTISON_LONG=1`` at every place of sleep;
-``benchmarks/faults.py`` prints what it saw.
+``python -m benchmarks moves deaths`` prints what it saw.
 """
 
 from __future__ import annotations
