@@ -277,9 +277,10 @@ def main() -> None:
             page.write_text(anew, encoding="utf-8")
     claimed = {name for claim in CLAIMS for name in claim.files}
     table = Table("file", "in README", "commit", "of", "commits since", "figures are")
-    for path in sorted(RESULTS.glob("*.json")):
-        kept = load(path.name)["evidence"]
-        table.add_row(path.name, "yes" if path.name in claimed else "", str(kept["commit"]), kept["date"],
+    for path in sorted(RESULTS.rglob("*.json")):
+        name = path.relative_to(RESULTS).as_posix()
+        kept = load(name)["evidence"]
+        table.add_row(name, "yes" if name in claimed else "", str(kept["commit"]), kept["date"],
                       age(kept["commit"]), standing(kept))  # fmt: skip
     Console(width=140).print(table)
 

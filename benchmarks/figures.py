@@ -250,7 +250,6 @@ def _deaths(document: Document) -> str:
                  [[*(document[key] for key in keys), len(document["problems"])]])  # fmt: skip
 
 
-@block("verify")
 @block("verify_full")
 @block("verify_alone_bfloat16")
 def _verify(document: Document) -> str:
