@@ -15,16 +15,21 @@ import collections
 import json
 import logging
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.shared import SERVING, Row, keep, parse, print_block
+from benchmarks.shared import REPOSITORY, SERVING, Row, keep, parse, print_block
 from jettison.device.model.create import create_model
 from jettison.live.verify.fault_rounds import FaultRounds, RoundReport
-from jettison.live.verify.fault_schedules import MOVES, PLACES, Schedule
+from jettison.live.verify.fault_schedules import MOVES, PLACES
 from jettison.live.worker.failpoints import OFFLINE_NAMES
+
+sys.path.insert(0, str(REPOSITORY / "tests" / "live" / "verify"))
+
+from drawn_schedules import drawn_schedule
 
 
 async def run(
@@ -38,7 +43,7 @@ async def run(
             before = time.monotonic()
             if before - started > max_s:
                 break
-            report = await rounds.run(Schedule.draw(seed, instances, names))
+            report = await rounds.run(drawn_schedule(seed, instances, names))
             note(as_row(report, instances))
             print(f"{report.schedule} {time.monotonic() - before:.1f} s: {report.problems or 'ok'}", flush=True)
             if report.problems:

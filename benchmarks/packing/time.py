@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 
-from benchmarks.shared import Row, keep, milliseconds, parse, print_rows
+from benchmarks.shared import REPOSITORY, Row, keep, milliseconds, parse, print_rows
 from jettison.policy.packing.bounds import first_fit_decreasing, l2_bound, optimum
 from jettison.policy.packing.mell import Packing
 from jettison.policy.packing.named import PACKERS
-from jettison.policy.packing.properties import ALLOWED, count_exceptions
 from jettison.policy.packing.types import Arrive, Depart, Operation, Packer, PackingParams, Resize
+
+sys.path.insert(0, str(REPOSITORY / "tests" / "policy" / "packing"))
+
+from packing_properties import ALLOWED, count_exceptions
 
 CAPACITY = 12_000
 """Blocks: 100 requests of 107 on average fill 90 %."""

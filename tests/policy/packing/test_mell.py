@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packing_properties import ALLOWED, count_exceptions, num_owed
 from packing_util import CAPACITY, MIXES, in_batches, placement, random_operations, sizes_of
 
 from jettison.policy.packing.bounds import l2_bound, optimum
 from jettison.policy.packing.mell import Packing
-from jettison.policy.packing.properties import ALLOWED, count_exceptions, num_owed
 from jettison.policy.packing.types import (
     Arrive,
     Depart,

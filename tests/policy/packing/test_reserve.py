@@ -6,11 +6,11 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from packing_properties import num_owed
 from packing_util import CAPACITY, random_operations
 
 from jettison.policy.packing.lost import Compared
 from jettison.policy.packing.mell import Packing
-from jettison.policy.packing.properties import num_owed
 from jettison.policy.packing.reserve import Growing, ReserveParams, plan_resizes, reserved_blocks
 from jettison.policy.packing.types import Arrive, Depart, Grip, PackingParams, Resize
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+from packing_properties import count_exceptions
 from packing_util import MIXES, placement, random_operations
 
 from jettison.policy.packing.bounds import l2_bound
 from jettison.policy.packing.mell import Packing
-from jettison.policy.packing.printed import Printed
-from jettison.policy.packing.properties import count_exceptions
 from jettison.policy.packing.types import Arrive, PackingParams
+from papers.printed import Printed
 
 PARAMS = PackingParams(capacity=2400)
 
