@@ -42,8 +42,9 @@ from jettison.report.failures import exit_if_unanswered
 from jettison.report.results import RunResult, read_results, write_results
 from jettison.report.summary import print_fairness
 from jettison.simulate.calibrate import calibrate, foresee
-from jettison.workload.bench import LoadOptions, fairness_of_run, load_workload
+from jettison.workload.bench import fairness_of_run, load_workload
 from jettison.workload.client import ReplayOptions, replay_sync
+from jettison.workload.options import LoadOptions
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.shaping import limit
 from jettison.workload.traces import TraceRow, Workload
