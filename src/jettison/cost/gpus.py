@@ -1,8 +1,8 @@
 """Graphics processors and links as data: peak rates from data sheets, and the part of each peak that kernels reach.
 
 Peaks are the vendors'. The parts reached (``Efficiency``) are fitted by ``benchmarks/calibrate_presets.py`` to
-published measurements, or named as assumptions, in docs/presets.md; none is fitted to a figure that a reproduction is
-compared with. Arithmetic over them is in ``cost.roofline``; models are in ``cost.models``.
+published measurements, or named as assumptions, in docs/cost-model.md; none is fitted to a figure that a reproduction
+is compared with. Arithmetic over them is in ``cost.roofline``; models are in ``cost.models``.
 """
 
 from __future__ import annotations

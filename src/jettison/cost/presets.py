@@ -2,7 +2,7 @@
 
 An ``InstancePreset`` is a model on its processors; a ``ClusterPreset`` several of them with what connects them. Both
 are plain values: change one with ``dataclasses.replace``. A measured ``HardwareProfile`` takes the place of the
-computed one (``ClusterPreset.measured``). What is calibrated and what is assumed: docs/presets.md.
+computed one (``ClusterPreset.measured``). What is calibrated and what is assumed: docs/cost-model.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A ``RooflineCostModel`` is a ``CostModel`` whose coefficients are computed instead of fitted, with three things that
 large processors and models need: a rounded knee between compute and memory, weights of experts that are read only if a
 batch touches them, and per-token work beside the products (all-reduce, norms). Pure arithmetic; data in ``cost.gpus``
-and ``cost.models``; where the efficiencies come from is docs/presets.md.
+and ``cost.models``; where the efficiencies come from is docs/cost-model.md.
 """
 
 from __future__ import annotations
