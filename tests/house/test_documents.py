@@ -102,8 +102,8 @@ def _lost_names(root: Path, line: str) -> Iterator[str]:
     for file, folder in FILE.findall(line):
         name = file or folder
         first = name.split("/")[0]
-        known = (root / first).is_dir() or (root / "src" / "jettison" / first).is_dir()
-        if known and not name.endswith(".html") and not any((base / name).exists() for base in (root, root / "src" / "jettison")):
+        bases = [base for base in (root, root / "src" / "jettison") if (base / first).is_dir()]
+        if bases and not name.endswith(".html") and not any((base / name).exists() for base in bases):
             yield name
     for name in MODULE.findall(line):
         if not _is_in_source(root / "src" / "jettison", name.split(".")):
