@@ -26,6 +26,10 @@ COMING = "<!-- check -->"
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*\w)/?`|`((?:[\w.-]+/)+)`")
+SCRIPT = re.compile(r"\b((?:benchmarks|tests|examples|papers)/[\w/.-]*\w\.(?:py|json|yaml|md|csv))\b")
+"""Also inside of commands and of code."""
+WRITTEN = "papers/pages/"
+"""By a command that the documents speak of."""
 MODULE = re.compile(rf"`((?:{'|'.join(ROOMS)})(?:\.\w+)+)`")
 SPOKEN_OF_IN_SOURCE = re.compile(r"docs/([\w-]+\.md)")
 
@@ -121,6 +125,18 @@ def _is_in_source(folder: Path, parts: list[str]) -> bool:
     if not module.is_file():
         module, word = folder / "__init__.py", head
     return module.is_file() and re.search(rf"\b{word}\b", module.read_text(encoding="utf-8")) is not None
+
+
+def test_every_script_that_a_command_names_is_there(root: Path) -> None:
+    lost = [
+        f"{page.name}:{number}: {name}"
+        for page in [*_documents(root), root / "CHANGELOG.md", root / "papers" / "setup.md"]
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+        if COMING not in line
+        for name in SCRIPT.findall(line)
+        if not name.startswith(WRITTEN) and not (root / name).exists()
+    ]
+    assert not lost, "\n".join(lost)
 
 
 def test_every_page_that_the_source_speaks_of_is_there(root: Path) -> None:
