@@ -65,6 +65,11 @@ def test_pages_and_words_are_few(root: Path) -> None:
     assert len((root / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= MOST_CHANGES
 
 
+def test_a_page_says_first_what_a_reader_can_do_with_it(root: Path) -> None:
+    first = {page.name: page.read_text(encoding="utf-8").split("\n\n")[1] for page in _pages(root)}
+    assert not [name for name, paragraph in first.items() if not re.search(r"\byou\b", paragraph)]
+
+
 def test_lines_of_the_architecture_fit(root: Path) -> None:
     lines = (root / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()
     long = [number for number, line in enumerate(lines, 1) if len(line) > MOST_COLUMNS and not line.startswith("|")]
