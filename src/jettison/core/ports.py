@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
@@ -195,6 +196,10 @@ class StepRow(NamedTuple):
     """The chunk ends at the request's last known token, and it wants another: a new one is drawn."""
     remote: tuple[RemotePart, ...] = ()
     """What of its KV the stages attend to elsewhere, as it was when the step was planned."""
+
+
+step_row = partial(tuple.__new__, StepRow)
+"""Makes a ``StepRow`` of one tuple of all its fields, in half the time: every row of every step is one."""
 
 
 class RunStep(NamedTuple):

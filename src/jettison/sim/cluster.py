@@ -328,7 +328,8 @@ class SimulatedCluster:
         self.bubbles.issued(step)
         if self._observer is not None:
             self._observer.step_issued(step)
-        load = StepLoad.of(step.rows)
+        work = self.core.groups[step.group_id].in_flight[step.step_id].work
+        load = StepLoad.of(work, [row.samples for row in step.rows].count(True))
         if load.num_samples == load.num_tokens and len(step.stages) == 1 and self._compress:
             run, lone = StepRun(step, load, {}, {}), self._workers[step.stages[0].worker_id]
             repeats = bool(self.breaking.copies_after_ns(lone.worker_id))

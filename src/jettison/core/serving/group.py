@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jettison.core.changes import Changes
-from jettison.core.ports import RunStep, StepCompleted, StepRow
+from jettison.core.ports import RunStep, StepCompleted, StepRow, step_row
 from jettison.core.requests import Hold, RequestState
 from jettison.core.residence import NOWHERE, arenas_of, hosted_only
 from jettison.core.serving.blocks import GroupBlocks
@@ -79,6 +79,11 @@ class RowEnd(NamedTuple):
     """Its last token; None where it asked for none."""
     finish_reason: FinishReason
     stop_token_id: int | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """It got a token before it ended."""
+        return self.token is not None and self.finish_reason is not FinishReason.ERROR
 
 
 @dataclass(slots=True)
@@ -269,8 +274,9 @@ class Group:
         for request_id in plan.preemptions:
             self.preempt(queues.running[request_id])
         rows: list[StepRow] = []
+        running = queues.running
         for request_id, num_tokens, num_new_blocks in plan.chunks:
-            state = queues.running[request_id]
+            state = running[request_id]
             if num_new_blocks:
                 self.blocks.grow(state, num_new_blocks)
                 self.counters.num_grown_blocks += num_new_blocks
@@ -336,7 +342,7 @@ class Group:
         context = state.num_computed + state.num_pending
         state.num_pending += num_tokens
         samples = context + num_tokens == state.num_tokens and state.wants_output
-        return StepRow(state, context, num_tokens, samples, state.remote)
+        return step_row((state, context, num_tokens, samples, state.remote))
 
     def arm(self, step_id: int, safepoint_layers: int) -> RunStep:
         """A step that was just planned, with safepoints."""
@@ -365,7 +371,7 @@ class Group:
         going_on, tokens_of = outcome.going_on, outcome.tokens
         tokens = iter(done.tokens)
         block_size, seals = self.limits.block_size, self.blocks.seals
-        fresh = self.counters.fresh
+        fresh, num_offline = self.counters.fresh, 0
         if flight.guests:
             end_chunks(flight.guests, self.blocks, are_computed=True)
         for index, row in enumerate(flight.own_rows, len(flight.guests)):
@@ -395,11 +401,9 @@ class Group:
                 continue
             if queues.suspects and state.on_trial and state.suspicion.note_token_alone():
                 queues.note_trusted(state)
-            state.add_token(token_id)
-            if state.is_offline:
-                fresh.offline_output += 1
-            else:
-                fresh.online_output += 1
+            state.output.append(token_id)  # ``add_token``, for every row of every step
+            state.num_tokens += 1
+            num_offline += state.is_offline
             if state.first_token_ns is None:
                 state.first_token_ns = now_ns
                 outcome.with_first.append(state)
@@ -408,13 +412,16 @@ class Group:
                 tokens_of.append(token)
             else:
                 outcome.ended.append(end)
+        num_tokens = len(going_on) + sum(end.is_fresh for end in outcome.ended)
+        fresh.offline_output += num_offline
+        fresh.online_output += num_tokens - num_offline
         if queues.prefilling:
             queues.note_tokens([*going_on, *(end.state for end in outcome.ended)])
         if queues.are_charged:
             for state in going_on:
                 queues.charge(state, 0, 1)
             for end in outcome.ended:
-                if end.token is not None and end.finish_reason is not FinishReason.ERROR:
+                if end.is_fresh:
                     queues.charge(end.state, 0, 1)
         outcome.is_plain = outcome.is_plain and not outcome.ended
         return outcome
@@ -428,15 +435,17 @@ class Group:
         """
         ((step_id, flight),) = self.in_flight.items()
         rows, size = flight.step.rows, self.limits.block_size
+        tables = self.blocks.ledgers[0].tables
         growth: list[tuple[int, int]] = []
-        for index, row in enumerate(rows):
-            room = self.blocks.ledgers[0].num_blocks_of(row.state.request_id) * size - row.context_len - 1
-            growth += ((number, index) for number in range(room + 1, num_steps + 1, size))
+        for index, (state, context_len, *_) in enumerate(rows):
+            room = len(tables[state.request_id].ids) * size - context_len - 1
+            if room < num_steps:
+                growth += [(number, index) for number in range(room + 1, num_steps + 1, size)]
         growth.sort()
         for _, index in growth:
             self.blocks.grow(rows[index].state, 1)
         self.counters.num_grown_blocks += len(growth)
-        num_offline = sum(row.state.is_offline for row in rows)
+        num_offline = len([True for row in rows if row.state.is_offline]) if self.queues.has_offline else 0
         self.counters.fresh.offline_output += num_steps * num_offline
         self.counters.fresh.online_output += num_steps * (len(rows) - num_offline)
         repeated: list[StepRow] = []
@@ -446,7 +455,7 @@ class Group:
             state.add_tokens(token_id, num_steps)
             if is_charged:
                 self.queues.charge(state, 0, num_steps)
-            repeated.append(StepRow(state, context_len + num_steps, 1, True))
+            repeated.append(step_row((state, context_len + num_steps, 1, True, ())))
         self.queues.version += 2 * num_steps
         self.counters.num_steps += num_steps
         step = flight.step._replace(rows=tuple(repeated))
