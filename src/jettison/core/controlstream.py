@@ -12,15 +12,15 @@ Rule 2. A command (a layout, a transfer, a copy, a load, a report, a fence) begi
         two entries, and as many as there is time for while no entry may start. Layouts and further loads wait until it
         is over; nothing else does, so a step waits for one piece at most.
 Rule 3. No step received after an ApplyLayout runs before it. Steps do not wait for anything else.
-Rule 6. A step ends once, as done, failed or abandoned, and its last stage tells. A stage that fails, refuses a step, or
-        has lost the stage before it, hands a ``Failure`` on in place of hidden states, so that each later stage ends
-        its part, too.
+Rule 6. A step ends once, as done, failed or abandoned, and its last stage reports the end. A stage that fails, refuses
+        a step, or has lost the stage before it, hands a ``Failure`` on in place of hidden states, so that each later
+        stage ends its part, too.
         A step of an older epoch than its group has reached is refused. It waits for its input all the same, which
         otherwise no step would take.
         A first stage whose step may be given up looks at a flag before every few layers. Where the flag names the step,
         the stage stops there and hands that verdict on as it would a failure; later stages never look for themselves.
-        A step whose input can no longer come is orphaned: it waits no more, and fails when its turn comes. Input, or a
-        failure in its place, that was complete before the loss is used; what comes of it later is not.
+        A step is orphaned when its input can no longer come: it waits no more, and fails when its turn comes. Input, or
+        a failure in its place, that was complete before the loss is used; input that comes later is not.
 Rule 7. A fence takes effect at once: nothing that the lost worker sent is used any more, and steps received before that
         wait for its output are orphaned. (Steps that wait for its next life are received after the fence.)
         The answer comes in order, as a command's: when every step received before has been run here.
@@ -28,7 +28,7 @@ Rule 9. A copy beside steps (``ports.SendKV.beside_steps``) begins when every la
         applied; one that writes blocks also when every step received before it has been run, for they may have been
         such a step's. It waits for no other command, and nothing waits for it. From then on it copies while steps run,
         in pieces, one copy after the other; only sealed blocks are read, and blocks that are written belong to no step
-        before the end is told. A layout stops the copying between two pieces, and then changes what is mapped. After
+        before the end is reported. A layout stops the copying between two pieces, and then changes the mapping. After
         it the copies whose layers or blocks are not there any more end incomplete; the others go on where they were,
         in the blocks' new places. A cancellation ends a copy at its next piece, a fence does not touch it, the end of
         the worker waits for one piece. What has begun, or was cancelled before it could, ends with one TransferEnded.
@@ -174,7 +174,7 @@ class ControlStream(Generic[Step, Command]):
         """Entries that have not begun, and the load under way."""
         return len(self._entries)
 
-    # --- receiving -------------------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------------------------
 
     def admit(
         self, step: Step, previous: WorkerId | None, refusal: Failure | None, *, is_linked: bool, arrives_ns: int = 0
@@ -199,7 +199,7 @@ class ControlStream(Generic[Step, Command]):
         """Take a command into the stream; ``transfer_id``: of a command that may be withdrawn."""
         self._entries.append(CommandEntry(command, kind, transfer_id, arrives_ns))
 
-    # --- the next entry --------------------------------------------------------------------------------------
+    # --- the next entry ---------------------------------------------------------------------------------------
 
     def is_ready(self, entry: StepEntry[Step]) -> bool:
         """Whether a step waits for no input: the input is here, or none is needed, or it can no longer come."""

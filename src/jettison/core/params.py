@@ -30,7 +30,7 @@ class FaultParams:
     max_outage_s: float = 60.0
     """How long requests wait while no worker can take them; then they end with an error."""
     max_deaths_per_request: int = 3
-    """A request in whose steps this many workers have died ends with an error: it may be what kills them."""
+    """A request ends with an error after this many workers have died during its steps: it may be what kills them."""
 
 
 @dataclass(frozen=True, slots=True)

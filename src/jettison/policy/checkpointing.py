@@ -70,7 +70,7 @@ class Checkpointing:
         ``budget_blocks``: what the link and the objectives allow; ``is_too_slow``: whether the link takes longer for so
         many blocks than computing them again does. Both are asked only where there is something to copy.
         """
-        # Only a loss of free blocks is consumption: what ending requests give back does not slow the copying down.
+        # Only a net loss of free blocks counts: a step after which more are free counts as 0.
         before, self._num_free = self._num_free, num_free_blocks
         if before is not None:
             self._consumed_blocks += LEARNING * (max(0, before - num_free_blocks) - self._consumed_blocks)

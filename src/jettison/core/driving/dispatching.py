@@ -55,7 +55,7 @@ class Dispatcher:
             cluster.groups[packed].queues.enqueue(state)
             return True
         order = self._order_of(counts_offline=state.is_offline or not cluster.params.offline.slo_aware)
-        # The packing has no say here: the ladder names no group where requests are not packed, or under pressure.
+        # No rung has named a group (``pack`` does where there is no pressure): the order of dispatch decides.
         chosen = order.choose(-(-state.num_tokens // cluster.limits.block_size))
         if chosen is None:
             cluster.unplaced[state.request_id] = state

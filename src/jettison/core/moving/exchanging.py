@@ -41,8 +41,8 @@ from jettison.memory.stages import StagePlan
 from jettison.types import NANOSECONDS, LayerRange, TransferId, WorkerId
 
 COUNTS_PER_EXCHANGE = 16
-"""Blocks still to be sent are counted again once for so many parts of the transfers under way that have ended: counting
-reads all transfers, and pages are given back by the quarter."""
+"""Blocks still to be sent are counted again when 1 / ``COUNTS_PER_EXCHANGE`` of the transfers under way have ended:
+counting reads all transfers, and pages are given back by the quarter."""
 
 WAITED_FOR_ATTEMPTS = 8
 """Stalled requests wait for up to so many failed attempts in a row to give pages back, then no longer."""
@@ -60,7 +60,7 @@ class Exchange:
         self.num_moved_bytes = 0
         self._relayouts: list[Relayout] = []
         self._landing: list[tuple[RequestState, tuple[KVTransferPlan, ...]]] = []
-        """Stalled requests whose transfers have not started, in service order."""
+        """Stalled requests with transfers that have not started, in service order."""
         self._transfers: dict[TransferId, SendKV] = {}
         self._links: set[Link] = set()
         """Links that have carried something."""
@@ -80,7 +80,7 @@ class Exchange:
 
     @property
     def num_stalled(self) -> int:
-        """Requests whose transfers have not started."""
+        """How many stalled requests have transfers that have not started."""
         return len(self._landing)
 
     @property

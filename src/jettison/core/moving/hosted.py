@@ -109,7 +109,7 @@ class Hosted:
         return [self._cluster.groups[g] for g in sorted(ids)]
 
     def worker_ids(self) -> tuple[WorkerId, ...]:
-        """Workers of those groups."""
+        """Workers of the groups of swapped-out requests."""
         return tuple(sorted({w for group in self.groups() for w in group.worker_ids}))
 
     def num_free_slots(self, worker_ids: Iterable[WorkerId]) -> int:
@@ -319,7 +319,7 @@ class Hosted:
         state.residences = changed(state.residences, entry.pools, None) or NOWHERE
         self._cluster.touch(state)
 
-    # --- effects of other moves ---------------------------------------------------------------------------------------
+    # --- effects of other moves -------------------------------------------------------------------------------
 
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: forget it. With a piece under way it is forgotten when that has ended."""

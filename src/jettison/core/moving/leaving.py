@@ -1,8 +1,8 @@
 """One worker on its way to sleep: its requests go elsewhere or end there, and none is cut off.
 
     LEAVING     its group takes nothing new. Queued requests are dispatched again; running online ones migrate, the
-                largest first, to where they fit, as many at once as their links and destinations take; what is in
-                prefill gets to its first token before. Offline ones are checkpointed as far as they were computed at
+                largest first, to where they fit, as many at once as their links and destinations take; those in
+                prefill get to their first token before. Offline ones are checkpointed as far as they were computed at
                 the order to sleep, for ``KEEP_S`` at most and while no online request waits anywhere, and give their
                 blocks up (KV in host pools goes along). Requests that no other group can take are served here.
                 At level 1 the worker writes shards that the machine's host copy lacks.

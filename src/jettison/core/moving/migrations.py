@@ -174,7 +174,7 @@ class Migrations:
         left = [m for m in self.under_way if isinstance(m, TokenRelocation) and m.has_left]
         return [action for migration in left for action in migration.cancel()]
 
-    # --- effects of other moves ---------------------------------------------------------------------------------------
+    # --- effects of other moves -------------------------------------------------------------------------------
 
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending."""

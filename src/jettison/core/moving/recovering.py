@@ -67,7 +67,7 @@ class AbandonableMove(Owner, Protocol):
 
     @property
     def worker_ids(self) -> tuple[WorkerId, ...]:
-        """Members."""
+        """Its members."""
 
     @property
     def broken_groups(self) -> Sequence[Group]:

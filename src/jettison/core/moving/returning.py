@@ -16,7 +16,7 @@ from jettison.core.state import ClusterState
 from jettison.types import GroupId, RequestId
 
 MAX_RETURNING = 4
-"""Requests whose KV travels at the same time: short stops for few rather than long ones for all."""
+"""Most requests with KV on its way at the same time: short stops for few rather than long ones for all."""
 
 
 class Returning:
