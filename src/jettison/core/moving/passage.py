@@ -133,8 +133,7 @@ class Passage(ABC):
         owner."""
         return self.state.transfers
 
-    # --- common to both kinds
-    # ------------------------------------------------------------------------------------------
+    # --- common to both kinds ---------------------------------------------------------------------------------
 
     def _stand_still(self, now_ns: int) -> None:
         self.phase = RelocationPhase.FINAL

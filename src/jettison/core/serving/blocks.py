@@ -50,7 +50,7 @@ class GroupBlocks:
         self._only_ledger = self.ledgers[0] if len(worker_ids) == 1 else None
         self._seals = limits.enable_prefix_caching
 
-    # --- settings of other modules ----------------------------------------------------------------------------------
+    # --- settings of other modules ----------------------------------------------------------------------------
 
     @property
     def seals(self) -> bool:

@@ -151,7 +151,7 @@ class Group:
         """Note that the group has changed: its next step has to be planned again."""
         self._changes.touch(self.group_id)
 
-    # --- read and set by other modules -------------------------------------------------------------------------
+    # --- read and set by other modules ------------------------------------------------------------------------
 
     @property
     def version(self) -> int:

@@ -86,7 +86,7 @@ class Queues:
         self._touched.add(self._group_id)
         self._freer.add(self._group_id)
 
-    # --- read by other modules ---------------------------------------------------------------------------------
+    # --- read by other modules --------------------------------------------------------------------------------
 
     @property
     def has_waiting(self) -> bool:
