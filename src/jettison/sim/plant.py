@@ -1,4 +1,4 @@
-"""What a modelled worker needs of the cluster around it."""
+"""The plant: the interface of the cluster that a modelled worker uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Plant(Protocol):
-    """What a worker needs of the cluster around it."""
+    """The cluster, as a modelled worker uses it."""
 
     loop: EventLoop
     executor: Executor
@@ -28,7 +28,7 @@ class Plant(Protocol):
 
     @property
     def is_watched(self) -> bool:
-        """Stages of groups of one are to be told of, too."""
+        """Stages of groups of one stage are to be reported, too."""
         ...
 
     @property
@@ -37,7 +37,7 @@ class Plant(Protocol):
         ...
 
     def slowdown(self) -> float:
-        """How many times as long a step takes that begins now as it does alone."""
+        """The time of a step that begins now over its time alone."""
         ...
 
     def report(self, worker: SimWorker, event: ports.Event, at_ns: int) -> Scheduled:
@@ -49,17 +49,17 @@ class Plant(Protocol):
         ...
 
     def shared_copy(self, worker_id: WorkerId) -> set[ShardId]:
-        """Shards that the worker's machine keeps in host memory for those that sleep."""
+        """Shards that the worker's machine keeps in host memory for sleepers."""
         ...
 
     def is_linked(self, a: WorkerId, b: WorkerId) -> bool:
-        """Both live, and nothing has cut them from each other."""
+        """Both workers live, and the link between them is not cut."""
         ...
 
     def note_stage(self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int) -> None:
-        """A stage computes its part from the one time to the other."""
+        """A stage computes its part from ``started_ns`` to ``ended_ns``."""
         ...
 
     def note_activation(self, delay_ns: int) -> None:
-        """An activation was so long on its way."""
+        """An activation was on its way for ``delay_ns``."""
         ...
