@@ -394,11 +394,12 @@ class SimulatedCluster:
 
     # --- for workers (sim.plant.Plant) -----------------------------------------------------------------------
 
-    def report(self, worker: SimWorker, event: ports.Event, at_ns: int) -> Scheduled:
+    def report(self, worker_id: WorkerId, event: ports.Event, at_ns: int) -> Scheduled:
         """Send an event to the controller; the events of one worker arrive in order."""
+        worker = self._workers[worker_id]
         at_ns = max(at_ns + self.setup.hops.report_ns + worker.extra_hop_ns, worker.last_report_ns)
         worker.last_report_ns = at_ns
-        life, worker_id = worker.life, worker.worker_id
+        life = worker.life
         copies_after_ns = self.breaking.copies_after_ns(worker_id)
         if not copies_after_ns:
             return self.loop.at(at_ns, lambda: self._receive(worker_id, life, event))
