@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "policy" / "packing"))
+
 from packing_properties import count_exceptions
 from packing_util import MIXES, placement, random_operations
 

@@ -1,4 +1,4 @@
-"""What a step takes: the executor port of the simulator, and the one that asks the cost model.
+"""The time of a step: the executor port of the simulator, and the executor that asks the cost model.
 
 Times follow from totals of a microbatch, which are whole numbers. So a caller that adds the rows up in another order,
 or a step at a time, gets the same nanoseconds.
@@ -34,13 +34,13 @@ class StepLoad(NamedTuple):
         return cls(work.num_tokens, work.num_pairs, work.num_kv_tokens + work.num_tokens, num_samples)
 
     def after(self, num_steps: int) -> StepLoad:
-        """The same rows, one token each, so many steps later."""
+        """The same rows, one token each, ``num_steps`` steps later."""
         grown = num_steps * self.num_tokens
         return StepLoad(self.num_tokens, self.num_pairs + grown, self.num_kv_tokens + grown, self.num_samples)
 
 
 class StageShape(NamedTuple):
-    """Which part of the model a stage runs."""
+    """The part of the model that a stage runs."""
 
     num_layers: int
     is_first: bool
@@ -48,12 +48,12 @@ class StageShape(NamedTuple):
 
     @classmethod
     def of(cls, layers: LayerRange, num_layers: int) -> StageShape:
-        """A stage of a model with so many layers."""
+        """A stage of ``layers``, in a model of ``num_layers``."""
         return cls(len(layers), layers.lo == 0, layers.hi == num_layers)
 
 
 class Executor(Protocol):
-    """Predicts; holds nothing that a prediction changes."""
+    """Predicts times; a prediction changes no state."""
 
     def stage_ns(self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape) -> int:
         """Whole nanoseconds of one stage for one microbatch, the worker's ``number``-th step."""
@@ -66,20 +66,21 @@ class Executor(Protocol):
         ...
 
     def attention_ns(self, num_kv_tokens: int, num_rows: int) -> int:
-        """One layer's attention of so many decodes over so many tokens in all, at a peer."""
+        """Whole nanoseconds of one layer's attention at a peer: ``num_rows`` decodes over ``num_kv_tokens`` tokens in
+        all."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelledExecutor:
-    """Steps as the cost model has them, with an overhead of the host, and noise where it is wanted.
+    """Step times by the cost model, with an overhead of the host, and optional noise.
 
     Tensor parallelism is in the model's coefficients: a worker stands for all devices of an instance.
     """
 
     cost: CostModel
     overhead_s: float = 0.0
-    """Of each step on each stage: what the host does before and after the device works."""
+    """Seconds that the host works before and after the device, for each step on each stage."""
     noise: float = 0.0
     """Standard deviation of the logarithm of a step's time over its prediction."""
     seed: int = 0

@@ -73,7 +73,7 @@ def _source(options: LoadOptions) -> Workload:
 
 
 def _cut(load: Workload, options: LoadOptions) -> Workload:
-    """Slice and thin."""
+    """The load sliced and thinned."""
     slice_s, slice_index = options.slice_s, options.slice_index
     if (slice_s is None) != (slice_index is None):
         raise ConfigError("a slice needs both its length and its index")
@@ -90,10 +90,11 @@ def _cut(load: Workload, options: LoadOptions) -> Workload:
 
 
 def run_bench(url: str, options: BenchOptions, console: Console | None = None) -> RunResult:
-    """Replay one load against ``url``, print the table, write what was asked for, return the run.
+    """Replay one load against ``url``, print the table, write the requested files, return the run.
 
-    A request that fails raises nothing: it is counted, and said first (``report.failures.check_answered`` refuses a run
-    with such). Raises UserError (ConfigError, TraceError) before anything is sent.
+    A request that fails raises nothing: it is counted, and the printed summary begins with the failures
+    (``report.failures.check_answered`` refuses a run with too many). Raises UserError (ConfigError, TraceError) before
+    anything is sent.
     """
     load = load_workload(options)
     # What could fail after the run fails before it: a finished run must not be lost.
@@ -110,7 +111,7 @@ def run_bench(url: str, options: BenchOptions, console: Console | None = None) -
         run, load, parameter_share=conditions.parameter_share, kv_capacity_tokens=conditions.kv_capacity_tokens,
         merged_capacity_tokens=conditions.merged_capacity_tokens,
     ).as_dict()
-    # Files first: who reads what is printed may have left.
+    # Files first: the reader of the printed output may have closed the pipe.
     if options.json_out is not None:
         write_results(options.json_out, [run])
     if options.html_out is not None:
@@ -177,7 +178,7 @@ def _replay_with_progress(url: str, load: Workload, options: ReplayOptions, cons
         task = progress.add_task(f"{load.name}: requests ended", total=len(load.rows))
 
         def note(ended: int, total: int) -> None:
-            if ended == 1 and not quiet:  # not before: a server that is not there is one line on stderr
+            if ended == 1 and not quiet:  # not before: a missing server is one line on stderr
                 note_phase(f"{load.name}: replaying {total} requests, {load.duration_s:.0f} s", console)
             progress.update(task, completed=ended)
 
@@ -195,7 +196,7 @@ def fairness_of_run(
 ) -> FairnessHeader:
     """The fairness header with demand as this run measured it (queue included).
 
-    Compare runs under one header: the baseline's demand contains the queue that its own shortage made.
+    Compare runs under one header, because a baseline's measured demand contains the queue that its own shortage made.
     """
     records = [_record(row) for row in run.requests_detail or []]
     mean_tokens, peak_tokens = measured_demand(records, load.duration_s)

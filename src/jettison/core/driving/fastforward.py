@@ -1,19 +1,18 @@
-"""Fast-forward: decode steps of a group between which nothing is decided, told of together.
+"""Fast-forward: decode steps of a group between which nothing is decided are reported together.
 
 For simulation. Most of a request's life is decode steps in which every running request of its group gets one token, and
-nothing else happens. A driver in virtual time need not tell of them one by one: ``most_steps`` says how many
-steps, from the one in flight on, the group would plan again with the same rows, whatever the executor takes for them;
-``advance`` commits so many of them at once. The books are afterwards what they would be had every step been told of.
+nothing else happens. A driver in virtual time need not report them one by one: ``most_steps`` says how many steps, from
+the one in flight on, the group would plan again with the same rows, whatever time the executor takes; ``advance``
+commits so many of them at once. Afterwards the books are as if every step had been reported.
 
-It is possible only while the cluster is quiet: no move, no recovery, no pipeline and no queue that memory blocks,
-for those look at the clock or at other groups after each step. Before the core reads the books of a group in a quiet
-cluster (to dispatch, to rebalance, on a tick) it calls what was given to ``attach``, which has to ``advance`` the group
-to now. It has all groups advanced before it asks how long a step takes, which is learned from all of their steps: an
-event in a quiet cluster may be the first to swap. Before any event but arrivals, ticks and steps of other groups the
-driver does so by itself, for all groups.
-``due_ns`` says when a policy looks at all groups after whatever step comes first.
+It is possible only while the cluster is quiet: no move, no recovery, no pipeline and no queue that memory blocks, for
+those look at the clock or at other groups after each step. Before the core reads the books of a group in a quiet
+cluster (to dispatch, to rebalance, on a tick) it calls the function given to ``attach``, which has to ``advance`` the
+group to now. The core has all groups advanced before it asks how long a step takes, which is learned from all of their
+steps: an event in a quiet cluster may be the first to swap. Before any event but arrivals, ticks and steps of other
+groups the driver itself advances all groups. ``due_ns`` says when a policy looks at all groups after the next step.
 
-What one step less told of does not change: ids of steps, which nothing keeps.
+Only the ids of steps may differ from a run in which every step is reported, and nothing keeps these.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from jettison.types import GroupId
 
 
 class FastForward:
-    """What ``ClusterCore`` offers to drivers in virtual time; changes books in ``advance`` alone."""
+    """The interface of ``ClusterCore`` for drivers in virtual time; only ``advance`` changes books."""
 
     def __init__(
         self, state: ClusterState, loads: Loads, moves: Moves, recoveries: Recoveries, migrations: Migrations,
@@ -47,12 +46,13 @@ class FastForward:
         self._ladder = ladder
 
     def attach(self, catch_up: Callable[[GroupId], None], catch_up_all: Callable[[], None]) -> None:
-        """Have these called: with each group whose books are about to be read, and before step times are predicted."""
+        """Register two callbacks: for a group before its books are read, and for all groups before step times are
+        predicted."""
         self._state.catch_up, self._state.catch_up_all = catch_up, catch_up_all
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing goes on that a step of one group could decide about another."""
+        """Nothing is under way by which a step of one group could decide about another."""
         return (
             self._moves.is_idle and self._recoveries.is_idle and self._migrations.is_idle and self._ladder.is_quiet
             and not self._state.unplaced and not self._state.distrusted and not self._state.pipelines
@@ -63,13 +63,14 @@ class FastForward:
 
     @property
     def due_ns(self) -> int | None:
-        """The first step that ends then or later must be told of by itself, with all groups caught up; None: never."""
+        """The first step that ends then or later must be reported by itself, with all groups caught up; None: never."""
         return self._ladder.due_ns
 
     def most_steps(self, group_id: GroupId) -> int:
-        """How many steps may be told of together, the one in flight included; 0 if it has to be told of by itself.
+        """How many steps may be reported together, the one in flight included; 0 if that one has to be reported by
+        itself.
 
-        The one after them is in flight then and is told of as usual: it may end a request, or need a decision.
+        The step after them is in flight then and is reported as usual: it may end a request, or need a decision.
         """
         group = self._state.groups[group_id]
         if not self.is_quiet or self._shares_worker(group) or not _is_steady(group):
@@ -96,10 +97,10 @@ class FastForward:
         return any(len(self._state.groups_of[w]) > 1 for w in group.worker_ids)
 
     def advance(self, group_id: GroupId, ends_ns: Sequence[int], token_id: int) -> RunStep:
-        """The step in flight and those after it have ended at these times; every row got ``token_id`` in each.
+        """The step in flight and the following ones have ended at these times; every row got ``token_id`` in each.
 
-        At most ``most_steps`` of them, as it was at its beginning. Returns the step that is in flight now, issued
-        at the last of the times; it keeps the id of the one that was.
+        At most ``most_steps`` of them, as that was when the first one began. Returns the step that is in flight now,
+        issued at the last of the times; it keeps the id of the previous one.
         """
         group = self._state.groups[group_id]
         (flight,) = group.in_flight.values()
@@ -107,7 +108,7 @@ class FastForward:
         times_ns = [flight.issued_ns, *ends_ns]
         self._loads.note_steps(group, flight.work, times_ns)
         self._state.next_step_id += len(ends_ns)
-        # That it has grown is no reason to ask the group anything: it has a step in flight.
+        # Its growth is no reason to plan the group again: it has a step in flight.
         ledgers = self._state.changes.ledgers
         was_changed = worker_id in ledgers
         fresh = group.counters.fresh
@@ -125,7 +126,8 @@ class FastForward:
 def _is_steady(group: Group) -> bool:
     """The step in flight decodes one token of every running request, and the next plan could do nothing else.
 
-    A step with safepoints is told of by itself: how many the next one has is predicted from all that ended before it.
+    A step with safepoints is reported by itself: how many the next one has is predicted from all steps that ended
+    before.
     """
     queues = group.queues
     if len(group.in_flight) != 1 or queues.has_waiting or queues.moving or queues.suspects or group.stranded:

@@ -15,4 +15,4 @@ PackerMaker = Callable[[PackingParams, Iterable[GroupId] | None], Packer]
 PACKERS: dict[str, PackerMaker] = {
     "mell": Packing, "best-fit": BestFit, "worst-fit": WorstFit, "load-balance": LoadBalance,
 }  # fmt: skip
-"""By name."""
+"""By name: a packer's constructor, from parameters and devices (None: as many as it takes)."""
