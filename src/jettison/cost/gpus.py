@@ -116,11 +116,6 @@ class LinkPreset:
         """Bulk, while the other direction is idle."""
         return self.line_bytes_per_s * self.efficiency
 
-    @property
-    def both_ways_bytes_per_s(self) -> float:
-        """Bulk per direction, while the other one is as busy."""
-        return self.bytes_per_s * self.duplex_efficiency
-
 
 AMPERE = Efficiency(
     gemm=0.721, memory=0.848, knee=1.49, gemm_layer_s=26.2e-6, elementwise=0.552, elementwise_layer_s=16.7e-6,
