@@ -190,13 +190,6 @@ def _upload(document: Document) -> str:
     )
 
 
-@block("odd_sizes")
-def _odd_sizes(document: Document) -> str:
-    keys = ("rate_per_s", "instances", "merged_s", "ttft_p99_s", "tpot_p50_s", "drops", "restores")
-    return table(("requests/s an instance", "instances", "merged, s", "P99 TTFT, s", "P50 TPOT, s", "drops",
-                  "restores"), [[row[key] for key in keys] for row in document["rows"]])  # fmt: skip
-
-
 @block("remap")
 def _remap(document: Document) -> str:
     return table(

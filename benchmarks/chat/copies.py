@@ -78,11 +78,9 @@ def row_of(kind: str, copies: str, pairs: list[BesidePair]) -> Row:
     return {
         "step": kind, "copies": copies, "num_pairs": len(pairs),
         "alone_ms": 1e3 * statistics.median(pair.alone_s for pair in pairs),
-        "beside_ms": 1e3 * statistics.median(pair.beside_s for pair in pairs),
-        "ratio": middle, "ratio_spread": high - low,
-        "step_bytes": statistics.median(pair.num_bytes for pair in pairs),
-        "bytes_per_s": speed.bytes_per_s if speed else 0.0,
-        "byte_s": speed.byte_s if speed else None,
+        "beside_ms": 1e3 * statistics.median(pair.beside_s for pair in pairs), "ratio": middle,
+        "ratio_spread": high - low, "step_bytes": statistics.median(pair.num_bytes for pair in pairs),
+        "bytes_per_s": speed.bytes_per_s if speed else 0.0, "byte_s": speed.byte_s if speed else None,
         "pairs": [pair._asdict() for pair in pairs],
     }  # fmt: skip
 

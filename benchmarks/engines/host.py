@@ -95,9 +95,8 @@ class EngineProcess:
             environ.pop("PYTHONPATH", None)  # another environment: our packages are not its
         settings = json.dumps({**self.spec.settings, "cores": self._cores, "num_threads": len(self._cores)})
         self._process = subprocess.Popen(
-            [self.spec.python, str(HERE / self.spec.script), settings],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-            env={**environ, **dict(self.spec.environ)}, start_new_session=True,
+            [self.spec.python, str(HERE / self.spec.script), settings], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self._log, env={**environ, **dict(self.spec.environ)}, start_new_session=True,
         )  # fmt: skip
         self.facts = self._reply(timeout_s)["facts"]
         own = psutil.Process(self._process.pid)

@@ -55,10 +55,9 @@ SWEEP_HEIGHTS = (3.0, 7.0, 14.0)
 ABLATION: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("recompute", "recompute", {}),
     ("drop", "drop", {"coordination": False, "exchange_piece_bytes": 16 << 20, "lookahead": "off"}),
-    ("+ coordinated exchange", "drop", {"lookahead": "off"}),
-    ("+ lookahead", "drop", {"lookahead": "on"}),
+    ("+ coordinated exchange", "drop", {"lookahead": "off"}), ("+ lookahead", "drop", {"lookahead": "on"}),
     ("+ lookahead, restore off", "drop", {"lookahead": "on", "restore_threshold": 0.0}),
-)
+)  # fmt: skip
 """Name, policy, flags. Uncoordinated: whole requests go at once, and activations wait behind them."""
 
 @dataclass(frozen=True, slots=True)

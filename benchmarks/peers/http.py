@@ -1,7 +1,7 @@
 """What a streamed token costs in the HTTP server, without a model: CPU time, event lag, memory.
 
-    python -m benchmarks http cost                              # 64 streams: cost of a token
-    python -m benchmarks http cost --streams 2000 --interval-ms 500   # many streams: lag and memory
+    python -m benchmarks peers http                              # 64 streams: cost of a token
+    python -m benchmarks peers http --streams 2000 --interval-ms 500   # many streams: lag and memory
 
 A stub engine makes one token for every stream at each step. It runs in the server's process, as the real one does; the
 client is another process that reads raw bytes. The stub alone, with its events taken by a loop that does nothing, is
@@ -170,7 +170,7 @@ async def load(port: int, options: Namespace) -> tuple[int, float, deque[float]]
 
 def measure(options: Namespace) -> Row:
     """One run: a fresh server process, the load, and what it cost."""
-    command = again("http", "cost", "--serve", "--interval-ms", str(options.interval_ms))
+    command = again("peers", "http", "--serve", "--interval-ms", str(options.interval_ms))
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
     try:
         assert child.stdout is not None
@@ -186,16 +186,11 @@ def measure(options: Namespace) -> Row:
     cpu_s = after.user + after.system - before.user - before.system
     stub_us = uvloop.run(stub_alone(options.streams, options.tokens)) if not options.interval_ms else 0.0
     result: Row = {
-        "endpoint": options.endpoint,
-        "streams": options.streams,
-        "tokens_expected": options.streams * options.tokens,
-        "tokens_received": num_tokens,
-        "wall_s": round(wall_s, 3),
-        "server_cpu_us_per_token": round(cpu_s * 1e6 / num_tokens, 2),
-        "stub_cpu_us_per_token": round(stub_us, 2),
-        "http_cpu_us_per_token": round(cpu_s * 1e6 / num_tokens - stub_us, 2),
-        "server_rss_mib": round(rss_mib, 1),
-    }
+        "endpoint": options.endpoint, "streams": options.streams, "tokens_expected": options.streams * options.tokens,
+        "tokens_received": num_tokens, "wall_s": round(wall_s, 3),
+        "server_cpu_us_per_token": round(cpu_s * 1e6 / num_tokens, 2), "stub_cpu_us_per_token": round(stub_us, 2),
+        "http_cpu_us_per_token": round(cpu_s * 1e6 / num_tokens - stub_us, 2), "server_rss_mib": round(rss_mib, 1),
+    }  # fmt: skip
     if lags_s:
         lag = {name: round(quantile(lags_s, share), 4) for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}
         result |= {"interval_ms": options.interval_ms, "lag_s": lag}
@@ -206,8 +201,7 @@ def main() -> None:
     options = parse(
         __doc__, streams=64, tokens=(500, "per stream"),
         interval_ms=(0.0, "between steps; 0 measures cost, above 0 lag"),
-        endpoint=("chat", {"choices": ["completions", "chat"]}), repeat=1,
-        serve=(False, {"help": SUPPRESS}),
+        endpoint=("chat", {"choices": ["completions", "chat"]}), repeat=1, serve=(False, {"help": SUPPRESS}),
     )  # fmt: skip
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if soft < hard else soft, hard))
