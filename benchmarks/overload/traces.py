@@ -82,9 +82,7 @@ def shape(load: Workload, args: Namespace, setup: ExperimentSetup, speed: Machin
     return shaping.scale_time(load, args.compress)
 
 
-def thin(
-    load: Workload, mean_load: float, setup: ExperimentSetup, speed: MachineSpeed
-) -> tuple[Workload, float]:
+def thin(load: Workload, mean_load: float, setup: ExperimentSetup, speed: MachineSpeed) -> tuple[Workload, float]:
     """Thinned to a predicted mean demand; also the probability that an arrival is kept."""
     low, high = 0.0, 1.0
     for _ in range(12):

@@ -74,9 +74,7 @@ def figures(values: list[float]) -> dict[str, float]:
     return {"p50_ms": cuts[49], "p99_ms": cuts[98], "max_ms": max(values), "mean_ms": statistics.fmean(values)}
 
 
-def time_size(
-    num_devices: int, num_operations: int, num_epochs: int, stay_s: float, reserve_s: float
-) -> Row:
+def time_size(num_devices: int, num_operations: int, num_epochs: int, stay_s: float, reserve_s: float) -> Row:
     """Times at one size."""
     load = Load(100 * num_devices)
     packing = Packing(PackingParams(capacity=CAPACITY))
