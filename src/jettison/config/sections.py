@@ -171,7 +171,7 @@ class OverloadConfig:
         "drop", overload_list,
         "Out of KV memory: drop replicated layers and merge instances (drop), or a baseline: preempt and recompute, "
         "swap to the host, migrate between instances, static pipelines of two, an odd instance alone "
-        "(docs/baselines.md). Several together with +, as swap+migrate+drop.", name="overload", metavar="RUNGS")
+        "(docs/policies.md). Several together with +, as swap+migrate+drop.", name="overload", metavar="RUNGS")
     planner: Planner = config_key(
         "throughput", Choice(Planner),
         "How far a drop merges: as little as frees enough memory, or until the KV cache has doubled.")
@@ -254,7 +254,7 @@ class OfflineConfig:
         "harvest", offline_mode,
         "Offline requests: fill what online ones leave without touching their latency (harvest), be served behind "
         "online ones by priority alone (priority), or be refused (none). Parts of harvesting by themselves: scheduler, "
-        "scheduler+checkpoint (docs/harvest.md).", name="offline", metavar="MODE")
+        "scheduler+checkpoint (docs/batches.md).", name="offline", metavar="MODE")
     slo_ttft_ms: float | None = config_key(
         None, float_from(0.001), "Time to the first token that offline work must leave to online requests (auto: 14 "
         "times the next).", metavar="MS", unset="auto")
@@ -281,7 +281,7 @@ class PackingConfig:
     policy: Packer = config_key(
         "none", Choice(Packer), "Keep online requests on the fewest instances that hold them, and move running ones "
         "for that (mell); MELL's Fig. 10 as it is printed, or a baseline: where least memory is free (best-fit), most "
-        "(worst-fit), or that with moves from the fullest to the emptiest (load-balance) (docs/pack.md).",
+        "(worst-fit), or that with moves from the fullest to the emptiest (load-balance) (docs/policies.md).",
         name="packing")
     epoch_s: float = config_key(
         1.0, float_from(0.01), "packing: how often it is planned.", name="packing_epoch_s", metavar="SECONDS")

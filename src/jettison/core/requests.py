@@ -121,8 +121,8 @@ class RequestState:
     """
 
     __slots__ = (
-        "request", "request_id", "num_prompt", "num_tokens", "output", "num_computed", "num_pending", "phase",
-        "group_id", "residences", "num_cached", "num_sealed", "hashes", "holds", "ending", "finish_reason",
+        "request", "request_id", "num_prompt", "num_tokens", "output", "wants_output", "num_computed", "num_pending",
+        "phase", "group_id", "residences", "num_cached", "num_sealed", "hashes", "holds", "ending", "finish_reason",
         "first_scheduled_ns",
         "first_token_ns", "finished_ns", "num_preemptions", "order", "prompt_logprobs", "transfers", "remote",
         "tenant", "is_offline", "turn", "is_in_line", "num_prompt_seen", "num_live_rows", "_suspicion",
@@ -137,6 +137,8 @@ class RequestState:
         """Prompt and output. Invariant: ``num_prompt + len(output)``; kept because it is asked for all the time."""
         self.output: list[int] = []
         """Tokens produced so far (``add_token``)."""
+        self.wants_output = request.params.max_tokens > 0
+        """It asked for tokens beyond its prompt; one that did not ends when its prompt is computed."""
         self.num_computed = 0
         self.num_pending = 0
         """Tokens in unfinished steps."""
@@ -278,11 +280,6 @@ class RequestState:
     def num_output(self) -> int:
         """Tokens produced so far."""
         return self.num_tokens - self.num_prompt
-
-    @property
-    def wants_output(self) -> bool:
-        """It asked for tokens beyond its prompt. A request that did not ends when its prompt is computed."""
-        return self.request.params.max_tokens > 0
 
     @property
     def num_ready(self) -> int:

@@ -1,8 +1,8 @@
 """Graphics processors and links as data: peak rates from data sheets, and the part of each peak that kernels reach.
 
 Peaks are the vendors'. ``benchmarks/calibrate_presets.py`` fits the parts reached (``Efficiency``) to published
-measurements; docs/presets.md lists them, and names the assumed ones as assumptions. None is fitted to a figure that a
-reproduction is compared with. Arithmetic over them is in ``cost.roofline``; models are in ``cost.models``.
+measurements; docs/cost-model.md lists them, and names the assumed ones as assumptions. None is fitted to a figure that
+a reproduction is compared with. Arithmetic over them is in ``cost.roofline``; models are in ``cost.models``.
 """
 
 from __future__ import annotations

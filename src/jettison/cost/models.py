@@ -1,7 +1,7 @@
 """Published models as data: sizes from their configuration files, and what follows from them by counting.
 
 Counting only (parameters, bytes, FLOPs of one token); times are ``cost.roofline``'s. Embedding and head are lending
-units like the layers. Sources and checks against published parameter counts: docs/presets.md.
+units like the layers. Sources and checks against published parameter counts: docs/cost-model.md.
 """
 
 from __future__ import annotations

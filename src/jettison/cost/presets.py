@@ -2,7 +2,7 @@
 
 An ``InstancePreset`` is a model on its processors; a ``ClusterPreset`` is several of them with their links. Both are
 plain values: change one with ``dataclasses.replace``. A measured ``HardwareProfile`` takes the place of the computed
-one (``ClusterPreset.measured``). docs/presets.md says which values are calibrated and which are assumed.
+one (``ClusterPreset.measured``). docs/cost-model.md says which values are calibrated and which are assumed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A ``RooflineCostModel`` is a ``CostModel`` with computed instead of fitted coefficients. It adds three things that large
 processors and models need: a rounded knee between compute and memory, weights of experts that are read only if a batch
 touches them, and per-token work beside the products (all-reduce, norms). Pure arithmetic; data in ``cost.gpus`` and
-``cost.models``; docs/presets.md gives the sources of the efficiencies.
+``cost.models``; docs/cost-model.md gives the sources of the efficiencies.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 from jettison.types import RequestId
@@ -44,6 +45,10 @@ class RunningRow(NamedTuple):
     """It has not produced a token yet."""
     num_context: int = 0
     """Tokens before the ready ones."""
+
+
+running_row = partial(tuple.__new__, RunningRow)
+"""Makes a ``RunningRow`` of one tuple of all its fields, in half the time: every row of every step is one."""
 
 
 class WaitingRow(NamedTuple):
@@ -114,6 +119,9 @@ class Chunk(NamedTuple):
     num_tokens: int
     num_new_blocks: int
     """Blocks to add to its table in every stage first."""
+
+
+_chunk = partial(tuple.__new__, Chunk)
 
 
 class Admission(NamedTuple):
@@ -213,7 +221,7 @@ def plan_running(
             continue
         free_blocks -= grow
         budget -= num_tokens
-        chunks.append(Chunk(request_id, num_tokens, grow))
+        chunks.append(_chunk((request_id, num_tokens, grow)))
     return chunks, preempted, free_blocks, budget, lacks_blocks
 
 

@@ -8,29 +8,71 @@ stage that loses a peer by it makes that peer a suspect, which is then declared 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from jettison.core import ports
+from jettison.core.cluster import ClusterCore
 from jettison.core.controlstream import LINK_GRACE_S
+from jettison.core.load.bubbles import BubbleMeter
+from jettison.sim.eventlog import EventLog
 from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow
 from jettison.sim.links import host_of
-from jettison.sim.loop import FAULT
+from jettison.sim.loop import FAULT, EventLoop
+from jettison.sim.network import Network
+from jettison.sim.transfers import Transfers
 from jettison.sim.worker import SimWorker
 from jettison.types import NANOSECONDS, WorkerId
-
-if TYPE_CHECKING:
-    from jettison.sim.cluster import SimulatedCluster
 
 DECLARED_RESTART_S = 1.0
 """Seconds from then to its next life."""
 
 
+class Breakable(Protocol):
+    """The cluster, as faults use it (``sim.cluster.SimulatedCluster``)."""
+
+    core: ClusterCore
+    loop: EventLoop
+    log: EventLog
+    bubbles: BubbleMeter
+    network: Network
+    transfers: Transfers
+
+    @property
+    def workers(self) -> Mapping[WorkerId, SimWorker]:
+        """All workers."""
+        ...
+
+    def worker(self, worker_id: WorkerId) -> SimWorker:
+        """A worker by its id."""
+        ...
+
+    def is_linked(self, a: WorkerId, b: WorkerId) -> bool:
+        """Both workers live, and the link between them is not cut."""
+        ...
+
+    def handle(self, event: ports.Event) -> None:
+        """Let the core handle an event and carry out its actions."""
+        ...
+
+    def report(self, worker_id: WorkerId, event: ports.Event, at_ns: int) -> object:
+        """A worker sends an event to the controller."""
+        ...
+
+    def start_ticks(self) -> None:
+        """See that the next tick comes."""
+        ...
+
+    def stop_fast_forwards(self, *, including_now: bool = True) -> None:
+        """Settle all groups, and go on step by step: something is about to change."""
+        ...
+
+
 class Breaking:
     """Present and planned faults of one cluster."""
 
-    def __init__(self, cluster: SimulatedCluster) -> None:
+    def __init__(self, cluster: Breakable) -> None:
         self.num_ahead = 0
         """Planned faults, and consequences of faults that are still to come."""
         self._cluster = cluster
@@ -164,7 +206,7 @@ class Breaking:
                 teller = src if transfer.begun_ns is None else dst
                 if teller != dead:
                     ended = ports.TransferEnded(transfer.transfer_id, False, transfer.sent_bytes, 0)
-                    cluster.report(cluster.worker(teller), ended, cluster.loop.now_ns)
+                    cluster.report(teller, ended, cluster.loop.now_ns)
         if dead is not None:
             survivor = cluster.worker(b if a == dead else a)
             life = survivor.life

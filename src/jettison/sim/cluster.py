@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore, initial_groups
 from jettison.core.load.bubbles import BubbleMeter
@@ -52,10 +54,11 @@ class SimulatedCluster:
         on_tokens: Tell | None = None,
         observer: RunObserver | None = None,
     ) -> None:
-        """``on_tokens`` takes tokens of several steps together: each of the requests has got one at each of the times.
-        With ``on_emit`` and without it, no steps are taken together. ``on_event`` sees every event before the core
-        does, so that a recording can be replayed. ``observer`` is called for everything, as by ``live.engine.driver``,
-        so steps are not taken together. Raises BudgetError.
+        """``on_tokens`` takes tokens of one step or several: each of these requests has got one at each of these times,
+        and goes on. Without it ``on_emit``, which otherwise takes the ends of requests alone, takes every token by
+        itself, and no steps are told of together. ``on_event`` sees every event before the core
+        does: a recording replays. ``observer`` is told of everything, as by ``live.engine.driver``, so steps are not
+        taken together. Raises BudgetError.
         """
         self.setup = setup
         self.loop = EventLoop()
@@ -265,19 +268,16 @@ class SimulatedCluster:
 
     def _carry_out(self, actions: list[ports.Action]) -> None:
         now_ns = self.loop.now_ns
-        told: list[ports.Emit | ports.Record] = []
+        told: list[ports.EmitTokens | ports.Emit | ports.Record] = []
         arrives_ns = now_ns + self.setup.hops.command_ns
         observer = self._observer
         for action in actions:
-            if isinstance(action, ports.Emit):  # most are
-                told.append(action)
-                continue
             if observer is not None and isinstance(action, ports.Transfer):
                 observer.transfer_begun(action)
             match action:
                 case ports.RunStep():
                     self._issue(action, arrives_ns)
-                case ports.Record():
+                case ports.EmitTokens() | ports.Emit() | ports.Record():
                     told.append(action)
                 case ports.AbandonStep():
                     self._after_hop(action.worker_id, partial(SimWorker.abandon, step_id=action.step_id))
@@ -294,6 +294,9 @@ class SimulatedCluster:
                 case _:
                     self._workers[action.worker_id].deliver(action, arrives_ns)
         for action in told:
+            if isinstance(action, ports.EmitTokens):
+                self._emit_tokens(action, now_ns)
+                continue
             self.log.note_action(now_ns, action)
             if isinstance(action, ports.Record):
                 if observer is not None:
@@ -306,6 +309,16 @@ class SimulatedCluster:
             if self._on_emit is not None:
                 self._on_emit(action, now_ns)
 
+    def _emit_tokens(self, action: ports.EmitTokens, now_ns: int) -> None:
+        if self._observer is not None:
+            for emit in action.each():
+                self._observer.emitted(emit)
+        if self._on_tokens is not None:
+            self._on_tokens([state.request_id for state in action.states], np.array((now_ns,), np.int64))
+        elif self._on_emit is not None:
+            for emit in action.each():
+                self._on_emit(emit, now_ns)
+
     def _after_hop(self, worker_id: WorkerId, act: Callable[[SimWorker], None]) -> None:
         """Call ``act`` at a worker after a hop, out of turn, if the worker lives now and in the same life then."""
         worker, life = self._workers[worker_id], self._workers[worker_id].life
@@ -317,7 +330,8 @@ class SimulatedCluster:
         self.bubbles.issued(step)
         if self._observer is not None:
             self._observer.step_issued(step)
-        load = StepLoad.of(step.rows)
+        work = self.core.groups[step.group_id].in_flight[step.step_id].work
+        load = StepLoad.of(work, [row.samples for row in step.rows].count(True))
         if load.num_samples == load.num_tokens and len(step.stages) == 1 and self._compress:
             run, lone = StepRun(step, load, {}, {}), self._workers[step.stages[0].worker_id]
             repeats = bool(self.breaking.copies_after_ns(lone.worker_id))
@@ -380,11 +394,12 @@ class SimulatedCluster:
 
     # --- for workers (sim.plant.Plant) -----------------------------------------------------------------------
 
-    def report(self, worker: SimWorker, event: ports.Event, at_ns: int) -> Scheduled:
+    def report(self, worker_id: WorkerId, event: ports.Event, at_ns: int) -> Scheduled:
         """Send an event to the controller; the events of one worker arrive in order."""
+        worker = self._workers[worker_id]
         at_ns = max(at_ns + self.setup.hops.report_ns + worker.extra_hop_ns, worker.last_report_ns)
         worker.last_report_ns = at_ns
-        life, worker_id = worker.life, worker.worker_id
+        life = worker.life
         copies_after_ns = self.breaking.copies_after_ns(worker_id)
         if not copies_after_ns:
             return self.loop.at(at_ns, lambda: self._receive(worker_id, life, event))

@@ -7,15 +7,14 @@ or a step at a time, gets the same nanoseconds.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from jettison.core.ports import StepRow
 from jettison.cost.model import CostModel
+from jettison.cost.stepwork import StepWork
 from jettison.types import NANOSECONDS, LayerRange, WorkerId
 
 
@@ -30,16 +29,9 @@ class StepLoad(NamedTuple):
     num_samples: int
 
     @classmethod
-    def of(cls, rows: Iterable[StepRow]) -> StepLoad:
-        """Add the rows of a step up."""
-        tokens = twice_pairs = kv_tokens = samples = 0
-        for row in rows:
-            context, num = row.context_len, row.num_tokens
-            tokens += num
-            twice_pairs += num * (2 * context + num + 1)
-            kv_tokens += context + num
-            samples += row.samples
-        return cls(tokens, twice_pairs // 2, kv_tokens, samples)
+    def of(cls, work: StepWork, num_samples: int) -> StepLoad:
+        """Of a step whose rows add up to so much, so many of which draw a token."""
+        return cls(work.num_tokens, work.num_pairs, work.num_kv_tokens + work.num_tokens, num_samples)
 
     def after(self, num_steps: int) -> StepLoad:
         """The same rows, one token each, ``num_steps`` steps later."""
@@ -113,8 +105,10 @@ class ModelledExecutor:
             return np.array(singly, dtype=np.int64)
         grown = np.arange(count, dtype=np.int64) * load.num_tokens
         samples = load.num_samples if stage.is_last else 0
+        pairs: Any = load.num_pairs + grown
+        kv_tokens: Any = load.num_kv_tokens + grown
         seconds: Any = self.cost.totals_cost_s(
-            load.num_tokens, cast(Any, load.num_pairs + grown), cast(Any, load.num_kv_tokens + grown), stage.num_layers,
+            load.num_tokens, pairs, kv_tokens, stage.num_layers,
             is_first=stage.is_first, num_samples=samples,
         )
         whole: npt.NDArray[np.int64] = np.rint((seconds + self.overhead_s) * NANOSECONDS).astype(np.int64)

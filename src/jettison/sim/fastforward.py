@@ -168,6 +168,6 @@ class FastForwards:
         """Keep the worker busy until ``ended_ns``, when it reports the step that ends then."""
         tokens = [TOKEN] * run.load.num_samples
         done = ports.StepCompleted(run.step.step_id, tokens, {}, took_ns)
-        end = self._plant.report(worker, done, ended_ns)
+        end = self._plant.report(worker.worker_id, done, ended_ns)
         worker.hold(run, end, ended_ns)
         return end

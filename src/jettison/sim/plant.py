@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from jettison.core import ports
+from jettison.core.controlstream import Failure
 from jettison.cost.hardware import HardwareProfile
 from jettison.sim.executor import Executor
 from jettison.sim.loop import EventLoop, Scheduled
-from jettison.sim.transfers import Transfers
+from jettison.sim.tasks import StepRun
+from jettison.sim.transfers import TransferEnd, Transfers
 from jettison.types import ModelShape, ShardId, WorkerId
 
-if TYPE_CHECKING:
-    from jettison.sim.worker import SimWorker
+
+class Peer(Protocol):
+    """Another worker, as a modelled worker uses it."""
+
+    life: int
+    """Counts its restarts: nothing sent to one life reaches the next."""
+
+    def take_input(self, run: StepRun, failure: Failure | None) -> None:
+        """The input of a stage arrives, or word that the stage before it has failed."""
+        ...
+
+    def land(self, transfer: ports.SendKV | ports.SendShard, end: TransferEnd) -> None:
+        """The last byte of a transfer has arrived, or its sender has given it up."""
+        ...
 
 
 class Plant(Protocol):
@@ -40,12 +54,12 @@ class Plant(Protocol):
         """The time of a step that begins now over its time alone."""
         ...
 
-    def report(self, worker: SimWorker, event: ports.Event, at_ns: int) -> Scheduled:
-        """Send an event to the controller."""
+    def report(self, worker_id: WorkerId, event: ports.Event, at_ns: int) -> Scheduled:
+        """A worker sends an event to the controller."""
         ...
 
-    def worker(self, worker_id: WorkerId) -> SimWorker:
-        """A peer."""
+    def worker(self, worker_id: WorkerId) -> Peer:
+        """A worker by its id."""
         ...
 
     def shared_copy(self, worker_id: WorkerId) -> set[ShardId]:

@@ -286,12 +286,12 @@ class SimWorker:
                 return
             end = plant.loop.at(end_ns, lambda: self._hand_on(task, start_ns, failure))
         elif failure is not None:
-            end = plant.report(self, ended_early(step.step_id, failure), end_ns)
+            end = plant.report(self.worker_id, ended_early(step.step_id, failure), end_ns)
         else:
             if len(step.stages) > 1 or plant.is_watched:
                 self._note_stage(task, start_ns, end_ns)
             tokens = [TOKEN] * task.run.load.num_samples
-            end = plant.report(self, ports.StepCompleted(step.step_id, tokens, {}, end_ns - start_ns), end_ns)
+            end = plant.report(self.worker_id, ports.StepCompleted(step.step_id, tokens, {}, end_ns - start_ns), end_ns)
         self._running = Running(task, end, end_ns, start_ns, reported_ns=reported_ns)
 
     def _note_stage(self, task: StageTask, start_ns: int, end_ns: int) -> None:
@@ -354,7 +354,7 @@ class SimWorker:
 
     def _answer(self, event: ports.Event, at_ns: int) -> None:
         self._free_ns = max(self._free_ns, at_ns)
-        self._plant.report(self, event, at_ns)
+        self._plant.report(self.worker_id, event, at_ns)
 
     def _change_layout(self, command: ports.OfferLayout | ports.ApplyLayout, now_ns: int) -> None:
         if isinstance(command, ports.OfferLayout):
@@ -408,14 +408,15 @@ class SimWorker:
 
         def end(how: TransferEnd) -> None:
             if self.life == life:
-                self._plant.report(self, ports.TransferEnded(command.transfer_id, *how), self._plant.loop.now_ns)
+                ended = ports.TransferEnded(command.transfer_id, *how)
+                self._plant.report(self.worker_id, ended, self._plant.loop.now_ns)
 
         self._plant.transfers.start(Transfer(command.transfer_id, src, dst, num_bytes, FlowClass.KV, end))
 
     def _tell_copy(self, transfer_id: TransferId, is_complete: bool, num_bytes: int, duration_ns: int) -> None:
         """Report the end of a copy, between two steps, when the worker's thread gets to it."""
         ended = ports.TransferEnded(transfer_id, is_complete, num_bytes, duration_ns)
-        self._plant.report(self, ended, max(self._plant.loop.now_ns, self._free_ns))
+        self._plant.report(self.worker_id, ended, max(self._plant.loop.now_ns, self._free_ns))
 
     # --- transfers --------------------------------------------------------------------------------------------
 
@@ -424,7 +425,8 @@ class SimWorker:
         transfer."""
         nothing = TransferEnd(False, 0, 0)
         if not self._plant.is_linked(self.worker_id, transfer.dst):
-            self._plant.report(self, ports.TransferEnded(transfer.transfer_id, *nothing), self._plant.loop.now_ns)
+            ended = ports.TransferEnded(transfer.transfer_id, *nothing)
+            self._plant.report(self.worker_id, ended, self._plant.loop.now_ns)
             return
         if isinstance(transfer, ports.SendShard):
             if transfer.shard not in self.filled:
@@ -451,7 +453,7 @@ class SimWorker:
     def _tell_end(self, transfer: ports.SendKV | ports.SendShard, end: TransferEnd) -> None:
         """End a transfer before its first byte: its destination reports, as long as it is linked."""
         if transfer.dst == self.worker_id or not self._plant.is_linked(self.worker_id, transfer.dst):
-            self._plant.report(self, ports.TransferEnded(transfer.transfer_id, *end), self._plant.loop.now_ns)
+            self._plant.report(self.worker_id, ports.TransferEnded(transfer.transfer_id, *end), self._plant.loop.now_ns)
             return
         latency_ns = self._plant.transfers.network.latency_ns(self.worker_id, transfer.dst)
         peer = self._plant.worker(transfer.dst)
@@ -470,5 +472,5 @@ class SimWorker:
             is_complete = is_complete and served.covers(transfer.layers) and max(transfer.dst_blocks) < room
             self.memory.note_landed(transfer.layers, transfer.dst_blocks)
         ended = ports.TransferEnded(transfer.transfer_id, is_complete, end.num_bytes, end.duration_ns)
-        self._plant.report(self, ended, self._plant.loop.now_ns)
+        self._plant.report(self.worker_id, ended, self._plant.loop.now_ns)
 

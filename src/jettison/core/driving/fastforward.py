@@ -17,15 +17,14 @@ Only the ids of steps may differ from a run in which every step is reported, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jettison.core.ladder.climb import Ladder
 from jettison.core.load.views import Loads
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
 from jettison.core.moving.recovering import Recoveries
-from jettison.core.ports import RunStep
-from jettison.core.requests import RequestState
+from jettison.core.ports import RunStep, StepRow
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.policy.batching import BlockedBy
@@ -74,22 +73,23 @@ class FastForward:
         The step after them is in flight then and is reported as usual: it may end a request, or need a decision.
         """
         group = self._state.groups[group_id]
-        if not self.is_quiet or not _is_steady(group):
+        if not self.is_quiet or self._shares_worker(group) or not _is_steady(group):
             return 0
         (flight,) = group.in_flight.values()
-        most = min(_steps_left(row.state, self._state.limits.max_model_len) for row in flight.step.rows)
-        (worker_id,) = group.worker_ids
-        if most < 1 or self._shares_worker(group):
+        most = _steps_left(flight.step.rows, self._state.limits.max_model_len)
+        if most < 1:
             return 0
-        # The longest run that memory holds, by bisection: no step of it may preempt, nor come near what a rung watches.
+        (worker_id,) = group.worker_ids
         ahead = self._ladder.steps_ahead
         room = self._state.workers[worker_id].ledger.num_free
-        if _growth_within(group, most + ahead) <= room:
+        size, tables = group.limits.block_size, group.blocks.ledgers[0].tables
+        slots = [len(tables[row.state.request_id].ids) * size - row.context_len - 1 for row in flight.step.rows]
+        if _growth_within(slots, most + ahead, size) <= room:
             return most
         low, high = 0, most
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if _growth_within(group, middle + ahead) <= room else (low, middle)
+            low, high = (middle, high) if _growth_within(slots, middle + ahead, size) <= room else (low, middle)
         return low
 
     def _shares_worker(self, group: Group) -> bool:
@@ -140,26 +140,31 @@ def _is_steady(group: Group) -> bool:
     rows = flight.step.rows
     if flight.step.safepoint_layers:
         return False
-    return len(rows) == len(queues.running) and all(row.num_tokens == 1 and row.samples for row in rows)
+    if len(rows) != len(queues.running) or flight.work.num_tokens != len(rows):
+        return False
+    return all(row.samples for row in rows)
 
 
-def _steps_left(state: RequestState, max_model_len: int) -> int:
-    """How many steps, the one in flight included, end without ending a decoding request; 0 for one that may end at any
-    token."""
-    params = state.request.params
-    is_plain = (
-        state.first_token_ns is not None and state.is_settled and state.prompt_logprobs is None
-        and params.ignore_eos and not params.stop_token_ids
-    )  # fmt: skip
-    if not is_plain:
-        return 0
-    return min(params.max_tokens - state.num_output, max_model_len - state.num_tokens) - 1
+def _steps_left(rows: Iterable[StepRow], max_model_len: int) -> int:
+    """Steps, the one in flight included, after which all these decoding requests go on all the same."""
+    most = max_model_len
+    for state, *_ in rows:
+        params = state.request.params
+        is_plain = (
+            state.first_token_ns is not None and not state.holds and state.prompt_logprobs is None
+            and params.ignore_eos and not params.stop_token_ids
+        )  # fmt: skip
+        if not is_plain:
+            return 0
+        left = params.max_tokens - state.num_tokens + state.num_prompt
+        if left < most:
+            most = left
+        if max_model_len - state.num_tokens < most:
+            most = max_model_len - state.num_tokens
+    return most - 1
 
 
-def _growth_within(group: Group, num_steps: int) -> int:
-    """Blocks that the rows in flight will take while so many more steps of one token each are planned."""
-    ledger, (flight,) = group.blocks.ledgers[0], group.in_flight.values()
-    return sum(
-        max(0, group.limits.blocks_for(row.context_len + 1 + num_steps) - ledger.num_blocks_of(row.state.request_id))
-        for row in flight.step.rows
-    )
+def _growth_within(slots: Sequence[int], num_steps: int, block_size: int) -> int:
+    """Blocks that rows with so many free slots behind the step in flight take while so many more steps of one token
+    each are planned."""
+    return sum([-((held - num_steps) // block_size) for held in slots if held < num_steps])

@@ -121,8 +121,10 @@ class Hosted:
         return self._group(entry).limits.blocks_for(entry.state.num_tokens)
 
     def absent_blocks(self, group: Group) -> int:
-        """Blocks that ``owed`` requests of both kinds will take again and do not hold now. Freed offline requests are
-        in no request's way, and do not count."""
+        """What ``owed`` requests of both kinds will take again and do not hold now; offline ones that were freed are in
+        the way of no request."""
+        if not self._entries:
+            return 0
         owed = (*self.owed(group), *self.owed(group, is_checkpoint=True))
         return sum(self.blocks_to_return(e) for e in owed if e.phase is not HostedPhase.OUT)
 

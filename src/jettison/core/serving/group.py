@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from jettison.core.changes import Changes
-from jettison.core.ports import RunStep, StepCompleted, StepRow
+from jettison.core.ports import RunStep, StepCompleted, StepRow, step_row
 from jettison.core.requests import Hold, RequestState
 from jettison.core.residence import NOWHERE, arenas_of, hosted_only
 from jettison.core.serving.blocks import GroupBlocks
@@ -48,7 +49,7 @@ from jettison.types import (
     WorkerId,
 )
 
-__all__ = ["Group", "GroupCounters", "SchedulerLimits", "StepResult"]
+__all__ = ["Group", "GroupCounters", "RowEnd", "SchedulerLimits", "StepOutcome"]
 
 
 @dataclass(slots=True)
@@ -70,14 +71,34 @@ class GroupCounters:
     """Blocks of online requests that were admitted, cached ones included, less those of preempted ones."""
 
 
-@dataclass(slots=True)
-class StepResult:
-    """The result of a commit for one row that produced a token, or that ends without one."""
+class RowEnd(NamedTuple):
+    """A request that ends with this step."""
 
     state: RequestState
     token: SampledToken | None
-    finish_reason: FinishReason | None
+    """Its last token; None where it asked for none."""
+    finish_reason: FinishReason
     stop_token_id: int | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """It got a token before it ended."""
+        return self.token is not None and self.finish_reason is not FinishReason.ERROR
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What a commit yields. Entry i of ``tokens`` belongs to entry i of ``going_on``."""
+
+    going_on: list[RequestState]
+    """Requests that got a token and go on."""
+    tokens: list[SampledToken]
+    ended: list[RowEnd]
+    """Requests to be ended by the caller."""
+    with_first: list[RequestState]
+    """Of all of these, requests whose first token this is."""
+    is_plain: bool
+    """No request of the step ends, starts again, attends to KV elsewhere or is another group's."""
 
 
 class Group:
@@ -255,8 +276,9 @@ class Group:
         for request_id in plan.preemptions:
             self.preempt(queues.running[request_id])
         rows: list[StepRow] = []
+        running = queues.running
         for request_id, num_tokens, num_new_blocks in plan.chunks:
-            state = queues.running[request_id]
+            state = running[request_id]
             if num_new_blocks:
                 self.blocks.grow(state, num_new_blocks)
                 self.counters.num_grown_blocks += num_new_blocks
@@ -324,7 +346,7 @@ class Group:
         context = state.num_computed + state.num_pending
         state.num_pending += num_tokens
         samples = context + num_tokens == state.num_tokens and state.wants_output
-        return StepRow(state, context, num_tokens, samples, state.remote)
+        return step_row((state, context, num_tokens, samples, state.remote))
 
     def arm(self, step_id: int, safepoint_layers: int) -> RunStep:
         """Give a step that was just planned safepoints."""
@@ -344,24 +366,26 @@ class Group:
             if row.context_len > row.state.num_computed and not row.state.holds & (Hold.ENDING | Hold.RECOMPUTE)
         ]
 
-    def commit(self, done: StepCompleted, now_ns: int) -> list[StepResult]:
-        """Take the tokens of a finished step. Requests that end here are in the results, and not yet released."""
+    def commit(self, done: StepCompleted, now_ns: int) -> StepOutcome:
+        """Take the tokens of a finished step. Requests that end here are reported, not yet released."""
         queues = self.queues
         queues.note_change()
         flight = self.in_flight.pop(done.step_id)
-        results: list[StepResult] = []
+        outcome = StepOutcome([], [], [], [], not flight.guests)
+        going_on, tokens_of = outcome.going_on, outcome.tokens
         tokens = iter(done.tokens)
         block_size, seals = self.limits.block_size, self.blocks.seals
-        fresh = self.counters.fresh
+        fresh, num_offline = self.counters.fresh, 0
         if flight.guests:
             end_chunks(flight.guests, self.blocks, are_computed=True)
         for index, row in enumerate(flight.own_rows, len(flight.guests)):
             state, context_len, num_tokens, samples, _ = row
             state.num_pending -= num_tokens
             token = next(tokens) if samples else None
-            # Its KV is not trusted, so nothing of the row counts, not even the token.
-            if state.holds and state.recompute:
-                continue
+            if state.holds:
+                outcome.is_plain = False
+                if state.recompute:
+                    continue
             state.num_computed += num_tokens
             if context_len < state.num_prompt:
                 fresh.note_prompt(state)
@@ -371,30 +395,40 @@ class Group:
                 self.blocks.seal(state)
             if token is None:
                 if state.num_computed == state.num_tokens and state.ending is None and not state.wants_output:
-                    results.append(StepResult(state, None, FinishReason.LENGTH))
+                    outcome.ended.append(RowEnd(state, None, FinishReason.LENGTH))
                 continue
             if state.ending is not None:
                 continue
-            if token.token_id == FAILED_TOKEN_ID:
-                results.append(StepResult(state, token, FinishReason.ERROR))
+            token_id = token.token_id
+            if token_id == FAILED_TOKEN_ID:
+                outcome.ended.append(RowEnd(state, token, FinishReason.ERROR))
                 continue
             if queues.suspects and state.on_trial and state.suspicion.note_token_alone():
                 queues.note_trusted(state)
-            state.add_token(token.token_id)
-            if state.is_offline:
-                fresh.offline_output += 1
-            else:
-                fresh.online_output += 1
+            state.output.append(token_id)  # ``add_token``, for every row of every step
+            state.num_tokens += 1
+            num_offline += state.is_offline
             if state.first_token_ns is None:
                 state.first_token_ns = now_ns
-            results.append(StepResult(state, token, *self._finish_reason(state, token.token_id)))
+                outcome.with_first.append(state)
+            if (end := self._end_of(state, token)) is None:
+                going_on.append(state)
+                tokens_of.append(token)
+            else:
+                outcome.ended.append(end)
+        num_tokens = len(going_on) + sum(end.is_fresh for end in outcome.ended)
+        fresh.offline_output += num_offline
+        fresh.online_output += num_tokens - num_offline
         if queues.prefilling:
-            queues.note_tokens(result.state for result in results)
+            queues.note_tokens([*going_on, *(end.state for end in outcome.ended)])
         if queues.are_charged:
-            for result in results:
-                if result.token is not None and result.finish_reason is not FinishReason.ERROR:
-                    queues.charge(result.state, 0, 1)
-        return results
+            for state in going_on:
+                queues.charge(state, 0, 1)
+            for end in outcome.ended:
+                if end.is_fresh:
+                    queues.charge(end.state, 0, 1)
+        outcome.is_plain = outcome.is_plain and not outcome.ended
+        return outcome
 
     def repeat(self, num_steps: int, token_id: int, now_ns: int) -> tuple[RunStep, list[int]]:
         """Commit the step in flight and ``num_steps - 1`` like it, and plan the same rows again after each.
@@ -405,15 +439,17 @@ class Group:
         """
         ((step_id, flight),) = self.in_flight.items()
         rows, size = flight.step.rows, self.limits.block_size
+        tables = self.blocks.ledgers[0].tables
         growth: list[tuple[int, int]] = []
-        for index, row in enumerate(rows):
-            room = self.blocks.ledgers[0].num_blocks_of(row.state.request_id) * size - row.context_len - 1
-            growth += ((number, index) for number in range(room + 1, num_steps + 1, size))
+        for index, (state, context_len, *_) in enumerate(rows):
+            room = len(tables[state.request_id].ids) * size - context_len - 1
+            if room < num_steps:
+                growth += [(number, index) for number in range(room + 1, num_steps + 1, size)]
         growth.sort()
         for _, index in growth:
             self.blocks.grow(rows[index].state, 1)
         self.counters.num_grown_blocks += len(growth)
-        num_offline = sum(row.state.is_offline for row in rows)
+        num_offline = len([True for row in rows if row.state.is_offline]) if self.queues.has_offline else 0
         self.counters.fresh.offline_output += num_steps * num_offline
         self.counters.fresh.online_output += num_steps * (len(rows) - num_offline)
         repeated: list[StepRow] = []
@@ -423,7 +459,7 @@ class Group:
             state.add_tokens(token_id, num_steps)
             if is_charged:
                 self.queues.charge(state, 0, num_steps)
-            repeated.append(StepRow(state, context_len + num_steps, 1, True))
+            repeated.append(step_row((state, context_len + num_steps, 1, True, ())))
         self.queues.version += 2 * num_steps
         self.counters.num_steps += num_steps
         step = flight.step._replace(rows=tuple(repeated))
@@ -448,16 +484,18 @@ class Group:
             row.state.num_pending -= row.num_tokens
         return [row.state for row in flight.own_rows]
 
-    def _finish_reason(self, state: RequestState, token_id: int) -> tuple[FinishReason | None, int | None]:
+    def _end_of(self, state: RequestState, token: SampledToken) -> RowEnd | None:
+        """How a request ends with a token; None while it goes on."""
         params = state.request.params
         num_output = state.num_tokens - state.num_prompt
         if num_output >= params.min_tokens:
+            token_id = token.token_id
             is_eos = not params.ignore_eos and token_id in self.limits.eos_token_ids
             if is_eos or token_id in params.stop_token_ids:
-                return FinishReason.STOP, token_id
+                return RowEnd(state, token, FinishReason.STOP, token_id)
         if num_output >= params.max_tokens or state.num_tokens >= self.limits.max_model_len:
-            return FinishReason.LENGTH, None
-        return None, None
+            return RowEnd(state, token, FinishReason.LENGTH)
+        return None
 
     # --- ends -------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from jettison.core.requests import UNSCHEDULED, RequestState
 from jettison.core.residence import hosted_tokens
 from jettison.core.serving.groupview import GroupView
-from jettison.policy.batching import RunningRow, VictimRow, WaitingRow
+from jettison.policy.batching import RunningRow, VictimRow, WaitingRow, running_row
 
 
 def running_rows(group: GroupView, states: Iterable[RequestState]) -> list[RunningRow]:
@@ -26,7 +26,7 @@ def running_rows(group: GroupView, states: Iterable[RequestState]) -> list[Runni
             continue
         room = len(tables[request_id].ids) * block_size - scheduled
         is_first = state.num_tokens == state.num_prompt
-        rows.append(RunningRow(request_id, ready, room, state.num_pending > 0, is_first, scheduled))
+        rows.append(running_row((request_id, ready, room, state.num_pending > 0, is_first, scheduled)))
     return rows
 
 

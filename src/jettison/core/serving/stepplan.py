@@ -163,7 +163,8 @@ class StepPlanner:
         group, blocks, running = self._group, self._group.blocks, self._group.queues.running
         num_allocatable = blocks.num_allocatable
         return BatchView(
-            group.version, running_rows(group, running.values()), len(running), EachTime(self._waiting_rows),
+            group.version, running_rows(group, running.values()), len(running),
+            EachTime(self._waiting_rows) if group.queues.has_waiting else (),
             self._victims, num_allocatable, num_allocatable - blocks.num_free,
         )
 

@@ -2,7 +2,7 @@
 
 Fig. 10 as printed does not keep its own Theorem 1 (``policy.packing.printed``). Here the table is complete: each
 request that an operation displaces is placed by its class, and the devices are then settled until the five properties
-hold again (docs/pack.md has the table, the exceptions, and the bound on moves).
+hold again (docs/policies.md has the table, the exceptions, and the bound on moves).
 
 1. An M-device has two M, 2. an S-device three S, 3. a T-device is filled to 3/4: one device of each kind may be less.
 4. An L is alone only where no M or S of the M- and S-devices fits beside it. 5. There are T-devices only where all

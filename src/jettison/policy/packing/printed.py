@@ -1,8 +1,8 @@
 """MELL's Fig. 10 as it is printed, for its counter-example: it does not keep Theorem 1, nor the 4/3 of Theorem 2. Pure.
 
-A T never goes to an M-device, so property 5 fails (docs/pack.md: 1,500 devices where 1,100 suffice). Nothing relieves a
-device that its T or M have outgrown: plans name it in ``overfull``. Small requests count as T. Operations are taken one
-by one, in the order of section VI.C. The policy to use is ``policy.packing.mell``.
+A T never goes to an M-device, so property 5 fails (docs/policies.md: 1,500 devices where 1,100 suffice). Nothing
+relieves a device that its T or M have outgrown: plans name it in ``overfull``. Small requests count as T. Operations
+are taken one by one, in the order of section VI.C. The policy to use is ``policy.packing.mell``.
 """
 
 from __future__ import annotations
