@@ -128,7 +128,8 @@ class WaysOut:
         wait_s = self._means.loads.dwell_left_s(group, now_ns)
         num_stages = len(group.stages)
         first_step_s = self._first_step_s(group.queues.waiting.head, num_stages + 1)
-        land_s = self._land_s(group)
+        partner = self._partner(group)
+        land_s = self._land_s(group, partner)
         if counters.num_drops:
             took_s = counters.drop_ns / counters.num_drops / NANOSECONDS
             return wait_s + drop_s(0.0, 0.0, took_s, first_step_s, land_s=land_s)
@@ -136,18 +137,17 @@ class WaysOut:
         given = state.shape.parameter_bytes // (num_stages + 1)
         unmap_s = 0.0 if profile is None else profile.remap_cost_s(given)
         return wait_s + drop_s(
-            self._step_in_flight_s(group), unmap_s, 0.0, first_step_s, self._pull_s(group), land_s
+            self._step_in_flight_s(group), unmap_s, 0.0, first_step_s, self._pull_s(group, partner), land_s
         )
 
     def _partner(self, group: Group) -> Group | None:
-        """With whom it would merge: the smallest other one."""
+        """The group that a drop would merge it with."""
         moves = self._means.moves
-        others = [g for g in self._state.groups.values() if g is not group and not moves.is_moving(g)]
-        return min(others, key=lambda g: (len(g.stages), g.group_id), default=None)
+        others = (g for g in self._state.groups.values() if g is not group and not moves.is_moving(g))
+        return self._planner.partner(group, others)
 
-    def _pull_s(self, group: Group) -> float:
+    def _pull_s(self, group: Group, partner: Group | None) -> float:
         """Of shards that members lack in any order of stages; none where each has all layers."""
-        partner = self._partner(group)
         if partner is None or len(group.stages) + len(partner.stages) == 2:
             return 0.0
         plan = self._planner.plan([group, partner], 1, group.group_id, math.inf)
@@ -156,9 +156,9 @@ class WaysOut:
             queued[pull.src, pull.dst] += self._state.shape.shard_bytes[pull.shard]
         return max((n / rate if (rate := rates.of(link)) else 0.0 for link, n in queued.items()), default=0.0)
 
-    def _land_s(self, group: Group) -> float:
+    def _land_s(self, group: Group, partner: Group | None) -> float:
         """Of the exchange that has to be over before the head finds room; the most that lands at one member."""
-        state, head, partner = self._state, group.queues.waiting.head, self._partner(group)
+        state, head = self._state, group.queues.waiting.head
         if head is None or partner is None:
             return 0.0
         num_members = len(group.stages) + len(partner.stages)
