@@ -16,6 +16,7 @@ from jettison.core.ladder.free import is_preemptible
 from jettison.core.ladder.rung import Moment
 from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action, SendKV
+from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RequestState
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
@@ -148,7 +149,7 @@ def evict(
                 num_kept = kept.get(state.request_id, 0)
                 if not done and is_preemptible(state) and num_kept >= least_tokens and picks(state):
                     before, num_used = state.num_computed, group.blocks.num_used
-                    group.preempt(state)
+                    group.preempt(state, Preemption.STEP)
                     done.append(Evicted(
                         state, num_kept, before, num_used - group.blocks.num_used, len(cluster.swapped)
                     ))

@@ -129,7 +129,8 @@ def test_a_batch_that_one_took_on_whole_is_shared_with_those_who_wake_for_it() -
     cluster = begin(2, max_seqs=5)
     send(cluster, 5, 1_580.0)  # all of them fit into the one that is awake
     cluster.run(stop=lambda: any(r.kind == "offline_spread" for r in cluster.records))
-    assert cluster.records[-1].fields["requests"] and len(cluster.core.groups) == 2
+    spread = next(r for r in cluster.records if r.kind == "offline_spread")
+    assert spread.fields["requests"] and len(cluster.core.groups) == 2
     num_offline = [g.queues.num_running_offline + len(g.queues.waiting_offline) for g in cluster.core.groups.values()]
     assert max(num_offline) - min(num_offline) <= 1
     cluster.run()

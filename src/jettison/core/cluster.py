@@ -52,6 +52,7 @@ from jettison.core.ports import (
     WorkerJoined,
     WorkerLost,
 )
+from jettison.core.preemption import told
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group, SchedulerLimits
 from jettison.core.state import ClusterState, WorkerState
@@ -258,6 +259,9 @@ class ClusterCore:
             actions += self.ladder.after_steps(now_ns)
         if self.migrations.under_way:
             actions += self.migrations.after_steps()
+        if preempted := self.state.changes.preempted:
+            actions += [Record("preempted", now_ns, fields) for fields in told(preempted)]
+            preempted.clear()
         self._follow_up(now_ns)
         return actions
 

@@ -15,6 +15,7 @@ from jettison.core.counters import ClusterCounters
 from jettison.core.params import ClusterParams
 from jettison.core.pending import Book, Owner, Purpose, TransferWaiter
 from jettison.core.ports import Action, Emit, SendKV, StoredWork
+from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group, SchedulerLimits
 from jettison.core.serving.virtualtokens import VirtualTokens
@@ -113,8 +114,8 @@ class ClusterState:
     catch_up_all: Callable[[], None] = lambda: None
     """The same of all groups, before the predictor answers."""
     link_rates: dict[LinkId, LinkRate] = field(default_factory=dict)
-    distrusted: dict[RequestId, RequestState] = field(default_factory=dict)
-    """Requests with ``recompute`` set."""
+    distrusted: dict[RequestId, tuple[RequestState, Preemption]] = field(default_factory=dict)
+    """Requests with ``recompute`` set, and why."""
     checked_versions: dict[WorkerId, int] = field(default_factory=dict)
     """Version of each worker's ledger that ``check`` has found in order."""
     changes: Changes = field(default_factory=Changes)
@@ -282,21 +283,21 @@ class ClusterState:
         self.touch(state)
         return move
 
-    def distrust(self, state: RequestState) -> None:
+    def distrust(self, state: RequestState, why: Preemption = Preemption.KV_LOST) -> None:
         """Something of the request's KV got lost: it starts again from its tokens, as soon as it may."""
         state.distrust()
         self.touch(state)
-        self.distrusted[state.request_id] = state
+        self.distrusted[state.request_id] = state, why
 
     def recompute_distrusted(self) -> None:
         """Queue distrusted requests again that nothing touches any more."""
-        for request_id, state in list(self.distrusted.items()):
+        for request_id, (state, why) in list(self.distrusted.items()):
             # Those of a dead worker's group have started again elsewhere.
             if state.ending is None and state.recompute:
                 group = self.groups[state.group_id]
                 if state.num_pending or state.transfers or any(self.workers[w].ledger_locked for w in group.worker_ids):
                     continue
-                group.preempt(state)
+                group.preempt(state, why)
             del self.distrusted[request_id]
 
     def end(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from jettison.core.ladder.rung import Moment, Offer, Rung, register
 from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action
+from jettison.core.preemption import Preemption
 from jettison.core.requests import RequestState
 from jettison.core.residence import hosted_only
 from jettison.core.serving.group import Group
@@ -59,7 +60,7 @@ class FreeRung(Rung):
         assert isinstance(offer, FreeOffer), offer
         group = self.means.state.groups[offer.groups[0]]
         for request_id in offer.victims:
-            group.preempt(group.queues.running[request_id])
+            group.preempt(group.queues.running[request_id], Preemption.ONLINE_HEAD)
         for request_id in offer.turned:
             entry = self.means.hosted.entry(self.means.state.requests[request_id])
             assert entry is not None, request_id

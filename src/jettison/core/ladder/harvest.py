@@ -21,6 +21,7 @@ from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.checkpoints import is_copyable
 from jettison.core.moving.hostedkv import HostedKV, HostedPhase
 from jettison.core.ports import Action, Record
+from jettison.core.preemption import Preemption
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.policy.checkpointing import (
@@ -117,8 +118,9 @@ class HarvestRung(Rung):
             if group.group_id in self._marked:
                 self._decide(group)
             if oversized := self._hosted.oversized(group, is_checkpoint=True):
-                why = "it is too large for what its group has become"
-                yield HarvestOffer(groups=(group.group_id,), why=why, compute_again=oversized)
+                yield HarvestOffer(
+                    groups=(group.group_id,), why=Preemption.TOO_LARGE, compute_again=oversized
+                )
             if not group.paused:
                 yield from self._returning(group)
             self._keep_room(group)
@@ -227,8 +229,7 @@ class HarvestRung(Rung):
         again = tuple(r for r in chosen if self._is_faster_recomputed(group, entries[r].num_blocks, budget, costs))
         why = "there is room beside what online requests need"
         if again:
-            slow = "the link would take longer than computing it"
-            yield HarvestOffer(groups=(group.group_id,), why=slow, compute_again=again)
+            yield HarvestOffer(groups=(group.group_id,), why=Preemption.SLOW_LINK, compute_again=again)
         if len(again) < len(chosen):
             yield HarvestOffer(
                 groups=(group.group_id,), why=why, come_back=tuple(r for r in chosen if r not in again)
@@ -284,7 +285,7 @@ class HarvestRung(Rung):
         told = [self._told_again(offer, now_ns)] if offer.compute_again else []
         for request_id in offer.compute_again:
             self._state.counters.checkpoints_dropped += 1
-            self._hosted.give_up(requests[request_id])
+            self._hosted.give_up(requests[request_id], Preemption(offer.why))
         return [*told]
 
     def _told_again(self, offer: HarvestOffer, now_ns: int) -> Record:
@@ -294,7 +295,7 @@ class HarvestRung(Rung):
         num_blocks = sum(entry.num_blocks for entry in entries if entry is not None)
         step_s = self.means.loads.exchange_costs(group).step_s
         return Record("offline_computed_again", now_ns, {
-            "group": group.group_id, "requests": len(entries), "reason": offer.why, "blocks": num_blocks,
+            "group": group.group_id, "requests": len(entries), "reason": str(offer.why), "blocks": num_blocks,
             "blocks_a_step": self._budget_blocks(group), "step_ms": None if step_s is None else 1e3 * step_s,
             "link_ms": 1e3 * self.means.loads.copied_beside_s(group, num_blocks),
         })

@@ -31,6 +31,7 @@ from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.migrations import may_go
 from jettison.core.moving.passage import Passage
 from jettison.core.ports import Action, Record
+from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
 from jettison.policy.packing.ordering import Way, order_moves
@@ -420,7 +421,7 @@ class PackRung(Rung):
         if offer.how is How.MIGRATED:
             return self._migrate(state, source, destination, offer, told, now_ns)
         if offer.how is How.RECOMPUTED:
-            source.preempt(state)
+            source.preempt(state, Preemption.OUTGREW)
             counters.packing_recomputed += 1
         else:
             counters.packing_queued += 1

@@ -17,6 +17,7 @@ from jettison.core.ladder.free import is_preemptible
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action, Record
+from jettison.core.preemption import Preemption
 from jettison.core.serving.group import Group
 from jettison.core.serving.holds import GroupHold
 from jettison.policy.batching import BlockedBy
@@ -87,7 +88,7 @@ class PauseRung(Rung):
         num_free = group.blocks.num_allocatable
         for state in group.queues.running_offline():
             if is_preemptible(state):
-                group.preempt(state)
+                group.preempt(state, Preemption.PAUSE)
         for entry in self.means.hosted.of(group, HostedPhase.IN, is_checkpoint=True):
             if entry.state.is_offline:
                 self.means.hosted.break_off(entry)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action
+from jettison.core.preemption import Preemption
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.serving.holds import GroupHold
@@ -81,8 +82,7 @@ class SwapRung(Rung):
                     group.blocks.reserve(self.name, {})
                 continue
             if oversized := self.means.hosted.oversized(group):
-                why = "it is too large for what its group has become"
-                yield SwapOffer(groups=(group.group_id,), why=why, give_up=oversized)
+                yield SwapOffer(groups=(group.group_id,), why=Preemption.TOO_LARGE, give_up=oversized)
             if not group.paused and len(group.in_flight) < len(group.stages):
                 if leave := self._leaving(group):
                     yield SwapOffer(groups=(group.group_id,), why="memory runs out", leave=leave)
@@ -99,7 +99,7 @@ class SwapRung(Rung):
         for request_id in offer.come_back:
             hosted.bring_back(requests[request_id])
         for request_id in offer.give_up:
-            hosted.give_up(requests[request_id])
+            hosted.give_up(requests[request_id], Preemption.TOO_LARGE)
         return []
 
     def after_steps(self, now_ns: int) -> list[Action]:

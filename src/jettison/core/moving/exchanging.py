@@ -30,6 +30,7 @@ from jettison.core.moving.landed import Landed, LandedBlocks
 from jettison.core.moving.relayout import RETRY_NS, Relayout, RelayoutPhase
 from jettison.core.pending import Link, Owner, PendingTransfer, Purpose
 from jettison.core.ports import Action, CancelTransfer, SendKV, TransferEnded
+from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RemotePart, RequestState
 from jettison.core.residence import changed, in_arenas
 from jettison.core.serving.group import Group
@@ -412,9 +413,9 @@ class Exchange:
         assert self.group is not None
         self._num_foreign = None
         if state.transfers:  # it has just turned back from the host, and pieces are still under way
-            self._cluster.distrust(state)
+            self._cluster.distrust(state, Preemption.EXCHANGE)
         else:
-            self.group.preempt(state)
+            self.group.preempt(state, Preemption.EXCHANGE)
 
     def _reserve_landing(self, group: Group) -> None:
         """Tell admission how many blocks the transfers that have not started will take."""

@@ -34,6 +34,7 @@ from jettison.core.moving.allowances import Allowances
 from jettison.core.moving.hostedkv import HostedKV, HostedPhase
 from jettison.core.pending import PendingTransfer, Purpose
 from jettison.core.ports import Action, SendKV, TransferEnded
+from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import NOWHERE, changed, hosted_only, in_arenas, pools_of
 from jettison.core.serving.group import Group
@@ -244,7 +245,7 @@ class Hosted:
             self._turned(entry)
         elif entry.failed:
             self.forget(entry)
-            self._group(entry).preempt(state)
+            self._group(entry).preempt(state, Preemption.COPY_FAILED)
         elif entry.num_sent == entry.num_blocks:
             self._copied(entry)
         return []
@@ -305,7 +306,7 @@ class Hosted:
         # What came of those pieces does not matter: the slots have all of it.
         entry.phase, entry.failed = HostedPhase.STORED, False
         if entry.is_lost:
-            self.give_up(entry.state)
+            self.give_up(entry.state, Preemption.HOST_LOST)
 
     def forget(self, entry: HostedKV) -> None:
         """Its slots are free."""
@@ -375,13 +376,13 @@ class Hosted:
                 continue
             entry.failed = entry.is_lost = True
             if not entry.state.transfers:  # else when those have ended
-                self.give_up(entry.state)
+                self.give_up(entry.state, Preemption.HOST_LOST)
 
-    def give_up(self, state: RequestState) -> None:
+    def give_up(self, state: RequestState, why: Preemption) -> None:
         """A stored request is computed again."""
         self._cluster.counters.hosted_given_up += 1
         self.forget(self._entries[state.request_id])
-        self._cluster.groups[state.group_id].preempt(state)
+        self._cluster.groups[state.group_id].preempt(state, why)
 
     def drop_checkpoints(self) -> None:
         """No request has one any more: those that were freed are computed again, as soon as nothing travels."""
@@ -393,7 +394,7 @@ class Hosted:
             if entry.phase is HostedPhase.IN:
                 self.break_off(entry)
             elif entry.phase is HostedPhase.STORED and entry.state.ending is None:
-                self.give_up(entry.state)
+                self.give_up(entry.state, Preemption.UNHOSTED)
 
     # --- checks -----------------------------------------------------------------------------------------------
 

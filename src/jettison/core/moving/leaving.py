@@ -26,6 +26,7 @@ from jettison.core.moving.passage import Passage, RelocationPhase
 from jettison.core.moving.relayout import RETRY_NS
 from jettison.core.pending import CallAnswer, PendingCall, Purpose
 from jettison.core.ports import Action, CallFailed, KeepShard
+from jettison.core.preemption import Preemption
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState, WorkerState
@@ -172,7 +173,7 @@ class Leaving:
         queues = self.group.queues
         for state in queues.running_offline():
             if state.num_pending == 0 and state.is_settled and state.request_id not in self._to_copy:
-                self.group.preempt(state)
+                self.group.preempt(state, Preemption.SLEEP)
         for state in [*queues.waiting, *queues.waiting_offline]:
             if state.ending is None and any(not home.blocks.is_oversized(state) for home in homes):
                 queues.take_out(state)

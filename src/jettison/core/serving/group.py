@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from jettison.core.changes import Changes
 from jettison.core.ports import RunStep, StepCompleted, StepRow
+from jettison.core.preemption import Preempted, Preemption
 from jettison.core.requests import Hold, RequestState
 from jettison.core.residence import NOWHERE, arenas_of, hosted_only
 from jettison.core.serving.blocks import GroupBlocks
@@ -251,7 +252,7 @@ class Group:
         self.head_blocked_by = plan.head_blocked_by
         queues = self.queues
         for request_id in plan.preemptions:
-            self.preempt(queues.running[request_id])
+            self.preempt(queues.running[request_id], Preemption.STEP)
         rows: list[StepRow] = []
         for request_id, num_tokens, num_new_blocks in plan.chunks:
             state = queues.running[request_id]
@@ -463,7 +464,7 @@ class Group:
         self.blocks.release(state)
         state.residences = hosted_only(state.residences)
 
-    def preempt(self, state: RequestState) -> None:
+    def preempt(self, state: RequestState, why: Preemption) -> None:
         """Have the request give its blocks up, at once. With a checkpoint it is stored from now on and computes what is
         beyond that again; without one it is queued, and recomputed from all its tokens."""
         assert state.num_pending == 0 and not state.transfers, "a request in flight cannot be preempted"
@@ -471,7 +472,9 @@ class Group:
         self.queues.take_out(state)
         self.blocks.release(state)
         self.counters.num_preemptions += 1
-        self.counters.num_recomputed_tokens += state.num_computed - num_kept
+        num_lost = state.num_computed - num_kept
+        self.counters.num_recomputed_tokens += num_lost
+        self._changes.preempted.append(Preempted(self.group_id, why, state.request_id, num_lost))
         state.num_preemptions += 1
         state.num_computed, state.num_sealed = num_kept, 0
         state.residences = hosted_only(state.residences) if num_kept else NOWHERE
