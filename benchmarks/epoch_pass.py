@@ -145,7 +145,7 @@ class Books:
         self.rung.desired.refresh(self.now_ns)
         for _ in range(2):  # before offers are made, and after
             list(self.rung.desired.owed())
-        assert self.rung.gauges["devices_used"]
+        assert self.rung.gauges()["devices_used"]
         return 1e3 * (time.thread_time() - begun) - CLOCK_MS
 
 

@@ -52,7 +52,7 @@ def most(rows: int) -> dict[str, Bound]:
 
 
 PLAIN_MODULES, PLAIN_CALLS, CALLS_A_ROW = 19, 73, 6
-ARRIVAL = (29, 256)
+ARRIVAL = (28, 248)
 OFFLINE = Bound(29, 249)
 DECIDING = Bound(36, 552)
 

@@ -21,9 +21,10 @@ from jettison.core.driving.stepping import Stepping
 from jettison.core.driving.unplaced import Unplaced, max_request_blocks
 from jettison.core.ladder.advising import Adviser
 from jettison.core.ladder.climb import Ladder
+from jettison.core.ladder.hooks import Refusal
 from jettison.core.ladder.movekinds import reconsider
 from jettison.core.ladder.orders import Orders
-from jettison.core.ladder.rung import Moment, Refusal
+from jettison.core.ladder.rung import Moment
 from jettison.core.load.monitor import TrafficMonitor
 from jettison.core.load.views import Loads
 from jettison.core.moving.checkpoints import Checkpoints
@@ -221,7 +222,7 @@ class ClusterCore:
         return sum(map(len, queued)) + len(self.state.unplaced_online())
 
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
-        """Whether another request of a tenant would be taken: see ``Rung.why_refuse``."""
+        """Whether another request of a tenant would be taken: see ``core.ladder.hooks.Admits``."""
         return self.ladder.why_refuse(tenant, limit, num_coming, now_ns)
 
     def max_request_blocks(self) -> int:
@@ -255,7 +256,7 @@ class ClusterCore:
         if self.ladder.looking[Moment.BEFORE_STEPS]:
             actions += self.ladder.climb(Moment.BEFORE_STEPS, now_ns)
         actions += self.stepping.plan(now_ns)
-        if self.ladder.following:
+        if self.ladder.copying:
             actions += self.ladder.after_steps(now_ns)
         if self.migrations.under_way:
             actions += self.migrations.after_steps()

@@ -55,8 +55,9 @@ class FastForward:
     def is_quiet(self) -> bool:
         """Nothing goes on that a step of one group could decide about another."""
         return (
-            self._moves.is_idle and self._recoveries.is_idle and self._migrations.is_idle and self._ladder.is_quiet
+            self._moves.is_idle and self._recoveries.is_idle and self._migrations.is_idle
             and not self._state.unplaced and not self._state.distrusted and not self._state.pipelines
+            and self._ladder.decides_nothing_before().until_ns != 0
             and not any(
                 self._state.groups[g].head_blocked_by is BlockedBy.MEMORY for g in self._state.changes.queued
             )
@@ -65,7 +66,7 @@ class FastForward:
     @property
     def due_ns(self) -> int | None:
         """The first step that ends then or later must be told of by itself, with all groups caught up; None: never."""
-        return self._ladder.due_ns
+        return self._ladder.decides_nothing_before().until_ns
 
     def most_steps(self, group_id: GroupId) -> int:
         """How many steps may be told of together, the one in flight included; 0 if it has to be told of by itself.
@@ -80,7 +81,7 @@ class FastForward:
         (worker_id,) = group.worker_ids
         if most < 1 or self._shares_worker(group):
             return 0
-        ahead = self._ladder.steps_ahead
+        ahead = self._ladder.decides_nothing_before().num_steps
         room = self._state.workers[worker_id].ledger.num_free
         if _growth_within(group, most + ahead) <= room:
             return most
@@ -117,7 +118,7 @@ class FastForward:
             ledgers.discard(worker_id)
         if grown:
             self._loads.monitor(group).note_growth(group, [ends_ns[number - 1] for number in grown])
-            self._ladder.note_grown(group)
+            self._ladder.note_touched((group_id,))
         return step
 
 

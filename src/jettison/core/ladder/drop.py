@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jettison.core.ladder.dropplans import DropPlanner, required_bytes
+from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.waysout import WaysOut
 from jettison.core.ports import Action, Record
@@ -63,20 +64,13 @@ class DropRung(Rung):
         self._planner = DropPlanner(means.state, means.loads)
         self._ways = WaysOut(means)
 
-    @property
-    def is_quiet(self) -> bool:
-        """Memory is not foreseen to run out before it does."""
-        return not self._foresees
-
-    @property
     def worker_ids(self) -> Collection[WorkerId]:
         """Members of merges under way."""
         return [w for merge in self._moves.merges for w in merge.worker_ids]
 
-    @property
-    def awaits_tick(self) -> bool:
-        """A group may be overloaded although memory keeps no request out yet: all are looked at on every tick."""
-        return self._foresees
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """Where memory is foreseen to run out, all groups are looked at although it keeps no request out yet."""
+        return Calm(0 if self._foresees else None)
 
     @property
     def _foresees(self) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 
+from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.checkpoints import is_copyable
 from jettison.core.moving.hostedkv import HostedKV, HostedPhase
@@ -75,21 +76,21 @@ class HarvestRung(Rung):
         """Groups dissolved when this was last rid of them."""
 
     @property
-    def is_quiet(self) -> bool:
+    def _has_nothing(self) -> bool:
         """No group has offline work or anything at the host, or none of that is for this rung."""
         if not self._state.changes.harvesting:
             return True
         return not self._state.params.offline.checkpoints and self._hosted.is_idle
 
-    @property
-    def awaits_tick(self) -> bool:
-        """A group has not been looked at yet."""
-        return not self._put_off.isdisjoint(self._state.changes.harvesting)
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """Ticks are for groups that have not been looked at yet, steps for all with offline work."""
+        if moment is Moment.TICK:
+            return Calm(None if self._put_off.isdisjoint(self._state.changes.harvesting) else 0)
+        return Calm(None if self._has_nothing else 0)
 
-    @property
     def lag_blocks(self) -> int:
         """Of all groups."""
-        groups = self._state.groups  # those who were marked last may run no more
+        groups = self._state.groups  # a group that was marked last may run no offline request any more
         return sum(
             policy.lag_blocks for group_id, policy in self._policies.items()
             if group_id in groups and groups[group_id].queues.num_running_offline
@@ -100,7 +101,7 @@ class HarvestRung(Rung):
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
         """Mark candidates after a step; before the next, decide what to copy, and who comes back."""
         harvesting = self._state.changes.harvesting
-        if self.is_quiet:
+        if self._has_nothing:
             return
         if moment is Moment.STEP_ENDED:
             for group_id in harvesting & self._state.changes.touched:

@@ -24,6 +24,7 @@ from enum import StrEnum
 
 from jettison.core.advice import Going, Wanted
 from jettison.core.ladder.desired import Desired, Owed
+from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.packprices import worth_of
 from jettison.core.ladder.relief import Reliefs
@@ -132,37 +133,24 @@ class PackRung(Rung):
 
     # --- what the loop asks -----------------------------------------------------------------------------------
 
-    @property
-    def is_quiet(self) -> bool:
-        """Nobody waits for a step to end, to be computed again elsewhere."""
-        return not self._leaving
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """While there is no request, or until the next epoch, which begins before a step lacks room. Where a request is
+        to be computed again elsewhere, the end of its step is awaited."""
+        has_requests = bool(self._state.requests)
+        if moment is Moment.TICK:
+            return Calm(0 if has_requests else None, EARLY_STEPS)
+        if self._leaving:
+            return Calm(0, EARLY_STEPS)
+        return Calm(self._epoch_end_ns(1.0) if has_requests else None, EARLY_STEPS)
 
-    @property
-    def awaits_tick(self) -> bool:
-        """There are requests to be packed."""
-        return bool(self._state.requests)
-
-    @property
-    def due_ns(self) -> int | None:
-        """The next epoch begins."""
-        return self._epoch_end_ns(1.0) if self._state.requests else None
-
-    @property
-    def steps_ahead(self) -> int:
-        """An epoch begins before a step lacks room."""
-        return EARLY_STEPS
-
-    @property
     def worker_ids(self) -> Collection[WorkerId]:
         """Workers of groups between which its migrations go."""
         return {w for passage in self._mine.values() for w in passage.worker_ids}
 
-    @property
     def closed(self) -> frozenset[GroupId]:
-        """Groups where nobody lives, nor should."""
+        """Groups where no online request lives, nor should."""
         return self.desired.closed()
 
-    @property
     def gauges(self) -> Mapping[str, float]:
         """Devices are groups here: what serves by itself."""
         num_used, share_used = self.desired.used()
@@ -462,9 +450,9 @@ class PackRung(Rung):
 
     def _tell(self, pressure: str | None, begun: Counter[str], is_early: bool, now_ns: int) -> Iterator[Record]:
         """What an epoch came to; nothing where it is what the last one was."""
-        gauges = self.gauges
+        gauges = self.gauges()
         told: dict[str, object] = {
-            "needed": gauges["devices_needed"], "used": gauges["devices_used"], "closed": sorted(self.closed),
+            "needed": gauges["devices_needed"], "used": gauges["devices_used"], "closed": sorted(self.closed()),
             "queued": begun[How.QUEUED], "migrated": begun[How.MIGRATED], "owed": self._num_owed,
             "lost": self._num_lost, "utilisation": round(gauges["packing_utilisation"], 4), "pressure": pressure,
             "early": is_early,

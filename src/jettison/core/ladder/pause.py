@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from jettison.core.ladder.free import is_preemptible
+from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action, Record
@@ -51,15 +52,9 @@ class PauseRung(Rung):
         self._began_ns: dict[GroupId, int] = {}
         """When their pauses began."""
 
-    @property
-    def is_quiet(self) -> bool:
-        """No group is paused."""
-        return not self._pressed_ns
-
-    @property
-    def awaits_tick(self) -> bool:
-        """A pause ends when time has passed."""
-        return bool(self._pressed_ns)
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """While no group is paused: a pause ends when time has passed."""
+        return Calm(0 if self._pressed_ns else None)
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
         """Groups whose online head lacks room although all that was checkpointed has been freed, also where steps have

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from jettison.core.ladder.dropplans import block_bytes
+from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
@@ -73,17 +74,14 @@ class ScaleRung(Rung):
         """More instances are asked for now."""
         return self._needed_ns is not None
 
-    @property
-    def awaits_tick(self) -> bool:
-        """The request may be over."""
-        return self.is_open
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """While nothing is asked for: on a tick the request may be over."""
+        return Calm(0 if moment is Moment.TICK and self.is_open else None)
 
-    @property
     def num_scale_outs(self) -> int:
         """Episodes so far."""
         return self._num_scale_outs
 
-    @property
     def missing_bytes(self) -> int:
         """The most that was missing in the open episode."""
         return self._missing_bytes

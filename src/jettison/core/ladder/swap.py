@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action
@@ -46,22 +47,11 @@ class SwapRung(Rung):
         self._put_off: set[GroupId] = set()
         """Groups that were touched while their layouts were changing."""
 
-    @property
-    def is_quiet(self) -> bool:
-        """No request has been swapped out."""
-        return self.means.hosted.is_idle
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """While no request is swapped out; requests leave before the blocks are missing."""
+        is_busy = not self.means.hosted.is_idle or (moment is Moment.TICK and bool(self._put_off))
+        return Calm(0 if is_busy else None, self.means.state.params.swap.ahead_steps + 1)
 
-    @property
-    def steps_ahead(self) -> int:
-        """Requests leave before the blocks are missing."""
-        return self.means.state.params.swap.ahead_steps + 1
-
-    @property
-    def awaits_tick(self) -> bool:
-        """A swap is under way, or a group has not been looked at yet."""
-        return bool(self._put_off) or not self.means.hosted.is_idle
-
-    @property
     def worker_ids(self) -> Collection[WorkerId]:
         """Workers of groups with a swap."""
         return self.means.hosted.worker_ids()

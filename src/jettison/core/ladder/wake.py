@@ -19,6 +19,7 @@ from typing import NamedTuple
 from jettison.core.ladder.dozing import Dozing
 from jettison.core.ladder.dropplans import block_bytes, required_bytes
 from jettison.core.ladder.duework import LOOK_S, DueWork
+from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.prompts import num_for_arrivals, prompt_rate_of
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.spreading import Spreading, SpreadOffer
@@ -103,17 +104,15 @@ class WakeRung(Rung):
         self._needed_ns: int | None = None
         """When a rung last lacked memory that it could not get."""
 
-    @property
-    def is_quiet(self) -> bool:
-        """Nothing is urgent: else it begins where a step of another group has made a place."""
-        return not self._urgent.is_there
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """On a tick a worker may fall asleep, or be woken for a deadline. Where something is urgent, it begins where a
+        step of another group has made a place."""
+        if moment is Moment.TICK:
+            may_decide = self._dozing.awaits_tick or (self._due_work.is_there and bool(self._sleepers.out))
+        else:
+            may_decide = self._urgent.is_there
+        return Calm(0 if may_decide else None)
 
-    @property
-    def awaits_tick(self) -> bool:
-        """A worker may fall asleep, or be woken for a deadline."""
-        return self._dozing.awaits_tick or (self._due_work.is_there and bool(self._sleepers.out))
-
-    @property
     def gauges(self) -> Mapping[str, float]:
         """What deadlines take, while there are any."""
         num = self._num_for_deadlines
@@ -395,7 +394,6 @@ class WakeRung(Rung):
     def _takes_s(self, candidates: Sequence[tuple[WorkerId, Wake]]) -> list[float]:
         return [UNKNOWN_WAKE_S if (s := self._ways.taken.seconds(wake)) is None else s for _, wake in candidates]
 
-    @property
     def wakes_s(self) -> tuple[float, ...]:
         """Of those that ``--max-awake`` leaves."""
         return tuple(self._takes_s(self._may_be_woken())) if self._sleepers.out else ()
