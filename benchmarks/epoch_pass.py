@@ -29,7 +29,7 @@ from evidence import DECIDING, write_result
 
 from jettison.core.cluster import ClusterCore
 from jettison.core.ladder.lists import parse_overload, with_packing
-from jettison.core.ladder.pack import PackRung
+from jettison.core.ladder.packing.pack import PackRung
 from jettison.core.params import ClusterParams
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group, SchedulerLimits

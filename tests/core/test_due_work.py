@@ -9,8 +9,8 @@ import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster
 from sleepers import is_asleep, sleep
 
-from jettison.core.ladder.urgent import Urgent
-from jettison.core.ladder.wake import WakeRung
+from jettison.core.ladder.waking.urgent import Urgent
+from jettison.core.ladder.waking.wake import WakeRung
 from jettison.core.params import AwakeParams
 from jettison.core.ports import OfflineStored, Record, StoredWork
 from jettison.core.requests import RequestState
@@ -215,7 +215,8 @@ def test_what_is_urgent_goes_where_there_is_a_place_and_what_gives_way_is_not_lo
     full, free, urgent = urgent_at_one_of_two()
     list(full.queues.waiting_offline)
     looked: list[RequestState] = []
-    monkeypatch.setattr("jettison.core.ladder.urgent.key_of", lambda state: looked.append(state) or key_of(state))
+    noting = lambda state: looked.append(state) or key_of(state)  # noqa: E731
+    monkeypatch.setattr("jettison.core.ladder.waking.urgent.key_of", noting)
     full.hold("test", GroupHold.OFFLINE)
     (offer,) = urgent.look()
     assert offer.going == (("soon", free.group_id),) and len(looked) < 10

@@ -8,9 +8,9 @@ import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster
 from sleepers import is_asleep, sleep
 
-from jettison.core.ladder.desired import Owed
 from jettison.core.ladder.lists import parse_overload, with_packing
-from jettison.core.ladder.pack import PackRung, StopOffer
+from jettison.core.ladder.packing.desired import Owed
+from jettison.core.ladder.packing.pack import PackRung, StopOffer
 from jettison.core.ladder.rung import Moment
 from jettison.core.ports import Record
 from jettison.core.requests import Phase, RequestState

@@ -1,7 +1,7 @@
 """Pack: online requests live on the fewest groups that hold them (MELL); the others may sleep.
 
 Every epoch, and at once where a group is about to run out of memory, the desired placement is planned anew
-(``core.ladder.desired``), and what differs from it moves, as far as there is room, time and worth:
+(``core.ladder.packing.desired``), and what differs from it moves, as far as there is room, time and worth:
 
     waits for its first step      it is queued where it should live
     decodes                       it migrates, as KV or as tokens, where that costs less than it saves
@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from jettison.core.advice import Going, Wanted
-from jettison.core.ladder.desired import Desired, Owed
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.movekinds import choose_kinds
-from jettison.core.ladder.packprices import worth_of
-from jettison.core.ladder.relief import Reliefs
+from jettison.core.ladder.packing.desired import Desired, Owed
+from jettison.core.ladder.packing.packprices import worth_of
+from jettison.core.ladder.packing.relief import Reliefs
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.migrations import may_go
 from jettison.core.moving.passage import Passage

@@ -1,6 +1,6 @@
 """Wake: sleepers serve again where memory, a death or prompts ahead press, if that is sooner than what else there is,
 and where a deadline of offline work would be missed (beyond the papers). Its leaving is that workers fall asleep
-(``core.ladder.dozing``).
+(``core.ladder.waking.dozing``).
 
 Why a worker sleeps makes no difference: memory that sleeps is memory, and what was promised by a time is owed. Of
 all ways to let a queue's head in the soonest is taken (``policy.soonest``), and every decision is told with what it
@@ -16,14 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jettison.core.ladder.dozing import Dozing
 from jettison.core.ladder.dropplans import block_bytes, required_bytes
-from jettison.core.ladder.duework import LOOK_S, DueWork
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.prompts import num_for_arrivals, prompt_rate_of
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
-from jettison.core.ladder.spreading import Spreading, SpreadOffer
-from jettison.core.ladder.urgent import Urgent, UrgentOffer
+from jettison.core.ladder.waking.dozing import Dozing
+from jettison.core.ladder.waking.duework import LOOK_S, DueWork
+from jettison.core.ladder.waking.spreading import Spreading, SpreadOffer
+from jettison.core.ladder.waking.urgent import Urgent, UrgentOffer
 from jettison.core.ladder.waysout import WaysOut
 from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action, Record, StoredWork

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from jettison.core.ladder.duework import DueWork
 from jettison.core.ladder.prompts import num_for_arrivals
 from jettison.core.ladder.rung import Means
+from jettison.core.ladder.waking.duework import DueWork
 from jettison.core.ports import Action
 from jettison.core.serving.group import Group
 from jettison.policy.deadlines import may_go

@@ -3,7 +3,7 @@ Devices of a packing are groups, pools are groups of like memory.
 
 Decisions are ``policy.packing``'s. Here groups and requests become its devices and operations: what has come, grown,
 gone, or changed its group without being asked since it was looked at last. Which requests have to be looked at for that
-is ``core.ladder.seats``'; a pass costs nothing for the others. Offline requests are not packed.
+is ``core.ladder.packing.seats``'; a pass costs nothing for the others. Offline requests are not packed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from jettison.core.ladder.growing import Growths, growth_rates, held_blocks, size_of
-from jettison.core.ladder.newcomers import comes_in_time, has_room
-from jettison.core.ladder.packable import Packable
+from jettison.core.ladder.packing.growing import Growths, growth_rates, held_blocks, size_of
+from jettison.core.ladder.packing.newcomers import comes_in_time, has_room
+from jettison.core.ladder.packing.packable import Packable
+from jettison.core.ladder.packing.seats import Pool, Seat, Seats, arrival, arrival_again
 from jettison.core.ladder.prompts import num_for_arrivals
-from jettison.core.ladder.seats import Pool, Seat, Seats, arrival, arrival_again
 from jettison.core.load.views import Loads
 from jettison.core.moving.migrations import Migrations, may_go
 from jettison.core.moving.moves import Moves

@@ -6,8 +6,8 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from jettison.core.ladder.packing.seats import Seat, Seats
 from jettison.core.ladder.prompts import decoding_of
-from jettison.core.ladder.seats import Seat, Seats
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.serving.limits import SchedulerLimits
