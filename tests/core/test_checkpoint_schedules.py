@@ -123,7 +123,7 @@ class Schedule(RuleBasedStateMachine):
         self.cluster.expect_outputs()
         self.cluster.expect_nothing_left()
         assert self.cluster.core.hosted.is_idle
-        for pool in self.cluster.core.hosted.pools.values():
+        for pool in self.cluster.core.hosted.store.pools.values():
             assert pool.num_free == pool.num_slots
 
 

@@ -102,7 +102,7 @@ class ClusterCore:
         for stages in groups:
             self.state.form_group(stages)
         self.hosted = Hosted(self.state)
-        self.checkpoints = Checkpoints(self.state, self.hosted)
+        self.checkpoints = Checkpoints(self.state, self.hosted.store)
         self.migrations = Migrations(self.state)
         self.recoveries = Recoveries(self.state, groups, self.hosted, self.migrations)
         self.loads = Loads(self.state)
@@ -126,7 +126,7 @@ class ClusterCore:
             self.state, self.loads, self.moves, self.recoveries, self.migrations, self.ladder
         )
         self._safepoints = Safepoints(self.state)
-        self._standing = StandingWatch(self.state, self.moves, self.hosted)
+        self._standing = StandingWatch(self.state, self.moves, self.hosted.store)
         self._moving: tuple[Pass, ...] = (
             (self.moves.waits_for, self.moves.advance),
             (self.sleepers.waits_for, self.sleepers.advance),
@@ -312,7 +312,9 @@ class ClusterCore:
         return self.migrations.give_way(worker_ids)
 
     def _stop_moves_of(self, state: RequestState) -> list[Action]:
-        return self.moves.cancel(state) + self.migrations.cancel(state) + self.hosted.cancel(state)
+        actions = self.moves.cancel(state) + self.migrations.cancel(state)
+        self.hosted.cancel(state)
+        return actions
 
     # --- ticks ------------------------------------------------------------------------------------------------
 

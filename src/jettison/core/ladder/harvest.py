@@ -61,7 +61,7 @@ class HarvestRung(Rung):
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
-        self._state, self._hosted, self._checkpoints = means.state, means.hosted, means.checkpoints
+        self._state, self._store, self._checkpoints = means.state, means.hosted.store, means.checkpoints
         self._policies: dict[GroupId, Checkpointing] = {}
         self._marked: set[GroupId] = set()
         """Groups with candidates from a step that has just ended."""
@@ -80,7 +80,7 @@ class HarvestRung(Rung):
         """No group has offline work or anything at the host, or none of that is for this rung."""
         if not self._state.changes.harvesting:
             return True
-        return not self._state.params.offline.checkpoints and self._hosted.is_idle
+        return not self._state.params.offline.checkpoints and self.means.hosted.is_idle
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
         """Ticks are for groups that have not been looked at yet, steps for all with offline work."""
@@ -118,7 +118,7 @@ class HarvestRung(Rung):
             self._looked_at.append(group)
             if group.group_id in self._marked:
                 self._decide(group)
-            if oversized := self._hosted.oversized(group, is_checkpoint=True):
+            if oversized := self._store.oversized(group):
                 yield HarvestOffer(
                     groups=(group.group_id,), why=Preemption.TOO_LARGE, compute_again=oversized
                 )
@@ -217,7 +217,7 @@ class HarvestRung(Rung):
         # Where admission is capped the group is to fit into less memory soon.
         only_online = queues.offline_holders or queues.waiting or group.blocks.admission_cap is not None
         entries = {
-            e.state.request_id: e for e in self._hosted.of(group, HostedPhase.STORED, is_checkpoint=True)
+            e.state.request_id: e for e in self._store.of(group, HostedPhase.STORED)
             if not (e.state.is_offline and only_online)
         }
         if not entries or not self._budget_blocks(group):
@@ -247,7 +247,7 @@ class HarvestRung(Rung):
         online: list[StoredRow] = []
         offline: list[StoredRow] = []
         for state in in_order:
-            row = StoredRow(state.request_id, self._hosted.blocks_to_return(entries[state.request_id]))
+            row = StoredRow(state.request_id, self._store.blocks_to_return(entries[state.request_id]))
             (offline if state.is_offline else online).append(row)
         num_running = len(group.queues.running) + len(group.queues.moving)
         room = partial(choose_swap_ins, watermark_blocks=group.blocks.watermark, max_num_seqs=group.max_running)
@@ -273,7 +273,7 @@ class HarvestRung(Rung):
     def _keep_room(self, group: Group) -> None:
         """Newcomers leave room for online requests that were freed: those were admitted before them."""
         if group.queues.stored:
-            group.blocks.reserve_everywhere(self.name, self._hosted.owed_blocks(group, is_checkpoint=True))
+            group.blocks.reserve_everywhere(self.name, self._store.owed_blocks(group))
         else:
             group.blocks.reserve(self.name, {})
 
@@ -282,17 +282,17 @@ class HarvestRung(Rung):
         assert isinstance(offer, HarvestOffer), offer
         requests = self._state.requests
         for request_id in offer.come_back:
-            self._hosted.bring_back(requests[request_id])
+            self._store.bring_back(requests[request_id])
         told = [self._told_again(offer, now_ns)] if offer.compute_again else []
         for request_id in offer.compute_again:
             self._state.counters.checkpoints_dropped += 1
-            self._hosted.give_up(requests[request_id], Preemption(offer.why))
+            self._store.give_up(requests[request_id], Preemption(offer.why))
         return [*told]
 
     def _told_again(self, offer: HarvestOffer, now_ns: int) -> Record:
         """Who is computed again, and what the link and the steps were taken to do."""
         group = self._state.groups[offer.groups[0]]
-        entries = [self._hosted.entry_named(request_id) for request_id in offer.compute_again]
+        entries = [self._store.entry_named(request_id) for request_id in offer.compute_again]
         num_blocks = sum(entry.num_blocks for entry in entries if entry is not None)
         step_s = self.means.loads.exchange_costs(group).step_s
         return Record("offline_computed_again", now_ns, {
@@ -313,7 +313,7 @@ class HarvestRung(Rung):
 
     def _note_stall(self, group: Group) -> None:
         is_stalled = not group.in_flight and not group.paused and bool(
-            self._hosted.of(group, HostedPhase.IN, is_checkpoint=True)
+            self._store.of(group, HostedPhase.IN)
         )
         if not is_stalled:
             self._stalled.discard(group.group_id)
@@ -325,4 +325,4 @@ class HarvestRung(Rung):
         """Nothing is checkpointed any more, and nobody brings back what was freed."""
         for group in self._state.groups.values():
             group.blocks.reserve(self.name, {})
-        self._hosted.drop_checkpoints()
+        self._store.empty()

@@ -84,9 +84,9 @@ class PauseRung(Rung):
         for state in group.queues.running_offline():
             if is_preemptible(state):
                 group.preempt(state, Preemption.PAUSE)
-        for entry in self.means.hosted.of(group, HostedPhase.IN, is_checkpoint=True):
+        for entry in self.means.hosted.store.of(group, HostedPhase.IN):
             if entry.state.is_offline:
-                self.means.hosted.break_off(entry)
+                self.means.hosted.store.break_off(entry)
         if group.blocks.num_allocatable > num_free:
             group.head_blocked_by = None  # as far as is known before the next plan: what is dearer waits for that
         return actions
@@ -116,7 +116,7 @@ class PauseRung(Rung):
     def _has_offline_work(self, group: Group) -> bool:
         if group.queues.num_running_offline:
             return any(is_preemptible(s) for s in group.queues.running_offline())
-        return any(e.state.is_offline for e in self.means.hosted.of(group, HostedPhase.IN, is_checkpoint=True))
+        return any(e.state.is_offline for e in self.means.hosted.store.of(group, HostedPhase.IN))
 
     def leave(self, now_ns: int) -> list[Action]:
         """Groups in which the pressure is gone."""

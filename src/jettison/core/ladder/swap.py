@@ -44,6 +44,7 @@ class SwapRung(Rung):
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
+        self._swap = means.hosted.swap
         self._put_off: set[GroupId] = set()
         """Groups that were touched while their layouts were changing."""
 
@@ -54,7 +55,7 @@ class SwapRung(Rung):
 
     def worker_ids(self) -> Collection[WorkerId]:
         """Workers of groups with a swap."""
-        return self.means.hosted.worker_ids()
+        return self._swap.worker_ids()
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
@@ -71,30 +72,30 @@ class SwapRung(Rung):
                     # Nothing that is stored returns before the restore is over, and that may wait for the queue.
                     group.blocks.reserve(self.name, {})
                 continue
-            if oversized := self.means.hosted.oversized(group):
+            if oversized := self._swap.oversized(group):
                 yield SwapOffer(groups=(group.group_id,), why=Preemption.TOO_LARGE, give_up=oversized)
             if not group.paused and len(group.in_flight) < len(group.stages):
                 if leave := self._leaving(group):
                     yield SwapOffer(groups=(group.group_id,), why="memory runs out", leave=leave)
-                if not self.means.hosted.of(group, HostedPhase.OUT) and (come_back := self._returning(group)):
+                if not self._swap.of(group, HostedPhase.OUT) and (come_back := self._returning(group)):
                     yield SwapOffer(groups=(group.group_id,), why="there is room again", come_back=come_back)
             self._keep_room(group)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
         """Pieces are sent behind the step that follows."""
         assert isinstance(offer, SwapOffer), offer
-        requests, hosted = self.means.state.requests, self.means.hosted
+        requests, swap = self.means.state.requests, self._swap
         for request_id in offer.leave:
-            hosted.store(requests[request_id])
+            swap.send_out(requests[request_id])
         for request_id in offer.come_back:
-            hosted.bring_back(requests[request_id])
+            swap.bring_back(requests[request_id])
         for request_id in offer.give_up:
-            hosted.give_up(requests[request_id], Preemption.TOO_LARGE)
+            swap.give_up(requests[request_id], Preemption.TOO_LARGE)
         return []
 
     def after_steps(self, now_ns: int) -> list[Action]:
         """Pieces within each group's allowance."""
-        return self.means.hosted.send(self._budget_blocks)
+        return self._swap.send(self._budget_blocks)
 
     def go(self) -> None:
         """Nothing is stored, or on its way: no group waits for that, or keeps room for it."""
@@ -119,7 +120,7 @@ class SwapRung(Rung):
 
     def _leaving(self, group: Group) -> tuple[RequestId, ...]:
         growth, free = self._growth_of_running(group), group.blocks.num_allocatable
-        out = self.means.hosted.of(group, HostedPhase.OUT)
+        out = self._swap.of(group, HostedPhase.OUT)
         leaving = sum(_reclaimable(entry.state, group) for entry in out)
         if growth <= free + leaving:
             return ()
@@ -130,18 +131,17 @@ class SwapRung(Rung):
             for s in reversed(group.queues.running.values())
             if s.num_pending == 0 and s.is_settled
         ]
-        slots = self.means.hosted.num_free_slots(group.worker_ids)
+        slots = self._swap.num_free_slots(group.worker_ids)
         return tuple(choose_swap_outs(
             rows, growth_blocks=growth, num_free_blocks=free, num_leaving_blocks=leaving, num_free_slots=slots
         ))
 
     def _returning(self, group: Group) -> tuple[RequestId, ...]:
-        hosted = self.means.hosted
-        stored = {entry.state.request_id: entry for entry in hosted.of(group, HostedPhase.STORED)}
+        stored = {entry.state.request_id: entry for entry in self._swap.of(group, HostedPhase.STORED)}
         if not stored:
             return ()
         in_order = in_service_order((entry.state for entry in stored.values()), group.limits.scheduling_policy)
-        rows = [StoredRow(s.request_id, hosted.blocks_to_return(stored[s.request_id])) for s in in_order]
+        rows = [StoredRow(s.request_id, self._swap.blocks_to_return(stored[s.request_id])) for s in in_order]
         return tuple(choose_swap_ins(
             rows,
             growth_blocks=self._growth_of_running(group),
@@ -153,14 +153,14 @@ class SwapRung(Rung):
 
     def _hold_preemption(self, group: Group) -> None:
         """Only what is on its way frees what is missing: where it has given way, nothing will."""
-        if self.means.hosted.of(group, HostedPhase.OUT, HostedPhase.IN):
+        if self._swap.of(group, HostedPhase.OUT, HostedPhase.IN):
             group.hold(self.name, GroupHold.PREEMPTION)
         else:
             group.release(self.name, GroupHold.PREEMPTION)
 
     def _keep_room(self, group: Group) -> None:
         self._hold_preemption(group)
-        group.blocks.reserve_everywhere(self.name, self.means.hosted.owed_blocks(group))
+        group.blocks.reserve_everywhere(self.name, self._swap.owed_blocks(group))
 
 
 def _reclaimable(state: RequestState, group: Group) -> int:

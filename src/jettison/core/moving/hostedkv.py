@@ -1,6 +1,7 @@
 """One request's KV in host pools: in which phase it is, and how far it has come.
 
-What is done about it is ``core.moving.hosted``'s, which says what the phases are, and ``core.moving.checkpoints``'.
+What is done about it is ``core.moving.hostbook``'s, and where the two kinds differ ``core.moving.swapping``'s and
+``core.moving.store``'s, which say what the phases are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from jettison.memory.kvtransfers import KVTransferPlan
 
 
 class HostedPhase(StrEnum):
-    """See ``core.moving.hosted``."""
+    """See the module."""
 
     OUT = "out"
     STORED = "stored"
@@ -43,7 +44,5 @@ class HostedKV:
     failed: bool = False
     is_lost: bool = False
     """A worker that has some of it in its pool is dead."""
-    is_checkpoint: bool = False
-    """It was copied while it ran; else it was swapped out."""
     parts: tuple[KVTransferPlan, ...] = ()
     """IN: from which pool to which stage."""

@@ -117,7 +117,7 @@ class Returning:
 
     def _home_of_stored(self, state: RequestState) -> Group:
         """Where a stored request will be brought back: a group that can hold it, of those the emptiest. What none can
-        hold waits there for the next pipeline (``Hosted.oversized``)."""
+        hold waits there for the next pipeline (``HostBook.oversized``)."""
 
         def rank(home: Group) -> tuple[bool, int, GroupId]:
             owed = sum(home.limits.blocks_for(other.num_tokens) for other in home.queues.stored.values())
