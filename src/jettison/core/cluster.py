@@ -35,7 +35,7 @@ from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
 from jettison.core.moving.recovering import Recoveries
 from jettison.core.moving.restoring import Restoring
-from jettison.core.moving.sleeping import Sleepers
+from jettison.core.moving.sleeping import Expected, Sleepers
 from jettison.core.params import ClusterParams
 from jettison.core.ports import (
     Action,
@@ -56,7 +56,7 @@ from jettison.core.ports import (
 from jettison.core.preemption import told
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group, SchedulerLimits
-from jettison.core.state import ClusterState, WorkerState
+from jettison.core.state import Answers, ClusterState, WorkerState
 from jettison.cost.predictor import StepTimePredictor
 from jettison.errors import ConfigError
 from jettison.memory.blocks import BlockLedger
@@ -87,7 +87,13 @@ class ClusterCore:
         params: ClusterParams,
         capacity_blocks: Mapping[WorkerId, int],
         secret: bytes,
+        *,
+        catch_up: Callable[[GroupId], None] = lambda group_id: None,
+        catch_up_all: Callable[[], None] = lambda: None,
     ) -> None:
+        """``catch_up``: a driver in virtual time that tells of steps late is asked to tell of all that have ended in a
+        group, before its books are read; ``catch_up_all``: of all groups, before step times are predicted.
+        """
         groups = initial_groups(sorted(capacity_blocks), shape, static_pipeline=params.static_pipeline)
         workers = {
             s.worker_id: WorkerState(
@@ -98,18 +104,18 @@ class ClusterCore:
             for stages in groups
             for s in stages
         }
-        self.state = ClusterState(shape, limits, PrefixHasher(limits.block_size, secret), workers, params)
+        self.state = ClusterState(
+            shape, limits, PrefixHasher(limits.block_size, secret), workers, params, self._answers,
+            catch_up=catch_up, catch_up_all=catch_up_all,
+        )
         for stages in groups:
             self.state.form_group(stages)
-        self.hosted = Hosted(self.state)
-        self.checkpoints = Checkpoints(self.state, self.hosted.store)
         self.migrations = Migrations(self.state)
         self.recoveries = Recoveries(self.state, groups, self.hosted, self.migrations)
-        self.loads = Loads(self.state)
-        self.state.advice = Adviser(self.state, self.loads)
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
         self.sleepers = Sleepers(
-            self.state, self.moves, self.recoveries, self.migrations, self.checkpoints, self._why_needed
+            self.state, self.moves, self.recoveries, self.migrations, self.checkpoints, self._why_needed,
+            self._expect_wake,
         )
         self._awake = Awake(self.state, self.moves, self.recoveries, self.sleepers, self._why_too_large)
         self.ladder = Ladder(
@@ -141,6 +147,15 @@ class ClusterCore:
         )
         """What an event may let go on before steps are planned, in this order. A plain step wakes none of them."""
         self.stepping = Stepping(self.state, self.loads, self.moves, self._safepoints, self._stop_moves_of)
+
+    def _answers(self, state: ClusterState) -> Answers:
+        self.hosted = Hosted(state)
+        self.checkpoints = Checkpoints(state, self.hosted.store)
+        self.loads = Loads(state)
+        return Answers(Adviser(state, self.loads), self.checkpoints.kept_tokens)
+
+    def _expect_wake(self, worker_id: WorkerId) -> Expected | None:
+        return self.ladder.expect_wake(worker_id)
 
     # --- reading ----------------------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ Data and lookups only; decisions are in ``policy``, sequences in ``core.moving.m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
+from typing import NamedTuple
 
 from jettison.core import residence
 from jettison.core.advice import Advice
@@ -83,6 +84,13 @@ class WorkerState:
         return shape.all_layers if has_all else self.layout.kv_layers
 
 
+class Answers(NamedTuple):
+    """What parts of the state ask of the mechanisms, and these of policies."""
+
+    advice: Advice
+    kept_tokens: Callable[[RequestState], int]
+
+
 @dataclass(slots=True)
 class ClusterState:
     """Everything, in one place. Ids come from counters in here, so equal runs give equal ids."""
@@ -91,8 +99,10 @@ class ClusterState:
     limits: SchedulerLimits
     hasher: PrefixHasher
     workers: dict[WorkerId, WorkerState]
-    params: ClusterParams = field(default_factory=ClusterParams)
+    params: ClusterParams
     """Policies and their numbers; every part of the core reads them here."""
+    answers: InitVar[Callable[[ClusterState], Answers]]
+    """Makes, of the state, what parts of it ask."""
     groups: dict[GroupId, Group] = field(default_factory=dict)
     requests: dict[RequestId, RequestState] = field(default_factory=dict)
     counters: ClusterCounters = field(default_factory=ClusterCounters)
@@ -105,8 +115,8 @@ class ClusterState:
     predictor: StepTimePredictor = field(init=False)
     """Of the steps of all groups."""
     advice: Advice = field(init=False)
-    """Decisions that mechanisms ask for; the cluster core sets it."""
-    kept_tokens: Callable[[RequestState], int] = lambda state: 0
+    """Decisions that mechanisms ask for."""
+    kept_tokens: Callable[[RequestState], int] = field(init=False)
     """Called with a request that gives its blocks up: of so many leading tokens KV is kept elsewhere."""
     catch_up: Callable[[GroupId], None] = lambda group_id: None
     """Called before a group's books are read whose steps may not all have been told of yet
@@ -141,10 +151,10 @@ class ClusterState:
     _alive: tuple[int, int, int] | None = None
     """Roster changes that these hold for: (workers that can serve, least of their full blocks)."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, answers: Callable[[ClusterState], Answers]) -> None:
         self.predict_anew()
         self.tokens, self.offline_tokens = (
-            VirtualTokens(lambda: (s.tenant for s in self.requests.values()), lambda: self.catch_up_all())
+            VirtualTokens(lambda: (s.tenant for s in self.requests.values()), self.catch_up_all)
             for _ in range(2)
         )
         self.book = Book(
@@ -154,6 +164,7 @@ class ClusterState:
         for worker_id, worker in self.workers.items():
             self.groups_of[worker_id] = []
             worker.ledger.report_to(self.changes.ledgers, worker_id)
+        self.advice, self.kept_tokens = answers(self)
 
     def predict_anew(self) -> None:
         """Begin with what the parameters say of step times."""
@@ -166,7 +177,7 @@ class ClusterState:
             self.shape.num_layers, None if profile is None else profile.cost, efficiency=efficiency,
             copy_bytes_per_s=None if profile is None else profile.host_copy_bytes_per_s,
             beside_byte_s=None if profile is None else profile.beside_byte_s,
-            catch_up=lambda: self.catch_up_all(),  # attached later
+            catch_up=self.catch_up_all,
         )
 
     # --- changes ----------------------------------------------------------------------------------------------
@@ -213,7 +224,7 @@ class ClusterState:
             self.tokens,
             self.offline_tokens,
             lambda: Pace(self.params.offline, self.predictor),
-            lambda state: self.kept_tokens(state),  # attached later
+            self.kept_tokens,
         )
         self.next_group_id += 1
         self.next_epoch += 1

@@ -7,7 +7,7 @@ steps, from the one in flight on, the group would plan again with the same rows,
 
 It is possible only while the cluster is quiet: no move, no recovery, no pipeline and no queue that memory blocks,
 for those look at the clock or at other groups after each step. Before the core reads the books of a group in a quiet
-cluster (to dispatch, to rebalance, on a tick) it calls what was given to ``attach``, which has to ``advance`` the group
+cluster (to dispatch, to rebalance, on a tick) it calls ``ClusterState.catch_up``, which has to ``advance`` the group
 to now. It has all groups advanced before it asks how long a step takes, which is learned from all of their steps: an
 event in a quiet cluster may be the first to swap. Before any event but arrivals, ticks and steps of other groups the
 driver does so by itself, for all groups.
@@ -18,7 +18,7 @@ What one step less told of does not change: ids of steps, which nothing keeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jettison.core.ladder.climb import Ladder
 from jettison.core.load.views import Loads
@@ -46,10 +46,6 @@ class FastForward:
         self._recoveries = recoveries
         self._migrations = migrations
         self._ladder = ladder
-
-    def attach(self, catch_up: Callable[[GroupId], None], catch_up_all: Callable[[], None]) -> None:
-        """Have these called: with each group whose books are about to be read, and before step times are predicted."""
-        self._state.catch_up, self._state.catch_up_all = catch_up, catch_up_all
 
     @property
     def is_quiet(self) -> bool:

@@ -16,7 +16,7 @@ from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
-from jettison.core.moving.sleeping import Sleepers
+from jettison.core.moving.sleeping import Expected, Sleepers
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
@@ -151,6 +151,10 @@ class Ladder:
     def wakes_s(self) -> tuple[float, ...]:
         """What waking each sleeper that may be woken would take, the soonest first."""
         return next((wakes_s for rung in self._waking if (wakes_s := rung.wakes_s())), ())
+
+    def expect_wake(self, worker_id: WorkerId) -> Expected | None:
+        """How long a wake will take; None where no rung says."""
+        return self._waking[0].expect(worker_id) if self._waking else None
 
     @property
     def forms_pipelines(self) -> bool:

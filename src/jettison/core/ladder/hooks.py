@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Set
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
+from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
@@ -112,6 +113,10 @@ class Sleeps(Protocol):
 
     def wakes_s(self) -> tuple[float, ...]:
         """What waking each sleeper that it may wake would take, the soonest first."""
+        ...
+
+    def expect(self, worker_id: WorkerId) -> Expected:
+        """How long a wake will take that another part of the core orders."""
         ...
 
 

@@ -53,7 +53,6 @@ class Checkpoints:
         self._store = store
         self._pieces: dict[TransferId, _Piece] = {}
         self._allowances = Allowances(cluster)
-        cluster.kept_tokens = self._freed
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -190,7 +189,7 @@ class Checkpoints:
 
     # --- freeing ----------------------------------------------------------------------------------------------
 
-    def _freed(self, state: RequestState) -> int:
+    def kept_tokens(self, state: RequestState) -> int:
         """A request gives its blocks up now: so many of its leading tokens stay at the host."""
         entry, counters = self._store.entry(state), self._cluster.counters
         num_tokens = 0

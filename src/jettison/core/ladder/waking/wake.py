@@ -86,7 +86,6 @@ class WakeRung(Rung):
         self._ways = WaysOut(means)
         self._wakes: dict[WorkerId, Wake] = {}
         """What was predicted of those that are being woken."""
-        means.sleepers.predict = self._predict
         self._due_work = DueWork(means)
         self._dozing = Dozing(means, self._due_work)
         self._spreading = Spreading(means)
@@ -165,8 +164,8 @@ class WakeRung(Rung):
             actions += self._sleepers.wake(worker_id, now_ns, self._expect(worker_id, offer.wake))
         return actions
 
-    def _predict(self, worker_id: WorkerId) -> Expected:
-        """Of a wake that somebody else orders."""
+    def expect(self, worker_id: WorkerId) -> Expected:
+        """Of a wake that an administrator or a request orders."""
         return self._expect(worker_id, self._ways.wake(worker_id, None))
 
     def _expect(self, worker_id: WorkerId, wake: Wake) -> Expected:
