@@ -51,10 +51,10 @@ def most(rows: int) -> dict[str, Bound]:
     }
 
 
-PLAIN_MODULES, PLAIN_CALLS, CALLS_A_ROW = 19, 73, 6
-ARRIVAL = (28, 248)
-OFFLINE = Bound(29, 249)
-DECIDING = Bound(36, 552)
+PLAIN_MODULES, PLAIN_CALLS, CALLS_A_ROW = 18, 72, 5
+ARRIVAL = (27, 204)
+OFFLINE = Bound(28, 234)
+DECIDING = Bound(35, 540)
 
 
 @dataclass(slots=True)
