@@ -1,5 +1,5 @@
-"""What the drop planner is told about groups. ``policy.merge`` decides who merges, ``core.moving.moves`` carries it
-out."""
+"""What the drop planner is told about groups. ``policy.merge`` decides which groups merge, ``core.moving.moves``
+carries it out."""
 
 from __future__ import annotations
 

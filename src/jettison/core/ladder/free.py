@@ -38,7 +38,7 @@ class FreeRung(Rung):
     is_word = False
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """For each group whose next online request lacks room: whose blocks it gets."""
+        """For each group whose next online request lacks room: the requests that give it their blocks."""
         state = self.means.state
         if not state.changes.harvesting:
             return

@@ -4,7 +4,7 @@ Which offline tokens fill a step is planned with the step (``policy.filling``). 
 has offline work:
 
     it has ended     candidates are marked                                    policy.checkpointing
-    the next begins  what to copy is decided; who was freed comes back, where there is room beside what online needs
+    the next begins  what to copy is decided; freed requests come back, where online requests leave room
     it is issued     pieces of both beside it, within what the link and the objectives allow
 
 Online requests are copied, too, behind the offline ones. A request that would be back later than computed again is.
@@ -39,7 +39,8 @@ from jettison.policy.swapping import StoredRow, choose_swap_ins
 from jettison.types import GroupId, RequestId
 
 AHEAD_STEPS = 16
-"""Steps of growth of those that run for which room is left beside who comes back: it would be the next to go."""
+"""Steps of growth of those that run for which room is left beside a request that comes back: it would be the next to
+go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class HarvestRung(Rung):
     # --- deciding ---------------------------------------------------------------------------------------------
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """Mark candidates after a step; before the next, decide what to copy, and who comes back."""
+        """Mark candidates after a step; before the next, decide what to copy, and which requests come back."""
         harvesting = self._state.changes.harvesting
         if self._has_nothing:
             return
@@ -192,7 +193,7 @@ class HarvestRung(Rung):
         online decode, or nothing would ever move. A group with nothing to run has no step to delay.
 
         Between two steps online decodes are in none, so there one block is granted whatever the objective. Its price is
-        one block's copy beside the step that follows; without it nobody who was freed could come back, or be computed
+        one block's copy beside the step that follows. Without it no freed request could come back, or be computed
         again, beside decodes that never pause: a batch stood still for good.
         """
         last = next(reversed(group.in_flight.values()), None)
@@ -267,7 +268,7 @@ class HarvestRung(Rung):
         return is_faster_recomputed(num_blocks, budget_blocks, costs.step_s, costs.recompute_s(num_tokens), link_s)
 
     def _growth(self, group: Group) -> int:
-        """Blocks that those who run will take in the next steps."""
+        """Blocks that running requests will take in the next steps."""
         return group.blocks.num_to_grow(group.queues.running.values(), AHEAD_STEPS)
 
     def _keep_room(self, group: Group) -> None:
@@ -290,7 +291,7 @@ class HarvestRung(Rung):
         return [*told]
 
     def _told_again(self, offer: HarvestOffer, now_ns: int) -> Record:
-        """Who is computed again, and what the link and the steps were taken to do."""
+        """Which requests are computed again, and which times of the link and of steps that goes by."""
         group = self._state.groups[offer.groups[0]]
         entries = [self._store.entry_named(request_id) for request_id in offer.compute_again]
         num_blocks = sum(entry.num_blocks for entry in entries if entry is not None)
@@ -322,7 +323,7 @@ class HarvestRung(Rung):
             self._state.counters.prefetch_stalls += 1
 
     def go(self) -> None:
-        """Nothing is checkpointed any more, and nobody brings back what was freed."""
+        """No request is checkpointed any more, and no freed one brought back."""
         for group in self._state.groups.values():
             group.blocks.reserve(self.name, {})
         self._store.empty()

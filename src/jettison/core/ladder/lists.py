@@ -69,7 +69,7 @@ def with_offline(rungs: tuple[str, ...], parts: Iterable[str]) -> tuple[str, ...
 
 
 def with_wake(rungs: tuple[str, ...], static_pipeline: bool) -> tuple[str, ...]:
-    """These rungs and the one that wakes sleepers; in static pipelines nobody sleeps."""
+    """These rungs and the one that wakes sleepers; in static pipelines no worker sleeps."""
     if static_pipeline:
         return rungs
     return tuple(rung.name for rung in rung_classes({*rungs, "wake"}, static_pipeline=False))

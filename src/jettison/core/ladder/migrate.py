@@ -143,7 +143,8 @@ class MigrateRung(Rung):
             )
 
     def _kinds(self, pairs: Mapping[RequestId, Pair]) -> Mapping[RequestId, Going]:
-        """How requests go between them; who waits has no kind, and is looked at again in the next period."""
+        """How requests go between them; one that is to wait has no kind, and is looked at again in the next
+        period."""
         state, params = self.means.state, self.means.state.params.migration
         if params.kind is not None:
             return dict.fromkeys(pairs, Going(params.kind, params.max_step_tokens))

@@ -78,8 +78,8 @@ class Orders:
         self, migrations: Migrations, destinations: Mapping[RequestId, GroupId], now_ns: int,
         kinds: Collection[MigrationKind],
     ) -> list[Action]:
-        """Have these requests go, each in the best of these ways, as ``choose_kinds`` says; who is to wait, or cannot
-        go now, stays, and is to be asked for again."""
+        """Have these requests go, each in the best of these ways, as ``choose_kinds`` says; one that is to wait, or
+        cannot go now, stays, and is to be asked for again."""
         found = [self._wanted(migrations, r, g) for r, g in destinations.items()]
         wanted = {w.state.request_id: w._replace(kinds=kinds) for w in found if w is not None}
         actions: list[Action] = []

@@ -2,10 +2,10 @@
 and where a restore needs the memory.
 
 Steps evict by themselves for what fits then (``policy.filling``); here online requests lack room beyond that.
-Checkpointed requests are stored, others are computed again later; whoever is in a step leaves when that has ended. No
-offline request is let in or comes back until memory has kept no online one out for a second (who only waits for a step
-to end needs none of it), there is room again, and no move of its members is under way. What its members make after a
-merge or a split takes the pause over.
+Checkpointed requests are stored, others are computed again later; a request that is in a step leaves when that has
+ended. No offline request is let in or comes back until memory has kept no online one out for a second (one that only
+waits for a step to end needs none of it), there is room again, and no move of its members is under way. What its
+members make after a merge or a split takes the pause over.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class PauseRung(Rung):
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
         """Groups whose online head lacks room although all that was checkpointed has been freed, also where steps have
-        evicted all others: they would be let in again as soon as nobody waits. And what offline work paused groups
-        still have."""
+        evicted all others: they would be let in again as soon as no online request waits. And what offline work paused
+        groups still have."""
         changes, groups = self.means.state.changes, self.means.state.groups
         asked = self._pressed_ns.keys() | (set() if moment is Moment.BEFORE_STEPS else changes.queued_online)
         if not asked:
@@ -75,7 +75,7 @@ class PauseRung(Rung):
                 yield Offer(groups=(group_id,), why="memory keeps an online request out")
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Whoever can give its blocks up does."""
+        """Each offline request that can give its blocks up does."""
         group = self.means.state.groups[offer.groups[0]]
         actions: list[Action] = []
         if group.group_id not in self._pressed_ns:
@@ -155,7 +155,7 @@ class PauseRung(Rung):
             self._resume(group_id)
 
     def check(self) -> None:
-        """Exactly the paused groups let nobody in. Raises AssertionError."""
+        """Exactly the paused groups let no offline request in. Raises AssertionError."""
         paused = {i for i, group in self.means.state.groups.items() if self.name in group.queues.offline_holders}
         assert paused == self._pressed_ns.keys() & self.means.state.groups.keys()
 

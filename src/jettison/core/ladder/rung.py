@@ -74,7 +74,7 @@ class Means:
     tell_unmet: Callable[[GroupId, int, str, int], list[Action]]
     """A group lacks so many bytes that a rung had no way to get, and why: rungs above it may."""
     ask_closed: Callable[[], Set[GroupId] | None]
-    """Groups that no online request needs; None where no rung says who does."""
+    """Groups that no online request needs; None where no rung says which those are."""
 
 
 class Rung:

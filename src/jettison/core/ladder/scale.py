@@ -83,7 +83,8 @@ class ScaleRung(Rung):
         return self._missing_bytes
 
     def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
-        """A record, unless the request has been made already. What sleeps is woken before anybody outside is asked."""
+        """A record, unless the request has been made already. A sleeper is woken before more instances are asked
+        for."""
         if Way.WAKE in self.means.ways() and (self.means.sleepers.out or self.means.sleepers.waking):
             return []
         self._missing_bytes = max(self._missing_bytes, missing_bytes)

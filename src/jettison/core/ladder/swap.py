@@ -1,9 +1,10 @@
 """Swap: KV of the newest requests goes to host pools when memory runs out, and comes back (after InferCept).
 
 Leaving before blocks are missing, within a budget for each step that hides the copies behind it. While a request of a
-group is on its way no request of it is recomputed: what is missing is about to be there, or who returns is about to be
-one who may leave again. Newcomers leave room for what is stored: requests that were admitted first run first. A stored
-one that is larger than what a split has made of its group waits for a larger group, and is computed again there.
+group is on its way no request of it is recomputed: the blocks that are missing are about to be free, or the request
+that returns is about to run, and may then leave again. Newcomers leave room for what is stored: requests that were
+admitted first run first. A stored one that is larger than what a split has made of its group waits for a larger group,
+and is computed again there.
 """
 
 from __future__ import annotations

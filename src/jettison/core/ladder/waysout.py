@@ -57,8 +57,8 @@ class WaysOut:
     # --- wake -------------------------------------------------------------------------------------------------
 
     def wake(self, worker_id: WorkerId, head: RequestState | None) -> Wake:
-        """What is known of waking a worker, from where it is over first. ``head``: who is to be let in; None: nobody in
-        particular."""
+        """What is known of waking a worker from the source that is through first. ``head``: the request that is to be
+        let in; None: no request in particular."""
         state, profile = self._state, self._state.params.profile
         first_step_s = self._first_step_s(head, 1)
         if worker_id in self._means.sleepers.leaving:
@@ -95,8 +95,8 @@ class WaysOut:
         return rates
 
     def _peers_rate(self, worker_id: WorkerId, holders: Sequence[WorkerId]) -> float | None:
-        """As the best link of those who have them carries; what was measured was measured beside steps, what was
-        profiled was not, and of those who serve each then gives a part."""
+        """The rate of the best link from a holder of the shards. A measured rate was measured beside steps. A profiled
+        one was not: of that a holder that serves gives a part."""
         state, known = self._state, PullRates(self._state)
         rates: list[float] = []
         for holder in holders:

@@ -270,6 +270,7 @@ class Exchange:
         begun: list[Arriving] = []
         given_up: list[RequestState] = []
         for state, transfers in self._landing:
+            # The choice counts those given up before it: they are computed again first, and take steps' time.
             choice = self._choose(self.group, state, transfers, given_up, now_ns)
             if choice is ExchangeMode.RECOMPUTE:
                 given_up.append(state)
@@ -277,18 +278,21 @@ class Exchange:
                 continue
             entry = None if choice is None else self._start(state, transfers, choice is ExchangeMode.LIVE, urgent, bulk)
             if choice is None or entry is None:
-                break
+                break  # in service order: a later, smaller request would take the room that this one waits for
             begun.append(entry)
             self.num_by_choice[choice] += 1
+        # Both kinds leave the list together: what is done below may ask what is still to land.
         done = {e.state.request_id for e in begun} | {s.request_id for s in given_up}
         if done:
             self._landing = [entry for entry in self._landing if entry[0].request_id not in done]
             self._num_foreign = None
+        # Only now: a request that starts again is queued, and the choices above went by the queue as it was.
         for state in given_up:
             self._recompute(state)
         for entry in begun:
             self._try_resume(entry, now_ns)
-        # Layer by layer over all live requests; what stalls a request goes before (part -1).
+        # Layer by layer over all live requests, since a step needs the first layers first; what stalls a request goes
+        # before all of that (part -1).
         actions = urgent + [action for _, action in sorted(bulk, key=lambda item: item[0])]
         return actions + self._give_back_foreign(bool(self._landing or self.group.queues.has_waiting), now_ns)
 

@@ -9,9 +9,9 @@ Every epoch, and at once where a group is about to run out of memory, the desire
     outgrew its group, and the packer does not migrate (best-fit, worst-fit), or nothing has room in a circle
                                   it is computed again where it should live
 
-Under pressure nothing of that begins: memory is for who waits. Where memory keeps the head of a queue out, running
-requests make room for it (``policy.relief``), if together the groups have room. Newcomers go where the packing wants
-them, without pressure and while packing could empty a group at all.
+Under pressure nothing of that begins: memory is for requests that wait. Where memory keeps the head of a queue out,
+running requests make room for it (``policy.relief``), if together the groups have room. Newcomers go where the packing
+wants them, without pressure and while packing could empty a group at all.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LEAST_EPOCHS = 0.1
 """Of an epoch, the least time to the next one, however short of memory groups are: moves have to take effect first."""
 
 LOST_S = 10.0
-"""Between two counts of the devices that refused moves cost: each packs everybody anew."""
+"""Between two counts of the devices that refused moves cost: each packs all requests anew."""
 
 KEPT_OUT = "memory keeps the head of a queue out"
 """The pressure that moves can do something about."""
@@ -80,7 +80,7 @@ class StopOffer(Offer):
 
 @register
 class PackRung(Rung):
-    """Decides who goes where; ``core.moving.migrations`` moves them."""
+    """Decides which request goes where; ``core.moving.migrations`` moves them."""
 
     name = "pack"
     rank = 20
@@ -106,11 +106,11 @@ class PackRung(Rung):
         self._failed: list[RequestId] = []
         """Moves that failed since it looked last."""
         self._retry_ns: dict[RequestId, int] = {}
-        """Of those whose move failed."""
+        """By request whose move failed: when it may be tried again."""
         self._num_waited: Counter[RequestId] = Counter()
         """Epochs in which neither link nor destination had room for a move."""
         self._leaving: dict[RequestId, GroupId] = {}
-        """Who is to be computed again elsewhere, as soon as no step has it."""
+        """By request that is to be computed again elsewhere as soon as no step has it: where."""
         self._refused: dict[RequestId, tuple[float, float]] = {}
         """In the last epoch: what the move costs and saves, device-seconds."""
         self._num_owed = 0
@@ -179,7 +179,7 @@ class PackRung(Rung):
         if self._mine:  # some have given way, some go on otherwise
             under_way = {passage.state.request_id: passage for passage in self._migrations.under_way}
             self._mine = {r: under_way[r] for r in self._mine if r in under_way}
-        self._relieving &= self._mine.keys()  # who has given way, or found no room, makes room for nobody
+        self._relieving &= self._mine.keys()  # a request that has given way, or found no room, makes room for no other
         retry_ns = now_ns + round(self._params.retry_s * NANOSECONDS)
         self._retry_ns |= dict.fromkeys(self._failed, retry_ns)
         self._failed.clear()
@@ -270,7 +270,8 @@ class PackRung(Rung):
         yield from self._migrating(self._ordered(self._worthy(ready, now_ns)))
 
     def _worthy(self, owed: Sequence[Owed], now_ns: int) -> list[Owed]:
-        """Those that are worth it, asked for all who leave a group together. The others stay for a while."""
+        """The moves that are worth it, judged together for all requests that leave a group. The others stay for a
+        while."""
         by_source: defaultdict[GroupId, list[Owed]] = defaultdict(list)
         for o in owed:
             by_source[o.source.group_id].append(o)
@@ -291,8 +292,8 @@ class PackRung(Rung):
         return worthy
 
     def _ordered(self, owed: Sequence[Owed]) -> Iterator[Owed]:
-        """Those for whom there is room now; who waits for the way of another goes when that has gone. Pool by pool: a
-        spare of another one would keep who was to pass through it."""
+        """The moves that have room now; one that waits for the room of another goes when that has gone. Pool by pool: a
+        spare group of another pool would keep the request that was to pass through it."""
         groups = self._state.groups
         by_pool: defaultdict[int, list[Owed]] = defaultdict(list)
         for o in owed:
@@ -341,7 +342,7 @@ class PackRung(Rung):
     # --- computed again elsewhere -----------------------------------------------------------------------------
 
     def _leave(self) -> Iterator[PackOffer]:
-        """Those whom no step has now."""
+        """Requests that are to be computed again elsewhere, and that no step has now."""
         for request_id, destination in list(self._leaving.items()):
             state, groups = self._state.requests.get(request_id), self._state.groups
             if state is None or destination not in groups or not may_go(state) or state.group_id == destination:
@@ -381,7 +382,7 @@ class PackRung(Rung):
                 self._state, [Wanted(o.state, o.destination, kinds=self._params.kinds) for o in leaving]
             )
             if len(chosen) < len(leaving):
-                continue  # links or destinations have no room for all of them, and some alone let nobody in
+                continue  # links or destinations have no room for all of them, and some of them alone let no head in
             why = f"it makes room for {head.request_id}"
             if at is not source:
                 self.desired.send(head.request_id, at.group_id)

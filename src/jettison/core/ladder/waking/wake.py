@@ -73,7 +73,7 @@ class _Other(NamedTuple):
 
 @register
 class WakeRung(Rung):
-    """Decides who sleeps and who does not; orders by hand beside."""
+    """Decides which workers sleep; an administrator may order otherwise."""
 
     name = "wake"
     rank = 65
@@ -93,7 +93,7 @@ class WakeRung(Rung):
         self._num_losses = means.state.counters.num_worker_losses
         self._others: dict[GroupId, _Other] = {}
         self._arrivals_due_ns = 0
-        """From when on it is asked again whether too much arrives for those who are awake."""
+        """From when on it is asked again whether too much arrives for the instances that are awake."""
         self._deadlines_due_ns = 0
         """From when on it is asked again whether something will be late ..."""
         self._stored: tuple[StoredWork, ...] = ()
@@ -139,7 +139,7 @@ class WakeRung(Rung):
             yield from self._answer_arrivals(now_ns)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Wake them; or what others run is shared with those who have woken."""
+        """Wake workers, or share what others run with those that have woken."""
         if isinstance(offer, SpreadOffer):
             return self._spreading.begin(offer, now_ns)
         if isinstance(offer, UrgentOffer):
@@ -187,14 +187,14 @@ class WakeRung(Rung):
         return [] if offer is None else self.begin(offer, now_ns)
 
     def leave(self, now_ns: int) -> list[Action]:
-        """Workers that nobody needs fall asleep."""
+        """Workers that no request needs fall asleep."""
         return self._dozing.advance(lambda: self._why_pressed(now_ns), now_ns)
 
     def go(self) -> None:
         """No offline work gives way any more."""
         self._urgent.note()
 
-    # --- whom -------------------------------------------------------------------------------------------------
+    # --- which -------------------------------------------------------------------------------------------------
 
     def _candidates(self, group: Group | None) -> list[tuple[WorkerId, Wake]]:
         """Sleepers that live, the soonest first."""
@@ -211,7 +211,7 @@ class WakeRung(Rung):
     def _offer(
         self, group: Group | None, why: str, missing_bytes: int, told: dict[str, object] | None = None
     ) -> WakeOffer | None:
-        """As many as have what is missing, with those that are on their way; None where nobody is to be woken."""
+        """As many as have what is missing, with those that are on their way; None where no worker is to be woken."""
         candidates = self._candidates(group)
         if not candidates:
             return None
@@ -322,7 +322,7 @@ class WakeRung(Rung):
             yield offer
 
     def _answer_arrivals(self, now_ns: int) -> Iterator[Offer]:
-        """More prompts arrive than those who are awake can compute for long: their queues are about to grow."""
+        """More prompts arrive than the instances that are awake can compute for long: queues are about to grow."""
         state, candidates = self._state, self._sleepers.can_wake
         if now_ns < self._arrivals_due_ns or not candidates:
             return
@@ -412,8 +412,8 @@ class WakeRung(Rung):
     # --- falling asleep ---------------------------------------------------------------------------------------
 
     def _why_pressed(self, now_ns: int) -> str | None:
-        """Why nobody may fall asleep now. Who waits for a step alone is no reason: in a large cluster somebody always
-        does, and an instance that nobody used meanwhile would not have helped."""
+        """Why no worker may fall asleep now. That a request waits for a step is no reason: in a large cluster one
+        always does, and an instance that no request used meanwhile would not have helped it."""
         state, moves = self._state, self.means.moves
         if self.means.loads.kept_out or state.unplaced_online():
             return "memory keeps online requests waiting"
