@@ -12,7 +12,7 @@ import pytest
 from fakes import MS, SHARD_BYTES, FakeCluster, Faults
 
 from jettison.core.moving.hostedkv import HostedPhase
-from jettison.core.pending import Purpose
+from jettison.core.pending import TransferPurpose
 from jettison.core.ports import CancelTransfer, SendKV, WorkerLost
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
@@ -268,10 +268,10 @@ def test_a_death_calls_each_transfer_of_such_a_request_off_once(seed: int) -> No
     cluster, leaving = turned_back("transfer", seed)
     core = cluster.core
 
-    def purposes(state: RequestState) -> set[Purpose]:
+    def purposes(state: RequestState) -> set[TransferPurpose]:
         return {core.state.book.transfers[i].purpose for i in state.transfers}
 
-    assert any(purposes(state) >= {Purpose.HOST, Purpose.EXCHANGE} for state in leaving)
+    assert any(purposes(state) >= {TransferPurpose.HOST, TransferPurpose.EXCHANGE} for state in leaving)
     dead = core.merges[0].worker_ids[seed % 2]
     actions = core.handle(WorkerLost(dead), cluster.now)
     called_off = [action for action in actions if isinstance(action, CancelTransfer)]

@@ -14,7 +14,7 @@ from jettison.policy.movekinds import MAX_FINAL_BLOCKS
 from jettison.types import RequestId, WorkerId
 
 if TYPE_CHECKING:
-    from jettison.core.pending import Link
+    from jettison.core.pending import LinkEnds
     from jettison.core.requests import RequestState
     from jettison.core.serving.group import Group
 
@@ -29,11 +29,11 @@ class Stalled(NamedTuple):
     """Of those before it, to be computed again."""
     waited_s: float
     """Since the exchange began."""
-    links: Set[Link]
+    links: Set[LinkEnds]
     """On which something has been sent."""
 
 
-class Wanted(NamedTuple):
+class WantedMove(NamedTuple):
     """A running request that may move (``core.moving.migrations``), and where to."""
 
     state: RequestState
@@ -81,6 +81,6 @@ class Advice(Protocol):
         it; ``num_asked``: how often the move has asked each worker."""
         ...
 
-    def choose_kinds(self, wanted: Iterable[Wanted]) -> Mapping[RequestId, Going]:
+    def choose_kinds(self, wanted: Iterable[WantedMove]) -> Mapping[RequestId, Going]:
         """Of those that begin now, within what links and destinations take; the others wait for the next epoch."""
         ...

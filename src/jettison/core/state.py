@@ -14,7 +14,7 @@ from jettison.core.advice import Advice
 from jettison.core.changes import Changes
 from jettison.core.counters import ClusterCounters
 from jettison.core.params import ClusterParams
-from jettison.core.pending import Book, Owner, Purpose, TransferWaiter
+from jettison.core.pending import Book, Owner, TransferPurpose, TransferWaiter
 from jettison.core.ports import Action, Emit, SendKV, StoredWork
 from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RequestState
@@ -281,7 +281,7 @@ class ClusterState:
     def send_kv(
         self, state: RequestState, src: WorkerId, dst: WorkerId, layers: LayerRange,
         src_blocks: Sequence[int], dst_blocks: Sequence[int], *, owner: Owner, waiter: TransferWaiter,
-        purpose: Purpose, urgent: bool = False, from_host: bool = False, to_host: bool = False,
+        purpose: TransferPurpose, urgent: bool = False, from_host: bool = False, to_host: bool = False,
         beside_steps: bool = False, reserves: bool = True,
     ) -> SendKV:
         """A transfer of a request's KV: its blocks stay reserved until the transfer has ended (but not ``reserves``:

@@ -80,7 +80,7 @@ class Move(NamedTuple):
     may_tokens: bool = True
 
 
-class Bin(NamedTuple):
+class LinkBin(NamedTuple):
     """What a port or a destination takes."""
 
     bound: float | None
@@ -116,7 +116,7 @@ class _Way(NamedTuple):
     num_final_blocks: int = MAX_FINAL_BLOCKS
 
 
-def final_blocks(move: Move, ports: Mapping[PortId, Bin], params: MoveParams) -> int:
+def final_blocks(move: Move, ports: Mapping[PortId, LinkBin], params: MoveParams) -> int:
     """Blocks that may travel while the request stands still: what its slowest port carries in ``stop_s``, at most
     ``MAX_FINAL_BLOCKS``; 0 where not even one block does. One of unknown rate is taken to carry them."""
     most = MAX_FINAL_BLOCKS
@@ -128,14 +128,14 @@ def final_blocks(move: Move, ports: Mapping[PortId, Bin], params: MoveParams) ->
 
 
 def divide_moves(
-    moves: Iterable[Move], ports: Mapping[PortId, Bin], destinations: Mapping[GroupId, Bin], params: MoveParams
+    moves: Iterable[Move], ports: Mapping[PortId, LinkBin], destinations: Mapping[GroupId, LinkBin], params: MoveParams
 ) -> Division:
     """Which moves begin in this epoch, and how. ``ports`` and ``destinations``: at least those that moves name.
 
     No bin is given more than its bound, but by one move that is larger than that, or, with ``soonest``, by the last.
     All that could arrive at all begins at last, as long as what has begun is done at the rate of the bounds.
     """
-    bins: list[tuple[BinId, Bin]] = [*ports.items(), *destinations.items()]
+    bins: list[tuple[BinId, LinkBin]] = [*ports.items(), *destinations.items()]
     rooms = _Rooms(dict(bins))
     chosen: list[Choice] = []
     waiting: list[RequestId] = []
@@ -154,7 +154,7 @@ def divide_moves(
 
 
 def rest_as_kv(
-    move: Move, ports: Mapping[PortId, Bin], destinations: Mapping[GroupId, Bin], params: MoveParams
+    move: Move, ports: Mapping[PortId, LinkBin], destinations: Mapping[GroupId, LinkBin], params: MoveParams
 ) -> int:
     """The last round of a move that is under way as tokens, were what is missing to go as KV; 0: it goes on as tokens.
 
@@ -197,7 +197,7 @@ def _preferred(ways: Sequence[_Way], rooms: _Rooms, fit: Fit) -> Sequence[_Way]:
 class _Rooms:
     """What the bins have been given so far."""
 
-    def __init__(self, bins: Mapping[BinId, Bin]) -> None:
+    def __init__(self, bins: Mapping[BinId, LinkBin]) -> None:
         self._bins = bins
         self._given: dict[BinId, float] = {name: found.queued for name, found in bins.items()}
         self._kept: set[BinId] = set()

@@ -17,7 +17,7 @@ from typing import Any
 
 from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.moving.moves import Moves
-from jettison.core.moving.store import Store
+from jettison.core.moving.store import CheckpointStore
 from jettison.core.ports import Record, StepRow
 from jettison.core.requests import RequestState
 from jettison.core.residence import hosted_tokens
@@ -48,7 +48,7 @@ class _Told:
 class StandingWatch:
     """Of all groups."""
 
-    def __init__(self, state: ClusterState, moves: Moves, store: Store) -> None:
+    def __init__(self, state: ClusterState, moves: Moves, store: CheckpointStore) -> None:
         self._state = state
         self._moves = moves
         self._store = store

@@ -52,7 +52,7 @@ class Ladder:
         self._placing = [rung for rung in self.rungs if isinstance(rung, hooks.Places)]
         self._hearing = [rung for rung in self.rungs if isinstance(rung, hooks.HearsUnmet)]
         self._scaling = [rung for rung in self.rungs if isinstance(rung, hooks.Scales)]
-        self.copying = [rung for rung in self.rungs if isinstance(rung, hooks.Copies)]
+        self.copying = [rung for rung in self.rungs if isinstance(rung, hooks.SendsCopies)]
         """Rungs that may send something behind the steps just issued."""
         self._lagging = [rung for rung in self.rungs if isinstance(rung, hooks.Lags)]
         self._waking = [rung for rung in self.rungs if isinstance(rung, hooks.Sleeps)]

@@ -90,7 +90,7 @@ class Scales(Protocol):
 
 
 @runtime_checkable
-class Copies(Protocol):
+class SendsCopies(Protocol):
     """It copies KV to or from host memory."""
 
     def after_steps(self, now_ns: int) -> list[Action]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from jettison.core.advice import Going, Wanted
+from jettison.core.advice import Going, WantedMove
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
@@ -150,7 +150,7 @@ class MigrateRung(Rung):
             return dict.fromkeys(pairs, Going(params.kind, params.max_step_tokens))
         groups = state.groups
         wanted = [
-            Wanted(groups[p.source].queues.running[r], groups[p.destination], self._num_waited[r])
+            WantedMove(groups[p.source].queues.running[r], groups[p.destination], self._num_waited[r])
             for r, p in pairs.items()
         ]
         chosen = choose_kinds(state, wanted)

@@ -19,8 +19,8 @@ from jettison.policy.overload import Assessment
 from jettison.policy.soonest import (
     BUSY_SHARE,
     Migration,
-    Source,
-    Wake,
+    WakeForecast,
+    WakeSource,
     WakesTaken,
     Way,
     blocks_to_land,
@@ -40,7 +40,7 @@ class WaysOut:
         self._planner = DropPlanner(means.state, means.loads)
 
     def times(
-        self, group: Group, assessment: Assessment, wake: Wake | None, now_ns: int
+        self, group: Group, assessment: Assessment, wake: WakeForecast | None, now_ns: int
     ) -> dict[Way, float | None]:
         """Of all ways that there are for a group whose queue memory keeps out. ``wake``: of the sleeper that would be
         woken; None: there is none."""
@@ -56,19 +56,21 @@ class WaysOut:
 
     # --- wake -------------------------------------------------------------------------------------------------
 
-    def wake(self, worker_id: WorkerId, head: RequestState | None) -> Wake:
+    def wake(self, worker_id: WorkerId, head: RequestState | None) -> WakeForecast:
         """What is known of waking a worker from the source that is through first. ``head``: the request that is to be
         let in; None: no request in particular."""
         state, profile = self._state, self._state.params.profile
         first_step_s = self._first_step_s(head, 1)
         if worker_id in self._means.sleepers.leaving:
-            return Wake(0, None, 0.0, first_step_s)
+            return WakeForecast(0, None, 0.0, first_step_s)
         budget_bytes = state.member_budget_bytes(state.workers[worker_id])
         map_s = 0.0 if profile is None else profile.remap_cost_s(budget_bytes)
         num_bytes, is_busy = state.shape.parameter_bytes, any(g.in_flight for g in state.groups.values())
         wait_s = max((self._step_in_flight_s(g) for g in state.groups.values()), default=0.0)
         return self.taken.soonest([
-            Wake(num_bytes, rate, map_s, first_step_s, source, is_busy, wait_s if source is Source.PEERS else 0.0)
+            WakeForecast(
+                num_bytes, rate, map_s, first_step_s, source, is_busy, wait_s if source is WakeSource.PEERS else 0.0
+            )
             for source, rate in self._fill_rates(worker_id).items()
         ])  # fmt: skip
 
@@ -78,20 +80,23 @@ class WaysOut:
         step_s = None if last is None else self._state.predictor.predict_s(last.work, step_of(len(group.stages)))
         return step_s or 0.0
 
-    def _fill_rates(self, worker_id: WorkerId) -> dict[Source, float | None]:
+    def _fill_rates(self, worker_id: WorkerId) -> dict[WakeSource, float | None]:
         """Bytes a second at which a worker gets all shards from each source that there is: peers first, then the
         machine's copy, then the model folder. None: not known."""
         state, params = self._state, self._state.params
         profile, everything = params.profile, state.shape.all_shards
         awake = [w for w in state.workers.values() if w.can_serve and w.worker_id not in self._means.sleepers.leaving]
-        rates: dict[Source, float | None] = {}
+        rates: dict[WakeSource, float | None] = {}
         if everything <= {shard for w in awake for shard in w.layout.shards - w.unfilled}:
             holders = [w.worker_id for w in awake if w.layout.shards - w.unfilled]
-            rates[Source.PEERS] = self._peers_rate(worker_id, holders)
+            rates[WakeSource.PEERS] = self._peers_rate(worker_id, holders)
         if self._means.sleepers.host_copy(worker_id) >= everything:
-            rates[Source.HOST] = params.loading_bytes_per_s if profile is None else profile.host_copy_bytes_per_s
+            rates[WakeSource.HOST] = (
+                params.loading_bytes_per_s if profile is None else profile.host_copy_bytes_per_s
+            )
         else:  # a load takes the copy where there is one
-            rates[Source.DISK] = params.loading_bytes_per_s or (None if profile is None else profile.disk_bytes_per_s)
+            profiled = None if profile is None else profile.disk_bytes_per_s
+            rates[WakeSource.DISK] = params.loading_bytes_per_s or profiled
         return rates
 
     def _peers_rate(self, worker_id: WorkerId, holders: Sequence[WorkerId]) -> float | None:

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from jettison.core.moving.allowances import Allowances
 from jettison.core.moving.hostedkv import HostedKV, HostedPhase
-from jettison.core.moving.store import Store
-from jettison.core.pending import PendingTransfer, Purpose
+from jettison.core.moving.store import CheckpointStore
+from jettison.core.pending import PendingTransfer, TransferPurpose
 from jettison.core.ports import Action, TransferEnded
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import changed
@@ -48,7 +48,7 @@ class _Piece:
 class Checkpoints:
     """Those of all requests of a cluster."""
 
-    def __init__(self, cluster: ClusterState, store: Store) -> None:
+    def __init__(self, cluster: ClusterState, store: CheckpointStore) -> None:
         self._cluster = cluster
         self._store = store
         self._pieces: dict[TransferId, _Piece] = {}
@@ -157,8 +157,8 @@ class Checkpoints:
         pool.adopt(name, slots)
         worker.copying.add(name)
         sent = self._cluster.send_kv(
-            state, worker_id, worker_id, stage.layers, blocks, slots, owner=self, waiter=self, purpose=Purpose.HOST,
-            to_host=True, beside_steps=True, reserves=False,
+            state, worker_id, worker_id, stage.layers, blocks, slots, owner=self, waiter=self,
+            purpose=TransferPurpose.HOST, to_host=True, beside_steps=True, reserves=False,
         )
         is_first = worker_id == group.worker_ids[0]
         self._pieces[sent.transfer_id] = _Piece(worker_id, name, group.group_id, len(blocks), is_first)

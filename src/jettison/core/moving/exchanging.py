@@ -28,7 +28,7 @@ from jettison.core.advice import Stalled
 from jettison.core.moving.arriving import Arriving, ArrivingSet
 from jettison.core.moving.landed import Landed, LandedBlocks
 from jettison.core.moving.relayout import RETRY_NS, Relayout, RelayoutPhase
-from jettison.core.pending import Link, Owner, PendingTransfer, Purpose
+from jettison.core.pending import LinkEnds, Owner, PendingTransfer, TransferPurpose
 from jettison.core.ports import Action, CancelTransfer, SendKV, TransferEnded
 from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RemotePart, RequestState
@@ -63,7 +63,7 @@ class Exchange:
         self._landing: list[tuple[RequestState, tuple[KVTransferPlan, ...]]] = []
         """Stalled requests whose transfers have not started, in service order."""
         self._transfers: dict[TransferId, SendKV] = {}
-        self._links: set[Link] = set()
+        self._links: set[LinkEnds] = set()
         """On which something has been sent."""
         self._landed = LandedBlocks(cluster)
         """Shared prefixes travel once."""
@@ -238,7 +238,7 @@ class Exchange:
         """Book what a transfer has carried."""
         self.num_moved_bytes += event.num_bytes
         self._cluster.counters.exchanged_bytes += event.num_bytes
-        link = Link(transfer.src, transfer.dst)
+        link = LinkEnds(transfer.src, transfer.dst)
         self._cluster.link_rate(link).observe(event.num_bytes, event.duration_ns / NANOSECONDS)
         self._num_ended += 1
         if self._num_ended * COUNTS_PER_EXCHANGE > len(self._transfers):
@@ -371,10 +371,10 @@ class Exchange:
         here = workers[transfer.dst].ledger.table(state.request_id).ids[first:end]
         action = self._cluster.send_kv(
             state, transfer.src, transfer.dst, transfer.layers, there, here, owner=self._owner, waiter=self,
-            purpose=Purpose.EXCHANGE, urgent=urgent,
+            purpose=TransferPurpose.EXCHANGE, urgent=urgent,
         )
         self._transfers[action.transfer_id] = action
-        self._links.add(Link(transfer.src, transfer.dst))
+        self._links.add(LinkEnds(transfer.src, transfer.dst))
         return action
 
     def _shared_prefix(self, state: RequestState, transfers: tuple[KVTransferPlan, ...], dst: WorkerId) -> list[Landed]:

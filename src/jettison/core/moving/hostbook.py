@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from jettison.core.moving.hostedkv import HostedKV, HostedPhase
-from jettison.core.pending import PendingTransfer, Purpose
+from jettison.core.pending import PendingTransfer, TransferPurpose
 from jettison.core.ports import Action, SendKV, TransferEnded
 from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RequestState
@@ -136,7 +136,7 @@ class HostBook:
             blocks = workers[part.dst].ledger.table(state.request_id).ids[piece]
             actions.append(self.noted(self._cluster.send_kv(
                 state, part.src, part.dst, part.layers, slots, blocks, owner=self, waiter=self,
-                purpose=Purpose.HOST, from_host=True,
+                purpose=TransferPurpose.HOST, from_host=True,
                 beside_steps=part.src == part.dst and self.returns_beside_steps,
             ), self._group(entry)))
         return actions
@@ -179,7 +179,7 @@ class HostBook:
     def _pieces(self, state: RequestState) -> set[TransferId]:
         """Of it, under way. One that runs on may be in an exchange besides, with transfers of that."""
         transfers = self._cluster.book.transfers
-        return {i for i in state.transfers if transfers[i].purpose is Purpose.HOST}
+        return {i for i in state.transfers if transfers[i].purpose is TransferPurpose.HOST}
 
     def go_on(self, now_ns: int) -> list[Action]:
         """What a piece's end makes possible begins before the next step."""

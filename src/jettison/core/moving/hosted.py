@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from jettison.core.moving.hostedkv import HostedPhase
-from jettison.core.moving.store import Store
+from jettison.core.moving.store import CheckpointStore
 from jettison.core.moving.swapping import Swap
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
@@ -22,7 +22,7 @@ class Hosted:
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
-        self.store = Store(cluster)
+        self.store = CheckpointStore(cluster)
         self.swap = Swap(cluster, self.store)
         self._both = self.swap, self.store
 

@@ -15,7 +15,7 @@ from jettison.core.serving.group import Group
 from jettison.types import WorkerId
 
 
-class Store(HostBook):
+class CheckpointStore(HostBook):
     """Checkpoints of all requests of a cluster."""
 
     @property

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from jettison.core.moving.allowances import Allowances
 from jettison.core.moving.hostbook import HostBook
 from jettison.core.moving.hostedkv import HostedKV, HostedPhase
-from jettison.core.moving.store import Store
-from jettison.core.pending import Purpose
+from jettison.core.moving.store import CheckpointStore
+from jettison.core.pending import TransferPurpose
 from jettison.core.ports import Action
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import changed, hosted_only
@@ -32,7 +32,7 @@ from jettison.types import GroupId, WorkerId
 class Swap(HostBook):
     """KV of all requests of a cluster that were swapped out."""
 
-    def __init__(self, cluster: ClusterState, store: Store) -> None:
+    def __init__(self, cluster: ClusterState, store: CheckpointStore) -> None:
         super().__init__(cluster)
         self._store = store
         self._allowances = Allowances(cluster)
@@ -93,7 +93,7 @@ class Swap(HostBook):
             slots = self.pools[worker_id].slots(state.request_id)[piece]
             actions.append(self.noted(self._cluster.send_kv(
                 state, worker_id, worker_id, layers, blocks, slots, owner=self, waiter=self,
-                purpose=Purpose.HOST, to_host=True,
+                purpose=TransferPurpose.HOST, to_host=True,
             ), self._group(entry)))
         return actions
 

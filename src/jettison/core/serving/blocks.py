@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from jettison.core.changes import Changes
 from jettison.core.requests import RequestState
-from jettison.core.serving.holds import Owner
+from jettison.core.serving.holds import Holder
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
@@ -37,9 +37,9 @@ class GroupBlocks:
         self.admission_cap: int | None = None
         """Admission stops at so many blocks, the least that an owner asks for, although more are free: the group is to
         fit into less memory soon. ``cap_admission`` and ``uncap_admission`` set it."""
-        self.caps: dict[Owner, int] = {}
+        self.caps: dict[Holder, int] = {}
         """At which each owner that has asked for it stops admission. Read it."""
-        self._reserved: dict[Owner, Mapping[WorkerId, int]] = {}
+        self._reserved: dict[Holder, Mapping[WorkerId, int]] = {}
         self._group_id = group_id
         self._worker_ids = worker_ids
         self._limits = limits
@@ -62,7 +62,7 @@ class GroupBlocks:
             self._seals = seals
             self._changes.touch(self._group_id)
 
-    def reserve(self, owner: Owner, blocks: Mapping[WorkerId, int]) -> None:
+    def reserve(self, owner: Holder, blocks: Mapping[WorkerId, int]) -> None:
         """Admission leaves so many blocks free at each worker for ``owner``, beside what it leaves for others.
 
         They take the place of those that the owner asked for before; without blocks it asks for none.
@@ -78,16 +78,16 @@ class GroupBlocks:
         self.landing = landing
         self._changes.touch(self._group_id)
 
-    def reserve_everywhere(self, owner: Owner, num_blocks: int) -> None:
+    def reserve_everywhere(self, owner: Holder, num_blocks: int) -> None:
         """``reserve`` as many at each of the group's workers."""
         self.reserve(owner, dict.fromkeys(self._worker_ids, num_blocks) if num_blocks else {})
 
-    def cap_admission(self, owner: Owner, num_blocks: int) -> None:
+    def cap_admission(self, owner: Holder, num_blocks: int) -> None:
         """Admission stops at so many blocks until ``owner`` asks for no cap; where several ask, at the least."""
         self.caps[owner] = num_blocks
         self._note_caps()
 
-    def uncap_admission(self, owner: Owner) -> None:
+    def uncap_admission(self, owner: Holder) -> None:
         """``owner`` asks for no cap any more. Idempotent."""
         self.caps.pop(owner, None)
         self._note_caps()

@@ -24,7 +24,7 @@ from jettison.core.serving.blocks import GroupBlocks
 from jettison.core.serving.flights import InFlight, work_of
 from jettison.core.serving.fresh import FreshTokens
 from jettison.core.serving.guests import Guest, Guests, begin_chunks, end_chunks
-from jettison.core.serving.holds import GroupHold, Owner
+from jettison.core.serving.holds import GroupHold, Holder
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.queues import Queues
 from jettison.core.serving.stepplan import StepPlanner
@@ -154,12 +154,12 @@ class Group:
         """The step that was asked to be given up last; it may have ended."""
         self.longest_alone_s: float | None = None
         """What a step of offline requests alone may take; None: no limit (``policy.safepoints.shortened_s``)."""
-        self._held: dict[GroupHold, set[Owner]] = {
+        self._held: dict[GroupHold, set[Holder]] = {
             GroupHold.STEPS: set(), GroupHold.PREEMPTION: set(), GroupHold.OFFLINE: self.queues.offline_holders,
         }
-        self.paused: Set[Owner] = self._held[GroupHold.STEPS]
+        self.paused: Set[Holder] = self._held[GroupHold.STEPS]
         """Owners for which it begins no step; false without any."""
-        self.holds_preemption: Set[Owner] = self._held[GroupHold.PREEMPTION]
+        self.holds_preemption: Set[Holder] = self._held[GroupHold.PREEMPTION]
         """Owners for which it recomputes no request: what is missing will be free without that."""
 
     def touch(self) -> None:
@@ -178,7 +178,7 @@ class Group:
         """Requests that it may run at once: as many as its instances by themselves."""
         return self.limits.max_num_seqs * len(self.stages)
 
-    def hold(self, owner: Owner, what: GroupHold) -> None:
+    def hold(self, owner: Holder, what: GroupHold) -> None:
         """``owner`` keeps the group from ``what`` until it releases that itself. Idempotent."""
         owners = self._held[what]
         if not owners:
@@ -186,7 +186,7 @@ class Group:
             self.touch()
         owners.add(owner)
 
-    def release(self, owner: Owner, what: GroupHold) -> None:
+    def release(self, owner: Holder, what: GroupHold) -> None:
         """``owner`` keeps the group from ``what`` no more; others may. Idempotent."""
         owners = self._held[what]
         if owner in owners:

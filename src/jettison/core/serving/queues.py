@@ -12,7 +12,7 @@ from itertools import chain, takewhile
 from jettison.core.changes import Changes
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import Residence, hosted_only
-from jettison.core.serving.holds import Owner
+from jettison.core.serving.holds import Holder
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.virtualtokens import VirtualTokens, key_of
 from jettison.core.serving.waiting import WaitingQueue
@@ -61,7 +61,7 @@ class Queues:
         self._queued, self._queued_online = changes.queued, changes.queued_online
         self._harvesting = changes.harvesting
         self._stir = changes.stir
-        self.offline_holders: set[Owner] = set()
+        self.offline_holders: set[Holder] = set()
         """Owners for which no offline request is let in or comes back from the host. ``Group.hold`` sets it."""
         # Sums that would cost O(queue) whenever dispatch or the monitor asks; ``check`` compares.
         self._num_queued_blocks = 0

@@ -7,28 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jettison.policy.packing.types import Move
+from jettison.policy.packing.types import PackMove
 from jettison.types import GroupId, RequestId
 
 CANDIDATES = 4
 """Devices that are tried: those with the fewest requests, then the emptiest."""
 
 
-def plan_closing(placed: Mapping[GroupId, Mapping[RequestId, int]], capacity: int) -> tuple[Move, ...]:
+def plan_closing(placed: Mapping[GroupId, Mapping[RequestId, int]], capacity: int) -> tuple[PackMove, ...]:
     """Of the devices in use (with sizes of their requests) the one whose closing takes the fewest moves, and where its
     requests go: the largest first, each to where least is left. Empty where none can be closed."""
     free = {device: capacity - sum(sizes.values()) for device, sizes in placed.items()}
     emptiest = sorted(placed, key=lambda d: (len(placed[d]), -free[d], d))
     for device in emptiest[:CANDIDATES]:
         left = {other: room for other, room in free.items() if other != device}
-        moves: list[Move] = []
+        moves: list[PackMove] = []
         for request_id, num_blocks in sorted(placed[device].items(), key=lambda row: (-row[1], row[0])):
             roomy = [other for other, room in left.items() if room >= num_blocks]
             if not roomy:
                 break
             to = min(roomy, key=lambda other: (left[other], other))
             left[to] -= num_blocks
-            moves.append(Move(request_id, device, to, num_blocks))
+            moves.append(PackMove(request_id, device, to, num_blocks))
         if len(moves) == len(placed[device]):
             return tuple(moves)
     return ()

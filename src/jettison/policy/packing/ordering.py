@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from jettison.policy.packing.types import Move
+from jettison.policy.packing.types import PackMove
 from jettison.types import GroupId, RequestId
 
 
-class Way(Enum):
+class MoveMode(Enum):
     """How a step is made."""
 
     LIVE = "live"
@@ -33,9 +33,9 @@ class Step:
     """One transfer. Those of a wave may all be under way at once; a wave begins when the one before has ended."""
 
     wave: int
-    move: Move
+    move: PackMove
     """OUT: its destination is not touched; IN: nor its source."""
-    way: Way = Way.LIVE
+    way: MoveMode = MoveMode.LIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,20 @@ class Order:
     """Steps by wave, and the moves that the destinations have no room for even when all others are made."""
 
     steps: tuple[Step, ...]
-    waiting: tuple[Move, ...]
+    waiting: tuple[PackMove, ...]
 
 
 class _Rooms:
     """Free blocks, and what waits for each device, the smallest first."""
 
-    def __init__(self, moves: Sequence[Move], free: Mapping[GroupId, int]) -> None:
+    def __init__(self, moves: Sequence[PackMove], free: Mapping[GroupId, int]) -> None:
         self.free = defaultdict(int, free)
-        self.queues: defaultdict[GroupId, list[tuple[int, int, Move, Way]]] = defaultdict(list)
+        self.queues: defaultdict[GroupId, list[tuple[int, int, PackMove, MoveMode]]] = defaultdict(list)
         self._count = 0
         for move in moves:
-            self.add(move, Way.LIVE)
+            self.add(move, MoveMode.LIVE)
 
-    def add(self, move: Move, way: Way) -> None:
+    def add(self, move: PackMove, way: MoveMode) -> None:
         self._count += 1
         heapq.heappush(self.queues[move.destination], (move.num_blocks, self._count, move, way))
 
@@ -69,20 +69,20 @@ class _Rooms:
             while queue and queue[0][0] <= self.free[device]:
                 num_blocks, _, move, way = heapq.heappop(queue)
                 self.free[device] -= num_blocks
-                if way is Way.LIVE:
+                if way is MoveMode.LIVE:
                     freed[move.source] += num_blocks
                 steps.append(Step(wave, move, way))
         for device, num_blocks in freed.items():
             self.free[device] += num_blocks
         return steps
 
-    def stuck(self) -> Move:
+    def stuck(self) -> PackMove:
         """Whose leaving lets another in: the smallest that holds blocks where somebody waits."""
         wanted = {device for device, queue in self.queues.items() if queue}
         queued = (entry for queue in self.queues.values() for entry in queue)
-        return min((e for e in queued if e[3] is Way.LIVE and e[2].source in wanted), key=lambda e: e[:2])[2]
+        return min((e for e in queued if e[3] is MoveMode.LIVE and e[2].source in wanted), key=lambda e: e[:2])[2]
 
-    def replace(self, move: Move, by: Move, way: Way) -> None:
+    def replace(self, move: PackMove, by: PackMove, way: MoveMode) -> None:
         """What waits goes on from elsewhere."""
         queue = self.queues[move.destination]
         queue[:] = [entry for entry in queue if entry[2] is not move]
@@ -90,7 +90,7 @@ class _Rooms:
         self.add(by, way)
 
 
-def order_moves(moves: Sequence[Move], free: Mapping[GroupId, int], spares: Sequence[GroupId] = ()) -> Order:
+def order_moves(moves: Sequence[PackMove], free: Mapping[GroupId, int], spares: Sequence[GroupId] = ()) -> Order:
     """Steps that are never over any device's free blocks, and make every move for which there is room in the end.
 
     A cycle is broken at its smallest request: by way of one of ``spares`` with room (idle devices, say, with their
@@ -115,15 +115,15 @@ def order_moves(moves: Sequence[Move], free: Mapping[GroupId, int], spares: Sequ
     return Order(tuple(steps), tuple(waiting))
 
 
-def _split_possible(moves: Sequence[Move], free: Mapping[GroupId, int]) -> tuple[list[Move], list[Move]]:
+def _split_possible(moves: Sequence[PackMove], free: Mapping[GroupId, int]) -> tuple[list[PackMove], list[PackMove]]:
     """Moves with room once all of them are made, and those, the largest first, that a full destination leaves out."""
     left = defaultdict(int, free)
-    into: defaultdict[GroupId, list[Move]] = defaultdict(list)
+    into: defaultdict[GroupId, list[PackMove]] = defaultdict(list)
     for move in sorted(moves, key=lambda m: m.num_blocks):
         left[move.destination] -= move.num_blocks
         left[move.source] += move.num_blocks
         into[move.destination].append(move)
-    dropped: list[Move] = []
+    dropped: list[PackMove] = []
     short = [device for device in sorted(left) if left[device] < 0]
     while short:
         device = short.pop()
@@ -138,12 +138,12 @@ def _split_possible(moves: Sequence[Move], free: Mapping[GroupId, int]) -> tuple
     return [move for move in moves if move.request_id not in gone], dropped
 
 
-def _step_aside(rooms: _Rooms, move: Move, spares: Sequence[GroupId], wave: int) -> Step:
+def _step_aside(rooms: _Rooms, move: PackMove, spares: Sequence[GroupId], wave: int) -> Step:
     rooms.free[move.source] += move.num_blocks
     for spare in spares:
         if rooms.free[spare] >= move.num_blocks and spare not in (move.source, move.destination):
             rooms.free[spare] -= move.num_blocks
-            rooms.replace(move, move._replace(source=spare), Way.LIVE)
+            rooms.replace(move, move._replace(source=spare), MoveMode.LIVE)
             return Step(wave, move._replace(destination=spare))
-    rooms.replace(move, move, Way.IN)
-    return Step(wave, move, Way.OUT)
+    rooms.replace(move, move, MoveMode.IN)
+    return Step(wave, move, MoveMode.OUT)

@@ -74,7 +74,7 @@ class Resize(NamedTuple):
 Operation: TypeAlias = Arrive | Depart | Resize
 
 
-class Move(NamedTuple):
+class PackMove(NamedTuple):
     """A request lives elsewhere from now on."""
 
     request_id: RequestId
@@ -95,9 +95,9 @@ class Plan:
     """What a batch has changed, net: a request that went to and fro within it has not moved."""
 
     placed: tuple[Placement, ...] = ()
-    moves: tuple[Move, ...] = ()
+    moves: tuple[PackMove, ...] = ()
     """Of running requests, to be migrated."""
-    recomputed: tuple[Move, ...] = ()
+    recomputed: tuple[PackMove, ...] = ()
     """Of requests that outgrew their device and are computed again elsewhere (baselines only)."""
     opened: tuple[GroupId, ...] = ()
     closed: tuple[GroupId, ...] = ()

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from jettison.core.advice import Going, Wanted
+from jettison.core.advice import Going, WantedMove
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.packing.desired import Desired, Owed
@@ -35,9 +35,9 @@ from jettison.core.ports import Action, Record
 from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
-from jettison.policy.packing.ordering import Way, order_moves
+from jettison.policy.packing.ordering import MoveMode, order_moves
 from jettison.policy.packing.params import PackParams, goes_on
-from jettison.policy.packing.types import Move
+from jettison.policy.packing.types import PackMove
 from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId
 
 EARLY_STEPS = 16
@@ -307,12 +307,14 @@ class PackRung(Rung):
         by_id = {o.state.request_id: o for o in owed}
         devices = {g.group_id for o in owed for g in (o.source, o.destination)}.union(spares)
         free = {d: max(0, groups[d].blocks.num_free - groups[d].blocks.watermark) for d in devices}
-        moves = [Move(r, o.source.group_id, o.destination.group_id, self._blocks(o.state)) for r, o in by_id.items()]
+        moves = [
+            PackMove(r, o.source.group_id, o.destination.group_id, self._blocks(o.state)) for r, o in by_id.items()
+        ]
         for step in order_moves(moves, free, spares).steps:
             if step.wave > 0:
                 return
             o = by_id[step.move.request_id]
-            if step.way is Way.LIVE:
+            if step.way is MoveMode.LIVE:
                 yield o._replace(destination=groups[step.move.destination])
             else:
                 self._leaving[step.move.request_id] = o.destination.group_id
@@ -322,7 +324,7 @@ class PackRung(Rung):
             o.state.request_id: o for o in owed if len(o.destination.queues.running) < o.destination.max_running
         }
         kinds = self._params.kinds
-        wanted = [Wanted(o.state, o.destination, self._num_waited[r], kinds) for r, o in found.items()]
+        wanted = [WantedMove(o.state, o.destination, self._num_waited[r], kinds) for r, o in found.items()]
         chosen = choose_kinds(self._state, wanted)
         for request_id, o in found.items():
             going = chosen.get(request_id)
@@ -379,7 +381,7 @@ class PackRung(Rung):
             at = groups[relief.group_id]
             leaving = [Owed(requests[leave.request_id], at, groups[leave.destination]) for leave in relief.leaves]
             chosen = choose_kinds(
-                self._state, [Wanted(o.state, o.destination, kinds=self._params.kinds) for o in leaving]
+                self._state, [WantedMove(o.state, o.destination, kinds=self._params.kinds) for o in leaving]
             )
             if len(chosen) < len(leaving):
                 continue  # links or destinations have no room for all of them, and some of them alone let no head in

@@ -32,7 +32,7 @@ from jettison.policy.deadlines import WAKE_MARGIN, needed_now, plan_wakes
 from jettison.policy.dozing import WAKE_SHARE
 from jettison.policy.lending import NO_LENDING, lend
 from jettison.policy.slo import AHEAD_SHARE, objectives
-from jettison.policy.soonest import Source, Times, Wake, Way, may_wake, num_to_wake, soonest, ways_as_fields
+from jettison.policy.soonest import Times, WakeForecast, WakeSource, Way, may_wake, num_to_wake, soonest, ways_as_fields
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 NEWS_S = 5.0
@@ -57,7 +57,7 @@ class WakeOffer(Offer):
     """These workers, the soonest first."""
 
     worker_ids: tuple[WorkerId, ...]
-    wake: Wake
+    wake: WakeForecast
     """Of the first."""
     told: dict[str, object] = field(default_factory=dict)
     is_for_deadline: bool = False
@@ -84,7 +84,7 @@ class WakeRung(Rung):
         super().__init__(means)
         self._state, self._sleepers = means.state, means.sleepers
         self._ways = WaysOut(means)
-        self._wakes: dict[WorkerId, Wake] = {}
+        self._wakes: dict[WorkerId, WakeForecast] = {}
         """What was predicted of those that are being woken."""
         self._due_work = DueWork(means)
         self._dozing = Dozing(means, self._due_work)
@@ -168,9 +168,9 @@ class WakeRung(Rung):
         """Of a wake that an administrator or a request orders."""
         return self._expect(worker_id, self._ways.wake(worker_id, None))
 
-    def _expect(self, worker_id: WorkerId, wake: Wake) -> Expected:
+    def _expect(self, worker_id: WorkerId, wake: WakeForecast) -> Expected:
         self._wakes[worker_id] = wake
-        return Expected(self._ways.taken.seconds(wake), str(wake.source), wake.source is not Source.PEERS)
+        return Expected(self._ways.taken.seconds(wake), str(wake.source), wake.source is not WakeSource.PEERS)
 
     def _learn(self) -> None:
         """From wakes that are over; a first step is none of what they took."""
@@ -196,7 +196,7 @@ class WakeRung(Rung):
 
     # --- which -------------------------------------------------------------------------------------------------
 
-    def _candidates(self, group: Group | None) -> list[tuple[WorkerId, Wake]]:
+    def _candidates(self, group: Group | None) -> list[tuple[WorkerId, WakeForecast]]:
         """Sleepers that live, the soonest first."""
         head = None if group is None else group.queues.waiting.head
         found = [(w, self._ways.wake(w, head)) for w in self._sleepers.can_wake if self._state.workers[w].alive]
@@ -387,10 +387,10 @@ class WakeRung(Rung):
             is_for_deadline=True,
         )
 
-    def _may_be_woken(self) -> list[tuple[WorkerId, Wake]]:
+    def _may_be_woken(self) -> list[tuple[WorkerId, WakeForecast]]:
         return self._candidates(None)[: may_wake(self._num_up(), self._state.params.awake.max_awake)]
 
-    def _takes_s(self, candidates: Sequence[tuple[WorkerId, Wake]]) -> list[float]:
+    def _takes_s(self, candidates: Sequence[tuple[WorkerId, WakeForecast]]) -> list[float]:
         return [UNKNOWN_WAKE_S if (s := self._ways.taken.seconds(wake)) is None else s for _, wake in candidates]
 
     def wakes_s(self) -> tuple[float, ...]:
