@@ -51,10 +51,10 @@ def most(rows: int) -> dict[str, Bound]:
     }
 
 
-PLAIN_MODULES, PLAIN_CALLS, CALLS_A_ROW = 18, 72, 5
-ARRIVAL = (27, 204)
-OFFLINE = Bound(28, 234)
-DECIDING = Bound(35, 540)
+PLAIN_MODULES, PLAIN_CALLS, CALLS_A_ROW = 17, 66, 3
+ARRIVAL = (27, 205)
+OFFLINE = Bound(27, 213)
+DECIDING = Bound(34, 535)
 
 
 @dataclass(slots=True)

@@ -47,9 +47,9 @@ class HostBook:
         self.pools = {w: worker.pool for w, worker in cluster.workers.items()}
         self.entries: dict[RequestId, HostedKV] = {}
         self._travelling: dict[RequestId, HostedKV] = {}
-        """Of those, what is on its way."""
+        """Entries of requests that are on their way."""
         self._num_opened = 0
-        """So far."""
+        """Entries opened so far."""
 
     @property
     def returns_beside_steps(self) -> bool:
@@ -66,11 +66,11 @@ class HostBook:
         return [e for e in here if e is not None and e.phase in phases]
 
     def entry(self, state: RequestState) -> HostedKV | None:
-        """What is known of a request's KV in host pools."""
+        """A request's entry, if it has KV in host pools."""
         return self.entries.get(state.request_id)
 
     def entry_named(self, request_id: RequestId) -> HostedKV | None:
-        """The same of a request that may be no more."""
+        """The entry of a request that may have ended."""
         return self.entries.get(request_id)
 
     def owed(self, group: Group) -> list[HostedKV]:
@@ -79,11 +79,11 @@ class HostBook:
         return [e for e in entries if not group.blocks.is_oversized(e.state)]
 
     def owed_blocks(self, group: Group) -> int:
-        """What ``owed`` requests will take at each stage, those included that still hold their blocks (OUT)."""
+        """Blocks that ``owed`` requests will take at each stage, requests that still hold theirs (OUT) included."""
         return sum(self.blocks_to_return(e) for e in self.owed(group))
 
     def oversized(self, group: Group) -> tuple[RequestId, ...]:
-        """Stored requests that would not fit into what their group has become, even alone: they could never return."""
+        """Stored requests that would not fit into their group as it is now, even alone: they could never return."""
         entries = self.of(group, HostedPhase.STORED)
         return tuple(e.state.request_id for e in entries if group.blocks.is_oversized(e.state))
 
@@ -105,7 +105,7 @@ class HostBook:
         return entry
 
     def bring_back(self, state: RequestState) -> None:
-        """A stored request takes blocks in its group. The caller has seen that they are free."""
+        """A stored request takes blocks in its group. The caller has made sure that they are free."""
         entry, group = self.entries[state.request_id], self._cluster.groups[state.group_id]
         assert entry.phase is HostedPhase.STORED, entry
         entry.phase, entry.num_sent = HostedPhase.IN, 0
@@ -119,7 +119,7 @@ class HostBook:
         state.residences = (entry.pools, group.residence.at(0))
 
     def send_some(self, entry: HostedKV, most_blocks: int) -> tuple[int, list[Action]]:
-        """The next piece of what is on its way, of so many blocks at most: its blocks, and the actions."""
+        """The next piece of a request on its way, of at most ``most_blocks``: its number of blocks, and the actions."""
         num_blocks = min(most_blocks, entry.num_blocks - entry.num_sent)
         if num_blocks <= 0 or entry.state.ending is not None or entry.failed:
             return 0, []
@@ -142,8 +142,8 @@ class HostBook:
         return actions
 
     def noted(self, piece: SendKV, group: Group) -> SendKV:
-        """What a worker copies by itself runs between two steps or beside them; from another's pool it comes in bulk
-        turns."""
+        """Note a piece in its group's steps. A copy inside one worker runs between steps or beside them; a piece from
+        another worker's pool comes in the link's bulk turns, and is not noted."""
         if piece.src == piece.dst:
             num_bytes = self._cluster.book.transfers[piece.transfer_id].num_bytes
             group.note_copy(piece.transfer_id, num_bytes, beside_steps=piece.beside_steps)
@@ -177,16 +177,16 @@ class HostBook:
         return []
 
     def _pieces(self, state: RequestState) -> set[TransferId]:
-        """Of it, under way. One that runs on may be in an exchange besides, with transfers of that."""
+        """Its pieces under way. A request that runs on may be in an exchange besides, with transfers of that."""
         transfers = self._cluster.book.transfers
         return {i for i in state.transfers if transfers[i].purpose is TransferPurpose.HOST}
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """What a piece's end makes possible begins before the next step."""
+        """The end of a piece begins nothing: what it makes possible begins before the next step."""
         return []
 
     def _note_arrived(self, entry: HostedKV) -> None:
-        """All that has been sent is there, in the direction that the request goes."""
+        """All sent blocks have arrived, in the direction that the request goes."""
         state = entry.state
         if entry.phase is HostedPhase.IN:
             before = in_arenas(state.residences)
@@ -211,13 +211,13 @@ class HostBook:
         for worker in self._cluster.workers.values():
             if worker.alive and worker.ledger.has(state.request_id):
                 worker.ledger.release(state.request_id)
-        # What came of those pieces does not matter: the slots have all of it.
+        # Whether these pieces arrived does not matter: the slots have all of the KV.
         entry.phase, entry.failed = HostedPhase.STORED, False
         if entry.is_lost:
             self.give_up(entry.state, Preemption.HOST_LOST)
 
     def forget(self, entry: HostedKV) -> None:
-        """Its slots are free."""
+        """Drop an entry, and free its slots."""
         state, request_id = entry.state, entry.state.request_id
         del self.entries[request_id]
         self._travelling.pop(request_id, None)
@@ -226,7 +226,7 @@ class HostBook:
         state.residences = changed(state.residences, entry.pools, None) or NOWHERE
         self._cluster.touch(state)
 
-    # --- what others do ---------------------------------------------------------------------------------------
+    # --- effects of other moves -------------------------------------------------------------------------------
 
     def cancel(self, state: RequestState) -> None:
         """The request is ending: forget it. With a piece under way it is forgotten when that has ended."""
@@ -235,7 +235,8 @@ class HostBook:
             self.forget(entry)
 
     def give_way(self, worker_ids: Collection[WorkerId]) -> None:
-        """Layouts of these workers are about to change: what is on its way there or back is broken off (rule 3)."""
+        """Layouts of these workers are about to change: break off requests on their way to host pools or back (rule
+        3)."""
         for entry in list(self._travelling.values()):
             group = self._group(entry)
             if any(w in worker_ids for w in group.worker_ids):
@@ -254,7 +255,7 @@ class HostBook:
 
     def abandon(self, broken: Collection[Group]) -> set[TransferId]:
         """These groups are about to be dissolved because a worker is dead: their requests start again. Returns the
-        pieces under way: later ones into their slots follow those."""
+        pieces under way: later copies into their slots have to follow these."""
         pieces: set[TransferId] = set()
         ids = {group.group_id for group in broken}
         for entry in [e for e in self.entries.values() if e.state.group_id in ids]:
@@ -265,12 +266,12 @@ class HostBook:
         return pieces
 
     def lose_pool(self, worker_id: WorkerId) -> None:
-        """A worker is dead, and its pool with it: requests of other groups that have KV there are computed again."""
+        """A worker is dead, and its pool with it: requests of other groups with KV there are computed again."""
         for entry in [e for e in self.entries.values() if worker_id in e.pools.worker_ids]:
             if entry.phase is HostedPhase.LEAVING or entry.state.ending is not None:
                 continue
             entry.failed = entry.is_lost = True
-            if not entry.state.transfers:  # else when those have ended
+            if not entry.state.transfers:  # else when its transfers have ended
                 self.give_up(entry.state, Preemption.HOST_LOST)
 
     def give_up(self, state: RequestState, why: Preemption) -> None:

@@ -1,4 +1,4 @@
-"""One request's KV in host pools: in which phase it is, and how far it has come.
+"""One request's KV in host pools: its phase, and how far it has come.
 
 What is done about it is ``core.moving.hostbook``'s, and where the two kinds differ ``core.moving.swapping``'s and
 ``core.moving.store``'s, which say what the phases are.
@@ -22,9 +22,9 @@ class HostedPhase(StrEnum):
     IN = "in"
     TURNING = "turning"
     LEAVING = "leaving"
-    """It runs on; its slots are free when the pieces under way have ended."""
+    """The request runs on; its slots are free when the pieces under way have ended."""
     CHECKPOINT = "checkpoint"
-    """It runs, and so far nothing of its own is on its way to or from a host pool."""
+    """The request runs, and has a copy of its leading blocks in host pools."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,16 +33,16 @@ class HostedKV:
 
     state: RequestState
     number: int
-    """In the order in which they left."""
+    """Rank in the order in which entries were opened."""
     num_blocks: int
-    """Blocks with content: so many slots in each pool. CHECKPOINT: known when it ends."""
+    """Blocks with content, and slots of it in each pool. CHECKPOINT: known only when the request is freed."""
     pools: Residence
-    """Of the request: which pool has which layers, and how much of them."""
+    """The residence in host pools: which pool has which layers, of how many tokens."""
     phase: HostedPhase = HostedPhase.OUT
     num_sent: int = 0
-    """Leading blocks whose piece has been issued, in this direction."""
+    """Leading blocks for which pieces have been issued, in this direction."""
     failed: bool = False
     is_lost: bool = False
-    """A worker that has some of it in its pool is dead."""
+    """A worker with some of it in its pool is dead."""
     parts: tuple[KVTransferPlan, ...] = ()
-    """IN: from which pool to which stage."""
+    """IN: the transfers from pools to stages."""

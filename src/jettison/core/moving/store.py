@@ -24,7 +24,7 @@ class CheckpointStore(HostBook):
         return self._cluster.params.offline.prefetches
 
     def checkpoints(self) -> list[HostedKV]:
-        """Of all running requests that have one."""
+        """Entries of all requests that run with a checkpoint."""
         return [entry for entry in self.entries.values() if entry.phase is HostedPhase.CHECKPOINT]
 
     def owed(self, group: Group) -> list[HostedKV]:

@@ -38,20 +38,20 @@ class Swap(HostBook):
         self._allowances = Allowances(cluster)
 
     def groups(self) -> list[Group]:
-        """Groups that requests which were swapped out belong to, in order of formation."""
+        """Groups of the swapped-out requests, in order of formation."""
         ids = {e.state.group_id for e in self.entries.values() if e.phase is not HostedPhase.LEAVING}
         return [self._cluster.groups[g] for g in sorted(ids)]
 
     def worker_ids(self) -> tuple[WorkerId, ...]:
-        """Workers of those groups."""
+        """Workers of the groups of swapped-out requests."""
         return tuple(sorted({w for group in self.groups() for w in group.worker_ids}))
 
     def num_free_slots(self, worker_ids: Iterable[WorkerId]) -> int:
-        """In the fullest of these pools."""
+        """Free slots of the fullest of these pools."""
         return min(self.pools[w].num_free for w in worker_ids)
 
     def send_out(self, state: RequestState) -> None:
-        """A running request leaves its group's arenas. The caller has seen free slots for all of its blocks."""
+        """A running request leaves its group's arenas. The caller has made sure of free slots for all of its blocks."""
         group = self._cluster.groups[state.group_id]
         if (checkpoint := self._store.entry(state)) is not None:
             self._store.forget(checkpoint)
