@@ -160,7 +160,7 @@ class FaultRounds:
             try:
                 await engine.start()
                 # A wake asks its peers first: where the disk is predicted to be sooner no place of a pull would be met.
-                engine.core.sleepers.predict = None
+                engine.core.sleepers.predict = lambda worker_id: None
                 yield FaultRounds(engine, config, load, rules)
             finally:
                 os.environ.pop(VARIABLE, None)
