@@ -332,8 +332,8 @@ class DeviceMemory:
     def block_addresses(
         self, layers: LayerRange, block_ids: Sequence[int], *, are_written: bool
     ) -> npt.NDArray[np.int64]:
-        """Where blocks begin, layer by layer; they hold for as long as the layout. ``are_written``: the caller will
-        write them. Raises IndexError for a block that is not mapped in one of the layers."""
+        """Addresses of blocks, layer by layer, valid for as long as the layout. ``are_written``: the caller will write
+        the blocks. Raises IndexError for a block that is not mapped in one of the layers."""
         ids = self._block_ids(layers, block_ids).numpy()
         if are_written:
             for layer in layers.layers():
@@ -375,7 +375,7 @@ class DeviceMemory:
         return plan_layout(self._map, spec, self._sizes, live_blocks)
 
     def _adopt(self, plan: PagePlan) -> None:
-        """The plan has been carried out: make it the state."""
+        """Make a plan that has been carried out the present state."""
         plan.apply(self._map)
         self._mapped = self._map.shards()
         self.capacity_blocks = plan.capacity_blocks
@@ -390,11 +390,11 @@ class DeviceMemory:
             self._give_back()
 
     def _give_back(self) -> None:
-        """The device sleeps: the system gets the memory of all that is free."""
+        """Return the memory of all free pages to the system, as the device sleeps."""
         try:
             for page, num_pages in self._map.free_pages().runs():
                 self._pool.discard(page, num_pages)
-        except MappingError as error:  # the layout holds all the same
+        except MappingError as error:  # the layout is valid all the same
             logger.warning("a sleeping device keeps memory: %s", error)
 
     @property
@@ -403,7 +403,7 @@ class DeviceMemory:
         return self._pool.held_bytes
 
     def _whole_blocks(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        """Which blocks of an arena with holes are mapped from end to end."""
+        """Mask of the blocks of an arena with holes that are mapped from end to end."""
         sizes = self._sizes
         num_pages = extents[-1].position + extents[-1].num_pages
         mapped = np.zeros(num_pages + 1, dtype=np.int64)
@@ -426,7 +426,7 @@ class DeviceMemory:
             raise ValueError(f"a block is copied from beyond the {self.capacity_blocks} that there are")
 
     def _or_broken(self, step: Callable[[], None]) -> None:
-        """A step after whose WorkerLostError the memory is in no known state."""
+        """Run a step; after its WorkerLostError the memory is in an unknown state."""
         try:
             step()
         except WorkerLostError:
@@ -436,10 +436,10 @@ class DeviceMemory:
     # --- private: blocks --------------------------------------------------------------------------------------
 
     def _copy_blocks(self, before: PageMap, copies: Sequence[BlockCopy]) -> None:
-        """In every arena of the new layout that had the block before."""
+        """Copy blocks in every arena of the new layout that had the block before."""
         copier = BlockCopier(self._pool, self._sizes.kv_block_bytes, copies)
         targets = sorted(dst for _, dst in copies)
-        # Whole arenas first: writing them spoils no other layer's old bytes, writing the others might.
+        # Whole arenas first: writing them overwrites no other layer's old bytes, writing the others might.
         for layer in sorted(self._map.kv_layers.layers(), key=lambda layer: layer not in before.kv_layers.layers()):
             owner = kv_owner(layer)
             self._mark_written(layer, targets)
@@ -450,7 +450,7 @@ class DeviceMemory:
     def _block_ids(
         self, layers: LayerRange, block_ids: Sequence[int] | npt.NDArray[np.int32]
     ) -> torch.Tensor:
-        """int64 ids, every one of them mapped in all the layers: a wrong id must not end the process."""
+        """The ids as int64, checked to be mapped in all the layers, as a wrong id must not end the process."""
         self._check_open()
         ids = np.asarray(block_ids, dtype=np.int64).reshape(-1)
         if ids.size:
