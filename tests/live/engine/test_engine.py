@@ -19,6 +19,7 @@ import pytest
 import pytest_asyncio
 
 from jettison.config import EngineConfig
+from jettison.core import ports
 from jettison.core.driving.dispatching import Dispatcher
 from jettison.core.serving.group import Group
 from jettison.core.serving.queues import Queues
@@ -26,7 +27,6 @@ from jettison.device.model.create import create_model
 from jettison.errors import NotReadyError, OverCapacityError, RequestError, TooLongError
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
-from jettison.live.wire import messages as m
 from jettison.memory.prefix import PrefixHasher
 from jettison.types import FinishReason, Request, SamplingParams, ServiceClass
 
@@ -319,7 +319,7 @@ async def test_a_late_report_of_a_lost_link_harms_no_later_life(
         monkeypatch.setattr(launcher, "declare_lost", lambda worker, why: given_up.append(worker))
 
         async def late_report(step_id: int) -> None:
-            engine._on_worker_event(1, m.StepFailed(1, step_id, "the link is down", 0))
+            engine._on_worker_event(1, ports.StepFailed(step_id, "the link is down", 0))
             await asyncio.sleep(0.01)
 
         await collect(engine, request("a", [1, 2, 3], 5))

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from worker_fakes import FakeDevice, fresh_bytes
 
+from jettison.core import ports
 from jettison.live.wire import messages as m
 from jettison.live.worker.activations import OutgoingActivation
 from jettison.live.worker.failpoints import nowhere
 from jettison.live.worker.peers import Peers
 from jettison.transport.inproc import InProcessLink
 from jettison.transport.link import FrameKind
+from jettison.types import LayerRange
 
 
 class OneEnd:
@@ -62,7 +64,7 @@ def test_what_is_posted_to_nobody_is_dropped():
 @pytest.mark.parametrize(("coordinate", "num_pieces"), [(True, 1), (False, 12)])
 def test_a_turn_is_one_piece_or_without_coordination_all_the_link_takes(coordinate, num_pieces):
     end = OneEnd(coordinate=coordinate)
-    end.peers.start_transfer(m.SendKV(7, 1, 0, 4, [1, 2, 3], [4, 5, 6]))
+    end.peers.start_transfer(ports.SendKV(7, 0, 1, LayerRange(0, 4), (1, 2, 3), (4, 5, 6)))
     assert end.peers.run_bulk()
     assert end.received().count((FrameKind.KV_PIECE, 7)) == num_pieces
 
@@ -74,7 +76,7 @@ class NothingQueues(InProcessLink):
 @pytest.mark.parametrize(("kind", "is_cut"), [(InProcessLink, True), (NothingQueues, False)])
 def test_pieces_are_cut_to_size_only_where_bulk_would_be_in_the_way(kind, is_cut):
     end = OneEnd(kind=kind, device=FakeDevice(kv_block_bytes=1 << 10), piece_bytes=1 << 17, adapt_pieces=True)
-    end.peers.start_transfer(m.SendKV(7, 1, 0, 4, list(range(16)), list(range(16))))
+    end.peers.start_transfer(ports.SendKV(7, 0, 1, LayerRange(0, 4), tuple(range(16)), tuple(range(16))))
     while end.peers.run_bulk():
         pass
     assert (end.received().count((FrameKind.KV_PIECE, 7)) > 1) == is_cut
@@ -84,16 +86,16 @@ def test_a_turn_that_must_not_send_still_writes():
     end = OneEnd()
     end.theirs.send_frame(FrameKind.TRANSFER_BEGIN, 4, b"\0" * 8, 0, lambda out: None)
     end.theirs.send_frame(FrameKind.TRANSFER_END, 4, b"\1", 0, lambda out: None)
-    end.peers.start_transfer(m.SendKV(7, 1, 0, 4, [1], [1]))
+    end.peers.start_transfer(ports.SendKV(7, 0, 1, LayerRange(0, 4), (1,), (1,)))
     assert end.peers.serve(False)
-    assert end.events == [m.TransferEnded(0, 4, True, 0, 0)] and end.received() == []
+    assert end.events == [ports.TransferEnded(4, True, 0, 0)] and end.received() == []
 
 
 def test_a_move_to_nobody_ends_at_once():
     end = OneEnd()
-    end.peers.start_transfer(m.SendKV(7, 2, 0, 4, [1], [1]))
+    end.peers.start_transfer(ports.SendKV(7, 0, 2, LayerRange(0, 4), (1,), (1,)))
     end.peers.cancel_transfer(7)
-    assert end.events == [m.TransferEnded(0, 7, False, 0, 0)]
+    assert end.events == [ports.TransferEnded(7, False, 0, 0)]
 
 
 @pytest.mark.parametrize("num_frames", [1, 2])
@@ -104,12 +106,12 @@ def test_who_is_lost_is_told_when_all_that_came_is_there(num_frames):
     for frame in list(copied.poll_frames())[:num_frames]:
         fill = partial(np.copyto, src=frame.payload)
         end.theirs.send_frame(frame.kind, frame.tag, frame.aux, len(frame.payload), fill)
-    end.peers.start_transfer(m.SendKV(7, 1, 0, 4, [1], [1]))
+    end.peers.start_transfer(ports.SendKV(7, 0, 1, LayerRange(0, 4), (1,), (1,)))
     end.theirs.close()
     while end.peers.serve():
         pass
     assert end.lost == [(1, num_frames == 2)]
-    assert end.events == [m.TransferEnded(0, 7, False, 0, 0)] and end.peers.links == {}
+    assert end.events == [ports.TransferEnded(7, False, 0, 0)] and end.peers.links == {}
 
 
 def test_a_fence_closes_links_of_the_lost_life_and_of_older_ones():

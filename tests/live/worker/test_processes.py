@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 
 import pytest
-from worker_fakes import expected_token, make_step
+from worker_fakes import expected_token, make_step, tokens_of
 
 import jettison
+from jettison.core import ports
 from jettison.device.model.hf_config import parse_config
 from jettison.device.model.jsonfile import JsonObject
 from jettison.errors import BudgetError, JettisonError, UserError, WorkerLostError
@@ -25,6 +26,7 @@ from jettison.live.engine.launcher import LocalLauncher, WorkerSpec
 from jettison.live.machine.run_folder import remove_abandoned
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
+from jettison.types import LayerRange
 
 pytestmark = pytest.mark.live
 
@@ -50,6 +52,8 @@ class Cluster:
 
     def __init__(self, num_workers=2, what="", **more):
         self.events: list[m.Event] = []
+        self.told: list[tuple[int, m.Event]] = []
+        """The same, with the workers that told."""
         self.exits: list[tuple[int, int]] = []
         self.changed = asyncio.Event()
         self.launcher = LocalLauncher(
@@ -57,8 +61,8 @@ class Cluster:
         )
 
     def _on_event(self, worker_id, event):
-        assert event.worker_id == worker_id
         self.events.append(event)
+        self.told.append((worker_id, event))
         self.changed.set()
 
     def _on_exit(self, worker_id, returncode):
@@ -109,18 +113,18 @@ async def test_steps_and_moves_between_processes(link_kind):
         for step_id, tokens in enumerate([[5], [6, 7], big]):
             for worker, command in pipeline_step(step_id, tokens):
                 cluster.launcher.send(worker, command)
-        cluster.launcher.send(0, m.SendKV(1, 1, 0, 4, [1, 2], [3, 4]))
-        cluster.launcher.send(1, m.SendShard(2, 0, "layer:3"))
+        cluster.launcher.send(0, ports.SendKV(1, 0, 1, LayerRange(0, 4), (1, 2), (3, 4)))
+        cluster.launcher.send(1, ports.SendShard(2, 1, 0, "layer:3"))
         cluster.launcher.send(1, m.ReportMemory(3))
         await cluster.until(lambda: len(cluster.events) == 9)
-        done = {event.step_id: event.token_ids for event in cluster.events if isinstance(event, m.StepDone)}
+        done = {event.step_id: tokens_of(event) for event in cluster.events if isinstance(event, m.StepDone)}
         assert done == {i: [expected_token(t, [(0, 2), (2, 4)])] for i, t in enumerate([[5], [6, 7], big])}
-        ended = [event for event in cluster.events if isinstance(event, m.TransferEnded)]
-        assert sorted((e.transfer_id, e.worker_id, e.complete, e.num_bytes) for e in ended) == [
+        ended = [(worker, event) for worker, event in cluster.told if isinstance(event, ports.TransferEnded)]
+        assert sorted((e.transfer_id, worker, e.complete, e.num_bytes) for worker, e in ended) == [
             (1, 1, True, 2 * 4 * 40), (2, 0, True, 1000),
         ]
         # The block that worker 1 got, sent back and on: bytes survive both directions.
-        cluster.launcher.send(1, m.SendKV(4, 0, 0, 4, [3], [9]))
+        cluster.launcher.send(1, ports.SendKV(4, 1, 0, LayerRange(0, 4), (3,), (9,)))
         await cluster.until(lambda: len(cluster.events) == 10)
         assert cluster.events[-1].complete and cluster.exits == []
 
@@ -154,11 +158,11 @@ async def test_a_start_that_takes_too_long_leaves_nothing_running():
 
 
 def copy_out(transfer_id):
-    return m.SendKV(transfer_id, 0, 0, 4, [1, 2], [3, 4], to_host=True, beside_steps=True)
+    return ports.SendKV(transfer_id, 0, 0, LayerRange(0, 4), (1, 2), (3, 4), to_host=True, beside_steps=True)
 
 
 def copy_ends(cluster):
-    return [event for event in cluster.events if isinstance(event, m.TransferEnded)]
+    return [event for event in cluster.events if isinstance(event, ports.TransferEnded)]
 
 
 async def test_a_copy_beside_steps_is_told_of_by_a_worker_that_has_nothing_else_to_do():
@@ -192,7 +196,7 @@ async def test_a_killed_worker_is_reported_once_after_its_events():
         cluster.launcher.send(*list(pipeline_step(2, [5]))[1])
         cluster.launcher.send(1, codec.step_command(make_step(3, [5])))
         await cluster.until(lambda: len(cluster.events) == 4)
-        assert {type(event): event.step_id for event in cluster.events[2:]} == {m.StepFailed: 2, m.StepDone: 3}
+        assert {type(event): event.step_id for event in cluster.events[2:]} == {ports.StepFailed: 2, m.StepDone: 3}
 
 
 async def test_signals_of_the_process_group_do_not_end_a_worker():
@@ -277,7 +281,7 @@ async def test_a_folder_for_temporary_files_whose_path_is_too_long_for_a_socket(
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     async with Cluster() as cluster:
         done = await run_step(cluster, 1, [5])
-        assert done.token_ids == [expected_token([5], [(0, 2), (2, 4)])]
+        assert tokens_of(done) == [expected_token([5], [(0, 2), (2, 4)])]
     assert not list(long.iterdir())
 
 
@@ -299,25 +303,25 @@ async def run_step(cluster, step_id, tokens):
 
 
 def ends(cluster):
-    return [event for event in cluster.events if isinstance(event, m.StepDone | m.StepFailed)]
+    return [event for event in cluster.events if isinstance(event, m.StepDone | ports.StepFailed)]
 
 
 @pytest.mark.parametrize("link_kind", ["shm", "tcp"])
 @pytest.mark.parametrize("victim", [0, 1])
 async def test_a_killed_worker_is_started_again_with_links_to_all(link_kind, victim):
     async with Cluster(link_kind=link_kind) as cluster:
-        assert (await run_step(cluster, 1, [5])).token_ids == [expected_token([5], [(0, 2), (2, 4)])]
+        assert tokens_of(await run_step(cluster, 1, [5])) == [expected_token([5], [(0, 2), (2, 4)])]
         for life in (1, 2):
             os.kill(cluster.launcher.pids[victim], signal.SIGKILL)
             await cluster.until(lambda life=life: len(cluster.exits) == life)
-            cluster.launcher.send(1 - victim, m.FenceWorker(life, victim, life - 1))
-            await cluster.until(lambda life=life: m.Fenced(1 - victim, life) in cluster.events)
+            cluster.launcher.send(1 - victim, ports.FenceWorker(1 - victim, life, victim, life - 1))
+            await cluster.until(lambda life=life: ports.WorkerFenced(1 - victim, life) in cluster.events)
             ready = await cluster.launcher.restart(victim)
             assert ready.pid == cluster.launcher.pids[victim] and cluster.launcher.life(victim) == life
             done = await run_step(cluster, 10 + life, [6, life])
-            assert done.token_ids == [expected_token([life], [(0, 2), (2, 4)])]
+            assert tokens_of(done) == [expected_token([life], [(0, 2), (2, 4)])]
             # A fence for an older life that comes late does not harm the new link.
-            cluster.launcher.send(1 - victim, m.FenceWorker(100 + life, victim, life - 1))
+            cluster.launcher.send(1 - victim, ports.FenceWorker(1 - victim, 100 + life, victim, life - 1))
             assert isinstance(await run_step(cluster, 20 + life, [7]), m.StepDone)
             lives = {1 - victim: 0, victim: life} if link_kind == "shm" else {}
             names = {path.name for path in cluster.launcher._folder.path.iterdir()}
@@ -341,12 +345,12 @@ async def test_a_stopped_worker_is_replaced_and_heard_no_more(kill_hung):
         cluster.launcher.send(0, codec.step_command(make_step(1, [5])))
         await cluster.until(lambda: cluster.exits)
         assert cluster.exits == [(0, -signal.SIGKILL)] and 0 not in cluster.launcher.pids
-        cluster.launcher.send(1, m.FenceWorker(1, 0, 0))
+        cluster.launcher.send(1, ports.FenceWorker(1, 1, 0, 0))
         await cluster.launcher.restart(0)
         if not kill_hung:
             assert is_alive(old)
             os.kill(old, signal.SIGCONT)
-        await cluster.until(lambda: m.Fenced(1, 1) in cluster.events)
+        await cluster.until(lambda: ports.WorkerFenced(1, 1) in cluster.events)
         async with asyncio.timeout(20):
             while is_alive(old):
                 await asyncio.sleep(0.01)
@@ -373,8 +377,8 @@ async def lose(cluster, worker):
     """Give a worker up, and have the other one fence it."""
     life = cluster.launcher.life(worker)
     cluster.launcher.declare_lost(worker, "injected")
-    cluster.launcher.send(1 - worker, m.FenceWorker(life, worker, life))
-    await cluster.until(lambda: m.Fenced(1 - worker, life) in cluster.events)
+    cluster.launcher.send(1 - worker, ports.FenceWorker(1 - worker, life, worker, life))
+    await cluster.until(lambda: ports.WorkerFenced(1 - worker, life) in cluster.events)
 
 
 async def test_a_worker_given_up_while_it_starts_again_is_a_failed_start():
@@ -387,7 +391,7 @@ async def test_a_worker_given_up_while_it_starts_again_is_a_failed_start():
         with pytest.raises(WorkerLostError, match="given up while it was starting"):
             await asyncio.wait_for(restart, 20)
         assert len(cluster.exits) == 1, "the caller that waits for the start was told, and no other"
-        cluster.launcher.send(1, m.FenceWorker(10, 0, 1))
+        cluster.launcher.send(1, ports.FenceWorker(1, 10, 0, 1))
         await cluster.launcher.restart(0)
         assert cluster.launcher.life(0) == 2
         assert isinstance(await run_step(cluster, 1, [5]), m.StepDone)

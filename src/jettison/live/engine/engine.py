@@ -436,7 +436,7 @@ class Engine:
         if self._warm_up is not None:
             self._warm_up.on_event(worker_id, event)
         elif self._driver is not None and self._state != "failed":
-            if isinstance(event, m.StepFailed) and event.lost_worker is not None:
+            if isinstance(event, ports.StepFailed) and event.lost_worker is not None:
                 self._suspect(event.lost_worker, event.step_id)
             try:
                 self._driver.on_worker_event(event, time.monotonic_ns())

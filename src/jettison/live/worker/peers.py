@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
+from jettison.core import ports
 from jettison.errors import LinkDownError
 from jettison.live.wire import messages as m
 from jettison.live.worker.activations import ActivationInbox, OutgoingActivation
@@ -140,7 +141,7 @@ class Peers:
             self._give_up(worker, old)
         self._unexplained.pop(worker, None)
         sizer = PieceSizer(self._piece_bytes, self._adapt_pieces and link.queues_bulk)
-        self._peers[worker] = _Peer(link, IncomingTransfers(self._worker_id), sizer, life)
+        self._peers[worker] = _Peer(link, IncomingTransfers(), sizer, life)
 
     def fence(self, worker: WorkerId, life: int) -> None:
         """Close and give up the link to this life of a peer, or to an older one (rule 7)."""
@@ -346,13 +347,13 @@ class Peers:
 
     # --- transfers from here
 
-    def start_transfer(self, command: m.SendKV | m.SendShard) -> None:
+    def start_transfer(self, command: ports.Transfer) -> None:
         """Queue it on its link; without one it ends here and now (rule 8)."""
-        peer = self._peers.get(command.dst_worker)
+        peer = self._peers.get(command.dst)
         if peer is None:
-            why = self._unexplained.get(command.dst_worker, "none was made")
-            log.error("transfer %d: no link to worker %d: %s", command.transfer_id, command.dst_worker, why)
-            self._emit(m.TransferEnded(self._worker_id, command.transfer_id, False, 0, 0))
+            why = self._unexplained.get(command.dst, "none was made")
+            log.error("transfer %d: no link to worker %d: %s", command.transfer_id, command.dst, why)
+            self._emit(ports.TransferEnded(command.transfer_id, False, 0, 0))
             return
         peer.transfers.append(self._outgoing(command))
 
@@ -373,8 +374,8 @@ class Peers:
                 if transfer.transfer_id == transfer_id:
                     transfer.cancel()
 
-    def _outgoing(self, command: m.SendKV | m.SendShard) -> OutgoingTransfer:
-        if isinstance(command, m.SendKV):
+    def _outgoing(self, command: ports.Transfer) -> OutgoingTransfer:
+        if isinstance(command, ports.SendKV):
             return OutgoingKV(command, self._device.kv_block_bytes)
         try:
             return OutgoingShard(command, shard_num_bytes(self._device, command.shard))
@@ -401,7 +402,7 @@ class Peers:
             self._emit(ended)
         for transfer in peer.transfers:
             if not transfer.begun:
-                self._emit(m.TransferEnded(self._worker_id, transfer.transfer_id, False, 0, 0))
+                self._emit(ports.TransferEnded(transfer.transfer_id, False, 0, 0))
         self.inbox.forget_partial(worker)
         self.attention.lost(worker)
         self._on_lost(worker)
