@@ -173,7 +173,7 @@ class FaultRounds:
         self._cut_off.clear()
         exchange = schedule.mode or self._exchange
         self.engine.core.reconfigure(replace(self.engine.core.params, exchange=exchange))
-        self.engine.keep_hung_workers(schedule.wake is Wake.LATE)
+        self.engine.orders.keep_hung_workers(schedule.wake is Wake.LATE)
         over = asyncio.Event()
         try:
             async with asyncio.timeout(ROUND_TIMEOUT_S):
@@ -192,7 +192,7 @@ class FaultRounds:
                     orders.wake_all()
                     await self._until(self._is_quiet, "rest after the last request")
                 finally:
-                    self.engine.watch(None)
+                    self.engine.orders.watch(None)
                     for task in (*clients, *others):
                         task.cancel()
         except (TimeoutError, JettisonError) as error:
@@ -214,7 +214,7 @@ class FaultRounds:
         if schedule.role is not None and schedule.is_phase:
             arm(self._rules, [])
             pid = self._pid(schedule.victim)
-            self.engine.watch(Watch(
+            self.engine.orders.watch(Watch(
                 self.engine.core, schedule.victim, schedule.role, schedule.point, schedule.count,
                 lambda: os.kill(pid, schedule.signal),
             ).look)

@@ -297,5 +297,5 @@ if __name__ == "__main__":
     exit_code = main()
     logging.shutdown()
     sys.stderr.flush()
-    # Everything is closed; unloading torch piece by piece would keep the launcher waiting for a second or two.
+    # Everything is closed; unloading torch piece by piece would keep the controller waiting for a second or two.
     os._exit(exit_code)
