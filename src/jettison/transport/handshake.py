@@ -1,4 +1,4 @@
-"""Who is at the other end of a socket: a three-message proof that both know the cluster's secret.
+"""Identity of the other end of a socket: a three-message proof that both know the cluster's secret.
 
     initiator                                 acceptor
     HELLO(identity, nonce)          ->
@@ -52,7 +52,7 @@ CONTROLLER = Identity(-1, 0)
 
 
 class HandshakeError(LinkDownError):
-    """The other end is not who it should be; the connection must be closed."""
+    """The other end is not the expected peer; the connection must be closed."""
 
 
 class Handshake:
@@ -82,16 +82,16 @@ class Handshake:
 
     @property
     def peer(self) -> Identity:
-        """Who is there, proven. Only when ``done``."""
+        """The peer's proven identity. Only when ``done``."""
         if not self.done or self._peer is None:
-            raise HandshakeError("the peer has not proven who it is")
+            raise HandshakeError("the peer has not proven its identity")
         return self._peer
 
     @property
     def session_key(self) -> bytes:
         """32 bytes that only both ends know, fresh for this connection. Only when ``done``."""
         if not self.done:
-            raise HandshakeError("the peer has not proven who it is")
+            raise HandshakeError("the peer has not proven its identity")
         return self._mac(b"session")
 
     def first(self) -> bytes:

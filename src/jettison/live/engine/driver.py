@@ -1,7 +1,7 @@
 """Carries the core's actions to workers and their answers back. Synchronous; owns no sockets and no clock.
 
 Used by the asyncio engine (real processes) and by the in-process cluster of tests and ``jettison verify``: both
-differ only in ``send`` and ``abandon`` and in who calls ``on_worker_event``.
+differ only in ``send`` and ``abandon`` and in the caller of ``on_worker_event``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SendCommand = Callable[[WorkerId, m.Command], None]
 
 @dataclass(slots=True)
 class Delays:
-    """What stages waited for: their input on the link, and attention at peers."""
+    """Times that stages waited: for their input on the link, and for attention at peers."""
 
     num_activations: int = 0
     activation_ns: int = 0

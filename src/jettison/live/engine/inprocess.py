@@ -140,7 +140,7 @@ class InProcessCluster:
             device.close()
 
     def _next_workers(self) -> list[WorkerId]:
-        """Whose turn it is: each worker once, or one drawn by lot."""
+        """The workers that have the next turns: each once, or one drawn by lot."""
         workers = list(self._loops)
         return workers if self._random is None else [self._random.choice(workers)]
 

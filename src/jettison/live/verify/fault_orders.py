@@ -35,7 +35,7 @@ Until = Callable[[Callable[[], bool], str], Awaitable[None]]
 """Wait for a condition; the text says what is waited for."""
 
 
-class Orders:
+class FaultOrders:
     """Of one round."""
 
     def __init__(

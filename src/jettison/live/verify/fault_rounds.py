@@ -33,7 +33,7 @@ from jettison.errors import JettisonError
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.local_cluster import LocalCluster
-from jettison.live.verify.fault_orders import Orders
+from jettison.live.verify.fault_orders import FaultOrders
 from jettison.live.verify.fault_places import Watch
 from jettison.live.verify.fault_schedules import Schedule, Wake
 from jettison.live.verify.scenarios import Observed
@@ -180,7 +180,7 @@ class FaultRounds:
                 self._arm(schedule)
                 totals_before = counters(self.engine.core)
                 losses_before = self.engine.core.state.counters.num_worker_losses
-                orders = Orders(self.engine, schedule, self._load.pauses_s, over, self._until)
+                orders = FaultOrders(self.engine, schedule, self._load.pauses_s, over, self._until)
                 asks = [self._client(i, report, over, orders.may_ask) for i in range(NUM_REQUESTS)]
                 clients = [asyncio.create_task(client) for client in asks]
                 others = [asyncio.create_task(orders.change_layouts(clients)), asyncio.create_task(orders.migrate())]

@@ -1,4 +1,4 @@
-"""Telling a hung worker from a busy one: a thread in the worker beats, its keeper listens (promise R9).
+"""How a hung worker is told from a busy one: a thread in the worker beats, its keeper listens (promise R9).
 
     worker                                        keeper
     main thread: unit += 1, waiting = ...
