@@ -130,6 +130,10 @@ class Link(ABC):
     def failure(self) -> str | None:
         """Why the link is down; None while it is open or after ``close()``."""
 
+    is_opening: bool = False
+    """It was made to be opened: it takes no frames and brings none until ``settled``."""
+    settled: Link | None = None
+    """What takes the place of a link that was being opened, once the peer uses it."""
     queues_bulk: bool = True
     """Whether bulk that was accepted may still be on its way when an urgent frame follows it: then pieces have to be
     cut to what the link carries in a stage's time. Where not, a refusal only says that the other end is busy."""

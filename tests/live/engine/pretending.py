@@ -9,6 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from jettison.core import ports
+from jettison.live.host.keeper import Addresses
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.live.wire.channel import MessageBuffer, framed
@@ -23,7 +24,9 @@ class PretendingHandle:
     def __init__(self, start):
         self.start = start
         self.pid = next(_pids)
-        self.address = f"nowhere:{start.spec.worker_id}.{start.epoch}"
+        name = f"{start.spec.worker_id}.{start.epoch}"
+        self.addresses = Addresses(f"near:{name}", f"far:{name}")
+        self.commands = []
         self.ended = asyncio.get_running_loop().create_future()
         self.named = 0
         self.hung = None
@@ -131,6 +134,7 @@ class PretendingSpawner:
         while data := await reader.read(1 << 16):
             await handle.awake.wait()
             for command in map(codec.decode_command, buffer.feed(data)):
+                handle.commands.append(command)
                 match command:
                     case m.Stop():
                         return

@@ -269,6 +269,26 @@ async def test_close_ends_all_and_a_hung_worker_too(stage):
     assert now.exits == [] and now.is_closed(), "an end that was asked for is no event"
 
 
+async def test_workers_of_a_host_meet_near_and_others_far_and_hear_of_ends():
+    async with PretendingStage(3) as now:
+        for worker in range(3):
+            await now.answer(worker, 1)
+        known = [now.handle(worker).commands[0].peers for worker in range(3)]
+        assert [[peer.address for peer in peers] for peers in known] == [
+            ["near:1.0", "far:2.0"], ["near:0.0", "far:2.0"], ["far:0.0", "far:1.0"],
+        ]
+        now.die(0)
+        await now.until(lambda: now.exits)
+        await now.crew.restart(0)
+        for worker in range(3):
+            await now.answer(worker, 2)
+        assert now.handle(0).commands[0] == m.KnowPeers(known[0])
+        for worker, address in ((1, "near:0.1"), (2, "far:0.1")):
+            assert now.handle(worker).commands[2:-1] == [
+                m.ForgetPeer(0, 0), m.KnowPeers([m.PeerAddress(0, 1, address)])
+            ]
+
+
 async def test_what_a_person_can_mend_is_the_root_cause():
     """A worker that dies makes others fail; here one of them had a reason of its own."""
     spawner = PretendingSpawner({0: "crash", 1: "budget"})

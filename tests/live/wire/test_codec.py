@@ -123,6 +123,8 @@ SPEC = LayoutSpec(frozenset({"embed", "layer:3"}), LayerRange(3, 5), (RetainedKV
     ports.CancelTransfer(0, 9),
     ports.FenceWorker(1, 2, 0, 3),
     m.AdoptWeights(WEIGHTS),
+    m.KnowPeers([m.PeerAddress(1, 2, "unix:/somewhere/link-1.2")]),
+    m.ForgetPeer(1, 2),
     m.ReportMemory(4),
     m.Stop(),
     m.WorkerReady(0, 99, 8, 1, "native", {"kv": 3}, WEIGHTS, 5, 6),

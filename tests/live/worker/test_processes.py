@@ -60,6 +60,19 @@ class Apart(LocalSpawner):
         return str(worker)
 
 
+class TwoHosts(LocalSpawner):
+    """Workers 0 and 1 are on one host, worker 2 is on another."""
+
+    def hosts(self):
+        return ["left", "right"]
+
+    def host_of(self, worker):
+        return "left" if worker < 2 else "right"
+
+
+SPAWNERS = {"shm": LocalSpawner, "tcp": Apart, "mixed": TwoHosts}
+
+
 class Cluster:
     """A crew and what its workers said."""
 
@@ -69,7 +82,7 @@ class Cluster:
         """The same, with the workers that told."""
         self.exits: list[tuple[int, int]] = []
         self.changed = asyncio.Event()
-        self.spawner = (Apart if link_kind == "tcp" else LocalSpawner)(worker_command=CHILD)
+        self.spawner = SPAWNERS[link_kind](worker_command=CHILD)
         self.crew = Crew(
             [spec(i, what) for i in range(num_workers)], self.spawner, self._on_event, self._on_exit, **more
         )
@@ -141,6 +154,25 @@ async def test_steps_and_moves_between_processes(link_kind):
         cluster.crew.send(1, ports.SendKV(4, 1, 0, LayerRange(0, 4), (3,), (9,)))
         await cluster.until(lambda: len(cluster.events) == 10)
         assert cluster.events[-1].complete and cluster.exits == []
+
+
+def num_shared_memories(pid):
+    """Of links: each end keeps its own slots mapped, and the peer's."""
+    return sum("jettison-link" in os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir())
+
+
+async def test_links_are_of_their_pair_s_kind_and_opened_when_first_used():
+    async with Cluster(3, link_kind="mixed") as cluster:
+        assert [num_shared_memories(pid) for pid in cluster.crew.pids.values()] == [0, 0, 0]
+        stages = [(0, (0, 1), None, 1), (1, (1, 2), 0, 2), (2, (2, 4), 1, None)]
+        for worker, layers, prev, next_ in stages:
+            cluster.crew.send(worker, codec.step_command(make_step(1, [5], layers, prev, next_)))
+        cluster.crew.send(2, ports.SendKV(7, 2, 0, LayerRange(0, 4), (1, 2), (3, 4)))
+        cluster.crew.send(0, ports.SendShard(8, 0, 2, "layer:3"))
+        await cluster.until(lambda: len(ends(cluster)) == 1 and len(copy_ends(cluster)) == 2)
+        assert tokens_of(ends(cluster)[0]) == [expected_token([5], [layers for _, layers, _, _ in stages])]
+        assert all(end.complete for end in copy_ends(cluster))
+        assert [num_shared_memories(pid) for pid in cluster.crew.pids.values()] == [2, 2, 0]
 
 
 async def test_a_bug_in_start_is_not_the_users_fault():
@@ -305,7 +337,7 @@ async def test_a_killed_worker_is_started_again_with_links_to_all(link_kind, vic
             # A fence for an older life that comes late does not harm the new link.
             cluster.crew.send(1 - victim, ports.FenceWorker(1 - victim, 100 + life, victim, life - 1))
             assert isinstance(await run_step(cluster, 20 + life, [7]), m.StepDone)
-            lives = {1 - victim: 0, victim: life} if link_kind == "shm" else {}
+            lives = {1 - victim: 0, victim: life}
             names = {path.name for path in cluster.spawner.folder.path.iterdir()}
             assert names == {"control", *(f"link-{w}.{n}" for w, n in lives.items())}, "older lives leave no name"
 
@@ -368,6 +400,7 @@ async def test_a_start_that_the_machine_refuses_leaves_nothing_and_can_be_tried_
     async with Cluster() as cluster:
         await lose(cluster, 0)
         await cluster.crew._lives[0].handle.ended
+        gc.collect()
         num_files = len(os.listdir("/proc/self/fd"))
 
         def refuse(*arguments, **options):

@@ -1,4 +1,4 @@
-"""The workers of a cluster: starts them, links them, watches them, starts them again, ends them.
+"""The workers of a cluster: starts them, introduces them, watches them, starts them again, ends them.
 
 How a process comes to be is a ``Spawner``'s (``engine.spawner``). Here are the control channels, the lives, the hearts,
 and what is told of an end: once, after the worker's last event. All calls on one asyncio loop.
@@ -62,7 +62,7 @@ class _Life:
 
 
 class Crew:
-    """Workers, all pairs linked.
+    """Workers, any two of which may open a link.
 
     ``on_event`` gets every event but the start's; ``on_exit`` is called once for a worker that ends before ``close``,
     after its last event.
@@ -109,7 +109,7 @@ class Crew:
         return self._lives[worker].number
 
     async def start(self) -> list[m.WorkerReady]:
-        """Start all workers and wait until each is loaded and linked.
+        """Start all workers, wait until each is loaded, and tell each where the others are.
 
         Raises the worker's own UserError (ModelError, BudgetError, ...), else WorkerLostError; then nothing is
         left running. A crew starts once.
@@ -123,6 +123,8 @@ class Crew:
                 for worker in self._specs:
                     self._spawn(worker, 0)
                 ready = list(await asyncio.gather(*(life.started for life in self._lives.values())))
+            for worker in self._lives:
+                self._introduce(worker, [peer for peer in self._lives if peer != worker])
             self._listening = asyncio.create_task(self._listen_to_hearts(), name="jettison-hearts")
             return ready
         except TimeoutError:
@@ -137,7 +139,7 @@ class Crew:
             raise
 
     async def restart(self, worker: WorkerId) -> m.WorkerReady:
-        """Start a lost worker again, empty and linked to all that live. Raises as ``start`` does; then nothing of it is
+        """Start a lost worker again, empty, and tell all that live. Raises as ``start`` does; then nothing of it is
         left.
 
         Raises OSError where its host has no process, descriptor or address for it; it may be tried again.
@@ -152,6 +154,10 @@ class Crew:
                 ready = await life.started
             if not life.is_up:
                 raise WorkerLostError(f"worker {worker} ended as soon as it was ready")
+            others = [w for w, other in self._lives.items() if w != worker and other.is_up]
+            self._introduce(worker, others)
+            for other in others:
+                self._introduce(other, [worker])
             return ready
         except TimeoutError:
             raise WorkerLostError(f"worker {worker} was not ready in {RESTART_TIMEOUT_S:.0f} s") from None
@@ -170,7 +176,7 @@ class Crew:
         if life.reported or self._closing:
             return
         log.error("worker %d is given up: %s", worker, why)
-        life.reported = True
+        self._part(worker, life)
         self._server.hang_up(worker)
         if self.kill_hung:
             life.handle.kill()
@@ -222,18 +228,12 @@ class Crew:
 
     def _spawn(self, worker: WorkerId, number: int) -> _Life:
         assert self._control_address is not None, "not started"
-        others = {w: life.handle.address for w, life in self._lives.items() if w != worker and life.is_up}
-        later = [w for w in self._specs if w not in self._lives and w != worker]
         self._server.lives[worker] = number
         start = WorkerStart(
             spec=msgspec.structs.replace(self._specs[worker], starts_empty=number > 0),
             secret_hex=self._secret.hex(),
             epoch=number,
             control_address=self._control_address,
-            link_kind="tcp" if len(self._spawner.hosts()) > 1 else "shm",
-            connect_to=others,
-            accept_from=later,
-            start_timeout_s=self._start_timeout_s if number == 0 else RESTART_TIMEOUT_S,
             beat_interval_s=self._patience.beat_interval_s,
             log_level=logging.getLevelName(log.getEffectiveLevel()),
         )
@@ -241,6 +241,24 @@ class Crew:
         life = self._lives[worker] = _Life(handle, number, asyncio.get_running_loop().create_future())
         handle.ended.add_done_callback(lambda _: self._report_exit(worker, life))
         return life
+
+    def _introduce(self, worker: WorkerId, peers: Sequence[WorkerId]) -> None:
+        """Tell a worker where peers are: through shared memory on its own host, over the network elsewhere."""
+        known = []
+        for peer in peers:
+            life, host = self._lives[peer], self._spawner.host_of(peer)
+            addresses = life.handle.addresses
+            address = addresses.near if host == self._spawner.host_of(worker) else addresses.far
+            if address is not None:
+                known.append(m.PeerAddress(peer, life.number, address))
+        self.send(worker, m.KnowPeers(known))
+
+    def _part(self, worker: WorkerId, life: _Life) -> None:
+        """A life is over: no peer waits any more for a link to it. A peer that has a link learns it from there."""
+        life.reported = True
+        for peer in self._lives:
+            if peer != worker and not self._closing:
+                self.send(peer, m.ForgetPeer(worker, life.number))
 
     def _root_cause(self, error: JettisonError) -> JettisonError:
         """What a person can mend goes before the links that broke because of it."""
@@ -275,7 +293,7 @@ class Crew:
         """Tell of an exit once both the process and its connection are over: its last events come first."""
         if not life.handle.ended.done() or life.reported or self._server.is_connected(worker):
             return
-        life.reported = True
+        self._part(worker, life)
         returncode = life.handle.ended.result()
         if not life.started.done():
             life.started.set_exception(WorkerLostError(

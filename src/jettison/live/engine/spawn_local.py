@@ -45,7 +45,7 @@ class LocalSpawner:
         """See ``Spawner.spawn``."""
         worker = start.spec.worker_id
         keeper = self._keepers[self.host_of(worker)]
-        return keeper.spawn(start, self._placements.get(worker, Placement()), over_tcp=len(self.hosts()) > 1)
+        return keeper.spawn(start, self._placements.get(worker, Placement()), has_far_peers=len(self.hosts()) > 1)
 
     def hosts(self) -> Sequence[HostName]:
         """See ``Spawner.hosts``: this machine's own is first, and the only one without placements."""

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from jettison.live.host.keeper import Addresses
 from jettison.live.wire.heartbeat import Patience
 from jettison.live.wire.worker_config import WorkerStart
 from jettison.policy.links import MachineId
@@ -22,8 +23,8 @@ class Handle(Protocol):
 
     pid: int
     """The process, where this host can see it; 0 elsewhere."""
-    address: str
-    """Where peers reach this life."""
+    addresses: Addresses
+    """Where peers reach this life. Valid once it has said that it is ready."""
     ended: asyncio.Future[int]
     """Its exit code, once the process has ended."""
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -38,14 +39,21 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "jettison.live.worker.main")
 """``-P``: the current folder must not lend modules to a worker."""
 
 
+class Addresses(NamedTuple):
+    """Where peers reach one life of a worker: over shared memory from its own host, else over a network."""
+
+    near: str
+    far: str | None
+
+
 class Child:
     """One worker's process. Made by ``Keeper.spawn``; see ``engine.spawner.Handle``, which it is."""
 
     def __init__(
-        self, popen: subprocess.Popen[bytes], pidfd: int, listener: Listener, flag: StepFlag, address: str
+        self, popen: subprocess.Popen[bytes], pidfd: int, listener: Listener, flag: StepFlag, addresses: Addresses
     ) -> None:
         self.pid = popen.pid
-        self.address = address
+        self.addresses = addresses
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._popen = popen
         self._pidfd = pidfd
@@ -108,13 +116,14 @@ class Keeper:
         self._shared_copy_fd: int | None = None
         """Memory for a copy of the parameters; empty until a worker sleeps."""
 
-    def spawn(self, start: WorkerStart, placement: Placement, *, over_tcp: bool) -> Child:
-        """Start one life of a worker. ``over_tcp``: its links are. Raises OSError; then nothing of it is left."""
+    def spawn(self, start: WorkerStart, placement: Placement, *, has_far_peers: bool) -> Child:
+        """Start one life of a worker. Raises OSError; then nothing of it is left."""
         if self._shared_copy_fd is None:
             self._shared_copy_fd = open_shared_copy()
         with ExitStack() as inherited:  # the process has its own; these go at the end, and with any failure
-            sock, address = self._listen(start, placement, over_tcp)
-            inherited.enter_context(sock)
+            socks, addresses = self._listen(start, placement, has_far_peers)
+            for sock in socks:
+                inherited.enter_context(sock)
             flag, flag_fd = StepFlag.open()
             inherited.callback(os.close, flag_fd)
             hear_fd, beat_fd = os.pipe()
@@ -123,7 +132,8 @@ class Keeper:
                 **msgspec.structs.asdict(start) | {
                     "spec": msgspec.structs.replace(start.spec, shared_copy_fd=self._shared_copy_fd)
                 },
-                parent_pid=os.getpid(), listen_fd=sock.fileno(), beat_fd=beat_fd, flag_fd=flag_fd,
+                parent_pid=os.getpid(), listen_fds=[sock.fileno() for sock in socks],
+                beat_fd=beat_fd, flag_fd=flag_fd,
                 link_bytes_per_s=placement.bytes_per_s,
             )  # fmt: skip
             netns = placement.netns
@@ -131,27 +141,34 @@ class Keeper:
                 popen = subprocess.Popen(
                     (*(("ip", "netns", "exec", netns) if netns else ()), *self._worker_command),
                     stdin=subprocess.PIPE,
-                    pass_fds=(config.listen_fd, beat_fd, flag_fd, self._shared_copy_fd),
+                    pass_fds=(*config.listen_fds, beat_fd, flag_fd, self._shared_copy_fd),
                     env=worker_environment(start.spec.num_threads),
                 )
-                child = Child(popen, _watchable(popen), Listener(hear_fd, time.monotonic()), flag, address)
+                child = Child(popen, _watchable(popen), Listener(hear_fd, time.monotonic()), flag, addresses)
             except BaseException:
                 os.close(hear_fd)
                 raise
         child.configure(config)
         return child
 
-    def _listen(self, start: WorkerStart, placement: Placement, over_tcp: bool) -> tuple[socket.socket, str]:
-        """Where peers reach this life, and its address."""
-        if over_tcp:
-            with entered(placement.netns):
-                sock = listening_socket(f"tcp:{placement.host}:0")
-            return sock, f"tcp:{placement.host}:{sock.getsockname()[1]}"
+    def _listen(
+        self, start: WorkerStart, placement: Placement, has_far_peers: bool
+    ) -> tuple[list[socket.socket], Addresses]:
+        """The sockets at which peers reach this life."""
         # Lives before this one have left their names behind, and so has an attempt at it that never became a process.
         for name in self._folder.glob(f"link-{start.spec.worker_id}.*"):
             name.unlink(missing_ok=True)
-        address = f"unix:{self._folder}/link-{start.spec.worker_id}.{start.epoch}"
-        return listening_socket(address, seqpacket=True), address
+        near = f"unix:{self._folder}/link-{start.spec.worker_id}.{start.epoch}"
+        socks = [listening_socket(near, seqpacket=True)]
+        if not has_far_peers:
+            return socks, Addresses(near, None)
+        try:
+            with entered(placement.netns):
+                socks.append(listening_socket(f"tcp:{placement.host}:0"))
+        except BaseException:
+            socks[0].close()
+            raise
+        return socks, Addresses(near, f"tcp:{placement.host}:{socks[1].getsockname()[1]}")
 
     def empty_shared_copy(self) -> None:
         """As after a restart of the host: nothing is left in its copy of the parameters."""

@@ -29,6 +29,28 @@ class AdoptWeights(msgspec.Struct, array_like=True):
     identity: WeightsIdentity
 
 
+class PeerAddress(msgspec.Struct, array_like=True, frozen=True):
+    """Where one life of a worker takes connections from the addressee's host."""
+
+    worker_id: WorkerId
+    life: int
+    address: str
+
+
+class KnowPeers(msgspec.Struct, array_like=True):
+    """These workers are there now: a link to one is opened when it is first used, by either end. Not answered."""
+
+    peers: list[PeerAddress]
+
+
+class ForgetPeer(msgspec.Struct, array_like=True):
+    """This life of a worker, and every older one, is over: no link to it is opened any more. Not answered. A link that
+    is open tells of its end itself, after all that has arrived."""
+
+    worker_id: WorkerId
+    life: int
+
+
 class ReportMemory(msgspec.Struct, array_like=True):
     """Answer: MemoryReported."""
 
@@ -41,7 +63,8 @@ class Stop(msgspec.Struct, array_like=True):
 
 Command = (
     Step | ports.OfferLayout | ports.ApplyLayout | ports.SendKV | ports.SendShard | ports.CancelTransfer
-    | ports.LoadShard | ports.KeepShard | ports.FenceWorker | AdoptWeights | ReportMemory | Stop
+    | ports.LoadShard | ports.KeepShard | ports.FenceWorker | AdoptWeights | KnowPeers | ForgetPeer | ReportMemory
+    | Stop
 )
 
 

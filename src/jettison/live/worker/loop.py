@@ -51,6 +51,7 @@ from jettison.live.wire.stepflag import StepFlag
 from jettison.live.worker.activations import OutgoingActivation
 from jettison.live.worker.copies import Copier, Copies, CopyTurns
 from jettison.live.worker.device_port import Device
+from jettison.live.worker.doors import Doors
 from jettison.live.worker.failpoints import Failpoint, nowhere
 from jettison.live.worker.peers import Emit, Peers
 from jettison.memory.layout import LayoutSpec
@@ -94,12 +95,14 @@ class WorkerLoop:
         wait: Callable[[], None] | None = None,
         copier: Copier | None = None,
         flag: StepFlag | None = None,
+        doors: Doors | None = None,
     ) -> None:
         """``piece_bytes``: the most a bulk piece has; ``adapt_pieces``: less where the link is slow (``.pieces``).
         ``shares_clock``: peers' times can be compared with this one's. ``coordinate=False``: a bulk turn sends all that
         the link takes (for comparison only). ``wait``: returns when a link may have something new (None: watch their
         descriptors). ``copier``: copies beside steps (None: between them, in turns). ``flag``: names the step to be
-        given up (None: steps run to their ends).
+        given up (None: steps run to their ends). ``doors``: links to peers that the controller names are opened when
+        they are first used (None: there are ``links`` alone).
         """
         self.worker_id = worker_id
         self.stopped = False
@@ -119,6 +122,7 @@ class WorkerLoop:
         self._peers = Peers(
             worker_id, device, emit, self._stream.orphan, piece_bytes=piece_bytes, adapt_pieces=adapt_pieces,
             coordinate=coordinate, shares_clock=shares_clock, clock_ns=clock_ns, failpoint=failpoint, wait=wait,
+            doors=doors,
         )
         self._copies = Copies(device, emit, copier or CopyTurns(piece_bytes, clock_ns), failpoint)
         self._inbox = self._peers.inbox
@@ -140,6 +144,10 @@ class WorkerLoop:
                 self._stream.orphan(command.lost)
                 self._stream.withdraw_transfers(lambda transfer: _goes_to(transfer, command.lost))
                 self._stream.append_command(command, Kind.FENCE)
+            case m.KnowPeers():
+                self._peers.know(command.peers)
+            case m.ForgetPeer():
+                self._peers.forget(command.worker_id, command.life)
             case m.AdoptWeights():
                 self._device.adopt_weights(command.identity)
             case m.Stop():
@@ -194,6 +202,11 @@ class WorkerLoop:
     def links(self) -> dict[WorkerId, Link]:
         """The links in use; those that failed are gone from it."""
         return self._peers.links
+
+    @property
+    def links_fd(self) -> int:
+        """Readable when a link or a connecting peer has something for ``tick``."""
+        return self._peers.fileno()
 
     @property
     def copies_fd(self) -> int | None:
