@@ -127,9 +127,7 @@ def machine() -> Row:
     """What figures depend on."""
     import torch
 
-    facts = dict(
-        line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line
-    )  # fmt: skip
+    facts = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
     told = {key.strip(): value.strip() for key, value in facts.items()}
     known = ("avx2", "f16c", "avx512f", "avx512_bf16", "amx_bf16")
     return {"cpu": told.get("model name", platform.machine()), "cores": os.cpu_count(),
