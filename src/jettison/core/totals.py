@@ -60,7 +60,7 @@ def counters(core: ClusterCore) -> dict[str, float]:
         "packing_recomputed": total.packing_recomputed,
         "packing_queued": total.packing_queued,
         "packing_refused": total.packing_refused,
-        "scale_out_requests": core.num_scale_outs,
+        "scale_out_requests": core.ladder.num_scale_outs,
         "live_rows": total.num_live_rows,
         "stalls": total.num_stalls,
         "stall_seconds": total.stall_ns / 1e9,
