@@ -107,7 +107,7 @@ CLUSTER = st.builds(
     prefill_first=st.sampled_from([False, False, True]),
     scheduling_policy=st.sampled_from(["fcfs", "fcfs", "priority"]),
     ttft_s=st.sampled_from([None, 0.001, 0.005]),
-    packer=st.sampled_from([None, None, "mell", "mell", "printed", "best-fit", "worst-fit", "load-balance"]),
+    packer=st.sampled_from([None, None, "mell", "mell", "best-fit", "worst-fit", "load-balance"]),
 )
 RATE = st.sampled_from([0.0, 0.0, 0.1, 0.4])
 FAULTS = st.one_of(

@@ -24,7 +24,7 @@ LEVEL = {
 
 LIVE_LEVEL = {
     "machine": 0, "wire": 0,
-    "worker": 1,
+    "worker": 1, "host": 1,
     "engine": 2,
     "profile": 3, "verify": 3, "experiments": 3,
 }

@@ -80,7 +80,7 @@ def books(watched: Watched) -> object:
         ],
         [(r, s.num_computed, s.num_pending, s.num_tokens, s.phase) for r, s in state.requests.items()],
         [
-            (w.worker_id, w.ledger.capacity, w.ledger.version, w.ledger.high_water,
+            (w.worker_id, w.ledger.capacity, w.ledger.version,
              [(r, list(w.ledger.table(r).ids)) for r in w.ledger.requests()])
             for w in state.workers.values()
         ],

@@ -439,7 +439,7 @@ class SimulatedCluster:
         return self._shared_copies.setdefault(self.setup.topology.near.get(worker_id), set())
 
     def slowdown(self) -> float:
-        """How many times as long a step takes that begins now as it does alone."""
+        """The time of a step that begins now over its time alone."""
         if not self.shares_cores:
             return 1.0
         now_ns = self.loop.now_ns

@@ -94,7 +94,6 @@ class Leaving:
         self.phase = LeavingPhase.LEAVING
         self.why: str | None = None
         """Why the worker stays."""
-        self.num_migrated = 0
         self._num_waited: Counter[RequestId] = Counter()
         """Epochs in which each request that might migrate had to wait."""
         size = cluster.limits.block_size
@@ -224,7 +223,6 @@ class Leaving:
             if (going := chosen.get(w.state.request_id)) is None:
                 self._num_waited[w.state.request_id] += 1
                 continue
-            self.num_migrated += 1
             actions += self._migrations.start(
                 w.state, self.group, w.destination, now_ns, lambda m: self._migrated(m, now_ns), going
             )
@@ -248,7 +246,6 @@ class Leaving:
 
     def _migrated(self, migration: Passage, began_ns: int) -> None:
         failed = migration.phase is RelocationPhase.FAILED
-        self.num_migrated -= failed
         self._retry_ns = began_ns + RETRY_NS if failed else 0
 
     # --- the host copy ----------------------------------------------------------------------------------------
