@@ -19,18 +19,16 @@ AT_WORK = ("device.", "live.", "cli.", "simulate.")
 
 SETTINGS = {
     "config.sections.OverloadConfig", "core.params.ClusterParams", "server.settings.ServerSettings",
-    "simulate.workload_spec.WorkloadSpec", "workload.bench.BenchOptions", "workload.client.ReplayOptions",
-    "workload.trace_tools.SynthOptions",
+    "simulate.workload_spec.WorkloadSpec", "workload.options.BenchOptions", "workload.client.ReplayOptions",
+    "workload.options.SynthOptions",
 }
 
 LARGER = {
     "core.counters.ClusterCounters": "one field for each metric",
     "core.state.ClusterState": "all that the core knows, which every module of it reads",
-    "live.engine.engine.Engine": "methods",
     "device.model.create.create_model": "parameters",
     "device.step.StepInput.__init__": "parameters",
     "device.worker.DeviceWorker.__init__": "parameters",
-    "live.engine.launcher.LocalLauncher.__init__": "parameters",
     "live.experiments.overload.run_policy": "parameters",
     "live.worker.loop.WorkerLoop.__init__": "parameters",
     "live.worker.peers.Peers.__init__": "parameters",
