@@ -18,7 +18,7 @@ from jettison.core.pending import Book, Owner, TransferPurpose, TransferWaiter
 from jettison.core.ports import Action, Emit, SendKV, StoredWork
 from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RequestState
-from jettison.core.serving.group import Group, SchedulerLimits
+from jettison.core.serving.group import Group, SchedulerLimits, Shared
 from jettison.core.serving.virtualtokens import VirtualTokens
 from jettison.cost.linkrate import LinkRate
 from jettison.cost.predictor import StepTimePredictor
@@ -222,11 +222,10 @@ class ClusterState:
             self.limits,
             self.hasher,
             lambda: self.predictor.chunk_prices(len(stages), len(stages[-1].layers)),
-            self.changes,
-            self.tokens,
-            self.offline_tokens,
-            lambda: Pace(self.params.offline, self.predictor),
-            self.kept_tokens,
+            Shared(
+                self.changes, self.tokens, self.offline_tokens, lambda: Pace(self.params.offline, self.predictor),
+                self.kept_tokens,
+            ),
         )
         self.next_group_id += 1
         self.next_epoch += 1

@@ -19,8 +19,8 @@ def counters(core: ClusterCore) -> dict[str, float]:
             value += sum(getattr(counts, name) for counts in live)
         found[told.name] = value / 1e9 if name.endswith("_ns") else value
     fresh = replace(total.fresh)
-    for group in core.groups.values():
-        fresh.add(group.counters.fresh)
+    for counts in live:
+        fresh.add(counts.fresh)
     return found | {name: getattr(fresh, name.removesuffix("_tokens")) for name in FRESH} | {
         SCALE_OUTS: core.ladder.num_scale_outs
     }  # fmt: skip

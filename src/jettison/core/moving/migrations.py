@@ -97,8 +97,8 @@ class Migrations:
         migration: Passage
         if as_tokens:
             migration = TokenRelocation(
-                self._cluster, trip,
-                max_step_tokens=going.max_step_tokens or self._cluster.limits.max_num_batched_tokens, max_rounds=MAX_ROUNDS,
+                self._cluster, trip, max_rounds=MAX_ROUNDS,
+                max_step_tokens=going.max_step_tokens or self._cluster.limits.max_num_batched_tokens,
                 num_cached_blocks=num_cached_blocks,
                 is_paced=bool(going.may_change), on_kv=None if MigrationKind.KV not in going.may_change else (
                     lambda m, there, now: self._go_on_as_kv(m, there, on_over, now)
