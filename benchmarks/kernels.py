@@ -23,7 +23,7 @@ import torch
 from evidence import write_result
 
 from jettison.device.kernels import Kernels, load_kernels
-from jettison.device.kernels.base import PackedMatrix, Weight
+from jettison.device.kernels.operands import PackedMatrix, Weight
 from jettison.device.sampler import Sampler
 from jettison.device.step import SamplingRow
 

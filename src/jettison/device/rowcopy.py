@@ -13,7 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from jettison.device.kernels.native import NativeUnavailableError, load_copy_rows
+from jettison.device.kernels.native import load_copy_rows
+from jettison.device.kernels.registry import KernelsUnavailableError
 
 PIECE_BYTES = 256 << 10
 """What a stop waits for at most: 0.1 ms at memory speed, and still 2 ms where the copying thread gets a thirtieth of
@@ -66,7 +67,7 @@ class RowCopy:
 def _copy_rows() -> Callable[..., None]:
     try:
         function: Callable[..., None] = load_copy_rows()
-    except NativeUnavailableError:
+    except KernelsUnavailableError:
         return _copy_rows_slowly
     return function
 

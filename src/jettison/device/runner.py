@@ -52,6 +52,8 @@ class Runner:
         self._kernels = kernels
         self._decoder = Decoder(config, memory, kernels, dtype, self._workspace)
         self._sampler = Sampler(config.vocab_size)
+        self._likeliest = torch.empty(max_num_seqs, dtype=torch.int64)
+        """Of each row that is sampled."""
         self._buffers: StepBuffers | None = None
         """The last step's; a step of as many tokens has the same."""
         fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
@@ -160,10 +162,10 @@ class Runner:
 
     def _sample(self, logits: Tensor, rows: list[int], sampling: Sequence[SamplingRow]) -> list[SampledToken]:
         """Sample all rows at once; if that raises, one by one, so that one bad row fails alone."""
-        likeliest = self._kernels.argmax(logits[:, : self.config.vocab_size])
-        finite = likeliest >= 0
-        if bool(finite.all()):
-            tokens = likeliest.tolist()
+        likeliest = self._likeliest[: len(rows)]
+        self._kernels.argmax(logits[:, : self.config.vocab_size], likeliest)
+        tokens = likeliest.tolist()
+        if min(tokens) >= 0:
             if not sampling:
                 return [SampledToken(token) for token in tokens]
             try:
@@ -173,7 +175,7 @@ class Runner:
         sampled: list[SampledToken] = []
         for index, row in enumerate(rows):
             try:
-                if not finite[index]:
+                if tokens[index] < 0:
                     raise ValueError("logits are not finite")
                 mine = [s for s in sampling if s.row == row]
                 sampled += self._sampler.sample(logits[index : index + 1], [row], mine)

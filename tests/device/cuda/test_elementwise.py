@@ -17,7 +17,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from jettison.device.cuda.kernels import CudaKernels
-from jettison.device.kernels.layer import LayerConstants, LayerWeights, prepare_heads
+from jettison.device.kernels.layer import prepare_heads
+from jettison.device.kernels.operands import LayerConstants, LayerWeights
 from jettison.device.kernels.torch_kernels import TorchKernels
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}

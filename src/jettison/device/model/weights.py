@@ -22,7 +22,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from jettison.device.kernels import Kernels
-from jettison.device.kernels.base import PackedMatrix
+from jettison.device.kernels.operands import PackedMatrix
 from jettison.device.model.checkpoint import INDEX_FILE, check_header, errors_of, find_weights
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.identity import Digest, Digester, FileMark

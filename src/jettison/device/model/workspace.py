@@ -30,7 +30,7 @@ class StepBuffers:
 
     def __init__(self, workspace: Workspace, config: DecoderConfig, num_tokens: int) -> None:
         self.bound: Any = None
-        """See ``kernels.layer.Activations``."""
+        """See ``kernels.operands.Activations``."""
         self.residual = workspace.residual[:num_tokens]
         """[T, hidden]: the sum of everything so far; what travels between stages."""
         self.x = workspace.x[:num_tokens]
