@@ -19,13 +19,13 @@ from hypothesis import given, settings
 
 from jettison.device.kernels import Kernels, build, load_kernels, native, registry
 from jettison.device.kernels.registry import (
-    HOST,
     KernelSet,
     KernelsUnavailableError,
     find_kernels,
     kernel_names,
     register,
 )
+from jettison.device.spec import HOST
 from jettison.errors import ConfigError
 
 NATIVE = [f"native-{name}" for name in native.supported_variants()]

@@ -17,7 +17,6 @@ Rules that hold on every back end, and that ``tests/device/test_pages_contract.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -142,7 +141,3 @@ class PagePool(Protocol):
     def check(self) -> None:
         """Raise AssertionError on any broken invariant of what is mapped and owned."""
         ...
-
-
-MakePool = Callable[[int, int], PagePool]
-"""``(budget_bytes, page_bytes)`` to a pool that is not started; raises ValueError for a page size that cannot be."""

@@ -1,7 +1,7 @@
 """Copying rows of bytes between two places in host memory in pieces, on any thread, without holding the GIL.
 
-The addresses are checked by who makes a copy, on the thread that changes what is mapped; that thread stops the copy
-before it changes anything. No torch in a piece.
+The thread that changes what is mapped makes a copy, and checks its addresses; it stops the copy before it changes
+anything. No torch in a piece.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Addresses = npt.NDArray[np.int64]
 
 
 class RowCopy:
-    """``len(sources)`` rows of ``row_bytes`` from their addresses to those of ``targets``, from byte ``skip_bytes`` on.
+    """A ``HostCopy`` of ``len(sources)`` rows of ``row_bytes`` from their addresses to those of ``targets``, from byte
+    ``skip_bytes`` on.
 
     One thread runs it; another may stop it, and read how far it is.
     """

@@ -22,7 +22,8 @@ from jettison.device.kernels.processor import (
     choose_kind,
     processor_features,
 )
-from jettison.device.kernels.registry import HOST, KernelsUnavailableError, find_kernels
+from jettison.device.kernels.registry import KernelsUnavailableError, find_kernels
+from jettison.device.spec import HOST
 from jettison.errors import ConfigError
 
 __all__ = ["Kernels", "Processor", "load_kernels", "resolve_kernels", "rows_are_independent", "this_processor"]

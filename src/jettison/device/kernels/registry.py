@@ -13,10 +13,8 @@ import torch
 
 from jettison.device.kernels.base import CUDA, CUDA_INVARIANT, Kernels
 from jettison.device.kernels.processor import NATIVE, TORCH, TORCH_LINEAR
+from jettison.device.spec import HOST
 from jettison.errors import ConfigError
-
-HOST = "host"
-"""The back end whose tensors lie in host memory."""
 
 LoadKernels = Callable[[str | None, Sequence[str] | None], Kernels]
 """``(variant, among)``: kernels of that instruction set, or of the best that works, of those in ``among`` (None: of all

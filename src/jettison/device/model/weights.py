@@ -21,6 +21,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from jettison.device.bytesview import as_numpy_uint8
+from jettison.device.devicebytes import DeviceBytes
+from jettison.device.devicebytes_host import HostBytes
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.operands import PackedMatrix
 from jettison.device.model.checkpoint import INDEX_FILE, check_header, errors_of, find_weights
@@ -42,11 +45,14 @@ class WeightFolder:
     """
 
     def __init__(
-        self, model_dir: Path, config: DecoderConfig, dtype: torch.dtype, kernels: Kernels | None = None
+        self, model_dir: Path, config: DecoderConfig, dtype: torch.dtype, kernels: Kernels | None = None,
+        device_bytes: DeviceBytes | None = None,
     ) -> None:
-        """``kernels``: in whose form matrices are to lie in their slabs; None: plain."""
+        """``kernels``: in whose form matrices are to lie in their slabs; None: plain. ``device_bytes``: of the slabs
+        (None: they lie on the host)."""
         self.model_dir = Path(model_dir)
         self._kernels = kernels
+        self._bytes: DeviceBytes = device_bytes or HostBytes()
         self.layouts: dict[ShardId, ShardLayout] = shard_layouts(config, dtype)
         self._dtype = dtype
         self._tied = config.tied_embeddings
@@ -143,12 +149,12 @@ class WeightFolder:
         """Copy a tensor to where it belongs, a piece at a time."""
         for start, end in _pieces(source):
             started_ns = time.perf_counter_ns()
-            piece = dest[start:end]
-            files.copy_rows(source, start, piece)
-            copied_ns = time.perf_counter_ns()
-            digester.update(piece)
-            if not _is_finite(piece):
-                raise self._not_finite(source, piece)
+            with self._bytes.writing(dest[start:end]) as piece:
+                files.copy_rows(source, start, piece)
+                copied_ns = time.perf_counter_ns()
+                digester.update(piece)
+                if not _is_finite(piece):
+                    raise self._not_finite(source, piece)
             self._note_time(started_ns, copied_ns)
             yield
 
@@ -159,7 +165,8 @@ class WeightFolder:
             started_ns = time.perf_counter_ns()
             piece = torch.empty((end - start, *source.shape[1:]), dtype=self._dtype)
             files.copy_rows(source, start, piece)
-            self._kernels.pack_rows(piece, row + start, matrix)
+            on_device = self._bytes.tensor(as_numpy_uint8(piece), self._dtype, tuple(piece.shape))
+            self._kernels.pack_rows(on_device, row + start, matrix)
             copied_ns = time.perf_counter_ns()
             if not _is_finite(piece):
                 raise self._not_finite(source, piece)
@@ -170,7 +177,7 @@ class WeightFolder:
         """A digest is of the slab as it lies there: what is packed is known when all of it is."""
         for start in range(0, part.numel(), PIECE_BYTES):
             started_ns = time.perf_counter_ns()
-            digester.update(part[start : start + PIECE_BYTES])
+            digester.update(self._bytes.read(part[start : start + PIECE_BYTES]))
             self._note_time(started_ns, started_ns)
             yield
 
@@ -186,12 +193,12 @@ class WeightFolder:
         what = f"tensor {source.name} has values that are not finite in {name}"
         return ModelError(f"{self._file_of[source.name]}: {what}; {mend}")
 
-    @staticmethod
-    def _skip(padding: Tensor, digester: Digester) -> None:
+    def _skip(self, padding: Tensor, digester: Digester) -> None:
         """What lies between tensors is part of a slab's digest: peers send slabs whole."""
         if padding.numel():
-            padding.zero_()
-            digester.update(padding)
+            with self._bytes.writing(padding) as zeros:
+                zeros.zero_()
+                digester.update(zeros)
 
 
 class _Files:

@@ -89,7 +89,7 @@ class Workspace:
 
     @staticmethod
     def position_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
-        """Of that, what each position that is served takes: a row of both rotary tables."""
+        """Of that, what each position of ``config.max_model_len`` adds at most: a row of both rotary tables."""
         return 2 * config.head_dim * table_dtype(dtype).itemsize
 
 

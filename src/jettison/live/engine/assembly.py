@@ -15,20 +15,22 @@ from jettison.core.configured import cluster_params, scheduler_limits
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
+from jettison.device.choice import choose_back_end
 from jettison.device.kernels import Processor, resolve_kernels, rows_are_independent
-from jettison.device.memory import check_addresses, span_bytes
+from jettison.device.memory import span_bytes
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.end_tokens import EndTokens, read_end_tokens
 from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.shards import model_shape
 from jettison.device.model.weights import WeightFolder
-from jettison.device.runner import Runner
+from jettison.device.model.workspace import Workspace
 from jettison.errors import BudgetError, ConfigError
 from jettison.live.engine.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.engine.launcher import WorkerSpec
 from jettison.live.engine.positions import PositionRoom
 from jettison.live.machine.address_space import spans_complaint
 from jettison.live.machine.memory import Wanted, cores_warning, memory_limit
+from jettison.live.worker.device_port import device_spec
 from jettison.live.worker.pieces import MAX_PIECE_BYTES
 from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutSpec
@@ -112,7 +114,8 @@ class Assembly:
         too_many = spans_complaint(span_bytes(memory.memory_bytes, self.workspace_bytes, self.shape, sizes))
         flag = f"--memory {format_bytes(memory.memory_bytes)} for each instance"
         try:
-            check_addresses(memory.memory_bytes, self.workspace_bytes, self.shape, sizes)
+            back_end = choose_back_end(device_spec(self.worker_specs[0]))
+            back_end.check_addresses(memory.memory_bytes, self.workspace_bytes, self.shape, sizes)
         except BudgetError as error:
             raise BudgetError(f"{flag}: {too_many or error}") from error
         if too_many is not None:
@@ -237,7 +240,7 @@ def _workspace_bytes(
 ) -> int:
     """With rotary tables of so many rows."""
     model = replace(model, max_model_len=num_positions)
-    return Runner.workspace_bytes(model, resolve_dtype(dtype, model), max_num_tokens, max_num_seqs)
+    return Workspace.num_bytes(model, resolve_dtype(dtype, model), max_num_tokens, max_num_seqs)
 
 
 def _position_room(
@@ -248,7 +251,7 @@ def _position_room(
         num_instances=config.instances,
         parameter_bytes=shape.parameter_bytes,
         fixed_bytes=_workspace_bytes(model, 0, dtype, max_num_tokens, config.scheduler.max_num_seqs),
-        row_bytes=Runner.position_bytes(model, resolve_dtype(dtype, model)),
+        row_bytes=Workspace.position_bytes(model, resolve_dtype(dtype, model)),
         kv_block_bytes=shape.num_layers * shape.block_bytes_per_layer(block_size),
         block_size=block_size,
         context=model.max_model_len,

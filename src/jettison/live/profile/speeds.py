@@ -58,8 +58,8 @@ def measure_remap(device: DeviceWorker, rounds: int = 3) -> RemapSpeed:
 
 def _touch(device: DeviceWorker) -> None:
     """Read every mapped byte: parameters, and the KV of all layers."""
-    for shard in device.shape.all_shards:
-        device.shard_bytes(shard).max()
+    for shard, num_bytes in device.shape.shard_bytes.items():
+        device.read_shard(shard, 0, np.empty(num_bytes, dtype=np.uint8))
     block_bytes = device.kv_block_bytes * device.shape.num_layers
     out = np.empty(_TOUCH_BLOCKS * block_bytes, dtype=np.uint8)
     for first in range(0, device.capacity_blocks, _TOUCH_BLOCKS):

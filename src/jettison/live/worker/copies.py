@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from jettison.core.controlstream import BesideCopy, CopiesBeside
+from jettison.device.hostcopy import HostCopy
 from jettison.live.wire import messages as m
-from jettison.live.worker.device_port import Device, HostCopy
+from jettison.live.worker.device_port import Device
 from jettison.live.worker.failpoints import Failpoint, nowhere
 from jettison.types import LayerRange, TransferId, WorkerId
 

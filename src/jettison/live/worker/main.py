@@ -20,7 +20,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -33,7 +32,7 @@ from jettison.live.wire.heartbeat import Heart
 from jettison.live.wire.stepflag import StepFlag
 from jettison.live.wire.worker_config import WorkerConfig, WorkerSpec
 from jettison.live.worker.copies import CopyThread
-from jettison.live.worker.device_port import Device
+from jettison.live.worker.device_port import Device, device_spec
 from jettison.live.worker.failpoints import from_environment
 from jettison.live.worker.loop import WorkerLoop
 from jettison.live.worker.transfers import bulk_frame_bytes
@@ -43,7 +42,7 @@ from jettison.transport.pacing import Pacer
 from jettison.transport.shm import ShmLink, SlotGeometry
 from jettison.transport.sockets import Acceptor, connect
 from jettison.transport.tcp import Connection, TcpLink
-from jettison.types import LayerRange, WorkerId
+from jettison.types import WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -58,24 +57,9 @@ DeviceFactory = Callable[[WorkerSpec], Device]
 def make_device_worker(spec: WorkerSpec) -> Device:
     """The real device. Imports torch, so only after the thread counts are set."""
     with no_collections():
-        from jettison.device.worker import DeviceWorker
+        from jettison.device.worker import make_device
 
-    return DeviceWorker(
-        model_dir=Path(spec.model_dir),
-        dtype=spec.dtype,
-        budget_bytes=spec.memory_bytes,
-        block_size=spec.block_size,
-        max_num_tokens=spec.max_num_tokens,
-        max_num_seqs=spec.max_num_seqs,
-        kernels=spec.kernels,
-        page_bytes=spec.page_bytes,
-        num_threads=spec.num_threads,
-        config=spec.model,
-        starts_empty=spec.starts_empty,
-        host_bytes=spec.host_bytes,
-        shared_copy_fd=spec.shared_copy_fd,
-        layers=None if spec.layers is None else LayerRange(*spec.layers),
-    )
+    return make_device(device_spec(spec))
 
 
 class WorkerProcess:

@@ -32,7 +32,6 @@ from jettison.live.worker.transfers import (
     OutgoingKV,
     OutgoingShard,
     OutgoingTransfer,
-    shard_num_bytes,
 )
 from jettison.transport.link import Frame, FrameKind, Link
 from jettison.types import ShardId, TransferId, WorkerId
@@ -78,7 +77,7 @@ class Peers:
     """Every peer that one worker has a link to, and what travels between them. Used by one thread.
 
     ``attention`` is given to the device for a step: it serves the links from inside the step, so memory may be written,
-    peers be given up and events be emitted before ``run_step`` returns.
+    peers be given up and events be emitted before the step is over.
     """
 
     def __init__(
@@ -377,7 +376,7 @@ class Peers:
         if isinstance(command, m.SendKV):
             return OutgoingKV(command, self._device.kv_block_bytes)
         try:
-            return OutgoingShard(command, shard_num_bytes(self._device, command.shard))
+            return OutgoingShard(command, self._device.shard_num_bytes(command.shard))
         except Exception:
             log.exception("transfer %d: shard %s is not here", command.transfer_id, command.shard)
             transfer = OutgoingShard(command, 0)
