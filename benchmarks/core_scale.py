@@ -138,6 +138,8 @@ class VirtualCluster:
             case ports.RunStep():
                 tokens = [TOKEN for row in action.rows if row.samples]
                 self.at(now_ns + STEP_NS * len(action.stages), ports.StepCompleted(action.step_id, tokens, {}, STEP_NS))
+            case ports.EmitTokens():
+                self.num_tokens += len(action.tokens)
             case ports.Emit():
                 self.num_tokens += len(action.tokens)
                 self.num_ended += action.finish_reason is not None

@@ -565,6 +565,9 @@ class FakeCluster:
                 self.at(self.now + self.delay(1, 5), self._while_alive(action.worker_id, answer(*told)))
             case ports.CancelTransfer():
                 self.cancelled_transfers.add(action.transfer_id)
+            case ports.EmitTokens():
+                for state, token in zip(action.states, action.tokens, strict=True):
+                    self.outputs.setdefault(state.request_id, []).append(token.token_id)
             case ports.Emit():
                 self.outputs.setdefault(action.request_id, []).extend(t.token_id for t in action.tokens)
                 if action.finish_reason is not None:
@@ -917,6 +920,8 @@ def describe(action: ports.Action) -> object:
             return ("step", *step, rows)
         case ports.Record():
             return ("record", action.kind, action.time_ns, repr(sorted(action.fields.items())))
+        case ports.EmitTokens():
+            return ("emit tokens", *((s.request_id, token) for s, token in zip(*action, strict=True)))
         case ports.Emit():
             return ("emit", action.request_id, action.tokens, action.finish_reason, action.stop_token_id, action.error)
     return action

@@ -74,7 +74,8 @@ class NeutralLog:
         if event == ("tick",) and not actions:
             return
         told: defaultdict[str, list[tuple[object, ...]]] = defaultdict(list)
-        for action in sorted(filter(_counts, actions), key=_target):  # stable: what one target gets stays in order
+        each = (one for a in actions for one in (a.each() if type(a).__name__ == "EmitTokens" else (a,)))
+        for action in sorted(filter(_counts, each), key=_target):  # stable: what one target gets stays in order
             told[_target(action)].append(self._action(action))
         text = f"{now_ns} {event} {list(told.values())}"
         self.lines.append(re.sub(r"\d+\.\d+(e[+-]?\d+)?", lambda found: f"{float(found[0]):.6g}", text))

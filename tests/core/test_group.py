@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import pytest
 from fakes import fake_prompt_logprobs
 
 from jettison.core.ports import RunStep, StepCompleted
 from jettison.core.requests import Phase, RequestState
-from jettison.core.serving.group import Group, SchedulerLimits, StepResult
+from jettison.core.serving.group import Group, SchedulerLimits
 from jettison.core.serving.holds import GroupHold
 from jettison.errors import StalePlanError
 from jettison.memory.blocks import BlockLedger
@@ -24,6 +25,15 @@ LIMITS = SchedulerLimits(
     block_size=4, max_num_batched_tokens=16, max_num_seqs=4, max_model_len=1000, watermark=0.0,
     eos_token_ids=frozenset({EOS}),
 )
+
+
+class RowResult(NamedTuple):
+    """What came of one row that got a token or ended."""
+
+    state: RequestState
+    token: SampledToken | None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
 
 
 class Bench:
@@ -54,16 +64,18 @@ class Bench:
         self.group.check()
         return step
 
-    def commit(self, step: RunStep, token: int | None = None) -> list[StepResult]:
+    def commit(self, step: RunStep, token: int | None = None) -> list[RowResult]:
         tokens = [SampledToken(self.token if token is None else token) for row in step.rows if row.samples]
         prompt = {i: entries for i, row in enumerate(step.rows) if (entries := fake_prompt_logprobs(row))}
-        results = self.group.commit(StepCompleted(step.step_id, tokens, prompt, 0), self.steps)
-        for result in results:
-            if result.finish_reason is not None:
-                self.group.queues.take_out(result.state)
-                self.group.release_blocks(result.state)
+        outcome = self.group.commit(StepCompleted(step.step_id, tokens, prompt, 0), self.steps)
+        for end in outcome.ended:
+            self.group.queues.take_out(end.state)
+            self.group.release_blocks(end.state)
         self.group.check()
-        return results
+        going_on = zip(outcome.going_on, outcome.tokens, strict=True)
+        results = [*(RowResult(s, token) for s, token in going_on), *(RowResult(*end) for end in outcome.ended)]
+        in_order = [row.state for row in step.rows]
+        return sorted(results, key=lambda result: in_order.index(result.state))
 
     def step(self, token: int | None = None) -> list[tuple[str, int, int]]:
         """Plan, run, commit: (request, context, tokens) of each row."""
@@ -357,7 +369,7 @@ def test_why_a_request_ends(
 ) -> None:
     bench = Bench()
     state = bench.ask("a", 4, **params)
-    results: list[StepResult] = []
+    results: list[RowResult] = []
     for token in tokens:
         step = bench.plan()
         if step is None:

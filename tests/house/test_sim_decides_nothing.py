@@ -68,7 +68,7 @@ CHANGING = {
 
 ACTIONS = {
     "RunStep", "AbandonStep", "OfferLayout", "ApplyLayout", "SendKV", "SendShard", "LoadShard", "KeepShard",
-    "CancelTransfer", "FenceWorker", "Emit", "Record",
+    "CancelTransfer", "FenceWorker", "EmitTokens", "Emit", "Record",
 }  # fmt: skip
 
 

@@ -131,7 +131,7 @@ class Watched:
 
     def _on_tokens(self, request_ids: Sequence[str], ends_ns: Times) -> None:
         for name in request_ids:
-            self.times[name] += ends_ns.tolist()
+            self.times.setdefault(name, []).extend(ends_ns.tolist())
 
     def submit(
         self, name: str, num_prompt: int, num_output: int, at_s: float,

@@ -7,7 +7,7 @@ back as an event.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -309,6 +309,17 @@ class FenceWorker(NamedTuple):
     lost_life: int
 
 
+class EmitTokens(NamedTuple):
+    """One token each for requests that go on. Entry i of ``tokens`` is for the request of entry i of ``states``."""
+
+    states: list[RequestState]
+    tokens: list[SampledToken]
+
+    def each(self) -> Iterator[Emit]:
+        """The same as one ``Emit`` a request."""
+        return (Emit(s.request_id, (token,), state=s) for s, token in zip(self.states, self.tokens, strict=True))
+
+
 class Emit(NamedTuple):
     """Tokens for a client. With a ``finish_reason`` it is the request's last."""
 
@@ -319,6 +330,10 @@ class Emit(NamedTuple):
     error: str | None = None
     state: RequestState | None = None
     """The request, for what else the front end wants to know (times, cached tokens, prompt logprobs)."""
+
+    def each(self) -> tuple[Emit]:
+        """Itself, as ``EmitTokens.each`` has it."""
+        return (self,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,5 +350,5 @@ Transfer = SendKV | SendShard
 
 Action = (
     RunStep | AbandonStep | OfferLayout | ApplyLayout | SendKV | SendShard | LoadShard | KeepShard | CancelTransfer
-    | FenceWorker | Emit | Record
+    | FenceWorker | EmitTokens | Emit | Record
 )

@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore, initial_groups
 from jettison.core.load.bubbles import BubbleMeter
@@ -52,8 +54,9 @@ class SimulatedCluster:
         on_tokens: Tell | None = None,
         observer: RunObserver | None = None,
     ) -> None:
-        """``on_tokens`` takes tokens of several steps together: each of these requests has got one at each of these
-        times. Who takes ``on_emit`` without it gets no steps together. ``on_event`` sees every event before the core
+        """``on_tokens`` takes tokens of one step or several: each of these requests has got one at each of these times,
+        and goes on. Without it ``on_emit``, which otherwise takes the ends of requests alone, takes every token by
+        itself, and no steps are told of together. ``on_event`` sees every event before the core
         does: a recording replays. ``observer`` is told of everything, as by ``live.engine.driver``, so steps are not
         taken together. Raises BudgetError.
         """
@@ -263,19 +266,16 @@ class SimulatedCluster:
 
     def _carry_out(self, actions: list[ports.Action]) -> None:
         now_ns = self.loop.now_ns
-        told: list[ports.Emit | ports.Record] = []
+        told: list[ports.EmitTokens | ports.Emit | ports.Record] = []
         arrives_ns = now_ns + self.setup.hops.command_ns
         observer = self._observer
         for action in actions:
-            if isinstance(action, ports.Emit):  # most are
-                told.append(action)
-                continue
             if observer is not None and isinstance(action, ports.Transfer):
                 observer.transfer_begun(action)
             match action:
                 case ports.RunStep():
                     self._issue(action, arrives_ns)
-                case ports.Record():
+                case ports.EmitTokens() | ports.Emit() | ports.Record():
                     told.append(action)
                 case ports.AbandonStep():
                     self._after_hop(action.worker_id, partial(SimWorker.abandon, step_id=action.step_id))
@@ -292,6 +292,9 @@ class SimulatedCluster:
                 case _:
                     self._workers[action.worker_id].deliver(action, arrives_ns)
         for action in told:
+            if isinstance(action, ports.EmitTokens):
+                self._emit_tokens(action, now_ns)
+                continue
             self.log.note_action(now_ns, action)
             if isinstance(action, ports.Record):
                 if observer is not None:
@@ -303,6 +306,16 @@ class SimulatedCluster:
                 observer.emitted(action)
             if self._on_emit is not None:
                 self._on_emit(action, now_ns)
+
+    def _emit_tokens(self, action: ports.EmitTokens, now_ns: int) -> None:
+        if self._observer is not None:
+            for emit in action.each():
+                self._observer.emitted(emit)
+        if self._on_tokens is not None:
+            self._on_tokens([state.request_id for state in action.states], np.array((now_ns,), np.int64))
+        elif self._on_emit is not None:
+            for emit in action.each():
+                self._on_emit(emit, now_ns)
 
     def _after_hop(self, worker_id: WorkerId, act: Callable[[SimWorker], None]) -> None:
         """Do something at a worker that need not wait for its turn there, if it lives and still does then."""

@@ -151,7 +151,7 @@ class Clients:
             record.error = "not sent: the run's time was up"
 
     def on_emit(self, emit: ports.Emit, now_ns: int) -> None:
-        """A token, or an end, has left the engine."""
+        """The last token of a request, or its end without one, has left the engine."""
         record = self._open.get(emit.request_id)
         if record is None:
             return
@@ -165,29 +165,41 @@ class Clients:
             self._end(emit.request_id, record)
 
     def on_tokens(self, request_ids: Sequence[RequestId], ends_ns: npt.NDArray[np.int64]) -> None:
-        """Each of these requests, all of which have got tokens before, has got one at each of these times."""
+        """Each of these requests has got a token at each of these times. Where there are several times, all requests
+        have got tokens before."""
         seen_s = ends_ns / NANOSECONDS + self._edge.response_s
+        if len(seen_s) == 1:
+            self._on_step(request_ids, float(seen_s[0]))
+            return
         first_s, last_s, later_gaps_s = float(seen_s[0]), float(seen_s[-1]), np.diff(seen_s)
         listed = later_gaps_s.tolist() if self._keeps_gaps else []
-        longest_later_s = float(later_gaps_s.max(initial=0.0))
+        longest_later_s, num_steps = float(later_gaps_s.max()), len(seen_s)
         num_offline = 0
         for request_id in request_ids:
             record = self._open[request_id]
             num_offline += record.is_offline
-            record.output_tokens += len(seen_s)
-            if self._keeps_gaps:
-                record.gaps_s.append(first_s - self._last_s[request_id])
-                record.gaps_s += listed
-            else:
-                self._add_gap(record, first_s - self._last_s[request_id])
-                record.longest_gap_s = max(record.longest_gap_s or 0.0, longest_later_s)
+            record.output_tokens += num_steps
+            self._add_gap(record, first_s - self._last_s[request_id])
             self._last_s[request_id] = last_s
+            if self._keeps_gaps:
+                record.gaps_s += listed
+            elif longest_later_s > record.longest_gap_s:  # type: ignore[operator]
+                record.longest_gap_s = longest_later_s
         if not self._keeps_gaps:
             self.gaps.add_all(later_gaps_s, len(request_ids) - num_offline)
             if num_offline:
                 self.offline_gaps.add_all(later_gaps_s, num_offline)
 
+    def _on_step(self, request_ids: Sequence[RequestId], seen_s: float) -> None:
+        for request_id in request_ids:
+            record = self._open.get(request_id)
+            if record is not None:
+                self._note_token(request_id, record, seen_s)
+
     def _add_gap(self, record: RequestRecord, gap_s: float) -> None:
+        if self._keeps_gaps:
+            record.gaps_s.append(gap_s)
+            return
         (self.offline_gaps if record.is_offline else self.gaps).add(gap_s)
         if record.longest_gap_s is None or gap_s > record.longest_gap_s:
             record.longest_gap_s = max(0.0, gap_s)
@@ -199,8 +211,6 @@ class Clients:
         record.output_tokens += 1
         if record.first_s is None:
             record.first_s = seen_s
-        elif self._keeps_gaps:
-            record.gaps_s.append(seen_s - self._last_s[request_id])
         else:
             self._add_gap(record, seen_s - self._last_s[request_id])
         self._last_s[request_id] = seen_s

@@ -69,17 +69,13 @@ class GroupOrder:
             if self._key_of.get(group_id) != key:
                 heapq.heappop(heap)
                 continue
+            self._catch_up(group_id)
             view = self._view_of(group_id)
             if view is None:
                 heapq.heappop(heap)
                 del self._key_of[group_id]
                 continue
             present = self._order(view)
-            if present == key:
-                self._catch_up(group_id)
-                view = self._view_of(group_id)
-                assert view is not None, "steps close no group"
-                present = self._order(view)
             if present != key:
                 self._key_of[group_id] = present
                 heapq.heapreplace(heap, present)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from jettison.core.driving.safepoints import Safepoints
 from jettison.core.load.views import Loads
 from jettison.core.moving.moves import Moves
-from jettison.core.ports import Action, Emit, Record, StepAbandoned, StepCompleted, StepFailed
+from jettison.core.ports import Action, EmitTokens, Record, StepAbandoned, StepCompleted, StepFailed
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import Group
+from jettison.core.serving.group import Group, RowEnd
 from jettison.core.serving.holds import LOST_PEER, GroupHold
 from jettison.core.state import ClusterState
 from jettison.policy.safepoints import lengthened_s, shortened_s
@@ -95,26 +95,19 @@ class Stepping:
             actions.append(Record("chunk_overtaken", now_ns, overtaken))
         fresh, has_offline = group.counters.fresh, flight.step.rows[-1].state.is_offline
         num_before = fresh.num_offline if has_offline else 0
-        results = group.commit(event, now_ns)
+        outcome = group.commit(event, now_ns)
         if has_offline:
             fresh.note_step(num_before, now_ns)
             if group.longest_alone_s is not None and flight.step.safepoint_layers:
                 group.longest_alone_s = lengthened_s(group.longest_alone_s, (now_ns - flight.issued_ns) / NANOSECONDS)
-        for result in results:
-            self._loads.note_token(result.state)
-            tokens = () if result.token is None else (result.token,)
-            if result.finish_reason is None:
-                actions.append(Emit(result.state.request_id, tokens, state=result.state))
-            elif result.finish_reason is FinishReason.ERROR:
-                actions += self._state.end(result.state, FinishReason.ERROR, now_ns, error="no token could be sampled")
-                actions += self._stop_moves_of(result.state)
-            else:
-                self._loads.note_end(group, result.state, now_ns)
-                actions += self._state.end(
-                    result.state, result.finish_reason, now_ns,
-                    tokens=tokens, stop_token_id=result.stop_token_id,
-                )
-                actions += self._stop_moves_of(result.state)
+        for state in outcome.with_first:
+            self._loads.note_first_token(state)
+        if outcome.going_on:
+            actions.append(EmitTokens(outcome.going_on, outcome.tokens))
+        if outcome.is_plain:
+            return actions
+        for end in outcome.ended:
+            actions += self._end(group, end, now_ns)
         for row in flight.step.rows:
             if row.remote:
                 self._state.counters.num_live_rows += 1
@@ -122,6 +115,16 @@ class Stepping:
             if row.state.ending is not None:
                 self._state.reap(row.state)
         return actions
+
+    def _end(self, group: Group, end: RowEnd, now_ns: int) -> list[Action]:
+        state, reason = end.state, end.finish_reason
+        if reason is FinishReason.ERROR:
+            actions = self._state.end(state, reason, now_ns, error="no token could be sampled")
+        else:
+            self._loads.note_end(group, state, now_ns)
+            tokens = () if end.token is None else (end.token,)
+            actions = self._state.end(state, reason, now_ns, tokens=tokens, stop_token_id=end.stop_token_id)
+        return actions + self._stop_moves_of(state)
 
     def on_failed(self, event: StepFailed, now_ns: int) -> list[Action]:
         """Its requests end with an error, unless a worker's death or a peer's silence is to blame: then they go on."""

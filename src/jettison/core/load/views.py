@@ -114,11 +114,10 @@ class Loads:
         fresh = group.limits.blocks_for(state.num_prompt) * (1.0 - self.traffic.prefix_hit_share)
         self.monitor(group).num_arrived_blocks += round(fresh)
 
-    def note_token(self, state: RequestState) -> None:
-        """A request has got a token."""
-        if state.num_tokens == state.num_prompt + 1:
-            self._compute_loads.clear()
-            self._traffic_of(state).note_prompt(state.num_prompt, state.num_cached)
+    def note_first_token(self, state: RequestState) -> None:
+        """A request has got its first token: its prompt is computed."""
+        self._compute_loads.clear()
+        self._traffic_of(state).note_prompt(state.num_prompt, state.num_cached)
 
     def note_end(self, group: Group, state: RequestState, now_ns: int) -> None:
         """A request of the group has produced all that it will."""

@@ -121,6 +121,8 @@ class Hosted:
     def absent_blocks(self, group: Group) -> int:
         """What ``owed`` requests of both kinds will take again and do not hold now; offline ones that were freed are in
         the way of no request."""
+        if not self._entries:
+            return 0
         owed = (*self.owed(group), *self.owed(group, is_checkpoint=True))
         return sum(self.blocks_to_return(e) for e in owed if e.phase is not HostedPhase.OUT)
 

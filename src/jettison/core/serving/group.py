@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from jettison.core.changes import Changes
 from jettison.core.ports import RunStep, StepCompleted, StepRow
@@ -48,7 +49,7 @@ from jettison.types import (
     WorkerId,
 )
 
-__all__ = ["Group", "GroupCounters", "SchedulerLimits", "StepResult"]
+__all__ = ["Group", "GroupCounters", "RowEnd", "SchedulerLimits", "StepOutcome"]
 
 
 @dataclass(slots=True)
@@ -70,14 +71,29 @@ class GroupCounters:
     """Blocks of online requests that were let in, cached ones included, less those of preempted ones."""
 
 
-@dataclass(slots=True)
-class StepResult:
-    """What a commit yields for one row that produced a token, or that ends without one."""
+class RowEnd(NamedTuple):
+    """A request that ends with this step."""
 
     state: RequestState
     token: SampledToken | None
-    finish_reason: FinishReason | None
+    """Its last token; None where it asked for none."""
+    finish_reason: FinishReason
     stop_token_id: int | None = None
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What a commit yields. Entry i of ``tokens`` belongs to entry i of ``going_on``."""
+
+    going_on: list[RequestState]
+    """Requests that got a token and go on."""
+    tokens: list[SampledToken]
+    ended: list[RowEnd]
+    """Requests to be ended by the caller."""
+    with_first: list[RequestState]
+    """Of all of these, requests whose first token this is."""
+    is_plain: bool
+    """No request of the step ends, starts again, attends to KV elsewhere or is another group's."""
 
 
 class Group:
@@ -340,12 +356,13 @@ class Group:
             if row.context_len > row.state.num_computed and not row.state.holds & (Hold.ENDING | Hold.RECOMPUTE)
         ]
 
-    def commit(self, done: StepCompleted, now_ns: int) -> list[StepResult]:
+    def commit(self, done: StepCompleted, now_ns: int) -> StepOutcome:
         """Take the tokens of a finished step. Requests that end here are reported, not yet released."""
         queues = self.queues
         queues.note_change()
         flight = self.in_flight.pop(done.step_id)
-        results: list[StepResult] = []
+        outcome = StepOutcome([], [], [], [], not flight.guests)
+        going_on, tokens_of = outcome.going_on, outcome.tokens
         tokens = iter(done.tokens)
         block_size, seals = self.limits.block_size, self.blocks.seals
         fresh = self.counters.fresh
@@ -355,8 +372,10 @@ class Group:
             state, context_len, num_tokens, samples, _ = row
             state.num_pending -= num_tokens
             token = next(tokens) if samples else None
-            if state.holds and state.recompute:
-                continue
+            if state.holds:
+                outcome.is_plain = False
+                if state.recompute:
+                    continue
             state.num_computed += num_tokens
             if context_len < state.num_prompt:
                 fresh.note_prompt(state)
@@ -366,30 +385,39 @@ class Group:
                 self.blocks.seal(state)
             if token is None:
                 if state.num_computed == state.num_tokens and state.ending is None and not state.wants_output:
-                    results.append(StepResult(state, None, FinishReason.LENGTH))
+                    outcome.ended.append(RowEnd(state, None, FinishReason.LENGTH))
                 continue
             if state.ending is not None:
                 continue
-            if token.token_id == FAILED_TOKEN_ID:
-                results.append(StepResult(state, token, FinishReason.ERROR))
+            token_id = token.token_id
+            if token_id == FAILED_TOKEN_ID:
+                outcome.ended.append(RowEnd(state, token, FinishReason.ERROR))
                 continue
             if queues.suspects and state.on_trial and state.suspicion.note_token_alone():
                 queues.note_trusted(state)
-            state.add_token(token.token_id)
+            state.add_token(token_id)
             if state.is_offline:
                 fresh.offline_output += 1
             else:
                 fresh.online_output += 1
             if state.first_token_ns is None:
                 state.first_token_ns = now_ns
-            results.append(StepResult(state, token, *self._finish_reason(state, token.token_id)))
+                outcome.with_first.append(state)
+            if (end := self._end_of(state, token)) is None:
+                going_on.append(state)
+                tokens_of.append(token)
+            else:
+                outcome.ended.append(end)
         if queues.prefilling:
-            queues.note_tokens(result.state for result in results)
+            queues.note_tokens([*going_on, *(end.state for end in outcome.ended)])
         if queues.are_charged:
-            for result in results:
-                if result.token is not None and result.finish_reason is not FinishReason.ERROR:
-                    queues.charge(result.state, 0, 1)
-        return results
+            for state in going_on:
+                queues.charge(state, 0, 1)
+            for end in outcome.ended:
+                if end.token is not None and end.finish_reason is not FinishReason.ERROR:
+                    queues.charge(end.state, 0, 1)
+        outcome.is_plain = outcome.is_plain and not outcome.ended
+        return outcome
 
     def repeat(self, num_steps: int, token_id: int, now_ns: int) -> tuple[RunStep, list[int]]:
         """Commit the step in flight and ``num_steps - 1`` like it, and plan after each the same rows again.
@@ -443,16 +471,18 @@ class Group:
             row.state.num_pending -= row.num_tokens
         return [row.state for row in flight.own_rows]
 
-    def _finish_reason(self, state: RequestState, token_id: int) -> tuple[FinishReason | None, int | None]:
+    def _end_of(self, state: RequestState, token: SampledToken) -> RowEnd | None:
+        """How a request ends with a token; None while it goes on."""
         params = state.request.params
         num_output = state.num_tokens - state.num_prompt
         if num_output >= params.min_tokens:
+            token_id = token.token_id
             is_eos = not params.ignore_eos and token_id in self.limits.eos_token_ids
             if is_eos or token_id in params.stop_token_ids:
-                return FinishReason.STOP, token_id
+                return RowEnd(state, token, FinishReason.STOP, token_id)
         if num_output >= params.max_tokens or state.num_tokens >= self.limits.max_model_len:
-            return FinishReason.LENGTH, None
-        return None, None
+            return RowEnd(state, token, FinishReason.LENGTH)
+        return None
 
     # --- ends -------------------------------------------------------------------------------------------------
 

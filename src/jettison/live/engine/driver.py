@@ -60,7 +60,7 @@ class CoreDriver:
         encoder: StepEncoder,
         send: SendCommand,
         abandon: Callable[[WorkerId, int], None],
-        emit: Callable[[ports.Emit], None],
+        emit: Callable[[ports.EmitTokens | ports.Emit], None],
         record: Callable[[ports.Record], None],
         on_event: Callable[[ports.Event, int], None] | None = None,
         observer: RunObserver | None = None,
@@ -109,7 +109,7 @@ class CoreDriver:
 
     def carry_out(self, actions: list[ports.Action]) -> None:
         """Carry out actions: what workers wait for, then what clients and logs get; in order among themselves."""
-        told: list[ports.Emit | ports.Record] = []
+        told: list[ports.EmitTokens | ports.Emit | ports.Record] = []
         for action in actions:
             match action:
                 case ports.RunStep():
@@ -120,7 +120,7 @@ class CoreDriver:
                         self._send(worker_id, codec.step_command(step))
                 case ports.AbandonStep():
                     self._abandon(action.worker_id, action.step_id)
-                case ports.Emit() | ports.Record():
+                case ports.EmitTokens() | ports.Emit() | ports.Record():
                     told.append(action)
                 case _:
                     if self._observer is not None and isinstance(action, ports.Transfer):
@@ -133,8 +133,9 @@ class CoreDriver:
                 self._record(action)
                 continue
             if self._observer is not None:
-                self._observer.emitted(action)
-            if action.finish_reason is not None:
+                for emit in action.each():
+                    self._observer.emitted(emit)
+            if isinstance(action, ports.Emit) and action.finish_reason is not None:
                 self._encoder.forget(action.request_id)
             self._emit(action)
         if self.after_event is not None:

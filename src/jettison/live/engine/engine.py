@@ -508,18 +508,23 @@ class Engine:
         if self._driver is not None:
             log_move(record, self._driver.core)
 
-    def _on_emit(self, emit: ports.Emit) -> None:
+    def _on_emit(self, emit: ports.EmitTokens | ports.Emit) -> None:
+        if isinstance(emit, ports.EmitTokens):
+            for state, token in zip(emit.states, emit.tokens, strict=True):
+                stream = self._streams.get(state.request_id)
+                if stream is not None:
+                    stream.put(stream.with_prompt(TokenEvent([token]), state))
+        else:
+            self._on_end(emit)
+
+    def _on_end(self, emit: ports.Emit) -> None:
         stream = self._streams.get(emit.request_id)
         if stream is None:
             return
         state = emit.state
         event = TokenEvent(list(emit.tokens), emit.finish_reason, emit.stop_token_id, emit.error)
         if state is not None:
-            event.num_cached_tokens = state.num_cached
-            is_scored = state.prompt_logprobs is not None and len(state.prompt_logprobs) == state.num_prompt
-            if state.prompt_logprobs is not None and is_scored and not stream.sent_prompt_logprobs:
-                event.prompt_logprobs = list(state.prompt_logprobs)
-                stream.sent_prompt_logprobs = True
+            stream.with_prompt(event, state)
         if emit.finish_reason is not None:
             stream.ended = True
             del self._streams[emit.request_id]

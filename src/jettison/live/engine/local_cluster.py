@@ -293,7 +293,11 @@ class LocalCluster:
         if self._driver is not None:
             self._driver.on_worker_event(event, self._now_ns)
 
-    def _on_emit(self, emit: ports.Emit) -> None:
+    def _on_emit(self, emit: ports.EmitTokens | ports.Emit) -> None:
+        for each in emit.each():
+            self._note_tokens(each)
+
+    def _note_tokens(self, emit: ports.Emit) -> None:
         completion = self.completions[emit.request_id]
         completion.tokens += emit.tokens
         if emit.finish_reason is not None:

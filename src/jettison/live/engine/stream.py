@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from jettison.core.requests import RequestState
 from jettison.live.engine.api import RequestTimings, TokenEvent
 
 
@@ -31,6 +32,15 @@ class Stream:
             self._waiter = None
             if not waiter.done():  # a reader that was cancelled has left it so
                 waiter.set_result(None)
+
+    def with_prompt(self, event: TokenEvent, state: RequestState) -> TokenEvent:
+        """The event, told what is known of the request's prompt; its log-probabilities once, when all are there."""
+        event.num_cached_tokens = state.num_cached
+        known = state.prompt_logprobs
+        if known is not None and len(known) == state.num_prompt and not self.sent_prompt_logprobs:
+            event.prompt_logprobs = list(known)
+            self.sent_prompt_logprobs = True
+        return event
 
     def take(self) -> TokenEvent | None:
         """The next event, if it has come."""
