@@ -101,11 +101,12 @@ class PromptLogprobsRow(msgspec.Struct, array_like=True):
 
 
 class RemoteKV(msgspec.Struct, array_like=True):
-    """Leading KV of one row that is not (or not yet) at this stage: who attends to it (KunServe v1 section 4.2)."""
+    """Leading KV of one row that is not (or not yet) at this stage: a worker that attends to it (KunServe v1
+    section 4.2)."""
 
     row: int
     worker: int
-    """Who holds it, retained."""
+    """That holds it, retained."""
     layer_lo: int
     layer_hi: int
     num_tokens: int

@@ -32,7 +32,7 @@ class KernelSet:
     """What is known of kernels before they are loaded."""
 
     back_end: str
-    """Whose tensors they take: ``DeviceSpec.back_end``."""
+    """Of the tensors that they take: ``DeviceSpec.back_end``."""
     where: str
     """``module:function`` of a ``LoadKernels``."""
     dependent: frozenset[torch.dtype] = frozenset()
@@ -74,7 +74,7 @@ def kernel_names(back_end: str) -> list[str]:
 def find_kernels(name: str, back_end: str | None = None) -> tuple[KernelSet, str | None]:
     """The set that a configured or resolved name stands for, and the variant that the name says.
 
-    ``back_end``: whose sets to look among (None: all). Raises ConfigError with the names that there are.
+    ``back_end``: the one that the set must be for (None: any). Raises ConfigError with the names that there are.
     """
     names = list(_SETS) if back_end is None else kernel_names(back_end)
     if name in names:

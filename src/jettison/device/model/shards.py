@@ -45,7 +45,7 @@ class TensorSlot(NamedTuple):
     """A weight matrix of products."""
 
     def lies_packed(self, kernels: Kernels | None, dtype: torch.dtype) -> bool:
-        """Whether it is in the form of these kernels (in as many bytes); None: of nobody's."""
+        """Whether it is in the form of these kernels (in as many bytes); None: of none."""
         return self.is_multiplied and kernels is not None and kernels.packs(self.shape, dtype)
 
 
