@@ -1,8 +1,8 @@
 """One device's memory: parameters, KV arenas and workspace as tensors whose addresses never change.
 
 Carries out page plans (``memory.pages``) over a pool of pages (``device.pages``), moves blocks out of the way of a
-shrink, and knows which dropped shards still have their bytes. Which worker runs which layer, and what a shard's bytes should
-be, is not decided here. One thread, one call at a time.
+shrink, and knows which dropped shards still have their bytes. Which worker runs which layer, and what a shard's bytes
+should be, is not decided here. One thread, one call at a time.
 
 Order of a change of layout, so that whatever fails leaves maps, tables and bytes as they were:
 
