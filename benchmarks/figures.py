@@ -305,3 +305,38 @@ def _million(document: Document) -> str:
     keys = ("requests", "wall_s", "us_per_request", "events", "peak_mib", "ttft_p99_s")
     return table(("requests", "wall, s", "µs a request", "events", "peak MiB", "P99 TTFT, s"),
                  [[row[key] for key in keys] for row in document["rows"]])  # fmt: skip
+
+
+@block("reproduction")
+@block("reproduction_conserve")
+@block("reproduction_mell")
+@block("reproduction_ladder")
+def _reproduction(document: Document) -> str:
+    """The judged claims of each figure, those of one metric and system together: the ranges of all of them."""
+    found: dict[tuple[str, str, str], list[Document]] = {}
+    for row in document["rows"]:
+        if row["band"] is not None and row["ours"] is not None:
+            found.setdefault((row["figure"], row["metric"], row["system"]), []).append(row)
+    rows = []
+    for (figure, metric, system), of in found.items():
+        against = ", ".join(dict.fromkeys(row["baseline"] for row in of if row["baseline"]))
+        paper = [row["paper"] for row in of if row["paper"] is not None]
+        judged = [row["in_band"] for row in of if row["in_band"] is not None]
+        inside = f"{sum(judged)} of {len(judged)}" if judged else "nothing dropped"
+        unit = of[0]["unit"]
+        rows.append([figure, metric, system, against, _stated(paper, unit), _range([row["ours"] for row in of], unit),
+                     inside])  # fmt: skip
+    return table(("figure", "claim", "system", "against", "paper", "ours", "inside"), rows)
+
+
+def _stated(bands: Sequence[Sequence[float | None]], unit: str) -> str:
+    """What the paper states of several rows: one range of numbers, and each bound that is open on one side."""
+    closed = [end for low, high in bands if low is not None and high is not None for end in (low, high)]
+    lows = [f">= {_range([low], unit)}" for low, high in bands if high is None and low is not None]
+    highs = [f"<= {_range([high], unit)}" for low, high in bands if low is None and high is not None]
+    return ", ".join(dict.fromkeys([*([_range(closed, unit)] if closed else []), *lows, *highs]))
+
+
+def _range(numbers: Sequence[float], unit: str) -> str:
+    ends = list(dict.fromkeys(f"{number:.3g}" for number in (min(numbers), max(numbers))))
+    return " to ".join(ends) + (unit if unit == "x" else f" {unit}" if unit else "")

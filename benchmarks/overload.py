@@ -1,4 +1,4 @@
-"""Dropping and its four baselines on the same engine, the same arrivals and the same bytes (docs/baselines.md).
+"""Dropping and its four baselines on the same engine, the same arrivals and the same bytes (docs/policies.md).
 
     python benchmarks/overload.py [--workloads burst conv code] [--instances 2 4] [--seeds 3] [--policies ...]
     python benchmarks/overload.py --sweep        # where the advantage ends: parameter share against burst height

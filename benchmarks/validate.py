@@ -67,7 +67,7 @@ def render(folder: Path) -> str:
     """The page: a table of means over seeds for each spec that has been run."""
     lines = [
         "# The simulator against live runs", "",
-        "Written by `python benchmarks/validate.py` ([docs/validation.md](../../docs/validation.md) says how it is",
+        "Written by `python benchmarks/validate.py` ([docs/simulate.md](../../docs/simulate.md) says how it is",
         "done). Each line is a mean over the seeds of a spec. The last column is what two live runs of the same",
         "requests differ by: no simulation can be asked for less. Of counts: how many more.", "",
     ]

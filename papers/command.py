@@ -23,7 +23,8 @@ from papers.pool import Runs
 from papers.registry import FIGURES, figure_named
 from papers.rows import Outcome
 
-PAGE = Path("docs/reproduction.md")
+PAGE = Path("papers/pages/reproduction.md")
+"""Where the page of all figures goes; `docs/reproduction.md` sums it up from the result files."""
 PLOTS = Path("reproduction")
 """Where plots go that no page shows and no flag wants elsewhere."""
 

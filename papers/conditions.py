@@ -8,7 +8,7 @@ from papers.harvest_load import told
 from papers.specs import Results
 
 CALIBRATION = (
-    "step times: presets' roofline, calibrated on operators that others have timed (docs/presets.md); nothing is "
+    "step times: presets' roofline, calibrated on operators that others have timed (docs/cost-model.md); nothing is "
     "fitted to a figure of the papers"
 )
 SHOWN_METRICS = ("ttft_s", "tpot_s")

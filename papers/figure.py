@@ -1,6 +1,6 @@
 """What a reproduced figure is: workloads (a spec and systems), a table of claims for each, and plots.
 
-Data alone: ``engine`` runs it. What it means, and why ours differs, is told in ``docs/figures.md``.
+Data alone: ``engine`` runs it. What it means, and why ours differs, is told in ``papers/setup.md``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""docs/reproduction.md: every figure's rows beside the paper's, its plots and its conditions."""
+"""The full page of a reproduction: every figure's rows beside the paper's, its plots and its conditions."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,13 +13,13 @@ from papers.registry import FIGURES
 from papers.rows import Outcome, Row
 
 DPI = 70
-TOLD_IN = "figures.md"
-"""Beside the page: how each figure is set up, and why ours differs, by the figure's name."""
+TOLD_IN = Path(__file__).with_name("setup.md")
+"""How each figure is set up, and why ours differs, by the figure's name."""
 
 _TITLE = "# The papers' figures, reproduced in virtual time"
 
-_HEAD = f"""One figure: `jettison reproduce NAME`; all names: `jettison reproduce list`.
-How the figures are set up, what stands in for what, and why rows lie outside of their bands: [{TOLD_IN}]({TOLD_IN}).
+_HEAD = """One figure: `jettison reproduce NAME`; all names: `jettison reproduce list`.
+How the figures are set up, what stands in for what, and why rows lie outside of their bands: [setup.md]({told_in}).
 
 A band is what reference figures of the papers were judged to allow beforehand, or the paper's own range; a row
 without one is stated and not judged, nor is one that would hold because nothing dropped. Medians of the seeds, with
@@ -31,13 +32,15 @@ def write_page(path: Path, outcomes: Mapping[str, Outcome], effort: str) -> None
     """The page, and its pictures in a folder beside it. ``effort``: a sentence at its end on what it took. Raises
     OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    told_in = os.path.relpath(TOLD_IN, path.resolve().parent)
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
     is_all = all(name in outcomes or figure.is_long for name, figure in FIGURES.items())
     names = "all" if is_all else " ".join(outcomes)
-    parts = [_TITLE, f"\nWritten by `jettison reproduce {names}`.", _HEAD, _summary(outcomes)]
+    parts = [_TITLE, f"\nWritten by `jettison reproduce {names}`.", _HEAD.format(told_in=told_in), _summary(outcomes)]
     for name, outcome in outcomes.items():
-        parts.append(_section(FIGURES[name], outcome, save_pictures(folder, name, outcome), folder.name))
+        files = [f"{folder.name}/{file}" for file in save_pictures(folder, name, outcome)]
+        parts.append(_section(FIGURES[name], outcome, files, told_in))
     parts.append(f"\n{effort}\n")
     path.write_text("\n".join(parts), encoding="utf-8")
 
@@ -70,15 +73,15 @@ def _summary(outcomes: Mapping[str, Outcome]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _section(figure: Figure, outcome: Outcome, files: Sequence[str], folder: str) -> str:
+def _section(figure: Figure, outcome: Outcome, files: Sequence[str], told_in: str) -> str:
     lines = [f"## {figure.name}", "", f"{figure.title[0].upper()}{figure.title[1:]} ({figure.source})."]
-    lines += [f"[Set-up and reasons]({TOLD_IN}#{figure.name})."]
+    lines += [f"[Set-up and reasons]({told_in}#{figure.name})."]
     if figure.specs:
         specs = ", ".join(f"`{name}.yaml`" for name in figure.specs)
         lines += [f"Specs (`papers/specs/`): {specs}."]
     lines += ["", *table([row for row in outcome.rows if not row.is_beside])]
     for file in files:
-        lines += ["", f"![{file.removesuffix('.png')}]({folder}/{file})"]
+        lines += ["", f"![{Path(file).stem}]({file})"]
     beside = [row for row in outcome.rows if row.is_beside]
     if beside:
         lines += ["", "<details><summary>Measured beside it</summary>", "", *table(beside), "", "</details>"]

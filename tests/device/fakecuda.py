@@ -1,8 +1,9 @@
 """The driver's rules for virtual memory, over real memory of the host: ``cuda.bindings.driver`` where there is no card.
 
-What it is held to was measured on a card (docs/gpu.md): granularity of 2 MiB; whole handles only; one mapping at an
-address; access over mappings that cover the span; a handle may be mapped at many addresses; its memory is free once it
-is released and mapped nowhere. Bytes are real: a handle is a part of one memory file, mapped where the driver would.
+What it is held to was measured on a card (docs/performance.md): granularity of 2 MiB; whole handles only; one mapping
+at an address; access over mappings that cover the span; a handle may be mapped at many addresses; its memory is free
+once it is released and mapped nowhere. Bytes are real: a handle is a part of one memory file, mapped where the driver
+would.
 
 Reserved addresses that may not be touched (nothing mapped, no access, or hidden by ``hide``) show poison, and writing
 there ends the process. ``PoisonedPool`` hides what a pool has mapped and no position owns.

@@ -32,7 +32,7 @@ from papers.figures.v3_burst import lowest
 from papers.jobs import changed, job_text
 from papers.load import search
 from papers.measures import bubble_share, throughput, ttft, values
-from papers.page import row_cells, table, write_page
+from papers.page import TOLD_IN, row_cells, table, write_page
 from papers.parameter_swap import StreamedParameters
 from papers.pictures import DRAWING, bars
 from papers.plots import over_time
@@ -80,10 +80,12 @@ def test_every_figure_is_told_of_and_its_specs_are_in_the_tree() -> None:
     for name in spec_names():
         assert read_spec(name).name == name
         assert read_spec(name).machine.kv_tokens > 0
-    told = (Path(__file__).parents[2] / "docs" / "figures.md").read_text()
+    told = TOLD_IN.read_text(encoding="utf-8")
     begins = tuple(f"## {name}" for name in ("kunserve", "conserve", "mell", "ladder"))
     sections = (line for line in told.splitlines() if line.startswith(begins))
     assert {line.removeprefix("## ") for line in sections} == NAMES
+    summary = (Path(__file__).parents[2] / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert all(f"| {name} |" in summary for name in NAMES)
     assert figures.__doc__
 
 
@@ -188,7 +190,7 @@ def test_a_small_figure_from_the_spec_to_the_page(tmp_path: Path, monkeypatch: p
     text = (tmp_path / "page.md").read_text()
     above, below = text.split("Measured beside it")
     assert "| P99 TTFT, times lower |" in above and "| P99 TTFT |" in below and "- cluster: kunserve-a" in below
-    assert "page/kunserve-fig13-time-line.png" in above and "(figures.md#kunserve-fig13)" in above
+    assert "page/kunserve-fig13-time-line.png" in above and "papers/setup.md#kunserve-fig13)" in above
     assert text.endswith("\n8 simulations took 60 s here.\n")
     assert (tmp_path / "page" / "kunserve-fig13-time-line.png").stat().st_size < 150_000
 

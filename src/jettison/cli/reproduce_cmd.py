@@ -40,7 +40,7 @@ def reproduce(
     ] = None,
     page: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a page with its plots (with `all`: docs/reproduction.md)."),
+        typer.Option(metavar="FILE", help="Write a page with its plots (with `all`: papers/pages/reproduction.md)."),
     ] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Simulate so many runs at once (default: one a core).")

@@ -1,11 +1,11 @@
-"""What an engine is told: frozen dataclasses, parsed, validated and resolved from flat keys.
+"""The configuration of an engine: frozen dataclasses, parsed, validated and resolved from flat keys.
 
 Every key is declared once, beside its field (``config.sections``). The command line makes its flags from ``KEYS``, a
-YAML file uses the same names (dashes or underscores), and ``config.engine`` resolves them all. What a person may write
-for a value is in ``config.values``.
+YAML file uses the same names (dashes or underscores), and ``config.engine`` resolves them all. ``config.values`` parses
+the values as people write them.
 
-Standard library only, but for ``config.files``, which reads YAML. Printing tables belongs to ``jettison.cli``; whether
-the model folder can be served, and whether the budget holds its parameters, is for ``jettison.device`` to say.
+Standard library only, but for ``config.files``, which reads YAML. ``jettison.cli`` prints tables. ``jettison.device``
+decides whether the model folder can be served, and whether the budget holds its parameters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Everything an engine is told: all sections together, resolved from flat keys, and what one key says about others.
+"""The whole configuration of an engine: all sections together, resolved from flat keys, with the rules between keys.
 
 A flag beats the environment, which beats the file, which beats the default; ``EngineConfig.provenance`` says which one
 won for each key.
@@ -44,7 +44,8 @@ Source = Literal["default", "file", "env", "flag"]
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything an engine is told. Make one with ``resolve``; it is validated and nothing in it is left open."""
+    """The whole configuration of an engine. Make one with ``resolve``: it is validated, and every value is filled
+    in."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
@@ -72,19 +73,20 @@ class EngineConfig:
     log_level: LogLevel = config_key("info", Choice(LogLevel), "Least severe message logged.")
     provenance: Mapping[str, Source] = field(
         default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
-    """Key -> where its value came from."""
+    """Key -> the source of its value."""
     places: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
-    """Key -> its file and line, of those that came from a file."""
+    """Key -> its file and line, for the keys set by a file."""
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """A UserError that is raised inside says which file and line its values stand in, where it is about such ones:
-        it names their flag or key, or, where it names none, quotes what they say."""
+        """A UserError raised inside is raised again with the file and line of the values that it is about. An error is
+        about a value where it names the value's flag or key or, where it names none, quotes the value."""
         try:
             yield
         except UserError as error:
             told = str(error)
-            # A key of one plain word ("model", "host") says nothing by standing in a sentence.
+            # A key of one plain word ("model", "host") may occur in any sentence, and so does not mark what it is
+            # about.
             words = {name: [KEYS[name].flag, *([name] if "_" in name else [])] for name in self.places}
             named = [name for name in self.places if _has_word(told, *words[name])]
             shown = {name: KEYS[name].show(self.flat()[name]) for name in self.places}
@@ -106,11 +108,11 @@ class EngineConfig:
     ) -> EngineConfig:
         """Parse, validate and complete: ``EngineConfig.resolve(model="dir", instances=2, memory="256MiB")``.
 
-        ``flags`` are flat keys as in ``KEYS``, each a value or a text to parse; ``file`` is a parsed YAML
-        mapping of the same keys, and ``place_in_file`` tells its name and line for one as it is written there;
-        ``environ`` is looked up for the API key only, and only when given;
-        ``num_cores`` defaults to the cores this process may use; without ``needs_model`` a missing model
-        folder is let through (to show a configuration). Raises ConfigError: one line that names the key.
+        ``flags`` are flat keys as in ``KEYS``, each a value or a text to parse. ``file`` is a parsed YAML mapping of
+        the same keys; ``place_in_file`` maps a key, as written there, to its file and line. ``environ``, if given, is
+        searched for the API key only. ``num_cores`` defaults to the cores that this process may use. Without
+        ``needs_model`` a missing model folder is accepted (to show a configuration). Raises ConfigError: one line that
+        names the key.
         """
         given: dict[str, _Given] = {}
         for source, mapping in _sources(file, environ, flags):
@@ -166,11 +168,11 @@ class Key:
     text: str
     metavar: str
     unset: str | None
-    """What a person writes for None."""
+    """The word that a person writes for None."""
 
     @property
     def flag(self) -> str:
-        """As it is written on the command line."""
+        """The flag, as it is written on the command line."""
         return "--" + self.name.replace("_", "-")
 
     @property
@@ -215,7 +217,7 @@ KEYS: Mapping[str, Key] = MappingProxyType(_collect_keys())
 def _sources(
     file: Mapping[str, object] | None, environ: Mapping[str, str] | None, flags: Mapping[str, object]
 ) -> list[tuple[Source, Mapping[str, object]]]:
-    """Weakest first."""
+    """The sources of values, weakest first."""
     sources: list[tuple[Source, Mapping[str, object]]] = [("file", file or {})]
     if environ and environ.get(API_KEY_VARIABLE):
         sources.append(("env", {"api_key": environ[API_KEY_VARIABLE]}))
@@ -229,22 +231,23 @@ def _has_word(text: str, *words: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What was given for a key."""
+    """The value given for a key, before parsing."""
 
     raw: object
     source: Source
     place: str
-    """Of the file, if it stands in one."""
+    """File and line of a value from a file; else empty."""
 
     def label(self, key: Key) -> str:
-        """The key as it was said there."""
+        """The key as its source names it, for error messages."""
         return {"flag": key.flag, "file": f"{self.place}: {key.name}", "env": API_KEY_VARIABLE}[self.source]
 
 
 def _named(
     mapping: Mapping[str, object], source: Source, place_in_file: Callable[[object], str] | None
 ) -> dict[str, _Given]:
-    """The mapping under the keys' own names, dashes made underscores; refuses unknown and doubled ones."""
+    """The mapping under the keys' own names, dashes made underscores. Raises ConfigError for an unknown or repeated
+    key."""
     named: dict[str, _Given] = {}
     for written, raw in mapping.items():
         place = ""
@@ -269,7 +272,7 @@ def _parsed(key: Key, given: _Given) -> object:
 
 
 def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given]) -> None:
-    """Fill what depends on other keys, and refuse what contradicts them."""
+    """Fill in the values that depend on other keys. Raises ConfigError for values that contradict each other."""
 
     def told(name: str) -> str:
         """``--memory 1MiB``, or ``memory 1MiB (FILE, line 3)``."""
@@ -285,7 +288,8 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
         uses_pool = uses_host_pool(values["overload"]) or "checkpoint" in harvest_parts(values["offline"])
         values["host_memory"] = values["memory"] if uses_pool else 0
     if "rebalance" not in given:
-        values["rebalance"] = values["dispatch"] == "freest"  # who counts connections knows of no queue behind them
+        # A dispatcher that counts connections, as a proxy does, sees no queues.
+        values["rebalance"] = values["dispatch"] == "freest"
     if values["num_threads"] is None:
         values["num_threads"] = max(1, num_cores // values["instances"])
     budget = values["max_num_batched_tokens"]
@@ -304,7 +308,7 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
 
 
 def usable_cores() -> int:
-    """That this process may use."""
+    """Number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # absent on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,6 +1,6 @@
 """YAML files that people write: plain types only, every key once, errors with file and line.
 
-The one module of this room that reads files, and that needs more than the standard library.
+This is the only module of this room that reads files, and the only one that needs more than the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jettison.errors import ConfigError
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML's plain types only, and a key given twice is an error instead of the last one winning."""
+    """Loads YAML's plain types only. A key given twice is an error, where YAML would take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [self.construct_object(name, deep=True) for name, _ in node.value]
@@ -25,7 +25,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 class YamlMapping(dict[Any, Any]):
-    """What a YAML file holds, and where each of its keys stands."""
+    """The mapping in a YAML file, with the line of each of its keys."""
 
     def __init__(self, content: dict[Any, Any], path: Path, lines: dict[Any, int]) -> None:
         super().__init__(content)
@@ -59,7 +59,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def _parse(text: str, where: str) -> tuple[Any, dict[Any, int]]:
-    """The document, and of a mapping also the line of each plain key. Raises as ``parse_yaml`` does."""
+    """The document and, if it is a mapping, the line of each plain key. Raises as ``parse_yaml`` does."""
     try:
         loader = _StrictLoader(text)
         try:
@@ -73,7 +73,7 @@ def _parse(text: str, where: str) -> tuple[Any, dict[Any, int]]:
         mark = getattr(error, "problem_mark", None)
         place = f"{where}, line {mark.line + 1}" if mark is not None else where
         raise ConfigError(f"{place}: {getattr(error, 'problem', None) or 'not YAML'}") from None
-    except (ValueError, OverflowError) as error:  # a time stamp that is none, a number out of bounds
+    except (ValueError, OverflowError) as error:  # an invalid time stamp, a number out of bounds
         raise ConfigError(f"{where}: {error}") from None
     keys = [name for name, _ in node.value] if isinstance(node, yaml.MappingNode) else []
     return content, {key.value: key.start_mark.line + 1 for key in keys if isinstance(key, yaml.ScalarNode)}

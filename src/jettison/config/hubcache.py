@@ -1,4 +1,4 @@
-"""Model folders as Hugging Face's hub cache keeps them: which of them a name means, and what the model is called.
+"""Model folders in Hugging Face's hub cache: the folder that a given name means, and the model's name.
 
 The cache has a folder ``models--ORG--NAME`` for each repository; ``snapshots/REVISION`` in it are model folders, of
 links to files in ``blobs``, and ``refs/main`` names the revision that was downloaded last. Nothing is downloaded here.
@@ -16,9 +16,9 @@ _ID = re.compile(r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)?([\w
 
 
 def model_folder(named: str) -> str:
-    """The model folder that is meant: a repository of the cache stands for its downloaded revision.
+    """The model folder that ``named`` means: a repository of the cache stands for its downloaded revision.
 
-    Raises ConfigError where it holds several, and says of none that it is the main one.
+    Raises ConfigError where the repository holds no revision, or several without a main one among them.
     """
     path = os.path.abspath(named)
     if os.path.basename(path) == "snapshots" and _is_repository(os.path.dirname(path)):
@@ -37,7 +37,7 @@ def model_folder(named: str) -> str:
 
 
 def model_name(folder: str) -> str:
-    """What a model is called: ``ORG/NAME`` of a snapshot in the cache, however it is reached, else the folder's own."""
+    """The name of a model: ``ORG/NAME`` for a snapshot in the cache, also through links, else the folder's own name."""
     path = os.path.realpath(folder)
     snapshots = os.path.dirname(path)
     repository = os.path.basename(os.path.dirname(snapshots))
@@ -47,8 +47,8 @@ def model_name(folder: str) -> str:
 
 
 def download_hint(named: str) -> str:
-    """Of a folder that is not there: how the model of that name in the hub comes to be one, to stand behind the error;
-    empty where it looks like no name of the hub. Where the hub's cache has the model, its folder there.
+    """The end of an error about a missing model folder: the model's folder in the hub's cache where it is there, else
+    the command that downloads it. Empty where ``named`` does not look like a name in the hub.
     """
     name = named.replace(":/", "://", 1) if re.match(r"(https?|hf):/[^/]", named) else named  # as a Path spells it
     match = _ID.fullmatch(name)

@@ -1,6 +1,6 @@
-"""Keys of what stands between the HTTP server and its clients: web pages of other origins, and TLS.
+"""Keys of the layers between the HTTP server and its clients: web pages of other origins, and TLS.
 
-Named as vLLM's flags are. What they mean is for ``server.cors`` and ``server.tls`` to say.
+The keys are named as vLLM's flags. ``server.cors`` and ``server.tls`` define their meaning.
 """
 
 from __future__ import annotations

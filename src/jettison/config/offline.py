@@ -1,11 +1,11 @@
-"""Words of ``--offline``: what is done with offline requests, and by which of harvesting's parts."""
+"""Words of ``--offline``: how offline requests are served, and with which parts of harvesting."""
 
 from __future__ import annotations
 
 from jettison.config.values import did_you_mean
 
 HARVEST_PARTS = ("scheduler", "checkpoint", "prefetch")
-"""Each builds on the one before it; ``harvest`` is all of them."""
+"""Parts of harvesting. Each builds on the one before it; ``harvest`` is all of them."""
 
 MODES = ("harvest", "priority", "none")
 
@@ -28,7 +28,7 @@ def offline_mode(value: object) -> str:
 
 
 def harvest_parts(mode: str) -> tuple[str, ...]:
-    """Parts of harvesting that a mode has; none of ``priority`` and ``none``."""
+    """Parts of harvesting in a mode; empty for ``priority`` and ``none``."""
     if mode == "harvest":
         return HARVEST_PARTS
     return () if mode in MODES else tuple(mode.split("+"))

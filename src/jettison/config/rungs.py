@@ -1,7 +1,7 @@
-"""Words of ``--overload``, known before anything that they name is loaded.
+"""Words of ``--overload``, known before the code that they name is loaded.
 
-A rung of the core's ladder makes its name known here when it is registered (``core.ladder.rung``), so that a policy of
-one's own is a word like the others.
+A rung of the core's ladder adds its name here when it is registered (``core.ladder.rung``), so that a user's own policy
+is a word like the others.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from jettison.config.values import did_you_mean
 
 
 class OverloadWord(NamedTuple):
-    """What the configuration has to know of one word."""
+    """The properties of one word that the configuration needs."""
 
     uses_host_pool: bool = False
-    """It keeps KV in host memory: ``--host-memory auto`` is as much as ``--memory``, and 0 without such a word."""
+    """Whether the rung keeps KV in host memory: ``--host-memory auto`` is then as much as ``--memory``. Without such a
+    word it is 0, unless offline checkpoints need the host memory."""
 
 
 _WORDS: dict[str, OverloadWord] = {
@@ -25,17 +26,17 @@ _WORDS: dict[str, OverloadWord] = {
 
 
 def add_overload_word(name: str, word: OverloadWord) -> None:
-    """Make a word known. One that is known keeps its meaning."""
+    """Add a word. A known word keeps its properties."""
     _WORDS.setdefault(name, word)
 
 
 def overload_words(text: str) -> tuple[str, ...]:
-    """Of ``swap+migrate+drop``, in the order given."""
+    """The words of a list such as ``swap+migrate+drop``, in the order given."""
     return tuple(part.strip() for part in text.split("+"))
 
 
 def overload_list(value: object) -> str:
-    """One word, or several with ``+``. Raises ValueError for what is none."""
+    """One word, or several joined with ``+``. Raises ValueError for an unknown word."""
     if not isinstance(value, str):
         raise ValueError(f"must be a word such as drop, or several as swap+drop, not {value!r}")
     for word in overload_words(value):
@@ -49,5 +50,5 @@ def overload_list(value: object) -> str:
 
 
 def uses_host_pool(text: str) -> bool:
-    """Some word of a list keeps KV in host memory."""
+    """Whether some word of a list keeps KV in host memory."""
     return any(_WORDS[word].uses_host_pool for word in overload_words(text))

@@ -1,7 +1,7 @@
-"""The keys: every one declared once, beside its field, in the section that it belongs to.
+"""The keys: each is declared once, beside its field, in the section that it belongs to.
 
 A default, a parser and a help text make a key; flags, YAML file and `jettison config show` follow from them.
-What depends on several keys is worked out in ``jettison.config.engine``.
+``jettison.config.engine`` computes the values that depend on several keys.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 API_KEY_VARIABLE = "JETTISON_API_KEY"
 SECRET_KEYS = ("api_key", "admin_key")
-"""Keys whose values are shown to nobody."""
+"""Keys with secret values, which are never shown."""
 DEFAULT_MAX_NUM_SEQS = 256
 
 
@@ -57,7 +57,7 @@ def launcher(value: object) -> object:
 
 
 def all_or_int(value: object) -> int | None:
-    """A whole number, or None for -1: vLLM's word for all."""
+    """A whole number, or None for -1, which means all in vLLM."""
     number = int_from(-1)(value)
     return None if number == -1 else int(str(number))
 
@@ -72,8 +72,9 @@ def config_key(
     unset: str | None = None,
     bare: object = None,
 ) -> Any:
-    """A field that is a key. Its value passes through ``parse``; ``name`` where the key lacks the field's unit;
-    ``unset`` is the word for None. A key that ``resolve`` works out has default None, and the field has ``bare``.
+    """A dataclass field that is a key. ``parse`` parses and checks its value; ``name`` is the key's name where that
+    lacks the field's unit; ``unset`` is the word for None. A key that ``resolve`` computes has the default None, while
+    the field's own default is ``bare``.
     """
     metadata = {
         "name": name, "default": default, "text": text, "unset": unset,
@@ -85,7 +86,7 @@ def config_key(
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which weights, in which precision, computed by which kernels."""
+    """The model: its weights, their precision, and the kernels."""
 
     model: str = config_key("", nonempty, "Model folder (Hugging Face layout).", metavar="DIR")
     served_model_name: str = config_key(
@@ -133,7 +134,7 @@ class MemoryConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """How much one step takes on, and when a request is let in."""
+    """The size of steps, and the admission of requests."""
 
     max_num_seqs: int = config_key(
         None, int_from(1),
@@ -164,13 +165,13 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class OverloadConfig:
-    """When memory is what binds, and what is done about it."""
+    """Overload: when KV memory counts as the bottleneck, and how the engine responds."""
 
     policy: str = config_key(
         "drop", overload_list,
         "Out of KV memory: drop replicated layers and merge instances (drop), or a baseline: preempt and recompute, "
         "swap to the host, migrate between instances, static pipelines of two, an odd instance alone "
-        "(docs/baselines.md). Several together with +, as swap+migrate+drop.", name="overload", metavar="RUNGS")
+        "(docs/policies.md). Several together with +, as swap+migrate+drop.", name="overload", metavar="RUNGS")
     planner: Planner = config_key(
         "throughput", Choice(Planner),
         "How far a drop merges: as little as frees enough memory, or until the KV cache has doubled.")
@@ -253,7 +254,7 @@ class OfflineConfig:
         "harvest", offline_mode,
         "Offline requests: fill what online ones leave without touching their latency (harvest), be served behind "
         "online ones by priority alone (priority), or be refused (none). Parts of harvesting by themselves: scheduler, "
-        "scheduler+checkpoint (docs/harvest.md).", name="offline", metavar="MODE")
+        "scheduler+checkpoint (docs/batches.md).", name="offline", metavar="MODE")
     slo_ttft_ms: float | None = config_key(
         None, float_from(0.001), "Time to the first token that offline work must leave to online requests (auto: 14 "
         "times the next).", metavar="MS", unset="auto")
@@ -275,12 +276,12 @@ class OfflineConfig:
 
 @dataclass(frozen=True, slots=True)
 class PackingConfig:
-    """On how few instances online requests are kept together, so that the others may sleep."""
+    """Packing: online requests are kept together on few instances, so that the others may sleep."""
 
     policy: Packer = config_key(
         "none", Choice(Packer), "Keep online requests on the fewest instances that hold them, and move running ones "
         "for that (mell); MELL's Fig. 10 as it is printed, or a baseline: where least memory is free (best-fit), most "
-        "(worst-fit), or that with moves from the fullest to the emptiest (load-balance) (docs/pack.md).",
+        "(worst-fit), or that with moves from the fullest to the emptiest (load-balance) (docs/policies.md).",
         name="packing")
     epoch_s: float = config_key(
         1.0, float_from(0.01), "packing: how often it is planned.", name="packing_epoch_s", metavar="SECONDS")
@@ -305,7 +306,7 @@ class PackingConfig:
 
 @dataclass(frozen=True, slots=True)
 class FaultsConfig:
-    """What counts as a dead worker, and what is done about one."""
+    """Faults: when a worker counts as dead, and how the engine responds."""
 
     worker_heartbeat_timeout_s: float = config_key(
         1.5, float_from(0.0), "A worker silent for so long counts as hung and is replaced (0: never).",
@@ -322,7 +323,7 @@ class FaultsConfig:
 
 @dataclass(frozen=True, slots=True)
 class SleepConfig:
-    """How many instances are awake, where it is not asked for by hand (``POST /sleep``, which may go below)."""
+    """Sleep: how many instances are awake, unless an operator asks for fewer (``POST /sleep``)."""
 
     mode: Sleep = config_key(
         "never", Choice(Sleep), "Instances that no online request uses fall asleep by themselves (auto), as long as "
@@ -340,7 +341,8 @@ class SleepConfig:
         unset="all")
 
     def why_nobody_sleeps(self, instances: int) -> str | None:
-        """For who asked that instances fall asleep, where none of so many ever will; None: some may."""
+        """A warning for the operator: ``--sleep auto`` is set, but none of ``instances`` may ever sleep. None: some
+        may."""
         if self.mode != "auto" or self.min_awake < instances:
             return None
         return f"--sleep auto puts nobody to sleep: --min-awake {self.min_awake}, and {instances} instance(s)"
@@ -348,7 +350,7 @@ class SleepConfig:
 
 @dataclass(frozen=True, slots=True)
 class TemplateConfig:
-    """From the messages of a chat to the text of a prompt."""
+    """The chat template, which makes the text of a prompt of the messages of a chat."""
 
     chat_template: str | None = config_key(
         None, nonempty, "Chat template instead of the model folder's: a file, or the template itself.", metavar="FILE",

@@ -1,7 +1,7 @@
 """Values as a person writes them: one parser for each kind, and sizes in bytes both ways.
 
-A parser takes what stood on the command line, in a file or in an environment variable and returns the value of the
-field. It raises ValueError, without the key's name: which key it was is for ``jettison.config.engine`` to say.
+A parser takes the value from the command line, a file or an environment variable, and returns the value of the field.
+It raises ValueError without the key's name, which ``jettison.config.engine`` adds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def format_bytes(num_bytes: int) -> str:
 
 
 def size_from(minimum: int, *, power_of_two: bool = False) -> Parser:
-    """Sizes as ``parse_bytes`` reads them, from ``minimum`` bytes up."""
+    """A parser of sizes as ``parse_bytes`` reads them, from ``minimum`` bytes up."""
     def parse(value: object) -> int:
         num_bytes = parse_bytes(value)
         if num_bytes < minimum:
@@ -58,7 +58,7 @@ def size_from(minimum: int, *, power_of_two: bool = False) -> Parser:
 
 
 def machine_list(value: object) -> tuple[int, ...]:
-    """Numbers of machines, with commas or as a list; empty where it says ``auto``."""
+    """Numbers of machines, separated by commas or as a list; empty for ``auto``."""
     if value in ("auto", "", ("",), [""]):
         return ()
     parts = value.split(",") if isinstance(value, str) else value
@@ -69,7 +69,7 @@ def machine_list(value: object) -> tuple[int, ...]:
 
 
 def int_from(minimum: int, maximum: int | None = None) -> Parser:
-    """Whole numbers from ``minimum`` up to ``maximum``."""
+    """A parser of whole numbers from ``minimum`` up to ``maximum``."""
     wanted = f"a whole number >= {minimum}" if maximum is None else f"a whole number from {minimum} to {maximum}"
 
     def parse(value: object) -> int:
@@ -86,13 +86,13 @@ def int_from(minimum: int, maximum: int | None = None) -> Parser:
 
 
 def float_from(minimum: float, maximum: float | None = None) -> Parser:
-    """Finite numbers from ``minimum`` up to ``maximum``."""
+    """A parser of finite numbers from ``minimum`` up to ``maximum``."""
     wanted = f"a number >= {minimum:g}" if maximum is None else f"a number from {minimum:g} to {maximum:g}"
 
     def parse(value: object) -> float:
         try:
             number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
-        except (ValueError, OverflowError):  # a whole number that no float holds is the latter
+        except (ValueError, OverflowError):  # OverflowError: a whole number too large for a float
             number = math.nan
         if not math.isfinite(number) or number < minimum or (maximum is not None and number > maximum):
             raise ValueError(f"needs {wanted}, not {shown(value)}")
@@ -108,14 +108,14 @@ def shown(value: object) -> str:
 
 
 def nonempty(value: object) -> str:
-    """A text in which something stands."""
+    """A text that is not blank."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"needs a text that is not empty, not {value!r}")
     return value
 
 
 def json_object(value: object) -> str:
-    """A JSON object, as text or as a mapping of a YAML file; the text in its plainest form."""
+    """A JSON object, given as text or as a mapping of a YAML file; returned as text in standard form."""
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
@@ -129,7 +129,7 @@ def json_object(value: object) -> str:
 
 
 def truth(value: object) -> bool:
-    """true, yes, on; false, no, off."""
+    """A boolean: true, yes or on; false, no or off."""
     if isinstance(value, bool):
         return value
     words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -139,7 +139,7 @@ def truth(value: object) -> bool:
 
 
 class Choice:
-    """Parser of one of the words of a Literal."""
+    """A parser of one of the words of a Literal."""
 
     def __init__(self, literal: object) -> None:
         self.words: tuple[str, ...] = get_args(literal)
@@ -152,14 +152,14 @@ class Choice:
 
 
 class Switch(Choice):
-    """Parser of ``on`` or ``off``, which YAML reads as booleans."""
+    """A parser of ``on`` or ``off``, which YAML reads as booleans."""
 
     def __call__(self, value: object) -> str:
         return super().__call__({True: "on", False: "off"}[value] if isinstance(value, bool) else value)
 
 
 def nonempty_list(value: object) -> tuple[str, ...]:
-    """One such text in ASCII, or several."""
+    """One non-blank text in ASCII, or several."""
     values = (value,) if isinstance(value, str) else value
     if not isinstance(values, (list, tuple)):
         raise ValueError("needs a text or a list of texts")
@@ -170,7 +170,7 @@ def nonempty_list(value: object) -> tuple[str, ...]:
 
 
 def text_list(value: object) -> tuple[str, ...]:
-    """One text or several, each in ASCII or a JSON list of such, as vLLM's flags have it."""
+    """One text or several, each in ASCII or a JSON list of such texts, as vLLM's flags take them."""
     texts: list[object] = []
     for item in value if isinstance(value, (list, tuple)) else (value,):
         if isinstance(item, str) and item.lstrip().startswith("["):
@@ -178,13 +178,13 @@ def text_list(value: object) -> tuple[str, ...]:
                 texts += json.loads(item)
             except ValueError as error:
                 raise ValueError(f"needs a JSON list of texts, not {shown(item)}: {error}") from None
-        elif item != "":  # none, as it is shown
+        elif item != "":  # an empty list, as it is shown
             texts.append(item)
     return nonempty_list(texts)
 
 
 def origin_list(value: object) -> tuple[str, ...]:
-    """The same of origins, as browsers name them: scheme, host and port. ``*`` is any, ``null`` that of a file."""
+    """A list of origins, as browsers name them: scheme, host and port. ``*`` is any origin, ``null`` that of a file."""
     origins = tuple(text.rstrip("/").lower() for text in text_list(value))
     for origin in origins:
         if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
@@ -193,7 +193,7 @@ def origin_list(value: object) -> tuple[str, ...]:
 
 
 def path_prefix(value: object) -> str:
-    """``api``, ``/api`` and ``/api/`` are one; ``/`` is none."""
+    """A path prefix: ``api``, ``/api`` and ``/api/`` are the same; ``/`` is no prefix."""
     if not isinstance(value, str) or not re.fullmatch(r"[!-~]*", value) or re.search("[?#%]", value):
         raise ValueError(f"needs a path such as /api, not {shown(value)}")
     parts = [part for part in value.split("/") if part]
@@ -201,7 +201,7 @@ def path_prefix(value: object) -> str:
 
 
 def or_none(parse: Parser, word: str) -> Parser:
-    """Accept None, or the word a person writes for it, beside what ``parse`` accepts."""
+    """A parser that accepts None, and ``word`` for None, beside the values that ``parse`` accepts."""
 
     def parse_or_none(value: object) -> object:
         if value is None or (isinstance(value, str) and value.strip().lower() == word):
@@ -212,6 +212,6 @@ def or_none(parse: Parser, word: str) -> Parser:
 
 
 def did_you_mean(word: object, known: tuple[str, ...]) -> str:
-    """A hint at the known word that was probably meant; empty if none is close."""
+    """A hint at the known word that was probably meant; empty if no word is close."""
     close = difflib.get_close_matches(word, known, n=1) if isinstance(word, str) else []
     return f" (did you mean {close[0]!r}?)" if close else ""

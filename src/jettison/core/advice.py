@@ -1,7 +1,8 @@
-"""What mechanisms ask of those who decide: ``core.ladder.advising`` answers, ``core.cluster`` puts the two together.
+"""Advice: the questions that mechanisms ask of policies. ``core.ladder.advising`` answers, ``core.cluster`` connects
+the two.
 
-The rung that begins a move hands in what is known then (groups, stages, pulls, a split). Here is what can only be
-asked while the move is under way.
+The rung that begins a move hands in everything that is known then (groups, stages, pulls, a split). Here are the
+questions that can only be asked while the move is under way.
 """
 
 from __future__ import annotations
@@ -24,36 +25,36 @@ class Stalled(NamedTuple):
 
     state: RequestState
     transfers: tuple[KVTransferPlan, ...]
-    """What would have to travel."""
+    """The transfers that it would take."""
     num_given_up_tokens: int
-    """Of those before it, to be computed again."""
+    """Tokens of the requests before it that are computed again."""
     waited_s: float
-    """Since the exchange began."""
+    """Seconds since the exchange began."""
     links: Set[Link]
-    """On which something has been sent."""
+    """Links that have carried something of this exchange."""
 
 
 class Wanted(NamedTuple):
-    """A running request that may move (``core.moving.migrations``), and where to."""
+    """A running request that may move (``core.moving.migrations``), and its destination."""
 
     state: RequestState
     destination: Group
     num_waited: int = 0
     """Epochs in which it was told to wait."""
     kinds: Collection[MigrationKind] = tuple(MigrationKind)
-    """In which it may go."""
+    """Kinds in which it may go."""
 
 
 class Going(NamedTuple):
-    """How it goes: what ``Migrations.start`` is told."""
+    """How a request goes: parameters of ``Migrations.start``."""
 
     kind: MigrationKind
     max_step_tokens: int | None
-    """As tokens; None: as many as steps have room for."""
+    """As tokens: most tokens a step; None: as many as steps have room for."""
     max_final_blocks: int = MAX_FINAL_BLOCKS
-    """As KV: sent while it stands still."""
+    """As KV: most blocks sent while the request stands still."""
     may_change: Collection[MigrationKind] = ()
-    """Kinds in which ``movekinds.reconsider`` may have it go on, at its pace; none: it goes on as it began."""
+    """Kinds to which ``movekinds.reconsider`` may change it on its way; none: it goes on as it began."""
 
 
 class Advice(Protocol):
@@ -64,23 +65,24 @@ class Advice(Protocol):
         ...
 
     def give_up(self, stalled: Sequence[RequestState]) -> RequestState:
-        """Who of these, in service order, is computed again where none of them can ever land."""
+        """The one of these, given in service order, that is computed again where none of them can ever land."""
         ...
 
     def place(
         self, num_blocks: Mapping[RequestId, int], room_blocks: Mapping[int, int], headroom_blocks: int
     ) -> Mapping[RequestId, int] | None:
-        """One home for each request; None if they do not fit with so much room left in each."""
+        """One home for each request; None if they do not fit with ``headroom_blocks`` left in each home."""
         ...
 
     def choose_holder(
         self, holders: Collection[WorkerId], dst: WorkerId, members: Collection[WorkerId],
         num_asked: Mapping[WorkerId, int],
     ) -> WorkerId | None:
-        """Who of those that have a shard is asked for it; None if no worker has it. ``members``: of the move that wants
-        it; ``num_asked``: how often the move has asked each worker."""
+        """The worker, of ``holders`` of a shard, that is asked for it; None if no worker has it. ``members``: workers
+        of the move that wants it; ``num_asked``: how often the move has asked each worker."""
         ...
 
     def choose_kinds(self, wanted: Iterable[Wanted]) -> Mapping[RequestId, Going]:
-        """Of those that begin now, within what links and destinations take; the others wait for the next epoch."""
+        """How each request goes that begins now, within what links and destinations take; the others wait for the next
+        epoch."""
         ...

@@ -72,7 +72,8 @@ __all__ = ["ClusterCore", "ClusterParams", "initial_groups"]
 
 
 Pass = tuple[WaitsFor, Callable[[int], list[Action]]]
-"""What it waits for, and what is done at a time (ns) while some of that is there."""
+"""The collections that a pass waits for, and the pass itself, called with a time (ns) while one of them is not
+empty."""
 
 
 class ClusterCore:
@@ -118,7 +119,7 @@ class ClusterCore:
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, self.ladder)
         self.unplaced = Unplaced(self.state, self.dispatcher.place)
         self._room_without: tuple[object, tuple[int, ...]] | None = None
-        """What one request could have without some workers, when it was asked last."""
+        """The last answer of ``_rooms_without``, and what it was asked for."""
         self._note_room()
         self.fast_forward = FastForward(
             self.state, self.loads, self.moves, self.recoveries, self.migrations, self.ladder
@@ -137,7 +138,7 @@ class ClusterCore:
             (self.dispatcher.waits_for, self.dispatcher.rebalance_merged),
             (self.migrations.waits_for, self.migrations.advance),
         )
-        """What an event may let go on before steps are planned, in this order. A plain step wakes none of them."""
+        """Passes that an event may wake before steps are planned, in this order. A plain step wakes none of them."""
         self.stepping = Stepping(self.state, self.loads, self.moves, self._safepoints, self._stop_moves_of)
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ class ClusterCore:
         """Put other parameters in the place of the present ones, between two events: all of them, or none.
 
         Raises ConfigError, and changes nothing, for another layout at the start, other host pools or another profile
-        (memory and fits have been made from these), and for rungs that cannot be (``Ladder.change``).
+        (memory and fits have been made from these), and for rungs that the ladder cannot change to (``Ladder.change``).
         """
         if (why := self.state.params.why_fixed(params)) is not None:
             raise ConfigError(f"{why} cannot be changed later")
@@ -195,17 +196,17 @@ class ClusterCore:
 
     @property
     def objectives(self) -> Objectives:
-        """Latencies that online requests are judged by, as they are known now."""
+        """Latency objectives of online requests, as known now."""
         return objectives(self.params.offline.slo, self.state.predictor)
 
     @property
     def traffic(self) -> TrafficMonitor:
-        """What arrives online, and how long answers are."""
+        """Online arrivals, and how long answers are."""
         return self.loads.traffic
 
     @property
     def predictor(self) -> StepTimePredictor:
-        """Of the steps of all groups."""
+        """The predictor of the steps of all groups."""
         return self.state.predictor
 
     @property
@@ -287,7 +288,7 @@ class ClusterCore:
                 self.state.stored_offline = event.works
                 return []
             case Tick():
-                # Whatever was done between two events (an administrator's order) is seen by this tick.
+                # Changes made between two events (an administrator's order) are seen by this tick.
                 for group in self.state.changed_groups():
                     self.loads.note_totals(group)
                 self.loads.note_tick(now_ns)
@@ -302,7 +303,7 @@ class ClusterCore:
         return self.ladder.climb(moment, now_ns)
 
     def _clear(self, worker_ids: Collection[WorkerId]) -> list[Action]:
-        """Break off what is on its way to or from arenas whose layers are about to change, whatever has begun it."""
+        """Break off KV on its way to or from workers whose layers are about to change, whichever move has begun it."""
         self.hosted.give_way(worker_ids)
         return self.migrations.give_way(worker_ids)
 
@@ -338,7 +339,7 @@ class ClusterCore:
         return self.state.next_step_id + self.state.book.next_call_id + self.state.book.next_transfer_id
 
     def withdraw(self, request_id: RequestId) -> bool:
-        """Take out a request whose arrival raised, as if it had never come. False when it is more than queued.
+        """Take out a request after its arrival raised, as if it had never come. False when it is past its queue.
 
         Raises AssertionError when the books do not agree without it: then the core cannot go on.
         """
@@ -401,8 +402,8 @@ class ClusterCore:
         return actions
 
     def _on_worker_gone(self, event: WorkerGone, now_ns: int) -> list[Action]:
-        """Requests that only fit with this worker's memory have nothing left to wait for; those of a default
-        length are cut where memory now ends."""
+        """End requests that only fit with this worker's memory: they have nothing left to wait for. Requests of a
+        default length are cut where memory now ends."""
         self.state.workers[event.worker_id].is_gone = True
         actions: list[Action] = [Record("worker_gone", now_ns, {"worker": event.worker_id})]
         self._note_room()
@@ -416,7 +417,7 @@ class ClusterCore:
     # --- the end of an event ----------------------------------------------------------------------------------
 
     def _follow_up(self, now_ns: int) -> None:
-        """At the end of an event: remember what it has touched, and how those groups are now."""
+        """At the end of an event: remember the groups that it has touched, and their present totals."""
         changes = self.state.changes
         noted = changes.unnoted
         noted |= changes.touched
@@ -441,7 +442,7 @@ class ClusterCore:
         return actions
 
     def request_drop(self, now_ns: int) -> list[Action]:
-        """Merge the two smallest idle-of-moves groups whatever the load (administration, verification).
+        """Merge the two smallest groups without a move under way, whatever the load (administration, verification).
 
         Static pipelines stay as they are.
         """
@@ -466,14 +467,14 @@ class ClusterCore:
         self, destinations: Mapping[RequestId, GroupId], now_ns: int,
         kinds: Collection[MigrationKind] = tuple(MigrationKind),
     ) -> list[Action]:
-        """Have requests go to other groups whatever the load, each in the best of these ways; who is to wait for that
-        is to be asked for again in the next epoch (``params.moves.epoch_s``)."""
+        """Have requests go to other groups whatever the load, each in the best of these kinds. A request that has to
+        wait is to be asked for again in the next epoch (``params.moves.epoch_s``)."""
         actions = self._orders.migrate_all(self.migrations, destinations, now_ns, kinds)
         return actions + self.stepping.plan(now_ns) + self.migrations.after_steps()
 
     def request_sleep(self, worker_ids: Sequence[WorkerId], level: int, now_ns: int) -> list[Action]:
-        """Have workers that serve by themselves hand on what they serve, and give up all their layers (``Sleepers``).
-        Raises ValueError where they cannot."""
+        """Have workers that serve alone hand their requests on and give up all their layers (``Sleepers``). Raises
+        ValueError where they cannot."""
         actions = self.sleepers.sleep(worker_ids, level, now_ns)
         return actions + self._advance_moves(now_ns) + self.unplaced.advance(now_ns) + self.stepping.plan(now_ns)
 

@@ -42,7 +42,7 @@ def scheduler_limits(config: EngineConfig, max_model_len: int, eos_token_ids: It
         enable_prefix_caching=config.memory.enable_prefix_caching,
         prefill_first=config.scheduler.step_priority == "prefill",
         scheduling_policy=config.scheduler.scheduling_policy,
-        # Static pipelines, a baseline, form microbatches as their authors do: by token counts.
+        # Static pipelines, a baseline, form microbatches as in their source: by token counts.
         lookahead=LookaheadParams(
             enabled=config.scheduler.lookahead == "on" and not static_pipeline,
             min_tokens=config.scheduler.lookahead_min_tokens,
@@ -58,7 +58,7 @@ def cluster_params(
 ) -> ClusterParams:
     """Policies and their numbers. ``num_host_slots``: blocks of one layer's KV that a worker's host pool holds.
 
-    ``machine_of``: where workers are not all in one machine; ``--machines`` has the last word.
+    ``machine_of``: each worker's machine, where they are not all in one; ``--machines`` takes precedence.
     """
     overload, ladder = config.overload, parse_overload(config.overload.policy)
     rungs = with_offline(ladder.rungs, harvest_parts(config.offline.mode))

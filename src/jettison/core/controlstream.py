@@ -1,8 +1,9 @@
-"""The control stream of one worker: what it was told to do, what of it may start next, and which steps cannot run.
+"""The control stream of one worker: the entries that it has received, which of them may start next, and which steps
+cannot run.
 
 One set of rules for the live worker (``live.worker.loop``) and the modelled one (``sim.worker``), which keep no copy of
-them. Only the order is decided here: what an entry does, how long it takes and when bytes travel is the worker's.
-The numbers are one row with the rules on links and transfers (4, 5 and 8: ``live.worker.loop``).
+them. Only the order is decided here: what an entry does, how long it takes and when bytes travel is the worker's part.
+The numbers continue those of the rules on links and transfers (4, 5 and 8: ``live.worker.loop``).
 
 Rule 1. The stream is obeyed in order, except that a step whose input has arrived overtakes steps that still wait for
         theirs.
@@ -11,15 +12,15 @@ Rule 2. A command (a layout, a transfer, a copy, a load, a report, a fence) begi
         two entries, and as many as there is time for while no entry may start. Layouts and further loads wait until it
         is over; nothing else does, so a step waits for one piece at most.
 Rule 3. No step received after an ApplyLayout runs before it. Steps do not wait for anything else.
-Rule 6. A step ends once, as done, failed or abandoned, and its last stage tells. A stage that fails, refuses a step, or
-        has lost the stage before it, hands a ``Failure`` on in place of hidden states, so that each later stage ends
-        its part, too.
+Rule 6. A step ends once, as done, failed or abandoned, and its last stage reports the end. A stage that fails, refuses
+        a step, or has lost the stage before it, hands a ``Failure`` on in place of hidden states, so that each later
+        stage ends its part, too.
         A step of an older epoch than its group has reached is refused. It waits for its input all the same, which
         otherwise no step would take.
         A first stage whose step may be given up looks at a flag before every few layers. Where the flag names the step,
         the stage stops there and hands that verdict on as it would a failure; later stages never look for themselves.
-        A step whose input can no longer come is orphaned: it waits no more, and fails when its turn comes. Input, or a
-        failure in its place, that was complete before the loss is used; what comes of it later is not.
+        A step is orphaned when its input can no longer come: it waits no more, and fails when its turn comes. Input, or
+        a failure in its place, that was complete before the loss is used; input that comes later is not.
 Rule 7. A fence takes effect at once: nothing that the lost worker sent is used any more, and steps received before that
         wait for its output are orphaned. (Steps that wait for its next life are received after the fence.)
         The answer comes in order, as a command's: when every step received before has been run here.
@@ -27,7 +28,7 @@ Rule 9. A copy beside steps (``ports.SendKV.beside_steps``) begins when every la
         applied; one that writes blocks also when every step received before it has been run, for they may have been
         such a step's. It waits for no other command, and nothing waits for it. From then on it copies while steps run,
         in pieces, one copy after the other; only sealed blocks are read, and blocks that are written belong to no step
-        before the end is told. A layout stops the copying between two pieces, and then changes what is mapped. After
+        before the end is reported. A layout stops the copying between two pieces, and then changes the mapping. After
         it the copies whose layers or blocks are not there any more end incomplete; the others go on where they were,
         in the blocks' new places. A cancellation ends a copy at its next piece, a fence does not touch it, the end of
         the worker waits for one piece. What has begun, or was cancelled before it could, ends with one TransferEnded.
@@ -70,7 +71,7 @@ ABANDONED = Failure("given up at a safepoint", abandoned=True)
 
 
 class Kind(Enum):
-    """What a command is, as far as the order goes."""
+    """The kind of a command, as far as it matters for the order."""
 
     OFFER_LAYOUT = auto()
     APPLY_LAYOUT = auto()
@@ -79,9 +80,9 @@ class Kind(Enum):
     COPY = auto()
     """KV to this worker's host pool, or from there, between steps."""
     COPY_OUT_BESIDE = auto()
-    """To the host pool, while steps run; it may be withdrawn until it begins."""
+    """KV to the host pool, while steps run; it may be withdrawn until it begins."""
     COPY_IN_BESIDE = auto()
-    """From there, likewise."""
+    """KV from the host pool, likewise."""
     LOAD = auto()
     """A shard from the model folder, in pieces."""
     REPORT = auto()
@@ -89,10 +90,10 @@ class Kind(Enum):
 
 
 WAITS_FOR_LOAD = (Kind.OFFER_LAYOUT, Kind.APPLY_LAYOUT, Kind.LOAD)
-"""They change what is mapped, or fill it: not while a shard is being filled."""
+"""Commands that change the mapping or fill it: not while a shard is being filled."""
 
 BESIDE = (Kind.COPY_OUT_BESIDE, Kind.COPY_IN_BESIDE)
-"""They keep to rule 9 in place of rule 2."""
+"""Commands that keep to rule 9 in place of rule 2."""
 
 WITHDRAWABLE = (Kind.TRANSFER, *BESIDE)
 
@@ -107,7 +108,7 @@ class StepEntry(Generic[Step]):
 
     step: Step
     previous: WorkerId | None
-    """Whose output it waits for; None on a first stage."""
+    """The worker that it waits for the output of; None on a first stage."""
     failure: Failure | None = None
     """Why it will not run. If the stage before has failed, that failure goes before this one."""
     orphaned: bool = False
@@ -117,12 +118,12 @@ class StepEntry(Generic[Step]):
 
 @dataclass(slots=True, eq=False)
 class CommandEntry(Generic[Command]):
-    """Anything else that waits for its turn."""
+    """A command that waits for its turn."""
 
     command: Command
     kind: Kind
     transfer_id: TransferId | None = None
-    """Of what may be withdrawn."""
+    """Of a command that may be withdrawn."""
     arrives_ns: int = 0
 
 
@@ -132,13 +133,13 @@ class GroupEpochs:
     def __init__(self, max_groups: int = MAX_GROUPS_KNOWN) -> None:
         self._max_groups = max_groups
         self._newest: dict[int, int] = {}
-        """The group used last is the last."""
+        """By the time of use, the group used last at the end."""
 
     def __len__(self) -> int:
         return len(self._newest)
 
     def refusal(self, group_id: int, epoch: int) -> Failure | None:
-        """Take note of a step of this group and epoch; why it is not to run, if it is a past one's (rule 6)."""
+        """Note a step of this group and epoch; returns why it must not run, if its epoch is past (rule 6)."""
         newest = self._newest.pop(group_id, epoch)
         self._newest[group_id] = epoch if epoch > newest else newest
         if len(self._newest) > self._max_groups:
@@ -153,24 +154,27 @@ class GroupEpochs:
 
 
 class ControlStream(Generic[Step, Command]):
-    """What one worker has received and not begun, in order, and the load that is under way. See the module's rules."""
+    """The entries that one worker has received and not begun, in order, and the load under way. See the module's
+    rules."""
 
     def __init__(self, has_input: Callable[[Step], bool]) -> None:
-        """``has_input``: whether all that a later stage's step needs of the stage before is here, be it a failure."""
+        """``has_input``: whether a later stage's step has all input from the stage before, or a failure in its
+        place."""
         self._has_input = has_input
         self.holds_steps = False
-        """No step is ready, whatever has arrived: what else may begin does. For checks, where something has to meet."""
+        """No step is ready, whatever has arrived; commands that may begin do. For checks in which events have to
+        meet."""
         self._entries: list[StepEntry[Step] | CommandEntry[Command]] = []
         """A few entries long: the controller keeps few steps in flight."""
         self._loading: CommandEntry[Command] | None = None
-        """Stays among the entries until it is over."""
+        """The load under way, which stays among the entries until it is over."""
         self._began_since_piece = False
 
     def __len__(self) -> int:
         """Entries that have not begun, and the load under way."""
         return len(self._entries)
 
-    # --- what is received -------------------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------------------------
 
     def admit(
         self, step: Step, previous: WorkerId | None, refusal: Failure | None, *, is_linked: bool, arrives_ns: int = 0
@@ -192,13 +196,13 @@ class ControlStream(Generic[Step, Command]):
     def append_command(
         self, command: Command, kind: Kind, transfer_id: TransferId | None = None, arrives_ns: int = 0
     ) -> None:
-        """Take a command into the stream; ``transfer_id``: of one that may be withdrawn."""
+        """Take a command into the stream; ``transfer_id``: of a command that may be withdrawn."""
         self._entries.append(CommandEntry(command, kind, transfer_id, arrives_ns))
 
-    # --- what comes next --------------------------------------------------------------------------------------
+    # --- the next entry ---------------------------------------------------------------------------------------
 
     def is_ready(self, entry: StepEntry[Step]) -> bool:
-        """Whether a step waits for no input: it is here, none is needed, or it can no longer come."""
+        """Whether a step waits for no input: the input is here, or none is needed, or it can no longer come."""
         if self.holds_steps:
             return False
         return entry.previous is None or entry.orphaned or self._has_input(entry.step)
@@ -229,7 +233,7 @@ class ControlStream(Generic[Step, Command]):
         return None
 
     def next_arrival_ns(self, now_ns: int) -> int | None:
-        """When the next entry is received that has not been by now."""
+        """When the next entry that has not been received by now will be."""
         for entry in self._entries:
             if entry.arrives_ns > now_ns:
                 return entry.arrives_ns
@@ -272,8 +276,8 @@ class ControlStream(Generic[Step, Command]):
             entry.failure = Failure.of_lost_input(worker)
 
     def withdraw(self, transfer_id: TransferId) -> Command | None:
-        """Take a transfer out that has not begun, or a copy beside steps; None if no such one waits. It need not wait
-        for the steps before it: nothing of it will be read."""
+        """Take out a transfer that has not begun, or a copy beside steps; None if no such command waits. The withdrawal
+        need not wait for the steps before it: nothing of the transfer will be read."""
         for entry in self._entries:
             if isinstance(entry, CommandEntry) and entry.kind in WITHDRAWABLE and entry.transfer_id == transfer_id:
                 self._entries.remove(entry)
@@ -281,7 +285,7 @@ class ControlStream(Generic[Step, Command]):
         return None
 
     def withdraw_transfers(self, is_meant: Callable[[Command], bool]) -> None:
-        """Take out all transfers that have not begun and that ``is_meant`` is true of."""
+        """Take out all transfers that have not begun and for which ``is_meant`` is true."""
         self._entries = [
             entry for entry in self._entries
             if not (isinstance(entry, CommandEntry) and entry.kind is Kind.TRANSFER and is_meant(entry.command))
@@ -304,9 +308,9 @@ class BesideCopy:
     transfer_id: TransferId
     layers: LayerRange
     blocks: Sequence[int]
-    """Of the arenas. A layout may move them."""
+    """Blocks of the arenas. A layout may move them."""
     slots: Sequence[int]
-    """Of the host pool."""
+    """Slots of the host pool."""
     to_host: bool
 
 
@@ -324,23 +328,23 @@ class CopiesBeside:
 
     @property
     def first(self) -> BesideCopy | None:
-        """What copies now, unless a layout is being applied."""
+        """The copy that runs now, unless a layout is being applied."""
         return next(iter(self), None)
 
     def begin(self, copy: BesideCopy) -> None:
-        """Copy it behind those that have begun."""
+        """Queue a copy behind the copies that have begun."""
         assert copy.transfer_id not in self._copies, f"copy {copy.transfer_id} begins twice"
         self._copies[copy.transfer_id] = copy
 
     def end(self, transfer_id: TransferId) -> BesideCopy | None:
-        """It is complete, has failed or is cancelled; None where it has ended before: its end is told once."""
+        """A copy is complete, has failed or is cancelled. None where it has ended before: its end is reported once."""
         return self._copies.pop(transfer_id, None)
 
     def change_layout(
         self, kv_layers: LayerRange, capacity_blocks: int, moved: Sequence[tuple[int, int]]
     ) -> list[BesideCopy]:
-        """A layout has been applied while nothing was copied: with KV of these layers, so many blocks, and the contents
-        of some blocks moved ``(from, to)``. Returns the copies that end incomplete with it."""
+        """A layout has been applied while nothing was copied: arenas now have ``kv_layers`` and ``capacity_blocks``,
+        and the contents of some blocks moved ``(from, to)``. Returns the copies that end incomplete with it."""
         places = dict(moved)
         for copy in self:
             copy.blocks = [places.get(block, block) for block in copy.blocks]

@@ -1,4 +1,4 @@
-"""What a cluster has done so far, in numbers (``core.totals`` says under which names they are shown)."""
+"""Totals of a cluster's work so far (``core.totals`` has the names under which they are shown)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ClusterCounters:
     num_restores: int = 0
     num_turned_restores: int = 0
     drop_ns: int = 0
-    """Decision to first step of the merged group possible, summed."""
+    """From the decision until a first step of the merged group was possible, summed."""
     remap_ns: int = 0
     restore_ns: int = 0
     exchanged_bytes: int = 0
@@ -33,33 +33,34 @@ class ClusterCounters:
     num_failed_migrations: int = 0
     migrated_bytes: int = 0
     num_token_migrations: int = 0
-    """Of all migrations, those whose destination has computed the request's tokens."""
+    """Of all migrations, those as tokens: the destination has computed the request's tokens."""
     migrated_tokens: int = 0
-    """Tokens computed for that."""
+    """Tokens computed for migrations as tokens."""
     migration_cached_blocks: int = 0
     """Blocks of migrated requests that the destination had in its prefix cache (one stage)."""
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
     hosted_carried: int = 0
-    """Requests in host pools whose group was merged or split, and that went along."""
+    """Requests in host pools that went along when their group merged or split."""
     hosted_brought_back: int = 0
-    """Requests on their way to a host pool or back that gave way to a change of layouts: they run on, or stay there."""
+    """Requests on their way to a host pool or back that gave way to a change of layouts: they run on, or stay in the
+    pool."""
     hosted_given_up: int = 0
     """Requests in host pools that are computed again."""
     checkpointed_blocks: int = 0
-    """Copied to host pools while their requests ran, each counted once (one stage)."""
+    """Blocks copied to host pools while their requests ran, each counted once (one stage)."""
     checkpointed_bytes: int = 0
     checkpoint_frees: int = 0
-    """Requests that have given their blocks up without losing what was checkpointed."""
+    """Requests that have given their blocks up and kept their checkpoint."""
     freed_recomputed_tokens: int = 0
-    """Of those, tokens beyond the checkpoint."""
+    """Tokens of these requests beyond their checkpoints."""
     checkpoints_dropped: int = 0
-    """Checkpoints that gave their slots to others, or that the link could not bring back in time."""
+    """Checkpoints that gave their slots to others, or were too slow for the link to bring back in time."""
     offline_discards: int = 0
-    """Offline requests that have given up their blocks with all that they had computed."""
+    """Offline requests that have given up their blocks with all computed KV."""
     prefetched_blocks: int = 0
     prefetch_stalls: int = 0
-    """Times that a group had nothing to run but what was on its way back from the host."""
+    """Times that a group had nothing to run but requests on their way back from the host."""
     offline_pauses: int = 0
     """Times that a group has stopped its offline work for online requests that memory kept out."""
     migrations_given_way: int = 0
@@ -78,13 +79,13 @@ class ClusterCounters:
     fresh: FreshTokens = field(default_factory=FreshTokens)
     num_abandoned_steps: int = 0
     num_abandoned_tokens: int = 0
-    """Tokens of those steps."""
+    """Tokens of abandoned steps."""
     prefix_queries: int = 0
     prefix_hits: int = 0
     num_worker_losses: int = 0
     num_worker_joins: int = 0
     num_recoveries: int = 0
-    """Survivors brought back to a full layout (or cleared of what a dead pipeline had left)."""
+    """Survivors brought back to a full layout (or cleared of a dead pipeline's blocks)."""
     recovery_ns: int = 0
     num_sleeps: int = 0
     sleep_ns: int = 0

@@ -1,4 +1,4 @@
-"""Who watches a run: told what the core's actions came to, live and simulated alike; decides nothing."""
+"""Observers of a run, live or simulated: they are called with the outcome of the core's actions, and decide nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GroupGauges = Mapping[str, float]
 
 
 class RunObserver(Protocol):
-    """Called by the driver that carries out actions, in the order in which things happen."""
+    """Called by the driver that carries out actions, in the order of events."""
 
     def step_issued(self, step: RunStep) -> None:
         """A microbatch goes to its stages."""
@@ -52,8 +52,8 @@ class RunObserver(Protocol):
 
 
 def devices_wanted(core: ClusterCore) -> int:
-    """Workers that the ladder wants awake now, those that it asks for from outside included: what an autoscaler is to
-    have."""
+    """Workers that the ladder wants awake now, including those that it asks for from outside: an autoscaler's
+    target."""
     state = core.state
     kv_bytes = max((w.full_blocks for w in state.workers.values()), default=1)
     kv_bytes *= state.shape.num_layers * state.shape.block_bytes_per_layer(state.limits.block_size)
@@ -61,7 +61,7 @@ def devices_wanted(core: ClusterCore) -> int:
 
 
 def group_gauges(core: ClusterCore) -> Iterator[tuple[GroupId, GroupGauges]]:
-    """Requests that wait and run, KV blocks held and there, of each group."""
+    """Of each group: requests that wait and run, KV blocks held, and capacity in blocks."""
     for group_id, group in core.groups.items():
         yield group_id, {
             "waiting": len(group.queues.waiting), "running": group.queues.num_served,
@@ -75,20 +75,20 @@ class OfflineGauges(NamedTuple):
     offline_waiting: int = 0
     offline_running: int = 0
     offline_hosted: int = 0
-    """Their KV is in host pools, or on its way back; they do not run."""
+    """Requests with KV in host pools, or on its way back; they do not run."""
     offline_checkpointed: int = 0
-    """Of those that run, how many have a copy of some of their KV in host pools."""
+    """Running requests with a copy of at least one block in host pools."""
     offline_host_blocks: int = 0
-    """KV blocks that host pools have of all of them, whole ones; one that several requests share counts with each, and
-    all stages' parts of one count once."""
+    """Whole KV blocks of all of them in host pools. A block that several requests share counts with each; all stages'
+    parts of a block count once."""
     offline_blocks: int = 0
-    """KV blocks of the group that they hold; one that several share counts with each."""
+    """KV blocks of the group that they hold; a block that several requests share counts with each."""
 
 
 NO_OFFLINE = OfflineGauges()
 
 NO_GROUP = -1
-"""In place of a group's number, of a worker that is in none."""
+"""In place of a group's id, for a worker that is in no group."""
 
 
 def offline_gauges(group: Group) -> OfflineGauges:

@@ -1,6 +1,6 @@
 """The parameters of a cluster core: which policies it follows, and their numbers.
 
-What a number means is said where it is used; where it came from is ``jettison.config``'s affair.
+The meaning of a number is documented where it is used; ``jettison.config`` reads the numbers.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from jettison.types import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class FaultParams:
-    """How much dying is put up with."""
+    """Bounds of how long, and how often, faults are tolerated."""
 
     max_outage_s: float = 60.0
     """How long requests wait while no worker can take them; then they end with an error."""
     max_deaths_per_request: int = 3
-    """A request in whose steps this many workers have died ends with an error: it may be what kills them."""
+    """A request ends with an error after this many workers have died during its steps: it may be what kills them."""
 
 
 @dataclass(frozen=True, slots=True)
 class AwakeParams:
-    """How many workers rungs leave awake; orders by hand go below."""
+    """How many workers rungs leave awake; orders by hand may go below."""
 
     min_awake: int = 2
     max_awake: int | None = None
-    """None: all."""
+    """None: all may be."""
     falls_asleep: bool = False
-    """Who is not needed goes to sleep by itself ..."""
+    """A worker that is not needed goes to sleep by itself ..."""
     after_s: float = 30.0
     """... once no online request has used it for so long."""
 
@@ -51,7 +51,7 @@ class ClusterParams:
     """Policies and their parameters."""
 
     rungs: tuple[str, ...] = ("drop", "restore", "scale", "shed")
-    """What is done when demand for memory and supply differ, by name (``core.ladder``)."""
+    """Rungs, by name: what is done when demand for memory and supply differ (``core.ladder``)."""
     static_pipeline: bool = False
     """Workers serve as pipelines from the start, and stay so (a baseline)."""
     overload: OverloadParams = field(default_factory=OverloadParams)
@@ -60,51 +60,53 @@ class ClusterParams:
     swap: SwapParams = field(default_factory=SwapParams)
     migration: MigrationParams = field(default_factory=MigrationParams)
     moves: MoveParams = field(default_factory=MoveParams)
-    """How migrations are divided between kinds, where each gets its own."""
+    """How migrations are divided between kinds, where each request gets its own kind."""
     packing: PackParams | None = None
     """How the rung ``pack`` packs, where it is one of ``rungs``."""
     drop_dwell_s: float = 0.5
     """Least time between the end of one move of a group and its next drop."""
     growth_factor: float = 1.2
-    """Room to grow when computing what a plan must free: queued prompts will produce tokens."""
+    """Factor on the need that a plan must free, as room to grow: queued prompts will produce tokens."""
     dispatch: DispatchOrder = by_freeness
     """Which group gets a new request: the first in this order."""
     rebalance: bool = True
-    """Send waiting requests that a group's batch or memory has no room for elsewhere (KunServe v1 section 4.3)."""
+    """Send waiting requests that a group's batch or memory has no room for to other groups (KunServe v1 section
+    4.3)."""
     batch_limit: int | None = None
-    """Requests that an instance can usefully run at once; None = what the profile says, else ``max_num_seqs``.
-    It bounds who is left waiting while others have places, not what a group admits."""
+    """Requests that an instance can usefully run at once; None = from the profile, else ``max_num_seqs``. It bounds
+    which requests are left waiting while other groups have places, not what a group admits."""
     planner: MergeStrategy = "throughput"
     """How far to merge: as little as suffices (KunServe v3), or until the added KV exceeds the first (v1)."""
     link_bytes_per_s: float = 1e9
     """Expected rate of a pull between workers of one machine where there is no profile and no transfer has ended yet,
     for the choice between pulling and not merging."""
     machine_of: Mapping[WorkerId, MachineId] = field(default_factory=dict)
-    """Who shares a machine: drop plans prefer partners and senders that are near. Workers that are not named are alone;
+    """Which workers share a machine: drop plans prefer near partners and senders. Workers that are not named are alone;
     empty = all are as near to each other."""
     card_of: Mapping[WorkerId, int] = field(default_factory=dict)
-    """By which network card each reaches other machines: what goes through one card shares it. Workers that are not
-    named have cards of their own."""
+    """By which network card each worker reaches other machines: transfers through one card share it. Workers that are
+    not named have cards of their own."""
     card_bytes_per_s: float | None = None
-    """What a card carries in each direction; None: as its links were profiled, or measured."""
+    """Rate of a card in each direction; None: as its links were profiled, or measured."""
     exchange: ExchangeMode = ExchangeMode.AUTO
     """How stalled requests get to run again after a merge."""
     auto_restore: bool = True
     """False leaves restoring to ``request_restore`` (experiments with restore off; verification)."""
     profile: HardwareProfile | None = None
-    """What steps and moves cost here, where it was profiled."""
+    """Measured costs of steps and moves on this machine, where it was profiled."""
     loading_bytes_per_s: float | None = None
-    """At which a worker read the model folder when it started, hashes and checks included; None: as profiled."""
+    """Rate at which a worker read the model folder at its start, hashes and checks included; None: as profiled."""
     has_profiled_links: bool = True
     """The workers are joined by links of the kind that was profiled."""
     near_bytes_per_s: float | None = None
-    """Of links inside one machine, where they are known to be others than the profiled ones; by these requests move."""
+    """Rate of links inside one machine, where they differ from the profiled ones; for requests that move."""
     faults: FaultParams = field(default_factory=FaultParams)
     awake: AwakeParams = field(default_factory=AwakeParams)
 
     @property
     def step_times(self) -> tuple[HardwareProfile | None, float]:
-        """What is assumed of step times until steps have been seen: a profile, and what a pipeline reaches without."""
+        """Assumptions on step times until steps have been seen: a profile, and the efficiency of a pipeline without
+        one."""
         return self.profile, self.overload.pipeline_efficiency
 
     @property
@@ -114,14 +116,14 @@ class ClusterParams:
 
     @property
     def profiled_link(self) -> tuple[float, float] | None:
-        """(bytes per second, seconds there and back) of a link, as profiled; None where nothing is known of these."""
+        """(bytes per second, seconds there and back) of a link, as profiled; None where links were not profiled."""
         if self.profile is None or not self.has_profiled_links:
             return None
         return self.profile.link_bytes_per_s, 2 * self.profile.link_latency_s
 
     def why_fixed(self, after: ClusterParams) -> str | None:
-        """What of ``after`` cannot be put in the place of this one while a cluster runs: memory and fits have been made
-        from it. None: nothing."""
+        """Which parameter of ``after`` differs and cannot be changed while a cluster runs, as memory and fits have been
+        made from it. None: no such parameter."""
         if self.static_pipeline != after.static_pipeline:
             return "the layout at the start"
         if self.swap.num_host_slots != after.swap.num_host_slots:

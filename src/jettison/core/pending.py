@@ -1,15 +1,16 @@
 """The book: every call and every transfer under way, with its owner, its ends, its purpose and its bytes.
 
-An answer goes to its owner by one look-up. What a dead worker leaves under way is handed over to the recovery that
-waits for its end (``core.moving.recovering``). The bytes queued on a link, and at a port that links share, are sums
-over the book: prices and budgets come from there.
+An answer goes to its owner by one look-up. Calls and transfers that a dead worker leaves under way are handed over to
+the recovery that waits for their end (``core.moving.recovering``). The bytes queued on a link, and at a port that links
+share, are sums over the book: prices and budgets come from there.
 
     opened by its owner --answer--> closed; the waiter takes the answer, then the owner goes on
-            '--the owner is abandoned--> handed over to another owner, who waits for the same answer
+            '--the owner is abandoned--> handed over to another owner, which waits for the same answer
 
-A call is answered by the worker that it was sent to, a transfer by its destination (``WorkerFenced`` ends those that a
-dead worker was sending, and a dead destination ends those to it). Ids come from counters in here, so equal runs give
-equal ids; an answer to something that is not in the book concerns a past that is over, and is ignored.
+A call is answered by the worker that it was sent to, a transfer by its destination (``WorkerFenced`` ends the transfers
+that a dead worker was sending, and the death of a destination ends the transfers to it). Ids come from counters in
+here, so equal runs give equal ids. An answer to a call or transfer that is not in the book belongs to the past, and is
+ignored.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ class Purpose(StrEnum):
     RETURN = "return"
     MIGRATION = "migration"
     HOST = "host"
-    """To a host pool, or back."""
+    """KV to a host pool, or back."""
     PARAMETERS = "parameters"
 
 
 KV_PURPOSES = (Purpose.EXCHANGE, Purpose.RETURN, Purpose.MIGRATION, Purpose.HOST)
-"""All that goes before parameters on a link."""
+"""Purposes that go before parameters on a link."""
 
 
 APART = PortMap()
@@ -66,7 +67,7 @@ APART = PortMap()
 
 
 class Owner(Protocol):
-    """What calls and transfers are made for: one move of memory, with phases of its own."""
+    """The owner of calls and transfers: one move of memory, with phases of its own."""
 
     def go_on(self, now_ns: int) -> list[Action]:
         """Go as far as the state allows; called after each answer."""
@@ -108,9 +109,9 @@ class PendingTransfer:
     purpose: Purpose
     num_bytes: int
     request: RequestState | None
-    """Whose KV it carries: the request's blocks stay reserved at both ends until it has ended."""
+    """The request that the KV belongs to: its blocks stay reserved at both ends until the transfer has ended."""
     ports: tuple[PortId, ...] = ()
-    """That it goes through."""
+    """Ports that it goes through."""
 
     @property
     def ends(self) -> tuple[WorkerId, WorkerId]:
@@ -126,26 +127,26 @@ class Link(NamedTuple):
 
 
 class Book:
-    """All that is under way in one cluster."""
+    """All calls and transfers under way in one cluster."""
 
     def __init__(
         self, kv_block_bytes: int, shard_bytes: Mapping[ShardId, int],
         ports_of: Callable[[WorkerId, WorkerId], tuple[PortId, ...]] = APART.of,
     ) -> None:
-        """``kv_block_bytes``: of one block in one layer. ``ports_of``: what a link goes through."""
+        """``kv_block_bytes``: bytes of one block in one layer. ``ports_of``: the ports that a link goes through."""
         self.calls: dict[int, PendingCall] = {}
         self.transfers: dict[TransferId, PendingTransfer] = {}
         self.next_call_id = 1
-        """Of the call that is opened next."""
+        """Id of the call that is opened next."""
         self.next_transfer_id: TransferId = 1
-        """Of the transfer that is opened next."""
+        """Id of the transfer that is opened next."""
         self._kv_block_bytes = kv_block_bytes
         self._shard_bytes = shard_bytes
         self._link_bytes: dict[Link, Counter[Purpose]] = {}
-        """Of links with bytes under way, for the purposes that have any."""
+        """Bytes under way by link and purpose; only those above 0."""
         self._ports_of = ports_of
         self._port_bytes: dict[PortId, Counter[Purpose]] = {}
-        """The same of ports."""
+        """The same by port."""
         self.told: set[Owner] = set()
         """Owners that have had an answer since ``take_told`` was called last."""
 
@@ -159,15 +160,15 @@ class Book:
         return sum(by_purpose[p] for p in purposes) if purposes else by_purpose.total()
 
     def bytes_at(self, port: PortId, *purposes: Purpose) -> int:
-        """The same of all transfers that go through a port."""
+        """Bytes of all transfers under way through a port, for these purposes (none named: for all)."""
         by_purpose = self._port_bytes.get(port)
         if by_purpose is None:
             return 0
         return sum(by_purpose[p] for p in purposes) if purposes else by_purpose.total()
 
     def bytes_ahead(self, src: WorkerId, dst: WorkerId, *purposes: Purpose) -> int:
-        """What one more transfer over a link goes behind: all on that link, and where it goes through a card that
-        workers share, all that do."""
+        """Bytes that one more transfer over a link goes behind: all bytes on that link or, if more, all bytes through a
+        card on its way that workers share."""
         cards = [port for port in self._ports_of(src, dst) if port.kind is PortKind.CARD]
         return max(self.bytes_between(src, dst, *purposes), *(self.bytes_at(port, *purposes) for port in cards), 0)
 
@@ -176,15 +177,15 @@ class Book:
         return any(self.bytes_at(port, purpose) for port in self._ports_of(src, dst))
 
     def calls_of(self, owner: Owner) -> list[PendingCall]:
-        """In the order in which they were opened. O(calls under way)."""
+        """An owner's calls, in the order in which they were opened. O(calls under way)."""
         return [pending for pending in self.calls.values() if pending.owner is owner]
 
     def transfers_of(self, owner: Owner) -> list[PendingTransfer]:
-        """In the order in which they were opened. O(transfers under way)."""
+        """An owner's transfers, in the order in which they were opened. O(transfers under way)."""
         return [pending for pending in self.transfers.values() if pending.owner is owner]
 
     def lands_at(self, worker_ids: Collection[WorkerId]) -> bool:
-        """KV is on its way into the arenas of one of these workers: no block of theirs may be moved. O(transfers)."""
+        """KV is on its way into the arenas of one of these workers: no block there may be moved. O(transfers)."""
         return any(
             pending.ends[1] in worker_ids and isinstance(pending.transfer, SendKV) and not pending.transfer.to_host
             for pending in self.transfers.values()
@@ -220,7 +221,7 @@ class Book:
         return pending
 
     def _count(self, pending: PendingTransfer, num_bytes: int) -> None:
-        """So many bytes of it are on its link now, or (below 0) no more."""
+        """Count ``num_bytes`` more of it on its link and at its ports; below 0: fewer."""
         _add(self._link_bytes, Link(*pending.ends), pending.purpose, num_bytes)
         for port in pending.ports:
             _add(self._port_bytes, port, pending.purpose, num_bytes)
@@ -233,7 +234,7 @@ class Book:
     # --- closing ----------------------------------------------------------------------------------------------
 
     def answer(self, event: Answer, now_ns: int) -> list[Action]:
-        """Close what has been answered; its waiter takes the answer and its owner goes on."""
+        """Close the call or transfer that has been answered; its waiter takes the answer and its owner goes on."""
         if isinstance(event, TransferEnded):
             transfer = self._close(event.transfer_id)
             if transfer is None:
@@ -261,7 +262,7 @@ class Book:
         return pending
 
     def disown(self, pending: PendingTransfer) -> None:
-        """The transfer is no more its request's: nothing of the request waits for its end."""
+        """Take a transfer from its request: nothing of the request waits for its end any more."""
         if pending.request is not None:
             pending.request.note_transfer_ended(pending.transfer.transfer_id)
             pending.request = None
@@ -279,8 +280,8 @@ class Book:
         self.calls = {i: pending for i, pending in self.calls.items() if pending.call.worker_id != worker_id}
 
     def end_lost(self, transfer_ids: list[TransferId], now_ns: int) -> list[Action]:
-        """These transfers have an end at a dead worker, and nothing else will tell of their end: each ends incomplete,
-        and each owner goes on once, when it has been told of all that it lost."""
+        """End transfers from or to a dead worker, for which no report will come: each ends incomplete, and each owner
+        goes on once, after all of its lost transfers have ended."""
         actions: list[Action] = []
         owners: dict[Owner, None] = {}
         for transfer_id in transfer_ids:

@@ -1,4 +1,4 @@
-"""What goes into the core and what comes out: events and actions, nothing else.
+"""The core's inputs and outputs: events and actions, nothing else.
 
 The core is sans-I/O: ``ClusterCore.handle(event, now_ns) -> list[Action]``. A driver (live or simulated) turns the
 world into events and carries out actions, in order. Actions never fail silently: each that can fail comes
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from jettison.memory.stages import StagePlan
 
 
-# --- events: what happened -------------------------------------------------------------------------------------
+# --- events ----------------------------------------------------------------------------------------------------
 
 
 class Arrived(NamedTuple):
@@ -68,9 +69,9 @@ class StepFailed(NamedTuple):
     step_id: int
     message: str
     lost_worker: WorkerId | None = None
-    """The worker whose part never came. The step is not to blame: its requests go on, here or elsewhere."""
+    """The worker that never sent its part. The step is not to blame: its requests go on, here or elsewhere."""
     recompute: bool = False
-    """Nothing is wrong with its rows: a peer did not compute attention that it needed."""
+    """Its rows are sound: a peer did not compute attention that the step needed."""
 
 
 class StepAbandoned(NamedTuple):
@@ -120,7 +121,7 @@ class TransferEnded(NamedTuple):
 
 
 class WorkerLost(NamedTuple):
-    """A worker is dead, or declared dead: nothing that it still sends is delivered."""
+    """A worker is dead, or declared dead: messages that it still sends are not delivered."""
 
     worker_id: WorkerId
 
@@ -149,23 +150,23 @@ class WorkerFenced(NamedTuple):
 
 
 class StoredWork(NamedTuple):
-    """Offline requests with one deadline that a front end has promised to have answered: accepted here or not yet.
-    Others may have the same deadline."""
+    """Offline requests with one deadline that a front end has promised to answer, accepted here or not yet. Other
+    requests may have the same deadline."""
 
     deadline_ns: int
     num_requests: int
-    """That have no answer yet."""
+    """Requests without an answer yet."""
     num_prompt_tokens: int
-    """Of all of these."""
+    """Prompt tokens of all of these."""
     max_output_tokens: int
     tenant: str = ""
-    """As their requests have it."""
+    """The tenant of these requests."""
     name: str = ""
-    """For people."""
+    """A name to show to users."""
 
 
 class OfflineStored(NamedTuple):
-    """All of that there is now; it takes the place of what was told before."""
+    """All stored work there is now; it replaces that of earlier events."""
 
     works: tuple[StoredWork, ...]
 
@@ -181,7 +182,7 @@ Event = (
 )
 
 
-# --- actions: what to do ---------------------------------------------------------------------------------------
+# --- actions ---------------------------------------------------------------------------------------------------
 
 
 class StepRow(NamedTuple):
@@ -192,9 +193,13 @@ class StepRow(NamedTuple):
     """Tokens already in the KV cache before this chunk."""
     num_tokens: int
     samples: bool
-    """The chunk ends at the request's last known token, and it wants another: a new one is drawn."""
+    """The chunk ends at the request's last known token, and the request wants another: a token is sampled."""
     remote: tuple[RemotePart, ...] = ()
-    """What of its KV the stages attend to elsewhere, as it was when the step was planned."""
+    """Parts of its KV that the stages attend to on other workers, as of the planning of the step."""
+
+
+step_row = partial(tuple.__new__, StepRow)
+"""Makes a ``StepRow`` of one tuple of all its fields, in half the time: every row of every step is one."""
 
 
 class RunStep(NamedTuple):
@@ -210,19 +215,20 @@ class RunStep(NamedTuple):
     stages: tuple[StagePlan, ...]
     rows: tuple[StepRow, ...]
     safepoint_layers: int = 0
-    """The first stage may give the step up after every so many layers (AbandonStep); 0: nowhere."""
+    """Layers between two points at which the first stage may give the step up (AbandonStep); 0: it may not."""
 
 
 class AbandonStep(NamedTuple):
-    """Give a step up at its next safepoint. One that has none left, or has passed its first stage, runs to its end."""
+    """Give a step up at its next safepoint. A step that has no safepoint left, or has passed its first stage, runs to
+    its end."""
 
     worker_id: WorkerId
-    """Of the step's first stage."""
+    """The worker of the step's first stage."""
     step_id: int
 
 
 class OfferLayout(NamedTuple):
-    """Ask a worker what a layout needs."""
+    """Ask a worker for its offer for a layout."""
 
     worker_id: WorkerId
     call_id: int
@@ -256,12 +262,12 @@ class SendKV(NamedTuple):
     dst_blocks: tuple[int, ...]
     """Likewise, at the destination."""
     urgent: bool = False
-    """Goes before other KV: a request can run as soon as it is there."""
+    """It goes before other KV: a request can run as soon as it has arrived."""
     from_host: bool = False
     to_host: bool = False
     beside_steps: bool = False
-    """Inside one worker: the copy runs while steps do. No step issued before its end reads what it writes, and nothing
-    writes what it reads."""
+    """Inside one worker: the copy runs while steps do. No step issued before its end reads the blocks that it writes,
+    and nothing writes the blocks that it reads."""
 
 
 class SendShard(NamedTuple):
@@ -299,8 +305,8 @@ class CancelTransfer(NamedTuple):
 class FenceWorker(NamedTuple):
     """Tell a worker that another is lost.
 
-    At once it closes its link to lives up to ``lost_life``: nothing that they sent is used any more. Answer:
-    WorkerFenced, when every step received before has finished here (those that wait for the lost one fail).
+    At once it closes its link to lives up to ``lost_life``: nothing that these sent is used any more. Answer:
+    WorkerFenced, when every step received before has finished here (steps that wait for the lost worker fail).
     """
 
     worker_id: WorkerId
@@ -329,7 +335,7 @@ class Emit(NamedTuple):
     stop_token_id: int | None = None
     error: str | None = None
     state: RequestState | None = None
-    """The request, for what else the front end wants to know (times, cached tokens, prompt logprobs)."""
+    """The request, from which the front end reads times, cached tokens and prompt logprobs."""
 
     def each(self) -> tuple[Emit]:
         """Itself, as ``EmitTokens.each`` has it."""
@@ -338,7 +344,7 @@ class Emit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A decision or a milestone, for the event log: what, when, with which inputs and outcome."""
+    """A decision or a milestone, for the event log: its kind, its time, its inputs and outcome."""
 
     kind: str
     time_ns: int
@@ -346,7 +352,7 @@ class Record:
 
 
 Transfer = SendKV | SendShard
-"""What a transfer id names: each ends with one TransferEnded, as long as its destination lives."""
+"""The kinds of transfers: each ends with one TransferEnded, as long as its destination lives."""
 
 Action = (
     RunStep | AbandonStep | OfferLayout | ApplyLayout | SendKV | SendShard | LoadShard | KeepShard | CancelTransfer

@@ -23,7 +23,7 @@ from jettison.types import (
 
 
 class Phase(StrEnum):
-    """Where a request is in its life.
+    """The phases of a request's life.
 
         WAITING --admit--> RUNNING --stop/length/cancel--> FINISHED
            ^                 |  ^
@@ -39,24 +39,25 @@ class Phase(StrEnum):
 
 
 class Hold(IntFlag):
-    """What keeps a request from being touched, beside its phase. ``RequestState`` alone sets and clears holds."""
+    """Reasons, beside its phase, for which steps or moves may not touch a request. ``RequestState`` alone sets and
+    clears holds."""
 
     ENDING = 1
-    """It must end, but a part of it is still in flight or on a link; ``ending`` says how."""
+    """It must end, but tokens of it are still in flight or KV of it on a link; ``ending`` says how it ends."""
     RECOMPUTE = 2
     """Its KV cannot be completed or trusted: it is computed again from its tokens as soon as no step and no transfer
     touches it."""
     MOVING = 4
     """The last blocks of its KV are on their way to its new home."""
     REMOTE = 8
-    """Its steps attend to KV elsewhere; ``remote`` says where."""
+    """Its steps attend to KV on other workers; ``remote`` says where."""
     COPYING = 16
     """``transfers`` of its KV have not ended: until then its blocks stay reserved on both sides."""
 
 
 NOT_HELD = Hold(0)
 UNSCHEDULED = Hold.ENDING | Hold.RECOMPUTE | Hold.MOVING
-"""No step takes a request that is held so."""
+"""Holds with which no step takes a request."""
 
 
 class RemotePart(NamedTuple):
@@ -66,29 +67,29 @@ class RemotePart(NamedTuple):
     dst: WorkerId
     layers: LayerRange
     num_blocks: int
-    """Leading blocks of the request's tables that are meant: full ones, computed before the merge."""
+    """How many leading blocks of the request's tables these are: full ones, computed before the merge."""
 
 
 FIRST_TRIAL_TOKENS = 4
-"""What a suspect has to produce alone before it is cleared; each further trial takes four times as many."""
+"""Tokens that a suspect has to produce alone before it is cleared; each further trial takes four times as many."""
 
 
 @dataclass(slots=True)
 class Suspicion:
-    """Deaths of workers that computed a request, and whether it may be what kills them.
+    """Deaths of workers that computed a request, and whether the request may be their cause.
 
-    A killer is found however late it kills: trials become longer. What happened to it alone is never forgotten.
+    A killer is found however late it kills, as trials become longer. Deaths while it ran alone are never forgotten.
     """
 
     num_deaths: int = 0
     """Workers that died while a step with this request was under way, since its last clearance."""
     num_deaths_alone: int = 0
-    """Of all deaths, those with no other request under way."""
+    """Deaths with no other request under way, of all deaths."""
     on_trial: bool = False
-    """No step has it and others (``core.serving.stepplan``): one more death and it ends."""
+    """It shares no step with others (``core.serving.stepplan``): one more death and it ends."""
     num_trials: int = 0
     num_tokens_alone: int = 0
-    """Of this trial."""
+    """Tokens of this trial."""
 
     def note_death(self, *, alone: bool, max_deaths: int) -> None:
         """A worker died while it computed this request."""
@@ -99,11 +100,11 @@ class Suspicion:
             self.num_trials += 1
 
     def is_guilty(self, max_deaths: int) -> bool:
-        """It has been near too many deaths to run again."""
+        """Its steps were under way at too many deaths for it to run again."""
         return max(self.num_deaths, self.num_deaths_alone) >= max_deaths
 
     def note_token_alone(self) -> bool:
-        """It got a token in a step of its own, on trial; whether that clears it."""
+        """It got a token in a step of its own, on trial. Returns whether that clears it."""
         self.num_tokens_alone += 1
         if self.num_tokens_alone < FIRST_TRIAL_TOKENS * 4 ** (self.num_trials - 1):
             return False
@@ -115,12 +116,13 @@ class RequestState:
     """Progress of one request.
 
     Invariant: ``num_computed <= num_computed + num_pending <= num_tokens``. KV of tokens before ``num_computed`` is
-    valid where it runs (``core.residence``), for the layers named there; but what ``remote`` names is at its source.
+    valid where it runs (``core.residence``), for the layers named there, except for the parts in ``remote``, which are
+    at their source.
     """
 
     __slots__ = (
-        "request", "request_id", "num_prompt", "num_tokens", "output", "num_computed", "num_pending", "phase",
-        "group_id", "residences", "num_cached", "num_sealed", "hashes", "holds", "ending", "finish_reason",
+        "request", "request_id", "num_prompt", "num_tokens", "output", "wants_output", "num_computed", "num_pending",
+        "phase", "group_id", "residences", "num_cached", "num_sealed", "hashes", "holds", "ending", "finish_reason",
         "first_scheduled_ns",
         "first_token_ns", "finished_ns", "num_preemptions", "order", "prompt_logprobs", "transfers", "remote",
         "tenant", "is_offline", "turn", "is_in_line", "num_prompt_seen", "num_live_rows", "_suspicion",
@@ -135,23 +137,26 @@ class RequestState:
         """Prompt and output. Invariant: ``num_prompt + len(output)``; kept because it is asked for all the time."""
         self.output: list[int] = []
         """Tokens produced so far (``add_token``)."""
+        self.wants_output = request.params.max_tokens > 0
+        """It asked for tokens beyond its prompt; one that did not ends when its prompt is computed."""
         self.num_computed = 0
         self.num_pending = 0
         """Tokens in unfinished steps."""
         self.phase = Phase.WAITING
         self.group_id: GroupId = -1
         self.residences: Residences = NOWHERE
-        """Where its KV is."""
+        """The places of its KV."""
         self.num_cached = 0
         """Prompt tokens taken from the prefix cache at the first admission."""
         self.num_prompt_seen = 0
-        """Leading prompt tokens that have been computed or taken from the cache, whatever was lost since."""
+        """Leading prompt tokens that have ever been computed or taken from the cache, even if their KV was lost
+        since."""
         self.num_sealed = 0
         """Leading blocks registered in the prefix cache."""
         self.hashes: list[bytes] = []
         """Chain hashes of the leading full blocks, computed as needed."""
         self.holds = NOT_HELD
-        """What keeps it from being touched."""
+        """Reasons for which it may not be touched."""
         self.ending: FinishReason | None = None
         """How it ends or has ended (``Hold.ENDING``)."""
         self.finish_reason: FinishReason | None = None
@@ -163,26 +168,26 @@ class RequestState:
         """Rows of steps in which it attended to KV at its old home."""
         self._suspicion: Suspicion | None = None
         self.order = own_key(request.deadline_ns, request.priority, order, policy)
-        """Among its tenant's own. Who else goes before it: ``policy.order``."""
+        """Its key among its tenant's own requests; ``policy.order`` orders tenants."""
         self.tenant = request.tenant
         self.is_offline = request.service_class is ServiceClass.OFFLINE
         self.turn: int | None = None
-        """When it was first served, as ``core.serving.virtualtokens`` counts turns."""
+        """Number of its first turn, as ``core.serving.virtualtokens`` counts turns; None: it has had none."""
         self.is_in_line = False
-        """It waits for that (``core.serving.virtualtokens``)."""
+        """It waits for its turn (``core.serving.virtualtokens``)."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] if request.params.prompt_logprobs is not None else None
         )
         self.transfers: set[int] = set()
         """Transfers of its KV that have not ended (``Hold.COPYING``)."""
         self.remote: tuple[RemotePart, ...] = ()
-        """KV that its steps attend to elsewhere, in a live exchange (``Hold.REMOTE``)."""
+        """KV that its steps attend to on other workers, in a live exchange (``Hold.REMOTE``)."""
 
     # --- holds ------------------------------------------------------------------------------------------------
 
     @property
     def is_settled(self) -> bool:
-        """Nothing holds it: it neither ends nor starts again, and no copy has to do with it. (A step may: see
+        """It has no holds: it neither ends nor starts again, and no copy of its KV is under way. (A step may be: see
         ``num_pending``.)"""
         return not self.holds
 
@@ -193,11 +198,11 @@ class RequestState:
 
     @property
     def recompute(self) -> bool:
-        """It starts again from its tokens as soon as nothing touches it."""
+        """It starts again from its tokens as soon as no step and no transfer touches it."""
         return bool(self.holds & Hold.RECOMPUTE)
 
     def end_with(self, reason: FinishReason) -> None:
-        """It must end, in this way, as soon as nothing touches it; for good."""
+        """It must end with this reason, as soon as no step and no transfer touches it. This is never undone."""
         self.ending = reason
         self.holds |= Hold.ENDING
 
@@ -206,7 +211,7 @@ class RequestState:
         self.holds |= Hold.MOVING
 
     def resume(self) -> None:
-        """They have arrived, or stay. Idempotent."""
+        """These last blocks have arrived, or stay at the source. Idempotent."""
         self.holds &= ~Hold.MOVING
 
     def distrust(self) -> None:
@@ -214,7 +219,7 @@ class RequestState:
         self.holds |= Hold.RECOMPUTE
 
     def attend_at(self, parts: tuple[RemotePart, ...]) -> None:
-        """From now on its steps attend to these parts elsewhere; none: to its own KV alone."""
+        """From now on its steps attend to these parts at their old home; none: to its own KV alone."""
         self.remote = parts
         self.holds = self.holds | Hold.REMOTE if parts else self.holds & ~Hold.REMOTE
 
@@ -224,18 +229,18 @@ class RequestState:
         self.holds |= Hold.COPYING
 
     def note_transfer_ended(self, transfer_id: int) -> None:
-        """A transfer has ended, or is its own no more. Idempotent."""
+        """A transfer has ended, or is no longer its own. Idempotent."""
         self.transfers.discard(transfer_id)
         if not self.transfers:
             self.holds &= ~Hold.COPYING
 
     def start_again(self) -> None:
-        """It has given its KV up and waits to be computed again: what held that KV holds it no more."""
+        """It has given its KV up and waits to be computed again: holds that concerned this KV are cleared."""
         self.remote = ()
         self.holds &= ~(Hold.MOVING | Hold.RECOMPUTE | Hold.REMOTE)
 
     def check_holds(self) -> None:
-        """The holds agree with what they stand for. Raises AssertionError."""
+        """Check that the holds agree with the fields that they stand for. Raises AssertionError."""
         named = {Hold.ENDING: self.ending is not None, Hold.REMOTE: self.remote, Hold.COPYING: self.transfers}
         for hold, is_so in named.items():
             assert bool(self.holds & hold) == bool(is_so), (self, hold)
@@ -262,7 +267,7 @@ class RequestState:
         return [*self.request.prompt_token_ids[first:], *self.output[: end - num_prompt]]
 
     def add_tokens(self, token_id: int, count: int) -> None:
-        """It has got the same token so many times (pretend tokens: ``core.driving.fastforward``)."""
+        """It has got the same token ``count`` times (pretend tokens: ``core.driving.fastforward``)."""
         self.output += [token_id] * count
         self.num_tokens += count
 
@@ -277,11 +282,6 @@ class RequestState:
         return self.num_tokens - self.num_prompt
 
     @property
-    def wants_output(self) -> bool:
-        """It asked for tokens beyond its prompt; one that did not ends when its prompt is computed."""
-        return self.request.params.max_tokens > 0
-
-    @property
     def num_ready(self) -> int:
         """Tokens known but neither computed nor in flight."""
         return self.num_tokens - self.num_computed - self.num_pending
@@ -290,8 +290,9 @@ class RequestState:
 
     @property
     def num_tokens_to_hold(self) -> int:
-        """Tokens that memory must have room for: all that were asked for. Where the client asked for no length, what it
-        holds and an eighth more (the next token at least): most answers end long before where they would be cut."""
+        """Tokens that memory must have room for: all that the client asked for. Where the client asked for no length,
+        the present tokens and an eighth more (the next token at least): most answers end long before they would be
+        cut."""
         params = self.request.params
         most = self.num_prompt + params.max_tokens
         if not self.request.has_default_length:
@@ -299,9 +300,9 @@ class RequestState:
         return min(most, max(self.num_prompt + params.min_tokens, self.num_tokens + max(1, self.num_tokens // 8)))
 
     def num_tokens_foreseen(self, usual_output: float) -> int:
-        """Tokens that it is expected to come to hold, at most what it may: an answer as long as ``usual_output``, or an
-        eighth more than it holds where that is more. What a client allows at most is no forecast, but where nothing
-        can end the answer before."""
+        """Tokens that it is expected to hold at its end, at most as many as it may: an answer as long as
+        ``usual_output``, or an eighth more than it holds where that is more. The length that a client allows is a
+        forecast only where nothing can end the answer earlier."""
         params = self.request.params
         if params.ignore_eos and not params.stop_token_ids and not self.request.has_default_length:
             return self.num_prompt + params.max_tokens
@@ -310,7 +311,7 @@ class RequestState:
         return min(self.num_prompt + params.max_tokens, max(least, grown))
 
     def cut_default_length(self, num_tokens: int) -> None:
-        """Let it never hold more tokens than this, unless its client asked for more or it holds as many already."""
+        """Let it never hold more than ``num_tokens``, unless its client asked for a length or it needs more already."""
         max_tokens, params = num_tokens - self.num_prompt, self.request.params
         if self.request.has_default_length and self.num_tokens_to_hold <= num_tokens and max_tokens < params.max_tokens:
             self.request = replace(self.request, params=replace(params, max_tokens=max_tokens))
@@ -319,14 +320,14 @@ class RequestState:
 
     @property
     def suspicion(self) -> Suspicion:
-        """Whether it may be what kills workers. Made when first asked for: hardly any request ever needs one."""
+        """Its suspicion, made when first asked for: hardly any request ever needs one."""
         if self._suspicion is None:
             self._suspicion = Suspicion()
         return self._suspicion
 
     @property
     def on_trial(self) -> bool:
-        """It is suspected."""
+        """It is suspected of killing workers, and runs alone."""
         return self._suspicion is not None and self._suspicion.on_trial
 
     @property

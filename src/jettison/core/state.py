@@ -1,4 +1,4 @@
-"""What the cluster core knows: workers with their ledgers, groups, requests, and the counters that make ids.
+"""The state of the cluster core: workers with their ledgers, groups, requests, and the counters that make ids.
 
 Data and lookups only; decisions are in ``policy``, sequences in ``core.moving.merging`` and ``core.moving.restoring``.
 """
@@ -53,10 +53,10 @@ class WorkerState:
     pool: HostPool
     """Slots of its host pool."""
     unfilled: set[ShardId] = field(default_factory=set)
-    """Shards of the layout that are mapped but do not hold their bytes (yet)."""
+    """Shards of the layout that are mapped but not filled (yet)."""
     num_relayouts_open: int = 0
     ledger_locked: bool = False
-    """A shrinking layout is being applied: no block may change hands until it has answered."""
+    """A shrinking layout is being applied: no block may change hands until the worker has answered."""
     alive: bool = True
     is_gone: bool = False
     """Dead, and will not be started again."""
@@ -65,11 +65,12 @@ class WorkerState:
     life: int = 0
     """Which life of the worker id; moves and links of older ones do not count."""
     ghosts: dict[RequestId, set[TransferId]] = field(default_factory=dict)
-    """Tables of requests that have left because of a fault: held until no old step and none of these moves can
+    """Tables of requests that have left because of a fault: held until no old step and none of these transfers can
     write to their blocks any more (``core.moving.recovering``)."""
 
     copying: set[RequestId] = field(default_factory=set)
-    """Names under which copies beside steps hold what they read and write here (``core.moving.checkpoints``)."""
+    """Names under which copies beside steps hold the blocks and slots that they read and write here
+    (``core.moving.checkpoints``)."""
 
     @property
     def can_serve(self) -> bool:
@@ -84,7 +85,7 @@ class WorkerState:
 
 @dataclass(slots=True)
 class ClusterState:
-    """Everything, in one place. Ids come from counters in here, so equal runs give equal ids."""
+    """All state of the core, in one place. Ids come from counters in here, so equal runs give equal ids."""
 
     shape: ModelShape
     limits: SchedulerLimits
@@ -100,45 +101,46 @@ class ClusterState:
     unplaced: dict[RequestId, RequestState] = field(default_factory=dict)
     """Accepted requests without a group: no worker can take them now."""
     stored_offline: tuple[StoredWork, ...] = ()
-    """Offline work that front ends have promised to have done by some time."""
+    """Offline work that front ends have promised to finish by its deadline."""
     predictor: StepTimePredictor = field(init=False)
-    """Of the steps of all groups."""
+    """Predictor of the steps of all groups."""
     advice: Advice = field(init=False)
     """Decisions that mechanisms ask for; the cluster core sets it."""
     kept_tokens: Callable[[RequestState], int] = lambda state: 0
-    """Called with a request that gives its blocks up: of so many leading tokens KV is kept elsewhere."""
+    """Called with a request that gives its blocks up; returns how many leading tokens keep their KV elsewhere."""
     catch_up: Callable[[GroupId], None] = lambda group_id: None
-    """Called before a group's books are read whose steps may not all have been told of yet
+    """Called before the books of a group are read: some of its ended steps may not have been reported yet
     (``core.driving.fastforward``)."""
     catch_up_all: Callable[[], None] = lambda: None
-    """The same of all groups, before the predictor answers."""
+    """The same for all groups, before the predictor answers."""
     link_rates: dict[LinkId, LinkRate] = field(default_factory=dict)
     distrusted: dict[RequestId, RequestState] = field(default_factory=dict)
     """Requests with ``recompute`` set."""
     checked_versions: dict[WorkerId, int] = field(default_factory=dict)
-    """Version of each worker's ledger that ``check`` has found in order."""
+    """Version of each worker's ledger that ``check`` has last found in order."""
     changes: Changes = field(default_factory=Changes)
-    """What the groups write into; shared with all of them."""
+    """Changes that groups note; shared with all of them."""
     tokens: VirtualTokens = field(init=False)
-    """What each tenant's online requests have been served; shared with all groups."""
+    """Virtual tokens that each tenant's online requests have been served; shared with all groups."""
     offline_tokens: VirtualTokens = field(init=False)
-    """The same of offline requests."""
+    """The same for offline requests."""
     groups_of: dict[WorkerId, list[Group]] = field(default_factory=dict)
-    """Groups that use a worker: one, but during a restore after its split; none of a dead one."""
+    """Groups that use each worker: one, or several during a restore after its split; none for a dead worker."""
     shared_workers: set[WorkerId] = field(default_factory=set)
     """Workers that several groups use."""
     pipelines: dict[GroupId, Group] = field(default_factory=dict)
     """Groups of several stages."""
     num_dissolved: int = 0
-    """Groups that are no more."""
+    """Groups dissolved so far."""
     next_group_id: GroupId = 0
     next_epoch: int = 0
     next_step_id: int = 1
     next_order: int = 0
     num_roster_changes: int = 0
-    """Deaths, returns, and workers put to sleep or woken so far: in between the same workers can serve."""
+    """Deaths, returns, and workers put to sleep or woken so far: while it stays the same, the same workers can
+    serve."""
     _alive: tuple[int, int, int] | None = None
-    """Roster changes that these hold for: (workers that can serve, least of their full blocks)."""
+    """(roster changes at that time, workers that can serve, least of their full blocks)."""
 
     def __post_init__(self) -> None:
         self.predict_anew()
@@ -155,7 +157,7 @@ class ClusterState:
             worker.ledger.report_to(self.changes.ledgers, worker_id)
 
     def predict_anew(self) -> None:
-        """Begin with what the parameters say of step times."""
+        """Make a new predictor, from the parameters' assumptions on step times."""
         profile, assumed = self.params.step_times
 
         def efficiency(num_stages: int) -> float:
@@ -171,13 +173,13 @@ class ClusterState:
     # --- changes ----------------------------------------------------------------------------------------------
 
     def touch(self, state: RequestState) -> None:
-        """What may be done with a request is different: its group has to be asked again."""
+        """A request's state or holds have changed: its group has to be planned again."""
         self.changes.touched.add(state.group_id)
         self.changes.freer.add(state.group_id)
         self.changes.stir(state.request_id)
 
     def resolve_ledgers(self) -> None:
-        """Note the groups whose workers' ledgers were changed, by themselves or by others."""
+        """Note the groups of workers with changed ledgers, whichever group has changed them."""
         ledgers = self.changes.ledgers
         if ledgers:
             ids = [g.group_id for w in ledgers for g in self.groups_of[w]]
@@ -250,18 +252,18 @@ class ClusterState:
             self.shared_workers.discard(worker_id)
 
     def stage_layout(self, layers: LayerRange) -> LayoutSpec:
-        """Only what a stage needs."""
+        """The layout of a stage: only its own layers."""
         return LayoutSpec(self.shape.shards_for(layers), layers)
 
     # --- ids --------------------------------------------------------------------------------------------------
 
     def member_budget_bytes(self, worker: WorkerState) -> int:
-        """What a worker has for parameters and KV, by what it holds with every layer resident."""
+        """Bytes that a worker has for parameters and KV, from its capacity with every layer resident."""
         block_bytes = self.shape.num_layers * self.shape.block_bytes_per_layer(self.limits.block_size)
         return worker.full_blocks * block_bytes + self.shape.parameter_bytes
 
     def link_rate(self, link: LinkId) -> LinkRate:
-        """What is known of one direction of a link."""
+        """The measured rate of one direction of a link, made if need be."""
         return self.link_rates.setdefault(link, LinkRate())
 
     # --- requests ---------------------------------------------------------------------------------------------
@@ -272,8 +274,8 @@ class ClusterState:
         purpose: Purpose, urgent: bool = False, from_host: bool = False, to_host: bool = False,
         beside_steps: bool = False, reserves: bool = True,
     ) -> SendKV:
-        """A transfer of a request's KV: its blocks stay reserved until the transfer has ended (but not ``reserves``:
-        then the caller sees to that)."""
+        """Open a transfer of a request's KV: the request's blocks stay reserved until it has ended. ``reserves`` False:
+        the caller keeps the blocks reserved."""
         move = SendKV(
             self.book.next_transfer_id, src, dst, layers, tuple(src_blocks), tuple(dst_blocks), urgent,
             from_host, to_host, beside_steps,
@@ -283,15 +285,16 @@ class ClusterState:
         return move
 
     def distrust(self, state: RequestState) -> None:
-        """Something of the request's KV got lost: it starts again from its tokens, as soon as it may."""
+        """Some of the request's KV was lost: it starts again from its tokens, as soon as no step and no transfer
+        touches it."""
         state.distrust()
         self.touch(state)
         self.distrusted[state.request_id] = state
 
     def recompute_distrusted(self) -> None:
-        """Queue distrusted requests again that nothing touches any more."""
+        """Queue the distrusted requests again that no step and no transfer touches any more."""
         for request_id, state in list(self.distrusted.items()):
-            # Those of a dead worker's group have started again elsewhere.
+            # Requests of a dead worker's group have started again elsewhere.
             if state.ending is None and state.recompute:
                 group = self.groups[state.group_id]
                 if state.num_pending or state.transfers or any(self.workers[w].ledger_locked for w in group.worker_ids):
@@ -303,7 +306,8 @@ class ClusterState:
         self, state: RequestState, reason: FinishReason, now_ns: int, *,
         tokens: tuple[SampledToken, ...] = (), stop_token_id: int | None = None, error: str | None = None,
     ) -> list[Action]:
-        """Give a request its one terminal event, and its blocks back as soon as nothing touches them."""
+        """Give a request its one terminal event, and its blocks back as soon as no step and no transfer touches
+        them."""
         if state.is_finished:
             return []
         state.finish_reason = reason
@@ -316,7 +320,7 @@ class ClusterState:
         return [Emit(state.request_id, tokens, reason, stop_token_id, error, state)]
 
     def refuse(self, state: RequestState, error: str, now_ns: int) -> Action:
-        """The terminal event of a request that nothing can ever hold: it is taken into no queue."""
+        """The terminal event of a refused request, which enters no queue."""
         state.finish_reason = FinishReason.ERROR
         state.end_with(FinishReason.ERROR)
         state.finished_ns = now_ns
@@ -342,14 +346,14 @@ class ClusterState:
         return True
 
     def forget(self, state: RequestState) -> None:
-        """It is in no queue, and nothing of it is left."""
+        """Drop a request that is in no queue and holds nothing."""
         del self.requests[state.request_id]
         self.changes.end(state.request_id)
         (self.offline_tokens if state.is_offline else self.tokens).leave(state)
 
     def alive_workers(self) -> tuple[int, int]:
-        """How many can serve, and the least capacity of one with every layer resident (0 if none can): what holds of
-        any of them. Plans that name members go by each member's own."""
+        """How many workers can serve, and the least capacity of one with every layer resident (0 if none can), which
+        any of them has. Plans that name members use each member's own."""
         if self._alive is None or self._alive[0] != self.num_roster_changes:
             full_blocks = [w.full_blocks for w in self.workers.values() if w.can_serve]
             self._alive = (self.num_roster_changes, len(full_blocks), min(full_blocks, default=0))
@@ -361,7 +365,7 @@ class ClusterState:
         """Invariants of the whole cluster, for tests and idle moments. Raises AssertionError."""
         queued: dict[RequestId, GroupId] = {}
         for worker_id, worker in self.workers.items():
-            # Groups share ledgers, and one that has not changed since it was last looked at is still what it was.
+            # Groups share ledgers; a ledger with an unchanged version is still in order.
             if self.checked_versions.get(worker_id) != worker.ledger.version:
                 worker.ledger.check()
                 self.checked_versions[worker_id] = worker.ledger.version
@@ -393,7 +397,7 @@ class ClusterState:
             assert self.groups_of[worker_id] == [g for g in self.groups.values() if worker_id in g.worker_ids]
 
     def _check_residences(self) -> None:
-        """Each request's KV is where it is said to be, and nowhere else."""
+        """Check that each request's KV is at its residences, and nowhere else."""
         size = self.limits.block_size
         for state in self.requests.values():
             request_id = state.request_id

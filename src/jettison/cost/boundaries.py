@@ -1,8 +1,9 @@
-"""What moves may take of links and of steps without disturbing those who decode there (MELL section V: boundary
-profiling). Pure.
+"""How much of links and steps moves may take without disturbing the requests that decode there (MELL section V:
+boundary profiling). Pure.
 
-*Disturbing* is a step that lasts more than ``slowdown`` of its time longer than without, or longer than its requests'
-objective. What was measured is in the profile; where it says nothing, the one predictor answers.
+A move *disturbs* a step that then lasts longer than (1 + ``slowdown``) times its time without the move, or longer than
+the objective of its requests. The profile holds the measured points; where it has none, the step time predictor
+answers.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from jettison.cost.stepwork import StepWork, step_of
 
 
 class PrefillBoundary(NamedTuple):
-    """Of an instance with a batch."""
+    """The prefill that an instance can take beside its batch of decodes."""
 
     step_tokens: int
-    """That each step may take beside its decodes; 0: none."""
+    """Prompt tokens that each step may take beside its decodes; 0: none."""
     tokens_per_s: float
-    """What that comes to."""
+    """Prompt tokens a second at ``step_tokens`` a step."""
 
 
 NO_PREFILL = PrefillBoundary(0, 0.0)
 
 
 def link_boundary(bytes_per_s: float, profile: HardwareProfile | None, slowdown: float) -> float:
-    """Bytes a second over a link that carries so many: as many as it can, or as slow the steps at its ends down by
-    ``slowdown``, where a profile says what a byte costs them."""
+    """Bytes a second that moves may send over a link of ``bytes_per_s``. Where a profile says by how much a byte delays
+    a step, the bound is at most the rate that slows the steps at the link's ends by ``slowdown``."""
     byte_s = None if profile is None else profile.link_beside_byte_s
     return bytes_per_s if not byte_s else min(bytes_per_s, slowdown / byte_s)
 
@@ -39,10 +40,10 @@ def prefill_boundary(
     decodes: StepWork, predictor: StepTimePredictor, profile: HardwareProfile | None, slowdown: float, *,
     most: int, num_stages: int = 1, tpot_s: float | None = None,
 ) -> PrefillBoundary | None:
-    """Of a group whose steps are these decodes. ``most``: tokens that a step has room for; ``tpot_s``: the objective of
-    its decodes. None while too little is known.
+    """The boundary of a group that runs ``decodes`` in each step. ``most``: prompt tokens that a step has room for;
+    ``tpot_s``: the decodes' objective for the time between tokens. None while too little is known.
 
-    Nothing is disturbed where nobody decodes.
+    Without decodes there is nothing to disturb, and a step may take ``most`` tokens.
     """
     if most <= 0:
         return NO_PREFILL
@@ -68,8 +69,9 @@ def prefill_boundary(
 
 
 def measured_tokens(points: Sequence[PrefillPoint], batch_size: int, longer: float) -> int | None:
-    """Prefill tokens with which a step of such a batch lasts ``longer`` times as long as without, by what was measured
-    with the next larger batch; between sizes on a straight line. None beyond what was measured."""
+    """Prefill tokens beside which a step of ``batch_size`` decodes lasts ``longer`` times as long as without them. The
+    measured points of the next larger batch decide, with a straight line between two sizes of chunk; at most the
+    largest measured chunk. None where no batch as large was measured, or its points lack the decodes alone."""
     larger = [point.batch_size for point in points if point.batch_size >= batch_size]
     if not larger:
         return None

@@ -1,7 +1,7 @@
 """A live cluster described as plain data: enough to simulate it, without its model folder and on another machine.
 
-``GET /jettison/deployment`` answers such a document, and a result file has one (``config.deployment``). Pure: who
-reads and writes it is elsewhere.
+``GET /jettison/deployment`` answers such a document, and a result file has one (``config.deployment``). Pure: other
+modules read and write the documents.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Deployment:
     """Sizes are of one instance, in bytes."""
 
     name: str
-    """Of the model, for people."""
+    """The model's name, for people."""
     shape: ModelShape
     num_instances: int
     budget_bytes: int
@@ -42,16 +42,17 @@ class Deployment:
     profile: HardwareProfile | None
     """None: it has not been profiled, and cannot be simulated."""
     core_knows_profile: bool = True
-    """Whether the engine predicts with the profile, too; False: it fits while it serves."""
+    """Whether the engine itself predicts with the profile; False: it fits a model while it serves."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Flat keys of ``jettison serve`` that decide what it does, as they are in force."""
+    """The settings of ``jettison serve`` in force that change its behaviour, by flat key."""
     fingerprint: Fingerprint | None = None
-    """What a profile must have been measured for to be one of this deployment; None where it does not say."""
+    """The fingerprint that a profile of this deployment must have; None in documents that state none."""
 
     def foreign_to(self, mark: Fingerprint) -> list[str]:
-        """How a profile of this fingerprint differs from one of this deployment, a text each; empty as far as is known.
+        """The differences of a profile with this fingerprint from one of this deployment, a text each; empty where none
+        is known.
 
-        A deployment without a fingerprint has only what its settings say to be compared.
+        Without a fingerprint of its own, a deployment compares the ``dtype`` and ``kernels`` of its settings only.
         """
         if self.fingerprint is not None:
             return mark.differences(self.fingerprint)
@@ -81,7 +82,8 @@ def deployment_to_document(deployment: Deployment) -> dict[str, Any]:
 def deployment_from_document(document: object, where: str) -> Deployment:
     """The deployment in a document. Raises ConfigError that begins with ``where`` and names what is wrong.
 
-    ``fingerprint`` may be missing: earlier documents have none. Their ``costs`` (of a host's cores) are left aside.
+    ``fingerprint`` may be missing: earlier documents have none. The key ``costs`` of earlier documents (times of a
+    host's cores) is ignored.
     """
     try:
         if isinstance(document, Mapping) and document.get("format") != FORMAT:

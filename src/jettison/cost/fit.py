@@ -1,8 +1,9 @@
 """Coefficients from measured steps: least squares of the *relative* error, no coefficient below zero.
 
-Pure: samples in, model out. Relative, because a step of 2 ms matters as much as one of 200 ms; non-negative, because
-no part of a step takes negative time, and a fit that says so predicts nonsense outside of what it saw. The two
-rooflines (``CostModel.weight_tokens``, ``head_tokens``) and the tile are not linear: they are tried on a grid.
+Pure: samples in, model out. The error is relative, because a step of 2 ms matters as much as one of 200 ms.
+Coefficients are non-negative, because no part of a step takes negative time, and a fit with a negative one predicts
+nonsense outside of its samples. The two rooflines (``CostModel.weight_tokens``, ``head_tokens``) and the tile are not
+linear: they are tried on a grid.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TILES = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128)
 """Values tried for the rows of a tile: 3 (AVX2) or 6 (AVX-512) in this package's kernels, 16 to 128 on GPUs."""
 
 MIN_KNEE_GAIN = 0.01
-"""A roofline or tile is taken only where it lowers the squared error by this part: noise has no knee."""
+"""A roofline or tile is accepted only where it lowers the squared error by at least this share: noise has no knee."""
 
 
 _TOKEN, _SAMPLE = COEFFICIENTS.index("token_layer_s"), COEFFICIENTS.index("sample_s")
@@ -68,10 +69,10 @@ def fit_attention_free(samples: Sequence[Sample], num_layers: int) -> CostModel:
 
 
 def fit_no_prefix(samples: Sequence[Sample], num_layers: int) -> NoPrefixModel:
-    """Self-attention only: what is cached costs nothing (DistServe, as KunServe v3 §4.3 describes it).
+    """Self-attention only: cached tokens cost nothing (DistServe, as KunServe v3 §4.3 describes it).
 
-    Fitted to the steps with next to nothing cached, where it can be right; over all steps, the cost of prefixes would
-    hide the self-attention that it does know.
+    The model is fitted to the steps with at most one cached token a chunk, where it can be right. Fitted to all steps,
+    the cost of prefixes would distort the self-attention that it does model.
     """
     seen = [s for s in samples if s.shape.num_kv_tokens <= len(s.shape.chunks)]
     return NoPrefixModel(_fit(seen or samples, num_layers, without_prefix, blind=()))
@@ -83,7 +84,7 @@ def relative_errors(model: StepPredictor, samples: Sequence[Sample]) -> list[flo
 
 
 def evaluate(model: StepPredictor, samples: Sequence[Sample]) -> FitErrors:
-    """Errors over samples, of which there must be some."""
+    """Errors over samples; there must be at least one."""
     errors = np.abs(np.array(relative_errors(model, samples)))
     mean, median, p90, most = errors.mean(), np.median(errors), np.quantile(errors, 0.9), errors.max()
     return FitErrors(float(mean), float(median), float(p90), float(most), len(errors))
@@ -113,7 +114,8 @@ def _fit(
         matrix[:, _SAMPLE] = np.where(num_samples > 0, head_rows, 0.0)
         return non_negative_least_squares(matrix * weights[:, None], np.ones(len(shapes)))
 
-    # Tile and roofline of the layers together, as each can pass for the other; then the head's; and all once more.
+    # The layers' tile and roofline are tried together, as either can explain the other's effect; then the head's; then
+    # both again.
     knees = (1, 1, 1)
     error, solution = solve(*knees)
     for _ in range(2):

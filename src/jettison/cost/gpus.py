@@ -1,8 +1,8 @@
 """Graphics processors and links as data: peak rates from data sheets, and the part of each peak that kernels reach.
 
-Peaks are the vendors'. The parts reached (``Efficiency``) are fitted by ``benchmarks/calibrate_presets.py`` to
-published measurements, or named as assumptions, in docs/presets.md; none is fitted to a figure that a reproduction is
-compared with. Arithmetic over them is in ``cost.roofline``; models are in ``cost.models``.
+Peaks are the vendors'. ``benchmarks/calibrate_presets.py`` fits the parts reached (``Efficiency``) to published
+measurements; docs/cost-model.md lists them, and names the assumed ones as assumptions. None is fitted to a figure that
+a reproduction is compared with. Arithmetic over them is in ``cost.roofline``; models are in ``cost.models``.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ PCIE_REACHED = 0.78
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """What kernels of one family of processors reach: parts of a peak in (0, 1], seconds, one exponent."""
+    """The efficiency of the kernels of one family of processors: shares of a peak in (0, 1], seconds, one exponent."""
 
     gemm: float
-    """Matrix products, of dense bf16 FLOP/s."""
+    """Matrix products: share of dense bf16 FLOP/s."""
     memory: float
-    """Reading weights and KV, of memory bandwidth."""
+    """Reading weights and KV: share of memory bandwidth."""
     knee: float
-    """Exponent p of (compute^p + memory^p)^(1/p): how sharply a product turns from one bound to the other."""
+    """Exponent p of (compute^p + memory^p)^(1/p): how sharp the knee between the two bounds is."""
     gemm_layer_s: float
-    """The products of one layer, whatever their size."""
+    """Fixed seconds of one layer's products, whatever their size."""
     elementwise: float
-    """Norms, rotary embedding, activation, residuals: of memory bandwidth."""
+    """Norms, rotary embedding, activation, residuals: share of memory bandwidth."""
     elementwise_layer_s: float
-    """The same, whatever the number of tokens."""
+    """Fixed seconds of the same in one layer, whatever the number of tokens."""
     attention: float
-    """Attention over many queries, of dense bf16 FLOP/s."""
+    """Attention over many queries: share of dense bf16 FLOP/s."""
     collective: float
-    """All-reduce inside a node, of the link's rate per direction."""
+    """All-reduce inside a node: share of the link's rate per direction."""
     collective_s: float
-    """One all-reduce of nothing."""
+    """Fixed seconds of one all-reduce: its latency."""
     peer: float
-    """One transfer inside a node, of the link's rate per direction."""
+    """One transfer inside a node: share of the link's rate per direction."""
     peer_s: float
-    """One small message inside a node."""
+    """Seconds of one small message inside a node."""
     network_s: float
-    """One small message between nodes."""
+    """Seconds of one small message between nodes."""
 
     def __post_init__(self) -> None:
         parts = ("gemm", "memory", "elementwise", "attention", "collective", "peer")
@@ -66,9 +66,9 @@ class GpuPreset:
     flops_per_s: float
     """Dense bf16, accumulated in fp32."""
     nvlink_bytes_per_s: float | None
-    """To the other processors of a node; None: through the host link."""
+    """Nominal rate to the other processors of a node; None: they are reached through the host link."""
     host_bytes_per_s: float
-    """PCIe."""
+    """Nominal rate of the host link (PCIe)."""
     efficiency: Efficiency
     source: str
 
@@ -79,7 +79,7 @@ class GpuPreset:
 
     @property
     def copy_bytes_per_s(self) -> float:
-        """From memory to memory inside the device: each byte is read and written, at the bandwidth that steps reach."""
+        """Copies inside the device's memory: each byte is read and written, at the bandwidth that steps reach."""
         return self.memory_bytes_per_s * self.efficiency.memory / 2
 
     @property
@@ -90,13 +90,13 @@ class GpuPreset:
 
 @dataclass(frozen=True, slots=True)
 class LinkPreset:
-    """What connects two instances, one direction of it unless said otherwise."""
+    """The connection of two instances; rates are of one direction unless said otherwise."""
 
     name: str
     line_bytes_per_s: float
-    """Nominal."""
+    """Nominal rate."""
     latency_s: float
-    """One small message."""
+    """Seconds of one small message."""
     efficiency: float = LINE_RATE_REACHED
     """Part of the line rate that bulk transfers reach."""
     duplex_efficiency: float = 1.0

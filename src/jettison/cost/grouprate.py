@@ -1,9 +1,10 @@
-"""What a pipeline makes of its members' throughput, by its number of stages: ``Thpt_g`` of KunServe v1's cost.
+"""The throughput of a pipeline by its number of stages: ``Thpt_g`` of KunServe v1's cost.
 
-Pure. Some numbers of stages are measured, or worked out from what was; the others lie between. A stage takes a part
-of a step that is divided by the number of stages (its layers) and one that is not (calls, the head, waiting), so the
-seconds that all members together spend on one of the group's tokens, ``stages / rate``, are linear in the number of
-stages: between two measured ones on the line through both, beyond the last on the line of the last two.
+Pure. The rates of some numbers of stages are measured, or computed from measurements; those of the others are
+interpolated. A stage's share of a step has a part that is divided by the number of stages (its layers) and a part that
+is not (calls, the head, waiting). So the seconds that all members together spend on one of the group's tokens, ``stages
+/ rate``, are linear in the number of stages: between two measured numbers on the line through both, beyond the last on
+the line of the last two.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ from jettison.cost.model import ChunkShape, CostModel
 
 
 class TokenMix(NamedTuple):
-    """What there is to compute for one token of an answer."""
+    """The work that comes with one token of an answer."""
 
     prompt_tokens: float = 0.0
-    """Of prompts, for each token of an answer; 0 is decodes only."""
+    """Prompt tokens to prefill for each token of an answer; 0: decodes only."""
     chunk_tokens: int = 2048
-    """Of a prompt in one microbatch, at most."""
+    """Most tokens of a prompt in one microbatch."""
 
 
 def rate_between(rates: Mapping[int, float], num_stages: int) -> float | None:
-    """Tokens a second of a group of so many stages from those of a few numbers of stages (all > 0).
+    """Tokens a second of a group of ``num_stages``, from the rates of a few numbers of stages (all > 0).
 
-    Through every given point; between two of them it rises or falls as they do. Beyond the largest a member loses with
-    each further stage what it lost with the last ones, and gains nothing. None below the smallest.
+    The curve passes through every given point, and rises or falls between two of them as they do. Beyond the largest,
+    each further stage costs a member as much as the last ones did, and never gains it anything. None below the
+    smallest.
     """
     sizes = sorted(rates)
     at = bisect_left(sizes, num_stages)
@@ -52,9 +54,9 @@ def with_bubbles_s(
 ) -> float:
     """Seconds from one microbatch of decodes to the next on a stage, of which the slowest takes ``stage_s``.
 
-    As many microbatches are in flight as stages, and a request's next token waits for its last one: where a round
-    through all stages, ``hop_s`` to the next one each, takes longer than the slowest stage needs for all microbatches,
-    every stage stands still for the rest.
+    As many microbatches are in flight as there are stages, and a request's next token waits for its last one. A round
+    goes through all stages, with ``hop_s`` to each next one. Where it takes longer than the slowest stage needs for all
+    microbatches, every stage idles for the rest.
     """
     if num_stages == 1:
         return stage_s

@@ -1,6 +1,6 @@
-"""One profile of what everything costs: steps, links, remaps, copies, and what a batch can reach.
+"""The hardware profile: what steps, links, remaps and copies cost, and what throughput a batch reaches.
 
-Live cores take from it what they cannot measure yet; simulated machines are made of it.
+Live cores take from it the costs that they have not measured themselves yet; simulated machines are built from it.
 
 Pure values. Measured by ``live.profile.measure``; written and read as documents by ``cost.profile_document``.
 """
@@ -14,11 +14,11 @@ from jettison.cost.grouprate import TokenMix, prefill_token_s, rate_between, wit
 from jettison.cost.model import CostModel
 
 SATURATED = 0.9
-"""A batch has reached its limit where a larger one would gain less than the rest."""
+"""A batch has reached its limit at this share of the best throughput: a larger batch can gain no more than the rest."""
 
 USUAL_BESIDE = 0.5
-"""Of the time that a byte takes to be copied, what it adds to a step that it is copied beside, where that was not
-measured: both want the same memory, and the copies have a thread of their own."""
+"""Share of a byte's copy time that the copy adds to a step that runs beside it, where that was not measured: both use
+the same memory, and the copies have a thread of their own."""
 
 
 class BatchPoint(NamedTuple):
@@ -28,9 +28,10 @@ class BatchPoint(NamedTuple):
     batch_size: int
     """Requests in one microbatch."""
     num_context: int
-    """Cached tokens of each."""
+    """Cached tokens of each request."""
     tokens_per_s: float
-    """Of the whole group, as many microbatches in flight as stages: batch size over the slowest stage's time."""
+    """Tokens a second of the whole group with as many microbatches in flight as stages: batch size over the slowest
+    stage's time."""
 
 
 class PrefillPoint(NamedTuple):
@@ -39,46 +40,46 @@ class PrefillPoint(NamedTuple):
     batch_size: int
     """Requests that decode."""
     num_tokens: int
-    """Of the chunk; 0: the decodes alone."""
+    """Tokens of the chunk; 0: the decodes alone."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
-    """What one device of this kind can do with this model. Rates in bytes per second, all > 0."""
+    """The measured speeds of one device of this kind with this model. Rates in bytes per second, all > 0."""
 
     cost: CostModel
     link_bytes_per_s: float
     """Bulk pieces from one worker into another's memory, copies on both sides included."""
     link_latency_s: float
-    """One small message to a waiting peer."""
+    """Seconds of one small message to a waiting peer."""
     remap_fixed_s: float
-    """One change of layout, whatever its size: planning included."""
+    """Fixed seconds of one change of layout, whatever its size: planning included."""
     remap_s_per_byte: float
-    """Per byte that changes between parameters and KV."""
+    """Seconds per byte that changes between parameters and KV."""
     host_copy_bytes_per_s: float
-    """Memory to memory inside one process."""
+    """Copies from memory to memory inside one process."""
     disk_bytes_per_s: float
-    """Layer shards from the model folder, as the operating system's cache was when it was profiled."""
+    """Loads of layer shards from the model folder, with the operating system's cache as it was during profiling."""
     batch_points: tuple[BatchPoint, ...] = ()
     device_copy_bytes_per_s: float | None = None
-    """From one place in a device's memory to another; None: its memory is the host's."""
+    """Copies from one place in a device's memory to another; None: its memory is the host's."""
     hop_s: float | None = None
-    """From a worker that tells to the controller, or back, one way; half of the controller's turn is in each. None:
-    it was not measured."""
+    """Seconds of a message from a worker to the controller, or back, one way; each includes half of the controller's
+    turn. None: it was not measured."""
     contention: float = 1.0
-    """How many times as long a step takes while ``contention_instances`` compute as it does alone: instances that share
-    a machine's cores, caches and memory. 1 where each has an accelerator of its own."""
+    """A step's time while ``contention_instances`` compute, over its time alone, for instances that share a machine's
+    cores, caches and memory. 1 where each has an accelerator of its own."""
     contention_instances: int = 1
-    """That ``contention`` was measured with; 1: with no others."""
+    """Instances that computed when ``contention`` was measured; 1: no others did."""
     beside_bytes_per_s: float | None = None
-    """Between KV and host pool while steps run, as reached. None: ``host_copy_bytes_per_s``."""
+    """Rate reached by copies between KV and host pool while steps run. None: ``host_copy_bytes_per_s``."""
     beside_byte_s: float | None = None
-    """What a byte that is copied beside a step adds to the step. None: it was not measured."""
+    """Seconds that a byte copied beside a step adds to the step. None: it was not measured."""
     link_beside_byte_s: float | None = None
-    """What a byte that a link carries while its ends decode adds to a step. None: it was not measured."""
+    """Seconds that a byte on a link adds to a step, while the link's ends decode. None: it was not measured."""
     prefill_points: tuple[PrefillPoint, ...] = ()
-    """How steps with decodes are slowed by chunks beside them (MELL section V); none: they were not measured."""
+    """Measured steps of decodes with chunks beside them, which slow them down (MELL section V); empty: not measured."""
 
     def __post_init__(self) -> None:
         rates = (
@@ -100,7 +101,8 @@ class HardwareProfile:
             raise ValueError("prefill points must be > 0")
 
     def transfer_cost_s(self, num_bytes: int) -> float:
-        """Seconds from the first byte at the sender to the last one at the receiver, on a link of one's own."""
+        """Seconds from the first byte at the sender to the last one at the receiver, on a link that nothing else
+        uses."""
         return self.link_latency_s + num_bytes / self.link_bytes_per_s if num_bytes > 0 else 0.0
 
     def remap_cost_s(self, num_bytes: int) -> float:
@@ -109,12 +111,12 @@ class HardwareProfile:
 
     @property
     def shares_cores(self) -> bool:
-        """Steps take longer while other instances compute."""
+        """Whether steps take longer while other instances compute."""
         return self.contention > 1.0 and self.contention_instances > 1
 
     def slowdown(self, num_computing: int) -> float:
-        """How many times as long a step takes while so many instances compute, its own among them, as it does alone:
-        on a straight line through what was measured."""
+        """A step's time while ``num_computing`` instances compute, its own among them, over its time alone; linear
+        through the measured point."""
         if not self.shares_cores:
             return 1.0
         return 1.0 + (self.contention - 1.0) * (num_computing - 1) / (self.contention_instances - 1)
@@ -125,12 +127,12 @@ class HardwareProfile:
 
     @property
     def copies_beside_bytes_per_s(self) -> float:
-        """Between KV and host pool while steps run."""
+        """Rate of copies between KV and host pool while steps run."""
         return self.beside_bytes_per_s or self.host_copy_bytes_per_s
 
     @property
     def copies_beside_byte_s(self) -> float:
-        """What each byte of them adds to the step."""
+        """Seconds that each byte of such copies adds to the step."""
         if self.beside_byte_s is not None:
             return self.beside_byte_s
         return USUAL_BESIDE / self.host_copy_bytes_per_s
@@ -144,10 +146,10 @@ class HardwareProfile:
         return num_bytes / self.disk_bytes_per_s
 
     def group_tokens_per_s(self, num_stages: int) -> float | None:
-        """Best decode throughput of a pipeline of so many stages, without bubbles.
+        """Best decode throughput, tokens a second, of a pipeline of so many stages, without bubbles.
 
-        As measured; between measured numbers of stages, and beyond them, as ``grouprate.rate_between`` has it. None
-        where nothing was measured, and below the smallest.
+        For measured numbers of stages, the measured value; between and beyond them, ``grouprate.rate_between``. None
+        where nothing was measured, and below the smallest measured number.
         """
         best: dict[int, float] = {}
         for point in self.batch_points:
@@ -155,10 +157,10 @@ class HardwareProfile:
         return rate_between(best, num_stages)
 
     def serving_rates(self, mix: TokenMix) -> dict[int, float]:
-        """Tokens of answers a second of pipelines by their number of stages, for those that were measured: decodes as
-        measured, with their bubbles, and the prompts that come with them. ``Thpt_g`` of KunServe v1.
+        """Tokens of answers a second, by each measured number of stages: measured decodes with their bubbles, and the
+        prompts that come with them. ``Thpt_g`` of KunServe v1.
 
-        What uneven microbatches cost is not in it: that is seen where pipelines serve (``cost.predictor``).
+        The cost of uneven microbatches is not in it: ``cost.predictor`` learns it from pipelines that serve.
         """
         rates: dict[int, float] = {}
         for point in self.batch_points:
@@ -172,8 +174,9 @@ class HardwareProfile:
         return rates
 
     def pipeline_efficiency(self, num_stages: int) -> float | None:
-        """Decode throughput of such a pipeline over that of as many instances; None without single instances and
-        some pipeline. Of a length that was not measured: that of the next longer one, else of the longest."""
+        """Decode throughput of such a pipeline over that of as many instances; None without single instances and some
+        pipeline. For a number of stages that was not measured, the value of the next larger measured one, else of the
+        largest."""
         measured = sorted({point.num_stages for point in self.batch_points})
         if num_stages != 1 and (1 not in measured or measured[-1] == 1):
             return None

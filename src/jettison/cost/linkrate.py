@@ -1,9 +1,9 @@
-"""What a link carries, learned from the transfers that have ended on it. Pure."""
+"""The rate of a link, learned from the transfers that have ended on it. Pure."""
 
 from __future__ import annotations
 
 FORGETTING = 0.8
-"""Weight of everything seen before, at each new transfer."""
+"""Weight of all earlier transfers, at each new one."""
 
 
 class LinkRate:
@@ -14,12 +14,12 @@ class LinkRate:
         self._seconds = 0.0
 
     def observe(self, num_bytes: int, seconds: float) -> None:
-        """Add a finished transfer; one that took no time or carried nothing says nothing."""
+        """Add a finished transfer. One that took no time or carried nothing is ignored."""
         if num_bytes > 0 and seconds > 0.0:
             self._num_bytes = FORGETTING * self._num_bytes + num_bytes
             self._seconds = FORGETTING * self._seconds + seconds
 
     @property
     def bytes_per_s(self) -> float | None:
-        """None until something was seen."""
+        """The learned rate; None before the first transfer."""
         return self._num_bytes / self._seconds if self._seconds else None

@@ -1,4 +1,4 @@
-"""What a step costs, from its shape: KunServe v3 eq. 1 to 3, and what eq. 1 leaves to "other".
+"""The cost of a step from its shape: KunServe v3 eq. 1 to 3, and the terms that eq. 1 leaves to "other".
 
 Pure arithmetic over fitted coefficients; no measuring (``live.profile.measure``), no fitting (``cost.fit``), no files.
 
@@ -11,7 +11,7 @@ Of one stage that runs k layers over a microbatch of n chunks with T tokens in a
     entry + T * entry_token                 the embedding, on the first stage
     head + max(S', head_tokens) * sample    final norm, head and sampling, on the last stage where S > 0
 
-T' and S' are rounded up to whole ``row_tile``s: a matrix product takes so many rows at a time, full or not.
+T' and S' are rounded up to whole ``row_tile``s: a matrix product works on so many rows at a time, full or not.
 
 Written as eq. 1 to 3: a chunk costs ``alpha pairs + kappa (p + c) + beta c + gamma``, and a microbatch the sum of its
 chunks less ``(n - 1) gamma``: weights are read and kernels called once. Rounding and the two ``max`` (rooflines) matter
@@ -45,13 +45,13 @@ class StepShape(NamedTuple):
     chunks: tuple[ChunkShape, ...]
     num_layers: int
     is_first: bool = True
-    """The stage looks tokens up in the embedding."""
+    """Whether the stage looks tokens up in the embedding."""
     num_samples: int = 0
     """Rows that go through the head and are sampled; 0 on all but the last stage."""
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """T: tokens of all chunks."""
         return sum(chunk.num_tokens for chunk in self.chunks)
 
     @property
@@ -72,7 +72,7 @@ class StepPredictor(Protocol):
 class CostModel:
     """Fitted coefficients, all >= 0; seconds, and per layer where the name says so.
 
-    ``num_layers`` is the whole model's: what ``num_layers=None`` means below.
+    ``num_layers`` is the whole model's, which ``num_layers=None`` stands for below.
     """
 
     num_layers: int
@@ -83,11 +83,11 @@ class CostModel:
     token_layer_s: float
     """beta: one token through one layer's projections."""
     layer_s: float
-    """One layer's calls, whatever the batch."""
+    """One layer's kernel calls, whatever the batch."""
     step_s: float
-    """One stage's step, whatever the batch."""
+    """Fixed cost of one stage's step, whatever the batch."""
     entry_s: float
-    """The first stage's, beyond."""
+    """Fixed cost of the first stage, beyond ``step_s``."""
     entry_token_s: float
     """One token's look-up in the embedding."""
     head_s: float
@@ -95,7 +95,7 @@ class CostModel:
     sample_s: float
     """One row through the head and the sampler."""
     weight_tokens: int = 1
-    """Batches of fewer tokens take a layer as long as this many: its weights have to be read all the same."""
+    """A layer takes as long for a smaller batch as for this many tokens: it has to read its weights all the same."""
     head_tokens: int = 1
     """The same for the head."""
     row_tile: int = 1
@@ -111,7 +111,7 @@ class CostModel:
     # --- eq. 1 to 3 -------------------------------------------------------------------------------------------
 
     def gamma_s(self, num_layers: int | None = None, *, is_first: bool = True) -> float:
-        """gamma of eq. 1: what a microbatch costs once, however many chunks it has."""
+        """gamma of eq. 1: the fixed cost of a microbatch, however many chunks it has."""
         layers = self.num_layers if num_layers is None else num_layers
         return layers * self.layer_s + self.step_s + (self.entry_s if is_first else 0.0)
 
@@ -120,7 +120,8 @@ class CostModel:
     ) -> float:
         """Eq. 1: one chunk on a stage of ``num_layers`` (None = the whole model), gamma included, nothing sampled.
 
-        Additive by design, so without what small batches cost more: of a lone decode ``batch_cost_s`` knows better.
+        Additive by design, so it leaves out the extra cost of small batches: for a lone decode ``batch_cost_s`` is more
+        exact.
         """
         layers = self.num_layers if num_layers is None else num_layers
         return self._chunk_s(ChunkShape(num_context, num_tokens), layers, is_first) + self.gamma_s(
@@ -136,7 +137,7 @@ class CostModel:
         is_last: bool = True,
         num_samples: int | None = None,
     ) -> float:
-        """Eq. 3, with the head and what small batches cost more: one microbatch on one stage.
+        """Eq. 3, with the head and the extra cost of small batches: one microbatch on one stage.
 
         ``num_samples`` of the chunks are sampled from on the last stage (None = all of them). An empty microbatch
         costs nothing.
@@ -150,8 +151,8 @@ class CostModel:
         return self._batch_s(shape.chunks, shape.num_layers, shape.is_first, shape.num_samples)
 
     def recompute_cost_s(self, num_tokens: int, max_num_tokens: int | None = None) -> float:
-        """Prefilling ``num_tokens`` from nothing on one instance that holds the whole model, in steps of at most
-        ``max_num_tokens`` (None = in one): what it costs to rebuild a request's KV instead of moving it."""
+        """Seconds to prefill ``num_tokens`` from nothing on one instance that holds the whole model, in steps of at
+        most ``max_num_tokens`` (None = in one): the cost of recomputing a request's KV instead of moving it."""
         if num_tokens <= 0:
             return 0.0
         budget = num_tokens if max_num_tokens is None else max_num_tokens
@@ -167,7 +168,7 @@ class CostModel:
         return self._work_s(num_tokens, chunk.num_pairs, chunk.num_context + num_tokens, layers, is_first)
 
     def _work_s(self, num_tokens: int, num_pairs: float, num_kv_tokens: int, layers: int, is_first: bool) -> float:
-        """What grows with the tokens."""
+        """Seconds of the terms that grow with the tokens."""
         per_layer = (
             self.pair_layer_s * num_pairs + self.kv_token_layer_s * num_kv_tokens + self.token_layer_s * num_tokens
         )
@@ -177,7 +178,7 @@ class CostModel:
         self, num_tokens: int, num_pairs: float, num_kv_tokens: int, num_layers: int | None = None, *,
         is_first: bool = True, num_samples: int = 0,
     ) -> float:
-        """``batch_cost_s`` of a microbatch of which the totals are known.
+        """``batch_cost_s`` of a microbatch given by its totals.
 
         ``num_pairs``: query-key pairs of all chunks; ``num_kv_tokens``: their contexts and own tokens.
         """
@@ -212,7 +213,7 @@ class CostModel:
         )
 
     def _layer_rows(self, num_tokens: int) -> float:
-        """Tokens that a layer's products take as long as; at least ``num_tokens``."""
+        """Tokens that a layer's products are charged for, rounding and roofline included; at least ``num_tokens``."""
         return _rows(num_tokens, self.row_tile, self.weight_tokens)
 
     def _head_rows(self, num_samples: int) -> float:
@@ -238,12 +239,12 @@ COEFFICIENTS = (
 
 
 def _rows(num_rows: int, row_tile: int, least: int) -> int:
-    """Rows that a product takes as long as: whole tiles, and ``least`` at least."""
+    """Rows that a product is charged for: whole tiles, and at least ``least``."""
     return max(-(-num_rows // row_tile) * row_tile, least)
 
 
 def features(shape: StepShape, weight_tokens: int, head_tokens: int, row_tile: int) -> tuple[float, ...]:
-    """What each coefficient is multiplied with in a step: ``step_cost_s`` is the dot product with COEFFICIENTS."""
+    """The factor of each coefficient in a step: ``step_cost_s`` is their dot product with COEFFICIENTS."""
     layers, num_tokens, first = shape.num_layers, shape.num_tokens, float(shape.is_first)
     return (
         layers * sum(chunk.num_pairs for chunk in shape.chunks),
@@ -260,7 +261,7 @@ def features(shape: StepShape, weight_tokens: int, head_tokens: int, row_tile: i
 
 @dataclass(frozen=True, slots=True)
 class NoPrefixModel:
-    """Self-attention without prefix-attention, as in DistServe (KunServe v3 §4.3): blind to what is cached."""
+    """Self-attention without prefix-attention, as in DistServe (KunServe v3 §4.3): cached tokens cost nothing."""
 
     cost: CostModel
 

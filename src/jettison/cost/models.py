@@ -1,7 +1,7 @@
 """Published models as data: sizes from their configuration files, and what follows from them by counting.
 
 Counting only (parameters, bytes, FLOPs of one token); times are ``cost.roofline``'s. Embedding and head are lending
-units like the layers. Sources and checks against published parameter counts: docs/presets.md.
+units like the layers. Sources and checks against published parameter counts: docs/cost-model.md.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class Experts:
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    """Of one expert."""
+    """Intermediate size of one expert."""
     num_shared: int = 0
     """Experts of the same size that every token passes."""
     num_dense_layers: int = 0
-    """First layers without experts."""
+    """Leading layers without experts."""
 
     def touched(self, num_tokens: float) -> float:
-        """Expected number of routed experts that a batch reads, were routing even: E (1 - (1 - k/E)^T)."""
+        """Expected number of routed experts that a batch reads under even routing: E (1 - (1 - k/E)^T)."""
         missed: float = (1.0 - self.experts_per_token / self.num_experts) ** num_tokens
         return self.num_experts * (1.0 - missed)
 
@@ -59,7 +59,7 @@ class ModelPreset:
     num_kv_heads: int
     head_dim: int
     intermediate_size: int
-    """Of a dense layer."""
+    """Intermediate size of a dense layer."""
     vocab_size: int
     source: str
     qkv_bias: bool = False
@@ -67,9 +67,10 @@ class ModelPreset:
     experts: Experts | None = None
     latent: Latent | None = None
     idle_layer_parameters: int = 0
-    """Per layer, in memory but not computed with (cross-attention to images, for requests without any)."""
+    """Parameters per layer that lie in memory but take no part in the computation (cross-attention to images, for
+    requests without images)."""
     table_weight_bytes: int | None = None
-    """The weights as KunServe's Table 1 has them, where that is not the bf16 size."""
+    """Bytes of the weights in KunServe's Table 1, where that is not the bf16 size."""
 
     # --- counting ---------------------------------------------------------------------------------------------
 
@@ -93,11 +94,12 @@ class ModelPreset:
 
     @property
     def expert_parameters(self) -> int:
-        """One routed expert; 0 without experts."""
+        """Parameters of one routed expert; 0 without experts."""
         return 0 if self.experts is None else 3 * self.hidden_size * self.experts.intermediate_size
 
     def dense_parameters(self, layer: int) -> int:
-        """Layer ``layer`` without its routed experts: what every token passes, and what is idle."""
+        """Parameters of layer ``layer`` without its routed experts: the ones that every token passes, and the idle
+        ones."""
         common = self.attention_parameters + self.idle_layer_parameters
         if self.experts is None or layer < self.experts.num_dense_layers:
             return common + 3 * self.hidden_size * self.intermediate_size
@@ -107,7 +109,7 @@ class ModelPreset:
         return common + router + self.experts.num_shared * self.expert_parameters
 
     def routed_parameters(self, layer: int) -> int:
-        """All routed experts of layer ``layer``."""
+        """Parameters of all routed experts of layer ``layer``."""
         if self.experts is None or layer < self.experts.num_dense_layers:
             return 0
         return self.experts.num_experts * self.expert_parameters
@@ -119,13 +121,13 @@ class ModelPreset:
 
     @property
     def num_parameters(self) -> int:
-        """All of them."""
+        """All parameters, idle ones included."""
         layers = sum(self.dense_parameters(i) + self.routed_parameters(i) for i in range(self.num_layers))
         return layers + 2 * self.embedding_parameters + self.hidden_size
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token passes, embedding and head included."""
+        """Parameters that one token passes, embedding and head included."""
         if self.experts is None:
             return self.num_parameters
         unused = self.experts.num_experts - self.experts.experts_per_token
@@ -133,7 +135,7 @@ class ModelPreset:
 
     @property
     def layer_active_parameters(self) -> float:
-        """Those that one token multiplies with in one layer, the mean over layers."""
+        """Parameters that one token is multiplied with in one layer, the mean over layers."""
         dense = sum(self.dense_parameters(i) for i in range(self.num_layers)) / self.num_layers
         routed = 0 if self.experts is None else self.experts.experts_per_token * self.expert_parameters
         return dense - self.idle_layer_parameters + routed * self._num_expert_layers / self.num_layers
@@ -219,4 +221,4 @@ MODELS: dict[str, ModelPreset] = {
         ),
     )
 }  # fmt: skip
-"""By name. What is not in a configuration file is said beside it."""
+"""Models by name. A comment marks the values that are not in a configuration file."""

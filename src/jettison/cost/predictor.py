@@ -1,10 +1,10 @@
-"""The one predictor of step times: of every group, every stage, and every policy that asks how long something takes.
+"""The step time predictor, one for all groups, stages and policies.
 
-Pure: times come in as integer nanoseconds, no clock is read. Terms come from a cost model (``cost.model``), profiled or
-nominal; how they are corrected by what is observed is ``cost.stepfit``'s.
+Pure: times come in as integer nanoseconds, no clock is read. The terms come from a cost model (``cost.model``),
+profiled or nominal; ``cost.stepfit`` corrects them by observed steps.
 
-Observations are only noted; the next question has them folded in, in order of time and group. So groups may tell of
-their steps late, and of a run of decode steps at once: every question first has told what has not been.
+Observations are only noted; the next question folds them in, in order of time and group. So a group may report its
+steps late, and a run of decode steps at once: every question first has the groups report their outstanding steps.
 """
 
 from __future__ import annotations
@@ -20,44 +20,46 @@ from jettison.cost.stepwork import LONE_STEP, NOTHING, Measure, Part, StepWork, 
 from jettison.types import NANOSECONDS, GroupId
 
 MAX_KNOWN_TERMS = 4096
-"""Sizes of steps whose terms are kept."""
+"""Sizes of steps for which computed terms are cached."""
 
 EFFICIENCY_BOUNDS = (0.3, 1.0)
-"""Outside of them the prediction for one instance is wrong, not the pipeline."""
+"""Bounds of a pipeline's efficiency: a value outside of them means that the prediction for one instance is wrong."""
 
 STAGE_LEARNING = 0.2
-"""Less than of steps: what disturbs a stage passes with it, and does not hold up the next one."""
+"""Learning rate for stages, lower than for steps: a disturbance ends with its stage and does not delay the next one."""
 
 PRICES_EVERY = 16
-"""Steps of stages after which chunks get new prices."""
+"""Noted stage times after which chunks get new prices."""
 
 USUAL_COPY_BYTES_PER_S = 4e9
-"""Between device and host, without a profile: where learning begins."""
+"""Rate between device and host assumed without a profile: the starting point of learning."""
 
 LEAST_TOKEN_S = 1e-12
-"""Tokens must cost something, or nothing could be divided."""
+"""Least cost of a token: prices are divided by it."""
 
 ModelTerms = tuple[float, float, float, float, float]
-"""Seconds by the cost model: fixed, tokens, a pair, a token of KV, rows."""
+"""Seconds by the cost model: fixed, all tokens, one pair, one token of KV, all rows."""
 
 LONG_CHUNK = 4096
-"""Tokens beyond every model's roofline knee: what one more costs there is what a token costs in any chunk."""
+"""Tokens of a chunk beyond every model's roofline knee: the marginal cost of a token there is its price in any
+chunk."""
 
 
 class ChunkPrices(NamedTuple):
-    """What chunks add to a microbatch (``policy.lookahead.ChunkCost``): additive, so that cuts can be compared."""
+    """The cost that chunks add to a microbatch (``policy.lookahead.ChunkCost``): additive, so that cuts can be
+    compared."""
 
     fixed_cost: float
-    """What a microbatch costs whatever is in it (gamma: kernels' starts, one pass over the weights)."""
+    """The fixed cost of a microbatch (gamma: kernel launches, one pass over the weights)."""
     token: float
     pair: float
     kv_token: float
     row: float
 
     def chunk_cost(self, num_tokens: int, num_context: int) -> float:
-        """What a chunk behind ``num_context`` tokens adds; the fixed part is left out.
+        """The cost that a chunk behind ``num_context`` tokens adds, without the fixed part.
 
-        Prompts pay nothing for being a row of their own: one costs the same however it is cut.
+        A prompt's chunk is not charged for its row, so that a prompt costs the same however it is cut.
         """
         if num_tokens <= 0:
             return 0.0
@@ -68,11 +70,11 @@ class ChunkPrices(NamedTuple):
 
 
 UNKNOWN_PRICES = ChunkPrices(0.0, 1.0, 0.0, 0.0, 0.0)
-"""While nothing is known, a token costs 1 and nothing else does."""
+"""Prices while nothing is known: a token costs 1, everything else 0."""
 
 
 def nominal_cost(num_layers: int) -> CostModel:
-    """Proportions of the terms of a step of a model without a profile; its seconds mean nothing.
+    """The proportions of a step's terms for a model without a profile; the seconds mean nothing.
 
     A hundred tokens, ten rows, 10,000 tokens of KV or 100,000 pairs cost about as much as a step's fixed part.
     """
@@ -84,57 +86,59 @@ def nominal_cost(num_layers: int) -> CostModel:
 
 
 class StepTimePredictor:
-    """Predicts every ``Part`` of the steps of all groups, learns from all of them."""
+    """Predicts every ``Part`` of the steps of all groups, and learns from all of them."""
 
     def __init__(
         self, num_layers: int, cost: CostModel | None = None, *,
         efficiency: Callable[[int], float] = lambda num_stages: 1.0, copy_bytes_per_s: float | None = None,
         beside_byte_s: float | None = None, catch_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """``cost``: as profiled; None: nothing is predicted before ``MIN_OBSERVATIONS`` steps.
+        """``cost``: the profiled cost model; None: nothing is predicted before ``MIN_OBSERVATIONS`` steps.
 
-        ``efficiency``: throughput of a pipeline of so many stages over that of as many instances, until one has been
-        seen. ``copy_bytes_per_s``: how fast bytes are copied between two steps (None: as usual); until such steps have
-        been seen, they wait for them all. ``beside_byte_s``: what a byte adds that is copied beside a step (None: as
-        usual). ``catch_up``: has groups tell of all steps that have ended (``observe``);
-        called before each answer that depends on them.
+        ``efficiency``: throughput of a pipeline of so many stages over that of as many instances, used until such a
+        pipeline has been observed. ``copy_bytes_per_s``: the rate of copies between two steps (None:
+        ``USUAL_COPY_BYTES_PER_S``); until such steps have been observed, a step waits for all of their bytes.
+        ``beside_byte_s``: seconds that a byte copied beside a step adds to it (None: ``USUAL_BESIDE`` of its copy
+        time). ``catch_up``: makes the groups report all steps that have ended (``observe``); called before each answer
+        that depends on them.
         """
         self._cost = cost or nominal_cost(num_layers)
         self._fit = StepFit(is_profiled=cost is not None)
         self._stage_fit = StepFit(is_profiled=cost is not None, learning=STAGE_LEARNING)
-        """Of what a stage computes: there is no waiting in it, for other workers or for the controller."""
+        """The fit of stages' compute times, which contain no waiting for other workers or for the controller."""
         self._efficiency = efficiency
         self._catch_up = catch_up
         self._copied_byte_s = 1.0 / (copy_bytes_per_s or USUAL_COPY_BYTES_PER_S)
         self._beside_byte_s = USUAL_BESIDE * self._copied_byte_s if beside_byte_s is None else beside_byte_s
         self._notes, self._stage_notes = StepNotes(), StepNotes()
         self._known_terms: dict[tuple[int, int, Part], ModelTerms] = {}
-        """Most steps are decodes of as many rows as the one before."""
+        """A cache by (rows, tokens, part): most steps are decodes of as many rows as the one before."""
         self._prices: dict[tuple[int, int | None], ChunkPrices] = {}
-        """By stages and layers; of what was known when they were asked for."""
+        """Prices by stages and layers, as computed when they were first asked for."""
 
     # --- learning ---------------------------------------------------------------------------------------------
 
     def observe(
         self, work: StepWork, times_ns: Sequence[int], group_id: GroupId = 0, part: Part = LONE_STEP
     ) -> None:
-        """Add steps of a group with the same rows that followed each other, usually one.
+        """Add consecutive steps of a group with the same rows, usually one.
 
-        ``times_ns``: when the first began and when each ended, and the next began; ``work``: of the first. Each attends
-        to its tokens more than the one before, and only the first has to do with copies.
+        ``times_ns``: the begin of the first step, then the end of each, which is the begin of the next. ``work``: the
+        work of the first. Each step attends to more KV than the one before, by that one's tokens; only the first has
+        copies.
         """
         notes = self._stage_notes if part.measure is Measure.STAGE else self._notes
         notes.add(times_ns, group_id, part, work)
 
     def _steps(self) -> StepFit:
-        """Of whole steps, with all that have ended in it."""
+        """The fit of whole steps, with all ended steps folded in."""
         self._catch_up()
         if self._notes:
             self._fold(self._notes, self._fit)
         return self._fit
 
     def _stages(self) -> StepFit:
-        """Of stages; of whole steps, until there are stages to go by."""
+        """The fit of stages; the fit of whole steps, until the fit of stages is known."""
         self._catch_up()
         if self._stage_notes:
             self._fold(self._stage_notes, self._stage_fit)
@@ -150,7 +154,7 @@ class StepTimePredictor:
         return fit.coefficients(part[:2])
 
     def _terms(self, work: Totals, part: Part) -> Terms:
-        """Seconds by the cost model."""
+        """The seconds of each term by the cost model."""
         num_rows, num_tokens, num_pairs, num_kv_tokens, num_copied_bytes, num_beside_bytes = work
         fixed, tokens, pair_s, kv_token_s, rows = self._model_terms(num_rows, num_tokens, part)
         return (
@@ -160,19 +164,21 @@ class StepTimePredictor:
         )
 
     def _copied_s(self, num_copied_bytes: int, part: Part) -> float:
-        """A step waits for copies at each of its stages, which copy at the same time; no stage computes meanwhile."""
+        """Seconds of copies that a step waits for. All its stages copy at the same time, and no stage computes
+        meanwhile."""
         if part.measure is Measure.STAGE:
             return 0.0
         seconds = num_copied_bytes * self._copied_byte_s
         return seconds / part.num_stages if part.measure is Measure.PERIOD else seconds
 
     def _beside_s(self, num_beside_bytes: int, part: Part) -> float:
-        """Each stage is slowed by the copies beside it."""
+        """Seconds that copies beside a step add to it: each stage is slowed by the copies beside it."""
         seconds = num_beside_bytes * self._beside_byte_s
         return seconds if part.measure is Measure.STEP else seconds / part.num_stages
 
     def _model_terms(self, num_rows: int, num_tokens: int, part: Part) -> ModelTerms:
-        """Seconds of a step with so many rows and tokens by the cost model; of pairs and KV, what one of them takes."""
+        """Seconds of a step with so many rows and tokens by the cost model; for pairs and KV, the seconds of one of
+        each."""
         key = num_rows, num_tokens, part
         known = self._known_terms.get(key)
         if known is None:
@@ -200,7 +206,7 @@ class StepTimePredictor:
     def predict_s(self, work: StepWork, part: Part = LONE_STEP) -> float | None:
         """Seconds of such a step, or of a part of it; an empty microbatch takes none. None while too little is known.
 
-        Never less for more rows, tokens, pairs, KV tokens or bytes.
+        Monotonic: never less for more rows, tokens, pairs, KV tokens or bytes.
         """
         coefficients = self._coefficients(part)
         if coefficients is None:
@@ -208,18 +214,19 @@ class StepTimePredictor:
         return _product(coefficients, self._terms(work, part))
 
     def taking(self, part: Part = LONE_STEP) -> Callable[[StepWork], float] | None:
-        """``predict_s`` by what is known now, for many works; it is not to be kept. None while too little is known."""
+        """``predict_s`` for many works with the present coefficients; callers must not keep it. None while too little
+        is known."""
         coefficients = self._coefficients(part)
         return None if coefficients is None else lambda work: _product(coefficients, self._terms(work, part))
 
     def decoding(self, part: Part = LONE_STEP) -> Callable[[int, int], float] | None:
-        """The same of ``StepWork.decodes``: of (rows, KV tokens)."""
+        """The same for ``StepWork.decodes``, as a function of (rows, KV tokens)."""
         coefficients = self._coefficients(part)
         if coefficients is None:
             return None
         fixed, token, pair, kv, row, *_ = coefficients
         terms_of: dict[int, tuple[float, float, float, float]] = {}
-        """By rows: seconds that do not depend on KV, of a pair, of a token of KV, and of the rows."""
+        """By rows: the seconds that do not depend on KV, of one pair, of one token of KV, and of the rows."""
 
         def seconds(num_rows: int, num_kv_tokens: int) -> float:
             terms = terms_of.get(num_rows)
@@ -234,15 +241,17 @@ class StepTimePredictor:
 
     @property
     def error(self) -> float:
-        """Mean absolute error of whole steps of late, in what was predicted for them."""
+        """Mean absolute error of recent whole steps, as a share of their predicted time."""
         return self._steps().error
 
     def largest_batch(
         self, seconds: float, most: int, work_of: Callable[[int], StepWork], part: Part = LONE_STEP
     ) -> int | None:
-        """The largest size up to ``most`` whose work takes at most ``seconds``; 0 where none does, None while unknown.
+        """The largest size up to ``most`` at which the work takes at most ``seconds``; 0 where none does, None while
+        too little is known.
 
-        ``work_of``: the work of a batch of a size, in whatever it grows; its totals never shrink as the size grows.
+        ``work_of``: the work of a batch of a given size, in any unit of size; its totals must not shrink as the size
+        grows.
         """
         coefficients = self._coefficients(part)
         if coefficients is None:
@@ -260,19 +269,20 @@ class StepTimePredictor:
     def prefill_tokens_beside(
         self, decodes: StepWork, seconds: float, most: int, part: Part = LONE_STEP, *, num_context: int = 0
     ) -> int | None:
-        """How many tokens of a prompt, behind ``num_context`` of it, a step of these decodes may take, ``most`` at
-        most, to last ``seconds``. None while unknown."""
+        """Tokens of a prompt, after ``num_context`` computed ones, that a step may take beside these decodes and still
+        last at most ``seconds``; at most ``most``. None while too little is known."""
         return self.largest_batch(seconds, most, lambda n: decodes.with_prompt(n, num_context), part)
 
     def prefill_tokens_per_s(
         self, max_num_tokens: int, decodes: StepWork = NOTHING, num_stages: int = 1, *,
         prompt_tokens: int | None = None, num_context: int = 0,
     ) -> float | None:
-        """Prefill rate when every step is filled up to the token budget beside the decodes of one microbatch.
+        """Prefill rate, tokens a second, when every step is filled up to the token budget beside the decodes of one
+        microbatch.
 
         A step's time is its way through all stages, and as many steps as stages are under way at once (Little's law).
-        ``prompt_tokens``: of a prompt, where several share a step (None: one fills it); ``num_context``: computed
-        before, of each.
+        ``prompt_tokens``: tokens of each prompt, where several share a step (None: one fills it); ``num_context``:
+        tokens of each prompt that were computed before.
         """
         num_tokens = max(1, max_num_tokens - decodes.num_tokens)
         seconds = self.predict_s(decodes.with_prompts(num_tokens, prompt_tokens, num_context), step_of(num_stages))
@@ -294,8 +304,8 @@ class StepTimePredictor:
         return min(max(alone_s / (num_stages * period_s), low), high)
 
     def chunk_prices(self, num_stages: int, num_layers: int | None = None) -> ChunkPrices:
-        """Of the last stage of such a pipeline, with ``num_layers`` (None: an equal share); every step asks, so they
-        may be a few steps old."""
+        """Prices on the last stage of such a pipeline, with ``num_layers`` (None: an equal share). Every step asks for
+        them, so they are cached and may be a few steps old."""
         found = self._prices.get((num_stages, num_layers))
         if found is None or len(self._stage_notes) >= PRICES_EVERY:
             part = last_stage_of(num_stages, num_layers)

@@ -1,8 +1,8 @@
-"""Instances and clusters by name: what a simulated device can hold and how fast it is, without a machine to measure.
+"""Instances and clusters by name: the capacity and speed of simulated devices, without a machine to measure.
 
-An ``InstancePreset`` is a model on its processors; a ``ClusterPreset`` several of them with what connects them. Both
-are plain values: change one with ``dataclasses.replace``. A measured ``HardwareProfile`` takes the place of the
-computed one (``ClusterPreset.measured``). What is calibrated and what is assumed: docs/presets.md.
+An ``InstancePreset`` is a model on its processors; a ``ClusterPreset`` is several of them with their links. Both are
+plain values: change one with ``dataclasses.replace``. A measured ``HardwareProfile`` takes the place of the computed
+one (``ClusterPreset.measured``). docs/cost-model.md says which values are calibrated and which are assumed.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from jettison.types import ModelShape
 Preset = TypeVar("Preset")
 
 HOST_STEP_S = 2e-3
-"""Assumed: what scheduling, launching and sampling add to a step; published engines hide most of it since."""
+"""Assumed seconds that scheduling, launching and sampling add to a step; later published engines hide most of them."""
 
 REMAP_S = 5e-3
-"""One change of layout (KunServe v3 section 4.1: "5 ms on our platform"), whatever its size."""
+"""Seconds of one change of layout (KunServe v3 section 4.1: "5 ms on our platform"), whatever its size."""
 
 DISK_BYTES_PER_S = 6e9
-"""Assumed: one NVMe drive of PCIe 4 for each instance."""
+"""Assumed rate of loads: one NVMe drive of PCIe 4 for each instance."""
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BATCH_CONTEXT = 1024
 """Cached tokens of each request in ``batch_points`` and ``prefill_points``."""
 
 PREFILL_TOKENS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Of chunks in ``prefill_points``."""
+"""Tokens of the chunks in ``prefill_points``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,14 @@ class InstancePreset:
     model: ModelPreset
     num_gpus: int = 1
     attention_ranks: int | None = None
-    """Processors that share one attention; None: all. Fewer: the others replicate everything but routed experts."""
+    """Processors that share one attention; None: all. With fewer than all, each such set replicates everything but the
+    routed experts."""
     redundant_experts: int = 0
     """Copies of routed experts beyond one of each, in every layer."""
     memory_utilisation: float = 0.9
     gpus_per_node: int = 8
     network_bytes_per_s: float = 50e9
-    """Of one processor's card, nominal: carries collectives of instances that span nodes."""
+    """Nominal rate of one processor's network card, which carries the collectives of instances that span nodes."""
     host_step_s: float = HOST_STEP_S
     disk_bytes_per_s: float = DISK_BYTES_PER_S
 
@@ -87,7 +88,8 @@ class InstancePreset:
 
     @property
     def split(self) -> Split:
-        """How the model is spread. Latent attention caches one vector, which every rank of it needs."""
+        """How the model is split over processors. Latent attention caches one vector, of which every rank needs a
+        copy."""
         copies = self.ranks if self.model.latent is not None else math.ceil(self.ranks / self.model.num_kv_heads)
         return Split(self.num_gpus, self.ranks, copies)
 
@@ -95,7 +97,7 @@ class InstancePreset:
 
     @property
     def shape(self) -> ModelShape:
-        """What the instance holds, replicas included: the sizes of its lending units and of its KV."""
+        """The sizes of the instance's lending units and of its KV, replicas included."""
         experts = self.model.experts
         scale = 1.0 if experts is None else 1.0 + self.redundant_experts / experts.num_experts
         return self.model.shape(
@@ -109,12 +111,12 @@ class InstancePreset:
 
     @property
     def budget_bytes(self) -> int:
-        """What parameters and KV may take."""
+        """Bytes that parameters and KV may take."""
         return int(self.memory_bytes * self.memory_utilisation)
 
     @property
     def parameter_bytes(self) -> int:
-        """Undropped."""
+        """Bytes of all parameters, none dropped."""
         return self.shape.parameter_bytes
 
     @property
@@ -124,41 +126,41 @@ class InstancePreset:
 
     @property
     def kv_bytes(self) -> int:
-        """What is left for KV."""
+        """Bytes left for KV, with no parameters dropped."""
         return self.budget_bytes - self.parameter_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """All layers, all copies."""
+        """Bytes of one token's KV in all layers, all copies included."""
         shape = self.shape
         return shape.num_layers * shape.kv_bytes_per_token_layer
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that fit, undropped."""
+        """Tokens of KV that fit, with no parameters dropped."""
         return self.kv_bytes // self.kv_bytes_per_token
 
     # --- speed ------------------------------------------------------------------------------------------------
 
     @property
     def host_link_bytes_per_s(self) -> float:
-        """Between host memory and the processors, all of them together, per direction."""
+        """Rate between host memory and all of the processors together, per direction."""
         return self.num_gpus * self.gpu.host_copy_bytes_per_s
 
     @property
     def device_copy_bytes_per_s(self) -> float:
-        """From one place in the processors' memory to another, all of them together."""
+        """Rate of copies inside the processors' memory, all of them together."""
         return self.num_gpus * self.gpu.copy_bytes_per_s
 
     @property
     def beside_byte_s(self) -> float:
-        """What a byte that a copy engine moves beside a step adds to it: the step does without the processors' memory
-        for as long as the byte is read or written there. An assumption: nothing published says it by itself."""
+        """Seconds that a byte adds to a step when a copy engine moves it beside the step: while the byte is read or
+        written, the step cannot use the processors' memory. An assumption: no publication states it by itself."""
         return 1.0 / (self.num_gpus * self.gpu.memory_bytes_per_s * self.gpu.efficiency.memory)
 
     @property
     def collective(self) -> Collective:
-        """What all-reduces run over: the network where the instance does not fit into one node."""
+        """The interconnect of all-reduces: the network where the instance does not fit into one node."""
         reached = self.gpu.efficiency
         if self.num_gpus > self.gpus_per_node:
             return Collective(reached.collective_s + reached.network_s, self.network_bytes_per_s * reached.collective)
@@ -169,7 +171,7 @@ class InstancePreset:
         return roofline_cost_model(self.gpu, self.model, self.split, self.collective, host_step_s=self.host_step_s)
 
     def profile(self, link: LinkPreset) -> HardwareProfile:
-        """All that plans predict with, over ``link`` to the other instances."""
+        """The profile that plans predict with, given ``link`` to the other instances."""
         cost = self.cost_model()
         return HardwareProfile(
             cost=cost,
@@ -188,7 +190,7 @@ class InstancePreset:
 
 
 def batch_points(cost: CostModel, *, stages: tuple[int, ...] = (1, 2, 4)) -> tuple[BatchPoint, ...]:
-    """What ``jettison profile`` would measure: decodes on the last stage of pipelines of equal stages."""
+    """The points that ``jettison profile`` would measure: decodes on the last stage of pipelines of equal stages."""
     points = []
     for num_stages in (count for count in stages if count <= cost.num_layers):
         layers = math.ceil(cost.num_layers / num_stages)
@@ -200,7 +202,7 @@ def batch_points(cost: CostModel, *, stages: tuple[int, ...] = (1, 2, 4)) -> tup
 
 
 def prefill_points(cost: CostModel) -> tuple[PrefillPoint, ...]:
-    """What ``jettison profile`` would measure: chunks of prompts beside decodes, on an instance alone."""
+    """The points that ``jettison profile`` would measure: chunks of prompts beside decodes, on an instance alone."""
     return tuple(
         PrefillPoint(size, num_tokens, cost.step_cost_s(beside_shape(size, num_tokens, BATCH_CONTEXT, cost.num_layers)))
         for size in BATCH_SIZES for num_tokens in PREFILL_TOKENS
@@ -211,8 +213,8 @@ def prefill_points(cost: CostModel) -> tuple[PrefillPoint, ...]:
 class ClusterPreset:
     """Equal instances in numbered places: the first ``instances_per_node`` share node 0, and so on.
 
-    A link joins two instances, each with all its processors' cards; one instance's traffic to several others shares its
-    end of them.
+    A link joins two instances, each with all its processors' cards. The traffic of one instance to several others
+    shares that instance's end.
     """
 
     name: str
@@ -225,14 +227,15 @@ class ClusterPreset:
     """Inside a node; None: as between nodes."""
     source: str = ""
     measured: HardwareProfile | None = field(default=None, repr=False)
-    """A profile of these instances, which then takes the place of the computed one."""
+    """A measured profile of these instances, used instead of the computed one."""
 
     def __post_init__(self) -> None:
         if self.num_instances < 1 or self.instances_per_node < 1:
             raise ValueError(f"cluster {self.name}: needs at least one instance, and one in a node")
 
     def link(self, one: int, other: int) -> LinkPreset:
-        """What joins two instances, by their numbers from 0. Raises ValueError for others, or for one alone."""
+        """The link between two instances, by their numbers from 0. Raises ValueError for an unknown number, or for
+        twice the same."""
         if one == other or not (0 <= one < self.num_instances and 0 <= other < self.num_instances):
             raise ValueError(f"cluster {self.name} has no link from instance {one} to instance {other}")
         together = one // self.instances_per_node == other // self.instances_per_node
@@ -240,14 +243,14 @@ class ClusterPreset:
 
     @property
     def slowest_link(self) -> LinkPreset:
-        """What plans count on: a plan may join any two instances."""
+        """The link that plans count on: a plan may join any two instances."""
         if self.scale_up is not None and self.num_instances <= self.instances_per_node:
             return self.scale_up
         return self.scale_out
 
     @property
     def kv_tokens(self) -> int:
-        """Of all instances, undropped."""
+        """Tokens of KV that fit into all instances, with no parameters dropped."""
         return self.num_instances * self.instance.kv_tokens
 
     def profile(self) -> HardwareProfile:
@@ -256,8 +259,9 @@ class ClusterPreset:
 
 
 def instance_preset(model: str, gpu: str, num_gpus: int | None = None) -> InstancePreset:
-    """By names. ``num_gpus`` None: what the papers use for the model, else the fewest (a power of two) that hold it
-    in 0.7 of their memory. Raises ConfigError for an unknown name, or where it does not fit."""
+    """The instance of a model and a processor, both by name. ``num_gpus`` None: the papers' number for the model on
+    processors of 80 GB, else the smallest power of two that holds the model in 0.7 of its memory. Raises ConfigError
+    for an unknown name, or where it does not fit."""
     found, processor = named("model", model, MODELS), named("GPU", gpu, GPUS)
     if num_gpus is None:
         num_gpus = _PAPER_GPUS.get(model) if processor.memory_bytes == GPUS["a800-80g"].memory_bytes else None
@@ -294,7 +298,7 @@ _PAPER_GPUS = {
 
 _DEPLOYED = {("qwen3-235b", 8): (2, 0), ("deepseek-v3", 32): (4, 32)}
 """(attention ranks, redundant experts). DeepSeek-V3's own prefill unit (its report, section 3.4.1) and, for Qwen3, the
-split whose replicated weights come nearest to Table 1: 1,625 GiB for 1,572, and 482.6 for 479."""
+split with the replicated weights nearest to Table 1: 1,625 GiB for 1,572, and 482.6 for 479."""
 
 
 def _cluster_a() -> ClusterPreset:

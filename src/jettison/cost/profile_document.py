@@ -1,7 +1,7 @@
-"""A profile as a plain document (what JSON holds), and back, checked.
+"""A profile as a plain document (values that JSON holds), and back, checked.
 
-Pure: dictionaries in and out; ``profiles`` does the reading and writing. A document says for which machine,
-model and version it was measured; the loader compares that fingerprint with its own.
+Pure: dictionaries in and out; ``profiles`` reads and writes the files. A document states the machine, model and version
+that it was measured for; the loader compares that fingerprint with its own.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class ProfileDocumentError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What a profile is valid for: change one of these and every time may be another."""
+    """The conditions that a profile is valid for: a change of any of them may change every time."""
 
     hardware: str
     """Processor and number of cores (or accelerator)."""
     model: str
     """Digest of the model's configuration: sizes decide times, weights do not."""
     version: str
-    """Of this package."""
+    """Version of this package."""
     dtype: str
     num_threads: int
     kernels: str
@@ -54,7 +54,7 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Of the model that was measured: enough to tell it from another one whose files are not at hand."""
+    """Sizes of the measured model, enough to tell it from another model without the files of either."""
 
     num_layers: int
     hidden_size: int
@@ -62,7 +62,7 @@ class ModelSizes:
 
     @classmethod
     def of(cls, shape: ModelShape) -> ModelSizes:
-        """As the model's sizes say."""
+        """The sizes of a model's shape."""
         return cls(shape.num_layers, shape.hidden_size, shape.dtype_bytes)
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class StoredProfile:
-    """A profile with what it is valid for."""
+    """A profile with the conditions that it is valid for."""
 
     fingerprint: Fingerprint
     profile: HardwareProfile
@@ -84,10 +84,10 @@ _OPTIONAL: dict[str, tuple[Any, Any]] = {
     "contention_instances": (int, 1), "beside_bytes_per_s": (float, None), "beside_byte_s": (float, None),
     "link_beside_byte_s": (float, None), "prefill_points": (list, []),
 }  # fmt: skip
-"""Keys that are absent where they say nothing: their kind, and the value that says nothing."""
+"""Optional keys, left out of a document at their default: kind, and default."""
 
 _POINTS: dict[str, Any] = {"batch_points": BatchPoint, "prefill_points": PrefillPoint}
-"""Lists of measured points, by what one is."""
+"""The class of the points in each list of measured points."""
 
 
 def to_document(stored: StoredProfile) -> dict[str, Any]:
@@ -100,7 +100,8 @@ def to_document(stored: StoredProfile) -> dict[str, Any]:
 
 
 def from_document(document: object) -> StoredProfile:
-    """The profile in a document. Raises ProfileDocumentError naming what is missing, unknown or of a wrong kind."""
+    """The profile in a document. Raises ProfileDocumentError that names the missing or unknown key, or the value of a
+    wrong kind."""
     if isinstance(document, Mapping) and document.get("format") != FORMAT:
         raise ProfileDocumentError(f"format is {document.get('format')!r}, not {FORMAT!r}")
     kinds: dict[str, Any] = {"format": str, "fingerprint": dict, "profile": dict}
@@ -121,7 +122,8 @@ def profile_to_plain(profile: HardwareProfile) -> dict[str, Any]:
 
 
 def profile_from_plain(plain: object, where: str) -> HardwareProfile:
-    """Back again. Raises ProfileDocumentError whose places begin with ``where``."""
+    """The inverse of ``profile_to_plain``. Raises ProfileDocumentError; the keys in its message begin with
+    ``where``."""
     given = plain.keys() if isinstance(plain, Mapping) else ()
     kinds = field_kinds(HardwareProfile) | {"cost": dict, "batch_points": list}
     kinds |= {name: kind for name, (kind, _) in _OPTIONAL.items()}
@@ -140,12 +142,13 @@ def profile_from_plain(plain: object, where: str) -> HardwareProfile:
 
 
 def field_kinds(owner: type) -> dict[str, Any]:
-    """The kind of each of a dataclass's fields, or of a named tuple's."""
+    """The type of each field of a dataclass or named tuple."""
     return typing.get_type_hints(owner)
 
 
 def checked(value: object, kinds: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The mapping with exactly the keys of ``kinds``, each of its kind; whole numbers stand for float too."""
+    """The values of a mapping that must have exactly the keys of ``kinds``, each of its kind; a whole number is a float
+    too. Raises ProfileDocumentError."""
     if not isinstance(value, Mapping):
         raise ProfileDocumentError(f"{where} is not a mapping")
     for verb, names in (("has no", kinds.keys() - value.keys()), ("has an unknown", value.keys() - kinds.keys())):

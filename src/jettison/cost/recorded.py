@@ -1,7 +1,7 @@
-"""Steps that a live run recorded, and the cost model scaled so that it takes as long for them. Pure.
+"""Steps that a live run recorded, and the cost model scaled to their measured times. Pure.
 
-A profile times steps with nothing else about. In a run they take what the machine gives them then: other instances, the
-controller and clients on the same cores. A simulation that is to be laid beside that run takes its times from it.
+A profile times steps while nothing else runs. In a live run, other instances, the controller and clients share the
+cores, and steps take longer. A simulation that is compared with a run takes its times from that run's steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ ROW_TERMS = ("token_layer_s", "entry_token_s", "sample_s")
 FIXED_TERMS = tuple(name for name in COEFFICIENTS if name not in KV_TERMS + ROW_TERMS)
 
 TRUST = 0.01
-"""Of the profile's proportions, over the steps': they decide only where the steps do not tell two terms apart."""
+"""Weight of the profile's proportions relative to the steps: they decide only where the steps cannot separate two
+terms."""
 
 
 class RecordedStep(NamedTuple):
@@ -28,21 +29,21 @@ class RecordedStep(NamedTuple):
 
     worker_id: int
     began_s: float
-    """Of the worker's clock."""
+    """Begin of the step, on the worker's clock."""
     seconds: float
     num_requests: int
     num_tokens: int
     num_pairs: int
     """Query-key pairs under the causal mask."""
     num_kv_tokens: int
-    """Contexts and own tokens."""
+    """Tokens of KV: contexts and own tokens."""
     num_layers: int
     is_first: bool
     num_samples: int
-    """0 on all but the last stage."""
+    """Sampled rows; 0 on all but the last stage."""
 
     def predicted_s(self, cost: CostModel) -> float:
-        """What the model says of it."""
+        """Seconds that a cost model predicts for the step."""
         return cost.totals_cost_s(
             self.num_tokens, self.num_pairs, self.num_kv_tokens, self.num_layers,
             is_first=self.is_first, num_samples=self.num_samples,
@@ -50,9 +51,9 @@ class RecordedStep(NamedTuple):
 
 
 def fitted_to(cost: CostModel, steps: Sequence[RecordedStep]) -> CostModel:
-    """``cost`` with a factor for what hangs on KV, one for what hangs on rows, and one for the rest: by least squares
-    of the relative error, then all of them so that the steps take as long together as they took. Without steps, or
-    where the model says that they take no time: as it is."""
+    """``cost`` with one factor for the terms of KV, one for those of rows, and one for the rest. Least squares of the
+    relative error give the factors; one more factor then makes the predicted times add up to the measured total.
+    Unchanged without steps, or where the model predicts no time for them."""
     took = np.array([step.seconds for step in steps])
     predicted_s = sum(step.predicted_s(cost) for step in steps)
     if not len(took) or took.min() <= 0.0 or predicted_s <= 0.0:

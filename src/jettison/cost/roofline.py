@@ -1,9 +1,9 @@
-"""Steps of known processors and models that have no profile: peaks, the parts of them reached, and sizes.
+"""Costs of steps on known processors and models without a profile: from peaks, the shares of them reached, and sizes.
 
-A ``RooflineCostModel`` is a ``CostModel`` whose coefficients are computed instead of fitted, with three things that
-large processors and models need: a rounded knee between compute and memory, weights of experts that are read only if a
-batch touches them, and per-token work beside the products (all-reduce, norms). Pure arithmetic; data in ``cost.gpus``
-and ``cost.models``; where the efficiencies come from is docs/presets.md.
+A ``RooflineCostModel`` is a ``CostModel`` with computed instead of fitted coefficients. It adds three things that large
+processors and models need: a rounded knee between compute and memory, weights of experts that are read only if a batch
+touches them, and per-token work beside the products (all-reduce, norms). Pure arithmetic; data in ``cost.gpus`` and
+``cost.models``; docs/cost-model.md gives the sources of the efficiencies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jettison.cost.models import BF16_BYTES, Experts, ModelPreset
 
 
 def smooth_max(compute: float, memory: float, knee: float) -> float:
-    """(compute^p + memory^p)^(1/p): the larger of the two, and up to 2^(1/p) of it where they are equal."""
+    """(compute^p + memory^p)^(1/p): about the larger of the two, and 2^(1/p) times it where they are equal."""
     largest, smallest = (compute, memory) if compute >= memory else (memory, compute)
     if smallest <= 0.0:
         return max(largest, 0.0)
@@ -29,12 +29,12 @@ def smooth_max(compute: float, memory: float, knee: float) -> float:
 class RooflineCostModel(CostModel):
     """``CostModel`` with a rounded knee, experts, and work per token beside the products.
 
-    ``weight_tokens`` is what reading the weights that every batch needs takes, in tokens of compute; ``expert_tokens``
+    ``weight_tokens`` is the time to read the weights that every batch needs, in tokens of compute; ``expert_tokens`` is
     the same for all routed experts of a layer.
     """
 
     token_extra_layer_s: float = 0.0
-    """One token of one layer outside of matrix products and attention."""
+    """Seconds of one token in one layer outside of matrix products and attention."""
     expert_tokens: float = 0.0
     experts: Experts | None = None
     knee: float = 16.0
@@ -59,23 +59,24 @@ class RooflineCostModel(CostModel):
 
 
 class Split(NamedTuple):
-    """How one instance is spread over processors."""
+    """The split of one instance over processors."""
 
     num_gpus: int = 1
     attention_ranks: int = 1
-    """Processors over which one attention is split; the others hold copies of everything but routed experts."""
+    """Processors over which one attention is split; each further set of as many holds a copy of everything but the
+    routed experts."""
     kv_copies: int = 1
-    """Copies of a token's KV among those ranks: more than one where there are more ranks than KV heads."""
+    """Copies of a token's KV among the attention ranks: more than one where there are more ranks than KV heads."""
 
 
 class Collective(NamedTuple):
-    """An all-reduce over one interconnect: latency, and bytes per second and direction as reached."""
+    """An all-reduce over one interconnect: latency, and the reached rate per direction."""
 
     latency_s: float
     bytes_per_s: float
 
     def token_s(self, num_bytes: float, num_ranks: int) -> float:
-        """Seconds beyond the latency, of a ring: each rank sends 2 (n - 1) / n of the bytes."""
+        """Seconds of a ring all-reduce beyond the latency: each rank sends 2 (n - 1) / n of the bytes."""
         return 2.0 * (num_ranks - 1) / num_ranks * num_bytes / self.bytes_per_s
 
 
@@ -93,8 +94,8 @@ def roofline_cost_model(
 ) -> RooflineCostModel:
     """The steps of one instance of ``model`` over ``split.num_gpus`` processors, all of them in step.
 
-    ``host_step_s``: what the serving process adds to a step (scheduling, launching, sampling). Layers count as equal:
-    where they differ (DeepSeek-V3's first three), each counts as the mean.
+    ``host_step_s``: seconds that the serving process adds to a step (scheduling, launching, sampling). Layers count as
+    equal: where they differ (DeepSeek-V3's first three), each counts as the mean.
     """
     reached = gpu.efficiency
     flops_per_s = gpu.flops_per_s * reached.gemm * split.num_gpus
@@ -135,8 +136,8 @@ def _mean(values: Iterable[float]) -> float:
 def _attention(gpu: GpuPreset, model: ModelPreset, split: Split) -> tuple[float, float]:
     """(seconds of a query-key pair, seconds of reading a cached token), each of one layer.
 
-    What latent attention computes more in a decode than in a prefill counts with the cached token, where it exceeds
-    the time of reading it: the two overlap.
+    Latent attention computes more in a decode than in a prefill. The extra work overlaps with reading the cached token,
+    so the token counts with the longer of the two.
     """
     flops_per_s = gpu.flops_per_s * gpu.efficiency.attention * split.num_gpus
     pair_s = model.pair_flops / flops_per_s
@@ -147,14 +148,15 @@ def _attention(gpu: GpuPreset, model: ModelPreset, split: Split) -> tuple[float,
 
 
 def _collective_layer_s(split: Split, collective: Collective) -> float:
-    """Two collectives a layer: after attention and after the MLP (or the experts)."""
+    """Seconds of latency of a layer's two collectives: after attention and after the MLP (or the experts)."""
     after_attention = collective.latency_s if split.attention_ranks > 1 else 0.0
     after_mlp = collective.latency_s if split.num_gpus > 1 else 0.0
     return after_attention + after_mlp
 
 
 def _token_extra_s(gpu: GpuPreset, model: ModelPreset, split: Split, collective: Collective) -> float:
-    """Elementwise work and the part of collectives that grows with tokens; each replica has its share of the tokens."""
+    """Seconds a token of elementwise work, and of the part of collectives that grows with tokens; each replica has its
+    share of the tokens."""
     replicas = split.num_gpus // split.attention_ranks
     heads = model.num_heads + (model.num_kv_heads if model.latent is None else 0)
     width = model.intermediate_size

@@ -1,6 +1,6 @@
-"""Which steps a profile runs: a grid to fit from, and shapes drawn at random to judge by, none of them in both.
+"""The steps that a profile runs: a grid to fit to, and random shapes to judge the fit by. No shape is in both.
 
-Pure: limits and a seed in, shapes out. Not here: running them (``live.profile.step_timer``).
+Pure: limits and a seed in, shapes out. ``live.profile.step_timer`` runs them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jettison.cost.model import ChunkShape, StepShape
 
 
 class ShapeKind(StrEnum):
-    """What a shape stands for."""
+    """The kind of step that a shape represents."""
 
     PREFILL = "prefill"
     PREFIX = "prefill with prefix"
@@ -34,20 +34,20 @@ class ProfileShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShapeLimits:
-    """What the device can run."""
+    """Limits of the steps that the device can run."""
 
     num_layers: int
     max_num_tokens: int
-    """Of one step."""
+    """Tokens of one step."""
     max_num_seqs: int
     max_context: int
     """Tokens of one request, its own chunk included."""
     max_kv_tokens: int
-    """Of all requests of a step, each rounded up to whole blocks."""
+    """Tokens of KV of all requests of a step, each rounded up to whole blocks."""
     block_size: int = 16
 
     def allow(self, shape: StepShape) -> bool:
-        """Whether the shape can be run."""
+        """Whether the device can run the shape."""
         lengths = [chunk.num_context + chunk.num_tokens for chunk in shape.chunks]
         blocks = sum(-(-length // self.block_size) for length in lengths)
         return (
@@ -61,14 +61,14 @@ class ShapeLimits:
 
 @dataclass(frozen=True, slots=True)
 class ShapePlan:
-    """What to run; ``held_out`` is never fitted."""
+    """The shapes to run; the model is never fitted to ``held_out``."""
 
     fitted: tuple[ProfileShape, ...]
     held_out: tuple[ProfileShape, ...]
     batches: tuple[BatchShape, ...]
-    """Some of ``fitted`` again: decode batches on the slowest stage of a pipeline."""
+    """Shapes of ``fitted`` that are decode batches on the slowest stage of a pipeline."""
     besides: tuple[BesideShape, ...] = ()
-    """Likewise: decode batches with chunks of prompts beside them."""
+    """Shapes of ``fitted`` that are decode batches with a chunk of a prompt beside them."""
 
 
 class BatchShape(NamedTuple):
@@ -85,12 +85,12 @@ class BesideShape(NamedTuple):
 
     batch_size: int
     num_tokens: int
-    """Of the chunk; 0: none."""
+    """Tokens of the chunk; 0: no chunk."""
     shape: StepShape
 
 
 def beside_shape(batch_size: int, num_tokens: int, num_context: int, num_layers: int) -> StepShape:
-    """So many decodes with ``num_context`` cached tokens each, and a chunk behind as many."""
+    """``batch_size`` decodes with ``num_context`` cached tokens each, and a chunk with as many cached tokens."""
     chunks = (ChunkShape(num_context, 1),) * batch_size
     if num_tokens:
         chunks += (ChunkShape(num_context, num_tokens),)
@@ -98,7 +98,7 @@ def beside_shape(batch_size: int, num_tokens: int, num_context: int, num_layers:
 
 
 def plan_shapes(limits: ShapeLimits, *, seed: int = 0, quick: bool = False) -> ShapePlan:
-    """The grid within the limits, and as many random shapes as half of it. ``quick`` takes a third of both."""
+    """The grid within the limits, and half as many random shapes. ``quick`` takes about a third of both."""
     batches = tuple(b for b in _batches(limits, quick) if limits.allow(b.shape))
     besides = tuple(b for b in _besides(limits, quick) if limits.allow(b.shape))
     grid = [ProfileShape(ShapeKind.STAGE, b.shape) for b in batches] + list(_grid(limits, quick))
@@ -168,7 +168,8 @@ def _besides(limits: ShapeLimits, quick: bool) -> Iterable[BesideShape]:
 
 
 def _draw(kind: ShapeKind, limits: ShapeLimits, rng: random.Random) -> ProfileShape | None:
-    """A shape as serving would make it; sizes spread evenly over their logarithm."""
+    """A random shape such as serving makes, with sizes uniform in their logarithm; None where the model has too few
+    layers for its kind."""
 
     def size(most: int) -> int:
         return round(math.exp(math.log(max(1, most)) * rng.random()))

@@ -1,6 +1,6 @@
-"""A server's speed in three numbers: what can be measured of any server, from outside.
+"""A server's speed in three numbers that can be measured of any server from outside.
 
-Pure. ``live.experiments.overload`` measures it; ``simulate.calibrate`` serves at it.
+Pure. ``live.experiments.overload`` measures the speed; ``simulate.calibrate`` serves at it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Coefficients of step times, learned from all groups at once. Pure arithmetic in plain floats.
 
-A step's time is a sum of terms (fixed costs, tokens, pairs, KV, rows, bytes copied before it and beside it), each as a
-cost model has it. The fit bends them in two ways:
+A step's time is a sum of terms (fixed costs, tokens, pairs, KV, rows, bytes copied before it and beside it), each in a
+cost model's seconds. The fit corrects them in two ways:
 
 - ``shared`` coefficients, one a term, for all that is observed: least squares that forget, weighted by one over the
   time (between absolute and relative error), a step that is far off counting less (Huber). None is below 0, and where
@@ -10,12 +10,12 @@ cost model has it. The fit bends them in two ways:
   follow the last few dozen steps by normalized least mean squares (Nagumo and Noda 1967). An error goes to the terms in
   the proportion in which they make up the step, and deviations fade towards what is shared.
 
-What copies add has coefficients of its own, one for those that a step waits for and one for those beside it, learned
-from steps with such copies alone: they are few, and a small part of a step, of whose error deviations would hardly give
-them any.
+Copies have two coefficients of their own, one for copies that a step waits for and one for copies beside it. Only steps
+with such copies teach them: these steps are few and copies are a small part of them, so that deviations would give
+copies hardly any of the error.
 
-The first learns what a token costs this model here, from every group; the second what this minute and this number of
-stages make of it. Shared coefficients learn from times with the deviations taken off.
+Shared coefficients learn the cost of a token for this model on this machine, from every group. Deviations learn how the
+present minute and a number of stages change it. Shared coefficients learn from times with the deviations subtracted.
 """
 
 from __future__ import annotations
@@ -23,45 +23,46 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 FORGETTING = 0.995
-"""Of the shared sums, a step: they remember about 200."""
+"""Share of the shared sums kept at each step: they remember about 200 steps."""
 FADING = 0.998
-"""Of deviations, a step."""
+"""Share of the deviations kept at each step."""
 LEARNING = 0.3
-"""Of a step's error, what the deviations take on where nothing else is said."""
+"""Share of a step's error that the deviations take on, by default."""
 CLIP = 0.2
-"""Of its prediction, the largest error of a step that counts in full."""
+"""Largest error of a step that counts in full, as a share of its predicted time."""
 REMEMBERED = 0.98
-"""Of errors, a step: how far off predictions are is said of about the last 50."""
+"""Share of the error sums kept at each step: ``error`` is about the last 50 steps."""
 DEVIATIONS = (-0.8, 4.0)
-"""Outside of them a step was disturbed, or the model is another."""
+"""Bounds of the deviations: beyond them a step was disturbed, or the model is another."""
 
 MIN_OBSERVATIONS = 8
 """Steps before anything is fitted."""
 REFIT_EVERY = 8, 32
-"""Steps between two fits: of the first ``EARLY``, and after."""
+"""Steps between two fits: up to step ``EARLY``, and after it."""
 EARLY = 64
 NOISE = 0.1
-"""Variance of a step's relative error, roughly: beside it the proportions of the cost model count."""
+"""Rough variance of a step's relative error, which the cost model's proportions are weighed against."""
 DOUBT_PROFILED, DOUBT_NOMINAL = 1.0, 10.0
-"""Standard deviation of a coefficient over the level of all: of a cost model that was measured, and of one made up."""
+"""Standard deviation of a coefficient relative to the level of all: for a measured cost model, and for a nominal
+one."""
 
 NUM_FITTED = 5
 """Terms with shared coefficients and deviations; two more (bytes copied before, beside) have coefficients of their
 own."""
 COPIES, BESIDE = (0.2, 100.0), (0.02, 100.0)
-"""What these may be: never nothing, or there was no end to what a step could carry."""
+"""Bounds of the two factors of copies. They are above 0, as free copies would let a step carry any number of bytes."""
 COPIES_TRUST = NOISE / DOUBT_NOMINAL**2
-"""However the rate was measured: not with blocks that lie scattered."""
+"""Weight of the copy rate of a cost model, low even for a measured rate: it was not measured with scattered blocks."""
 
 Kind = tuple[str, int]
-"""What is measured, and of how many stages (``cost.stepwork.Part``)."""
+"""The measure and the number of stages of a time (``cost.stepwork.Part``)."""
 
 Terms = tuple[float, float, float, float, float, float, float]
 """Seconds by a cost model: fixed, tokens, pairs, KV, rows, bytes copied before the step, and beside it."""
 
 
 class CopiesFactor:
-    """What copies of one kind add, over the seconds that they are said to add."""
+    """The factor of one kind of copies: seconds that they add to steps, over the cost model's seconds for them."""
 
     __slots__ = ("_bounds", "_moment", "_normal", "value")
 
@@ -71,7 +72,8 @@ class CopiesFactor:
         self._normal = self._moment = 0.0
 
     def learn(self, share: float, error: float) -> None:
-        """Of a step whose copies are said to take such a share of its prediction, which was off by so much of it."""
+        """Learn from a step with such copies. ``share``: the cost model's seconds for the copies, over the step's
+        predicted time; ``error``: the error of that prediction, over the predicted time."""
         self._normal = FORGETTING * self._normal + share * share
         self._moment = FORGETTING * self._moment + share * (self.value * share + error)
         low, high = self._bounds
@@ -83,8 +85,8 @@ class StepFit:
     """Observations in, coefficients out; the order of observations counts."""
 
     def __init__(self, *, is_profiled: bool, learning: float = LEARNING) -> None:
-        """``is_profiled``: the terms are seconds of this model on this machine; else only their proportions mean
-        anything, and little. ``learning``: of a step's error, what the deviations take on."""
+        """``is_profiled``: the terms are seconds of this model on this machine; else only their proportions carry
+        information, and little of it. ``learning``: share of a step's error that the deviations take on."""
         self._learning = learning
         self._trust = NOISE / (DOUBT_PROFILED if is_profiled else DOUBT_NOMINAL) ** 2
         """The weight of the cost model's proportions, in steps."""
@@ -101,21 +103,22 @@ class StepFit:
 
     @property
     def is_known(self) -> bool:
-        """Whether coefficients are those of this machine."""
+        """Whether there are coefficients for this machine."""
         return self._shared is not None
 
     @property
     def error(self) -> float:
-        """Mean absolute error of late, in what was predicted: long steps count more, none for more than ``CLIP``."""
+        """Mean absolute error of recent steps as a share of their predicted time. Long steps count more, and no error
+        counts for more than ``CLIP``."""
         return self._off_s / self._predicted_s if self._predicted_s > 0.0 else 0.0
 
     @property
     def observed(self) -> Collection[Kind]:
-        """Kinds of which times have been seen."""
+        """Kinds with an observed time."""
         return self._deviations.keys()
 
     def coefficients(self, kind: Kind) -> Terms | None:
-        """What each term is multiplied with; all >= 0. None while too little is known."""
+        """The factor of each term; all >= 0. None while too little is known."""
         if self._shared is None:
             return None
         fixed, token, pair, kv, row = self._shared
@@ -130,7 +133,7 @@ class StepFit:
         )
 
     def observe(self, kind: Kind, terms: Terms, seconds: float) -> None:
-        """One time of a kind. Times that are not above 0 are left out."""
+        """Learn from one time of a kind. Times that are not above 0 are ignored."""
         if seconds <= 0.0:
             return
         x0, x1, x2, x3, x4, x5, x6 = terms
@@ -163,7 +166,8 @@ class StepFit:
                 if x6 > 0.0:
                     self._beside.learn(x6 / predicted_s, error_s / predicted_s)
                 told_s = max(seconds - deviation_s, 0.1 * seconds)
-                # By what deviations make of it: a fit that is far off for good is no row of outliers.
+                # The error is judged with the deviations applied, so that a lasting error of the shared fit is not
+                # taken for a row of outliers.
                 off_s = abs(seconds - predicted_s)
                 self._off_s = REMEMBERED * self._off_s + min(off_s, most_s)
                 self._predicted_s = REMEMBERED * self._predicted_s + predicted_s
@@ -191,7 +195,7 @@ class StepFit:
             self._solve()
 
     def _solve(self) -> None:
-        """Weighted least squares with coefficients >= 0, each drawn a little to the level of all."""
+        """Weighted least squares with coefficients >= 0, each drawn slightly towards the common level."""
         size, upper = NUM_FITTED, iter(self._normal)
         matrix = [[0.0] * size for _ in range(size)]
         for i in range(size):
@@ -208,10 +212,10 @@ class StepFit:
 
 
 def non_negative(matrix: Sequence[Sequence[float]], moment: Sequence[float]) -> list[float]:
-    """x of ``matrix @ x = moment`` with what comes out below 0 taken out, the most negative first.
+    """x of ``matrix @ x = moment``; unknowns that come out below 0 are set to 0, the most negative first.
 
-    In plain floats: what a linear algebra library makes of an ill-conditioned system depends on the processor, and
-    decisions would with it. ``matrix``: symmetric, positive definite.
+    In plain floats: the result of a linear algebra library for an ill-conditioned system depends on the processor, and
+    so would decisions. ``matrix``: symmetric, positive definite.
     """
     active = list(range(len(moment)))
     found = [0.0] * len(moment)

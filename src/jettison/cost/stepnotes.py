@@ -1,6 +1,6 @@
-"""Observed steps that no question has needed yet: kept until one does, handed out in order.
+"""Observed steps, kept until the predictor is asked a question, then handed out in order.
 
-Pure. Groups may tell of their steps late, and of many at once; what is handed out is the same.
+Pure. A group may report its steps late, and many at once: the steps handed out are the same.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from jettison.types import GroupId
 MEMORY_STEPS = 1024
 """Older observations weigh less than a hundredth of a new one (``stepfit.FORGETTING`` to this power)."""
 MAX_NOTED = 8 * MEMORY_STEPS
-"""Observations that are kept before the oldest are let go."""
+"""Observations kept before the oldest are dropped."""
 
 Totals = tuple[int, int, int, int, int, int]
-"""``StepWork``, which is one."""
+"""The fields of ``StepWork`` in order, as a plain tuple; a ``StepWork`` is one."""
 
 
 _Run = tuple[Sequence[int], GroupId, Part, StepWork]
-"""Steps of a group with the same rows, one after the other, usually one: when the first began and when each ended (the
-next began then), their group, what the times are of, and the work of the first. Each attends to its tokens more than
-the one before, and only the first has to do with copies. Plain tuples, which are cheaper to make."""
+"""Consecutive steps of a group with the same rows, usually one: the begin of the first and the end of each (the begin
+of the next), their group, the part that the times measure, and the work of the first. Each step attends to more KV than
+the one before, by that one's tokens; only the first has copies. Plain tuples, which are cheaper to make."""
 
 
 class StepNotes:
-    """Those of one fit."""
+    """The noted steps of one fit."""
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []
@@ -36,28 +36,29 @@ class StepNotes:
         self._most_steps = MAX_NOTED
 
     def __len__(self) -> int:
-        """Steps."""
+        """Number of noted steps."""
         return self._num_steps
 
     def add(self, times_ns: Sequence[int], group_id: GroupId, part: Part, work: StepWork) -> None:
-        """Steps have followed each other (``_Run``)."""
+        """Note a run of consecutive steps (``_Run``)."""
         self._runs.append((times_ns, group_id, part, work))
         self._num_steps += len(times_ns) - 1
         if self._num_steps > self._most_steps:
             self._forget()
 
     def _forget(self) -> None:
-        """Let runs go that are older than enough others."""
+        """Drop the runs that have at least ``MEMORY_STEPS`` later steps."""
         self._runs.sort(key=lambda run: -run[0][0])
         starts = [-times_ns[0] for times_ns, *_ in self._runs]
         later = [0, *accumulate(len(times_ns) - 1 for times_ns, *_ in self._runs)]
         self._runs = [run for run in self._runs if later[bisect_left(starts, -run[0][-1])] < MEMORY_STEPS]
         self._num_steps = sum(len(times_ns) - 1 for times_ns, *_ in self._runs)
-        # Runs of many groups at once may all stay: then the next look comes when they are as many again.
+        # Simultaneous runs of many groups may all stay: then the next check waits for as many steps again.
         self._most_steps = max(MAX_NOTED, 2 * self._num_steps)
 
     def take(self) -> list[tuple[Part, Totals, int]]:
-        """(part, work, nanoseconds) of the newest steps, in order of end and group; as noted where both are equal."""
+        """(part, work, nanoseconds) of the newest steps, in order of end and group; where both are equal, in the order
+        noted."""
         steps: list[tuple[int, GroupId, Part, Totals, int]] = []
         for times_ns, group_id, part, work in self._runs:
             rows, tokens, pairs, kv_tokens, copied, beside = work

@@ -1,6 +1,6 @@
-"""What a step computes, as totals, and which part of a group's way through it a time is of. Pure values.
+"""The work of a step, as totals, and the part of a step that a time measures. Pure values.
 
-Totals are whole numbers, so that adding up rows in another order, or a step at a time, gives the same ones.
+Totals are whole numbers, so that adding rows in another order, or a step at a time, gives the same totals.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class StepWork(NamedTuple):
-    """One microbatch."""
+    """The work of one microbatch."""
 
     num_rows: int
     """Chunks: requests that have tokens in it."""
@@ -22,13 +22,14 @@ class StepWork(NamedTuple):
     num_kv_tokens: int
     """Cached tokens that the chunks attend to."""
     num_copied_bytes: int = 0
-    """To or from the host, on its workers, behind the step before it: it begins when they are copied."""
+    """Bytes that its workers copy to or from the host after the step before it: it begins when they are copied."""
     num_beside_bytes: int = 0
-    """Likewise, while it runs: they cost it less, and other than those that it waits for."""
+    """Bytes that its workers copy to or from the host while it runs: they cost it less, and have a coefficient of their
+    own."""
 
     @classmethod
     def of(cls, chunks: Iterable[tuple[int, int]], num_copied_bytes: int = 0) -> StepWork:
-        """Add (tokens, cached tokens before them) of chunks up."""
+        """The totals of chunks given as (tokens, cached tokens before them)."""
         rows = tokens = twice_pairs = kv_tokens = 0
         for num_tokens, num_context in chunks:
             rows += 1
@@ -43,7 +44,7 @@ class StepWork(NamedTuple):
         return cls(num_rows, num_rows, num_kv_tokens + num_rows, num_kv_tokens)
 
     def with_prompt(self, num_tokens: int, num_context: int = 0) -> StepWork:
-        """And one chunk more; none where it has no tokens."""
+        """This work with one more chunk; unchanged where that has no tokens."""
         if num_tokens <= 0:
             return self
         pairs = num_tokens * (2 * num_context + num_tokens + 1) // 2
@@ -54,7 +55,8 @@ class StepWork(NamedTuple):
 
 
     def with_prompts(self, num_tokens: int, num_each: int | None = None, num_context: int = 0) -> StepWork:
-        """And chunks of ``num_each`` tokens (None: one chunk), ``num_tokens`` of them together, each behind so many."""
+        """This work with ``num_tokens`` more tokens in chunks of ``num_each`` (None: one chunk), each after
+        ``num_context`` cached tokens."""
         if num_each is None or num_each >= num_tokens:
             return self.with_prompt(num_tokens, num_context)
         whole, rest = divmod(num_tokens, max(1, num_each))
@@ -67,28 +69,28 @@ NOTHING = StepWork(0, 0, 0, 0)
 
 
 class Measure(StrEnum):
-    """Which of a group's times."""
+    """The span that a time of a group measures."""
 
     STEP = "step"
-    """From the issue of a step to its end, as the core sees them: all stages, hops, and waiting for those before it."""
+    """From the issue of a step to its end, as the core sees them: all stages, hops, and waiting for earlier steps."""
     STAGE = "stage"
-    """What one stage computes."""
+    """The compute time of one stage."""
     PERIOD = "period"
-    """From the end of one microbatch of a pipeline to that of the next, with all places of the pipeline taken."""
+    """From the end of one microbatch of a pipeline to the end of the next, while the pipeline is full."""
 
 
 class Part(NamedTuple):
-    """What a time is of."""
+    """The part of a step that a time measures."""
 
     measure: Measure = Measure.STEP
     num_stages: int = 1
-    """Of the group: each number of stages has adjustments of its own."""
+    """Stages of the group: each number of stages has deviations of its own."""
     num_layers: int | None = None
-    """Of a range of layers; None: the whole model's, or for ``Measure.STAGE`` an equal share."""
+    """Layers in the part; None: the whole model's, or for ``Measure.STAGE`` an equal share."""
     is_first: bool = True
-    """The embedding is in it."""
+    """Whether the part includes the embedding."""
     is_last: bool = True
-    """The head is in it."""
+    """Whether the part includes the head."""
 
 
 LONE_STEP = Part()
@@ -96,17 +98,17 @@ LONE_STEP = Part()
 
 @cache
 def step_of(num_stages: int) -> Part:
-    """A step of a group."""
+    """The part that is a whole step of a group."""
     return Part(Measure.STEP, num_stages)
 
 
 @cache
 def period_of(num_stages: int) -> Part:
-    """A busy pipeline's time from one microbatch to the next."""
+    """The part that is a busy pipeline's time from one microbatch to the next."""
     return Part(Measure.PERIOD, num_stages)
 
 
 @cache
 def last_stage_of(num_stages: int, num_layers: int | None = None) -> Part:
-    """The stage that samples, of ``num_layers`` (None: an equal share)."""
+    """The part that is the sampling stage, of ``num_layers`` (None: an equal share)."""
     return Part(Measure.STAGE, num_stages, num_layers, is_first=num_stages == 1)

@@ -1,4 +1,4 @@
-"""Which KV blocks of one worker are free, held or cached, and which request holds what: the block ledger.
+"""Which KV blocks of one worker are free, held or cached, and which request holds which: the block ledger.
 
 Pure bookkeeping of integers. A block id means the same slot in every resident layer's arena, so one table per request
 and worker is enough. Nothing here knows bytes, pages or tensors; what a block contains is known only as the hash it was
@@ -60,7 +60,7 @@ class BlockLedger:
         self._held = bytearray(num_blocks)
         # Holders beyond the first, of blocks that have some: most blocks have one holder.
         self._more_holders: dict[int, int] = {}
-        # Ids without content: low ids first keeps what is alive low, where a shrink need not move it.
+        # Ids without content: lowest ids first keeps live blocks low, where a shrink need not move them.
         self._free = FreeBlocks([(0, num_blocks)])
         # Ids with content that no request holds; the first is evicted first.
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -73,7 +73,8 @@ class BlockLedger:
         self._name = 0
 
     def report_to(self, changed: set[int], name: int) -> None:
-        """From now on every mutation puts ``name`` into ``changed``: who empties it learns what may be different."""
+        """From now on every mutation puts ``name`` into ``changed``: the reader that empties the set learns which
+        ledgers have changed."""
         self._changed, self._name = changed, name
 
     # --- counts -----------------------------------------------------------------------------------------------
@@ -121,7 +122,8 @@ class BlockLedger:
         return len(table.ids) if table is not None else 0
 
     def num_exclusive_blocks(self, request_id: RequestId) -> int:
-        """Blocks that releasing this request would make allocatable: those it shares with no other."""
+        """Blocks that releasing this request would make allocatable: the blocks that it shares with no other
+        request."""
         ids, shared = self.tables[request_id].ids, self._more_holders
         return len(ids) - sum(map(shared.__contains__, ids)) if shared else len(ids)
 
@@ -202,7 +204,8 @@ class BlockLedger:
         self._note_change()
 
     def _let_go(self, block_ids: Sequence[int]) -> list[int]:
-        """Take one holder from each block; those that are now free. Sealed ones that no request holds are cached."""
+        """Take one holder from each block; returns the blocks that are free now. Sealed blocks that no request holds
+        are cached."""
         free: list[int] = []
         for block in reversed(block_ids):
             others = self._more_holders.pop(block, 0)
@@ -228,7 +231,7 @@ class BlockLedger:
         self._note_change()
 
     def clear(self, capacity: int) -> None:
-        """The memory is gone with its content; what is there now has ``capacity`` free blocks."""
+        """The memory is gone with its content; the new memory has ``capacity`` free blocks."""
         self.tables.clear()
         self._cached.clear()
         self._hash_of.clear()
@@ -260,8 +263,8 @@ class BlockLedger:
     def seal(self, request_id: RequestId, index: int, block_hash: bytes) -> None:
         """Block ``index`` of the request is full and final: make it findable by ``block_hash``.
 
-        Where another block has the same content already, that one stays the findable one. Raises KeyError or
-        IndexError for what is not there, ValueError if the block was sealed with different content.
+        Where another block has the same content already, that one stays the findable one. Raises KeyError for an
+        unknown request, IndexError for an unknown index, ValueError if the block was sealed with different content.
         """
         ids = self.tables[request_id].ids
         if not 0 <= index < len(ids):
@@ -281,7 +284,7 @@ class BlockLedger:
     def forget_cached(self) -> None:
         """Forget all content: cached blocks become free, held ones are not findable until sealed again.
 
-        For the moment when the arenas' layers change: what is in a block is then not complete any more.
+        For the moment when the arenas' layers change: a block's content is then no longer complete.
         """
         for block in self._cached:
             self._free.give(block, block + 1)
@@ -317,8 +320,8 @@ class BlockLedger:
     def plan_compaction(self, line: int) -> list[tuple[int, int]] | None:
         """``(from, to)`` copies that bring every held block below ``line``; None if they do not fit.
 
-        Free ids are taken before cached ones, and those in order of eviction. Cached blocks above the line are
-        not copied: they are lost when the plan is applied. Pure.
+        Targets are free ids before cached ones, cached ones in order of eviction. Cached blocks above the line are not
+        copied: they are lost when the plan is applied. Pure.
         """
         sources = [block for block in range(max(line, 0), len(self._held)) if self._held[block]]
         if not sources:
@@ -398,7 +401,7 @@ class BlockLedger:
         return table
 
     def _next_generation(self) -> int:
-        # One sequence for all tables: a request that comes back never meets a generation it has had.
+        # One sequence for all tables: a request that comes back never gets a generation that it has had.
         self._last_generation += 1
         return self._last_generation
 

@@ -51,7 +51,7 @@ def coalesce(extents: Iterable[Extent]) -> Extents:
 
 
 def clip(extents: Extents, lo: int, hi: int) -> Extents:
-    """What lies at positions ``lo <= p < hi``."""
+    """The parts at positions ``lo <= p < hi``."""
     clipped = []
     for position, page, count in extents:
         start, end = max(position, lo), min(position + count, hi)
@@ -61,7 +61,7 @@ def clip(extents: Extents, lo: int, hi: int) -> Extents:
 
 
 def gaps(extents: Extents, length: int) -> Iterator[tuple[int, int]]:
-    """``(position, count)`` of what is not mapped below position ``length``, ascending."""
+    """``(position, count)`` of each unmapped stretch below position ``length``, ascending."""
     position = 0
     for extent in extents:
         if extent.position > position:
@@ -147,7 +147,7 @@ class RunSet:
             self.add(page, count)
 
     def overlap(self, page: int, count: int) -> list[Run]:
-        """Which of these pages are in the set."""
+        """The pages ``page <= p < page + count`` that are in the set."""
         end = page + count
         at = max(bisect_right(self._starts, page) - 1, 0)
         found: list[Run] = []
@@ -163,7 +163,7 @@ class RunSet:
         return any(self.overlap(page, count) for _, page, count in extents)
 
     def take(self, page: int, count: int) -> list[Run]:
-        """Remove those of these pages that are in the set, and return them."""
+        """Remove the pages ``page <= p < page + count`` that are in the set, and return them."""
         taken = self.overlap(page, count)
         for run in taken:
             at = bisect_right(self._starts, run.page) - 1
@@ -174,7 +174,7 @@ class RunSet:
         return taken
 
     def take_extents(self, extents: Extents) -> Extents:
-        """Remove the pages of ``extents`` that are in the set; they come back at their positions."""
+        """Remove the pages of ``extents`` that are in the set, and return them at their positions."""
         taken: list[Extent] = []
         for position, page, count in extents:
             taken += [Extent(position + run.page - page, run.page, run.num_pages) for run in self.take(page, count)]

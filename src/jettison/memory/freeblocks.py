@@ -59,7 +59,7 @@ class FreeBlocks:
         while num:
             lo, hi = runs[0] >> _LO_SHIFT, runs[0] & _HI_MASK
             if hi - lo > num:
-                # What is left of the lowest run is still below all others: the heap stays one.
+                # The rest of the lowest run is still below all other runs, so the list stays a heap.
                 runs[0] += num << _LO_SHIFT
                 ids += range(lo, lo + num)
                 break

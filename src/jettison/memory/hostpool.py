@@ -1,4 +1,4 @@
-"""The book of one worker's host pool: which slot holds a copy of whose KV. Pure.
+"""The book of one worker's host pool: which slot holds a copy of which request's KV. Pure.
 
 One bounded pool a worker. A slot has room for one block in every layer, whatever range the worker's stage runs. Slots
 are held under names: a request's own id for its KV, and names of their own for copies that are being written.
@@ -7,9 +7,9 @@ are held under names: a request's own id for its KV, and names of their own for 
                                 | ^
                                 '-'--extend (same content), adopt: one holder more
 
-Blocks with the same content are kept once: ``extend`` shares the slot that has it, or is about to. Whether a slot's
-bytes are there is noted (``note_written``): a request's copy is good as far as its leading written slots reach. Bytes
-are moved by ``device.hostpool``.
+Blocks with the same content are kept once: ``extend`` shares the slot that has the content, or is being written with
+it. Whether a slot's bytes are there is noted (``note_written``): a request's copy is good as far as its leading written
+slots reach. Bytes are moved by ``device.hostpool``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class HostPool:
         self._free = list(range(num_slots))
         """A heap: lowest first, so that no more of the pool is ever touched than was needed at once."""
         self._taken: set[int] = set()
-        """Slots that are not free: a pool has so many that none is to look through the free ones."""
+        """Slots that are not free: a pool has so many that no call may search the free ones."""
         self._held: dict[str, list[int]] = {}
         self._more_holders: dict[int, int] = {}
         """Holders beyond the first, of slots that have some."""
@@ -66,7 +66,7 @@ class HostPool:
         return tuple(self._held[holder])
 
     def num_known(self, contents: Sequence[Hashable | None]) -> int:
-        """How many of these, from the first on, have a slot already."""
+        """How many of these contents, from the first on, have a slot already."""
         known = 0
         for content in contents:
             if content is None or content not in self._slot_of:
@@ -75,7 +75,7 @@ class HostPool:
         return known
 
     def num_written(self, holder: str, num_known: int = 0) -> int:
-        """Leading slots under a name whose bytes are there; ``num_known`` of them are known to be."""
+        """How many leading slots under a name have their bytes; the first ``num_known`` are known to."""
         slots = self._held.get(holder, ())
         num = num_known
         while num < len(slots) and slots[num] in self._written:
@@ -97,7 +97,7 @@ class HostPool:
         """Take a slot for each further block of a name (made if need be): the one that has this content already, or a
         free one (always, for None). All or nothing: raises OutOfBlocksError.
 
-        Returns which of the name's blocks, by position, have a slot that nobody has written or is writing.
+        Returns which of the name's blocks, by position, have a new slot, which the caller has to have written.
         """
         num_missing = sum(content is None or content not in self._slot_of for content in contents)
         if num_missing > len(self._free):
@@ -117,7 +117,8 @@ class HostPool:
         return tuple(new)
 
     def adopt(self, holder: str, slots: Iterable[int]) -> None:
-        """Hold slots that others hold as well, under a new name. Raises ValueError if it is known, or one is free."""
+        """Hold slots that others hold as well, under a new name. Raises ValueError if the name is known, or a slot is
+        free."""
         if holder in self._held:
             raise ValueError(f"{holder} holds slots already")
         slots = list(slots)
@@ -132,13 +133,13 @@ class HostPool:
         self._written.update(slots)
 
     def forget_contents(self) -> None:
-        """The bytes are gone: what is held has to be written before it can be shared."""
+        """The bytes are gone: held slots have to be written before they can be shared."""
         self._slot_of.clear()
         self._content_of.clear()
         self._written.clear()
 
     def truncate(self, holder: str, num_slots: int) -> None:
-        """Give back what a name holds beyond so many slots. Raises KeyError for an unknown name."""
+        """Give back a name's slots beyond the first ``num_slots``. Raises KeyError for an unknown name."""
         slots = self._held[holder]
         for slot in reversed(slots[num_slots:]):
             self._let_go(slot)

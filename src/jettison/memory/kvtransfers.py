@@ -1,7 +1,7 @@
 """Which KV must travel so that a request can run in a new group: the common core of exchange, return and migration.
 
-A request's KV lies as layer ranges at places; a group's stages want layer ranges in workers' arenas; the difference is
-what travels.
+A request's KV lies as layer ranges at places; a group's stages want layer ranges in workers' arenas; the difference
+travels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_PARTS = 8
 
 
 class ExchangeMode(StrEnum):
-    """What is done; ``AUTO`` only as a setting."""
+    """How a stalled request gets to run again (``policy.exchange``); ``AUTO`` only as a setting."""
 
     AUTO = "auto"
     TRANSFER = "transfer"
@@ -51,15 +51,15 @@ class KVTransferPlan(NamedTuple):
 
     @property
     def source(self) -> Place:
-        """Where from."""
+        """The place that the layers come from."""
         return Place(self.src, self.from_host)
 
 
 def plan_kv_transfers(places: Mapping[Place, LayerRange], stages: Sequence[StagePlan]) -> tuple[KVTransferPlan, ...]:
     """Moves that give every stage its layers, as few as contiguous ranges allow.
 
-    What is in a worker's own arenas stays; what is in its own host pool comes from there. Raises ValueError if some
-    layer's KV is nowhere: such a request has to be recomputed.
+    Layers in a worker's own arenas stay; layers in its own host pool come from there. Raises ValueError if some layer's
+    KV is nowhere: such a request has to be recomputed.
     """
     transfers: list[KVTransferPlan] = []
     for stage in stages:
@@ -78,7 +78,7 @@ def plan_kv_transfers(places: Mapping[Place, LayerRange], stages: Sequence[Stage
             if last is not None and extends and places[last.source].hi > layer:
                 transfers[-1] = last._replace(layers=LayerRange(last.layers.lo, layer + 1))
                 continue
-            # Of several that have it the one that reaches furthest: the fewest ranges.
+            # Of several places with this layer the one that reaches furthest: so ranges are fewest.
             sources = [(-r.hi, place) for place, r in places.items() if r.lo <= layer < r.hi]
             if not sources:
                 raise ValueError(f"KV of layer {layer} is nowhere")
@@ -89,7 +89,7 @@ def plan_kv_transfers(places: Mapping[Place, LayerRange], stages: Sequence[Stage
 
 
 def _only_place(places: Mapping[Place, LayerRange], stage: StagePlan) -> Place | None:
-    """Where all KV is, if that is one place which has all that the stage wants: most requests lie so."""
+    """The only place with KV of the request, if it has all layers of the stage: the usual case."""
     if len(places) != 1 or not len(stage.layers):
         return None
     ((place, layers),) = places.items()

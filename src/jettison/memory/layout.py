@@ -1,8 +1,7 @@
 """What a worker's memory should hold, as a value: the currency of drop, restore and split.
 
-Pure. The core asks for a ``LayoutSpec``; the worker answers with a ``LayoutOffer`` (what has to be
-evacuated, what capacity follows) and later applies it. Which physical page backs what is decided in
-``memory.pages``.
+Pure. The core asks for a ``LayoutSpec``; the worker answers with a ``LayoutOffer`` (which blocks have to be evacuated,
+which capacity follows) and later applies it. Which physical page backs what is decided in ``memory.pages``.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class LayoutOffer:
 
 @dataclass(frozen=True, slots=True)
 class LayoutResult:
-    """What applying a layout did."""
+    """The effects of applying a layout."""
 
     version: int
     capacity_blocks: int

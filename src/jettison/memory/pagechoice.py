@@ -1,8 +1,9 @@
 """Which page size keeps the most KV, where mapping a page costs the same whatever its size.
 
 Pure. Arenas are of one length, so each loses half a page on average, and each shard's last page is part empty: smaller
-pages lose less, unless larger ones divide the shards well. On a card (``docs/gpu.md``) mappings are kept and made ahead
-of need, so a drop costs no more with many pages; what bounds their number is the start, when each of them is mapped.
+pages lose less, unless larger ones divide the shards well. On a card (``docs/performance.md``) mappings are kept and
+made ahead of need, so a drop costs no more with many pages; their number is bounded by the start, when each of them is
+mapped.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from jettison.types import LayerRange, ModelShape
 MAP_US = 30
 """Microseconds to map a page and give access to it, measured on an H200."""
 MAPPINGS_AT_START = 2
-"""Of each page: in the pool's own view, and where it serves first."""
+"""Mappings of each page at the start: in the pool's own view, and where it serves first."""
 START_S = 1.0
-"""What mapping may add to a start."""
+"""Seconds that mapping may add to a start."""
 MOST_PAGES = int(START_S * 1e6 / MAP_US / MAPPINGS_AT_START)
 
 
@@ -24,10 +25,10 @@ def best_page_bytes(
     shape: ModelShape, block_size: int, budget_bytes: int, workspace_bytes: int, granularity: int,
     most_pages: int = MOST_PAGES,
 ) -> int:
-    """The multiple of ``granularity`` with which the least part of the KV that could be had is lost.
+    """The page size, a multiple of ``granularity``, that loses the least share of the KV.
 
-    Counted is the worst of three layouts: the whole model, and either half of it after a drop. Of sizes that are equal
-    the largest is taken, as it makes the fewest pages. The budget has ``most_pages`` of them at most.
+    The worst of three layouts counts: the whole model, and either half of it after a drop. Of equally good sizes the
+    largest is taken, as it makes the fewest pages. The budget is divided into at most ``most_pages`` pages.
     """
     least = budget_bytes // (most_pages + 1) // granularity + 1
     most = max(least, -(-max(shape.shard_bytes.values(), default=0) // granularity))
@@ -36,7 +37,8 @@ def best_page_bytes(
 
 
 def kept_part(shape: ModelShape, block_size: int, budget_bytes: int, workspace_bytes: int, page_bytes: int) -> float:
-    """Part of the KV bytes that pages of no size would give, at worst: before a drop or after one of either half.
+    """Share that is kept of the KV bytes that pages of size 0 would give; the least of three: before a drop, and after
+    a drop of either half.
 
     A layout whose parameters do not fit at any page size counts for nothing.
     """

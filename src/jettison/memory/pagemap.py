@@ -99,7 +99,7 @@ class PageMap:
         return cls(num_pages, {WORKSPACE: (Extent(0, 0, workspace_pages),)} if workspace_pages else {})
 
     def of(self, owner: Owner) -> Extents:
-        """What is mapped there."""
+        """The pages mapped for an owner."""
         return self.contents.get(owner, ())
 
     def shards(self) -> frozenset[ShardId]:
@@ -116,7 +116,7 @@ class PageMap:
 
     @property
     def is_bare(self) -> bool:
-        """Neither parameters nor KV are mapped, as on a device that sleeps: whose pages keep nothing."""
+        """Neither parameters nor KV are mapped, as on a sleeping device, whose pages keep no content."""
         return not self.contents.keys() - {WORKSPACE}
 
     def free_pages(self) -> RunSet:

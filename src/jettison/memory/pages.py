@@ -4,14 +4,14 @@ Pure. The map and the plan are values; the device's back ends (``device.pages``)
 changes only when they have succeeded. All sizes are in pages of ``PageSizes.page_bytes``.
 
 One KV arena a layer, all of one length, so a block id is good in every layer. Growth happens at the tail and keeps
-every id and address. What a drop frees is laid out so that the way back is short:
+every id and address. Pages that a drop frees are laid out so that the way back is short:
 
     arena of a layer that stays:   [ kept, untouched | pages of dropped arenas | pages of dropped shards ]
                                     0                ^ old length                                        ^ new length
 
-Shards on top, the same number of their pages in every arena: a restore that finds them there pops them off, lays
-nothing else in between, and so moves no more blocks than the smaller capacity demands anyway. They are also the last to
-be written, and a shard whose pages were not written needs no pull.
+Pages of dropped shards lie on top, the same number in every arena. A restore that finds them there pops them off, lays
+nothing else in between, and so moves no more blocks than the smaller capacity demands anyway. These pages are also the
+last to be written, and a shard whose pages were not written needs no pull.
 
 KunServe v1 (section 4.3) instead makes a layer of a block the unit of a buddy allocator. Then nothing has to be spread
 evenly or moved on a shrink; but each request needs one block table a layer, kernels lose the plain
@@ -69,24 +69,25 @@ class PagePlan:
     """All changes from one map to another layout: first every unmap, then every map."""
 
     version: int
-    """Of the map that the plan was made from."""
+    """Version of the map that the plan was made from."""
     unmaps: tuple[PageRange, ...]
     maps: tuple[PageMapping, ...]
     evacuate_from_block: int
-    """Blocks from here on lose their content; those below keep page, position and bytes."""
+    """Blocks from here on lose their content; blocks below keep page, position and bytes."""
     capacity_blocks: int
     bytes_to_kv: int
     """Growth of all KV arenas, and what retained KV gave up to the others; negative when KV shrank."""
     intact_shards: frozenset[ShardId]
-    """Newly mapped onto their own pages, which have not been written since they were dropped."""
+    """Shards newly mapped onto their own pages, which have not been written since the shards were dropped."""
     missing_shards: frozenset[ShardId]
-    """Newly mapped, content unknown."""
+    """Shards newly mapped, content unknown."""
     contents: Mapping[Owner, Extents]
     homes: Mapping[ShardId, Home]
     kv_layers: LayerRange
 
     def apply(self, page_map: PageMap) -> None:
-        """Record that it has been done. Raises StalePlanError, changing nothing, if the map has moved on."""
+        """Record that the plan has been carried out. Raises StalePlanError, changing nothing, if the map has moved
+        on."""
         if page_map.version != self.version:
             raise StalePlanError(f"page plan of version {self.version}, the map is at {page_map.version}")
         page_map.contents = dict(self.contents)
@@ -96,10 +97,10 @@ class PagePlan:
 
 
 def plan_layout(page_map: PageMap, target: LayoutSpec, sizes: PageSizes, live_blocks: int) -> PagePlan:
-    """How to get to ``target``. Pure.
+    """The plan that leads to ``target``. Pure.
 
-    ``live_blocks``: how many blocks stay alive; no arena is popped below what so many need, unless the target itself
-    leaves less. Retained ids are ids of now, before anything is copied. Arenas of layers that are in
+    ``live_blocks``: how many blocks stay alive; no arena is popped below the pages that these need, unless the target
+    itself leaves less. Retained ids are present ids, before anything is copied. Arenas of layers that are in
     ``target.kv_layers`` keep what they hold, retained KV included.
 
     Raises OutOfPagesError if shards and retained KV alone do not fit, StalePlanError if a block to be retained is
@@ -111,6 +112,7 @@ def plan_layout(page_map: PageMap, target: LayoutSpec, sizes: PageSizes, live_bl
     mapped = page_map.shards()
     dropped, added = mapped - target.shards, [s for s in sizes.shard_pages if s in target.shards - mapped]
 
+    # Everything that may be given away: free pages, dropped shards, and arenas of layers that leave.
     supply = page_map.free_pages()
     for shard in dropped:
         supply.add_extents(page_map.of(shard_owner(shard)))
@@ -122,6 +124,7 @@ def plan_layout(page_map: PageMap, target: LayoutSpec, sizes: PageSizes, live_bl
     wanted = [page_map.homes[s].extents for s in added if s in page_map.homes]
     for extents in serving.values():
         supply.add_extents(minus(extents, clip(extents, 0, length)))
+    # An arena is popped further than it must where an added shard then gets its own pages back, and so needs no pull.
     lines = _lines(serving, length, min_line, wanted, supply)
     kept = {layer: clip(extents, 0, lines[layer]) for layer, extents in serving.items()}
     for layer, extents in serving.items():
@@ -137,6 +140,7 @@ def plan_layout(page_map: PageMap, target: LayoutSpec, sizes: PageSizes, live_bl
     contents |= {kv_owner(layer): extents for layer, extents in _fill(kept, length, lent, supply.runs()).items()}
     contents = {owner: extents for owner, extents in contents.items() if extents}
 
+    # Blocks above the lowest line of a popped arena lose their pages: one block id is good in every layer.
     popped = [lines[layer] for layer, extents in serving.items() if count_pages(extents) > count_pages(kept[layer])]
     capacity = sizes.blocks_in_pages(length) if serving else 0
     intact = {s for s in added if s in page_map.homes and page_map.homes[s] == Home(slabs[s], True)}
@@ -157,7 +161,7 @@ def plan_layout(page_map: PageMap, target: LayoutSpec, sizes: PageSizes, live_bl
 
 
 def _retained(arenas: Mapping[int, Extents], target: LayoutSpec, sizes: PageSizes) -> dict[int, Extents]:
-    """Of arenas that are not whole any more, the pages with bytes of retained blocks."""
+    """The pages with bytes of retained blocks, in arenas that are no longer whole."""
     blocks: dict[int, frozenset[int]] = {}
     for kept in target.retained:
         ids = frozenset(kept.block_ids)
@@ -197,7 +201,7 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def _arena_length(
     page_map: PageMap, target: LayoutSpec, sizes: PageSizes, retained: Mapping[int, Extents]
 ) -> int:
-    """Pages of every arena of the target's layers; what does not divide evenly stays free."""
+    """Pages of every arena of the target's layers; pages that do not divide evenly stay free."""
     left = page_map.num_pages - page_map.count("workspace")
     left -= sum(sizes.shard_pages[shard] for shard in target.shards)
     left -= sum(count_pages(extents) for extents in retained.values())
@@ -209,10 +213,10 @@ def _arena_length(
 def _lines(
     serving: Mapping[int, Extents], length: int, min_line: int, wanted: list[Extents], supply: RunSet
 ) -> dict[int, int]:
-    """Down to which position each arena is popped: its new end, or further where a shard can have its pages back.
+    """The position down to which each arena is popped: its new end, or further where a shard can have its own pages
+    back.
 
-    A shard is worth it only if all its pages can be had: in ``supply`` already, or in an arena at ``min_line`` or
-    above.
+    A shard is worth it only if each of its pages is in ``supply`` already, or in an arena at ``min_line`` or above.
     """
     lines = dict.fromkeys(serving, length)
     index = sorted(
@@ -242,10 +246,11 @@ def _lines(
 def _place_shards(
     added: list[ShardId], page_map: PageMap, sizes: PageSizes, supply: RunSet, homes: dict[ShardId, Home]
 ) -> tuple[dict[ShardId, Extents], list[Run]]:
-    """Pages for new shards, taken from ``supply``; and what of dropped shards' pages is left, a shard after the other.
+    """Pages for new shards, taken from ``supply``; and the pages that are left of dropped shards, one shard after the
+    other.
 
     Own pages first, except that homes may overlap where a spoilt one is involved: intact ones have the better claim.
-    For the rest, pages that no dropped shard wants back, then those of spoilt homes; an intact home that must give a
+    The rest comes from pages that no dropped shard wants back, then from spoilt homes; an intact home that must give a
     page is not intact any more (``homes`` is updated).
     """
     claims = [(page_map.homes[s], s) for s in added if s in page_map.homes]
@@ -280,7 +285,7 @@ def _fill(kept: Mapping[int, Extents], length: int, lent: list[Run], plain: list
     needs = {layer: length - count_pages(extents) for layer, extents in kept.items()}
     num_lent, num_plain = sum(run.num_pages for run in lent), sum(run.num_pages for run in plain)
     needed = sum(needs.values())
-    # An even share where possible: odd pages would cost a map call each.
+    # An even share where possible: each odd page would cost a map call of its own.
     even = num_lent // len(needs) * len(needs) if needs else 0
     on_top = level(needs, min(max(even, needed - num_plain), needed))
     below = {layer: needs[layer] - on_top[layer] for layer in needs}

@@ -17,8 +17,8 @@ DIGEST_BYTES = 16
 class PrefixHasher:
     """Names of full blocks of ``block_size`` tokens.
 
-    ``secret`` must differ between whatever must not share KV: deployments, and models, dtypes and layouts (put the
-    model's fingerprint into it).
+    ``secret`` must differ where KV must not be shared: between deployments, and between models, dtypes and layouts (put
+    the model's fingerprint into it).
     """
 
     def __init__(self, block_size: int, secret: bytes) -> None:

@@ -1,6 +1,7 @@
-"""Which layers lie where: the stages of a pipeline, what a member lacks for its stage, the groups that one becomes.
+"""Which layers lie where: the stages of a pipeline, the shards that a member lacks for its stage, the groups of a
+split.
 
-Words for plans, and their sizes. Which plan is made is a policy's affair (``policy.ranges``, ``policy.restore``).
+Values for plans, and their sizes. Policies make the plans (``policy.ranges``, ``policy.restore``).
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 Pure: a view of one group in, a plan out. A plan is ``{request: number of tokens}`` plus what has to happen to
 memory first (preemptions, admissions); prefill, chunked prefill and decode are only different numbers.
 
-Order of service: running requests first (oldest first), then the waiting queue, strictly in order; only who needs more
-than the whole group has steps aside, and is first again as soon as the group can hold it. A request that cannot get a
-block preempts the youngest running request that is not in flight, if it is younger than itself; if there is none it
-waits for what is in flight, and only where nothing is does it give itself up. So the oldest of several is never
-preempted, and the batch always progresses.
+Order of service: running requests first (oldest first), then the waiting queue, strictly in order; only a request that
+needs more than the whole group has steps aside, and it is first again as soon as the group can hold it. A request that
+cannot get a block preempts the youngest running request that is not in flight, if that one is younger than itself. If
+there is none it waits for the steps in flight; only where no step is in flight does it give itself up. So the oldest of
+several is never preempted, and the batch always progresses.
 
 Where prompts come first (``plan_prefill_first``) the same rules hold for what a step of them leaves to decodes.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 from jettison.types import RequestId
@@ -39,11 +40,15 @@ class RunningRow(NamedTuple):
     num_free_slots: int
     """Tokens that fit into blocks already held."""
     in_flight: bool
-    """Part of it is in an unfinished step: it may be given more prefill, but not be preempted."""
+    """Tokens of it are in an unfinished step: it may be given more prefill, but not be preempted."""
     awaits_first: bool = False
     """It has not produced a token yet."""
     num_context: int = 0
     """Tokens before the ready ones."""
+
+
+running_row = partial(tuple.__new__, RunningRow)
+"""Makes a ``RunningRow`` of one tuple of all its fields, in half the time: every row of every step is one."""
 
 
 class WaitingRow(NamedTuple):
@@ -104,7 +109,7 @@ class BatchView(NamedTuple):
     num_free_blocks: int
     """Allocatable blocks of the tightest stage."""
     num_reserved_blocks: int = 0
-    """Of these, kept for KV that is to land: running requests may grow into them, newcomers may not."""
+    """Free blocks reserved for KV that is on its way here: running requests may grow into them, newcomers may not."""
 
 
 class Chunk(NamedTuple):
@@ -114,6 +119,9 @@ class Chunk(NamedTuple):
     num_tokens: int
     num_new_blocks: int
     """Blocks to add to its table in every stage first."""
+
+
+_chunk = partial(tuple.__new__, Chunk)
 
 
 class Admission(NamedTuple):
@@ -145,12 +153,12 @@ class BatchPlan(NamedTuple):
 def plan_batch(view: BatchView, limits: BatchLimits, shares: Mapping[RequestId, int] | None = None) -> BatchPlan:
     """Choose the next microbatch.
 
-    Running requests get tokens within the budget, decodes before prefill remainders so that a long prompt cannot
-    starve them; then waiting requests are admitted on their whole prompt with a watermark. No admission in a
-    microbatch that preempts: what was just freed would be taken by newcomers.
+    Running requests get tokens within the budget, decodes before prefill remainders so that a long prompt cannot starve
+    them; then waiting requests are admitted on their whole prompt with a watermark. A microbatch that preempts admits
+    no request: newcomers would take the blocks that were just freed.
 
-    With ``shares`` (``policy.lookahead``) no request gets more tokens than its share, and one without is left out; all
-    other rules hold as they do without.
+    With ``shares`` (``policy.lookahead``) no request gets more tokens than its share, and a request without a share is
+    left out; all other rules hold unchanged.
     """
     rows = in_order(view.running, shares)
     max_rows = limits.max_rows
@@ -181,8 +189,8 @@ def in_order(running: Sequence[RunningRow], shares: Mapping[RequestId, int] | No
 def plan_running(
     view: BatchView, rows: Sequence[RunningRow], limits: BatchLimits, max_rows: int
 ) -> tuple[list[Chunk], list[RequestId], int, int, bool]:
-    """Chunks of running requests, who is preempted for them, the blocks and tokens that are left, and whether blocks
-    have been too few for one of them."""
+    """Chunks of running requests, the requests preempted for them, the blocks and tokens that are left, and whether
+    some running request lacked blocks."""
     free_blocks = view.num_free_blocks
     budget = limits.max_num_tokens
     block_size = limits.block_size
@@ -213,7 +221,7 @@ def plan_running(
             continue
         free_blocks -= grow
         budget -= num_tokens
-        chunks.append(Chunk(request_id, num_tokens, grow))
+        chunks.append(_chunk((request_id, num_tokens, grow)))
     return chunks, preempted, free_blocks, budget, lacks_blocks
 
 
@@ -226,9 +234,9 @@ def plan_admissions(
     budget: int,
     places: int,
 ) -> tuple[list[Admission], BlockedBy | None]:
-    """Waiting requests that start, in their order, and what the first that does not start lacks.
+    """Waiting requests that start, in queue order, and what the first request that does not start lacks.
 
-    ``share_of``: how many tokens a request that memory admits may get, out of so many; None: all of them.
+    ``share_of``: how many of the tokens left in the budget a request that memory admits may get; None: all of them.
     """
     admissions: list[Admission] = []
     num_running = view.num_running
@@ -242,7 +250,7 @@ def plan_admissions(
         if reason is None and (share <= 0 or len(admissions) >= places):
             reason = BlockedBy.TOKEN_BUDGET
         if reason is not None:
-            blocked = blocked or reason  # the head's, if that has stepped aside
+            blocked = blocked or reason  # an oversized head that stepped aside keeps its own reason
             break
         num_tokens = min(waiting.num_tokens - waiting.num_cached_tokens, share)
         admissions.append(Admission(waiting.request_id, num_tokens, waiting.num_cached_tokens))
@@ -253,11 +261,11 @@ def plan_admissions(
 
 
 def plan_prefill_first(view: BatchView, limits: BatchLimits) -> BatchPlan:
-    """The same with prompts before decodes, as schedulers have it that favour the time to the first token.
+    """``plan_batch`` with prompts before decodes, as in schedulers that favour the time to the first token (TTFT).
 
-    What is left of running prompts and what memory admits takes the token budget first, decodes get the rest: none, as
-    long as prompts fill it. The blocks that decodes grow by in this step are kept for them, so that none is admitted
-    at the price of a preemption; where there is no prompt to compute the step is ``plan_batch``'s.
+    Running prompts and newly admitted ones take the token budget first. Decodes get the rest: none, as long as prompts
+    fill it. The blocks that decodes grow by in this step are reserved for them, so that no admission costs a
+    preemption. Where there is no prompt to compute, the step is ``plan_batch``'s.
     """
     prompts = [row for row in view.running if row.awaits_first or row.num_ready_tokens > 1]
     decodes = [row for row in view.running if not row.awaits_first and row.num_ready_tokens == 1]
@@ -300,7 +308,7 @@ def _reason_to_wait(row: WaitingRow, free_blocks: int, num_running: int, limits:
 
 
 class _Victims:
-    """Who may be preempted for whom; made only under pressure."""
+    """Which request may be preempted for which other; built only under pressure."""
 
     def __init__(self, view: BatchView) -> None:
         self._rows = deque(view.victims())
@@ -308,7 +316,8 @@ class _Victims:
         self._others_pending = view.num_running > len(view.running) or any(row.in_flight for row in view.running)
 
     def take_for(self, request_id: RequestId, chunks: Sequence[Chunk]) -> VictimRow | None:
-        """The youngest that is younger than the request and not in this batch, or the request itself, or None."""
+        """The youngest victim that is younger than the request and not in this batch, or the request itself, or
+        None."""
         scheduled = {chunk.request_id for chunk in chunks}
         while self._rows and self._rows[0].request_id in scheduled:
             self._rows.popleft()

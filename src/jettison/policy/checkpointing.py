@@ -1,11 +1,11 @@
 """Which KV is copied to the host while its request runs, and what a step may copy beside it (ConServe 4.4, 4.5). Pure.
 
 The paper's two calls: after a step ``checkpoint`` only marks candidates, before the next ``blocks_to_checkpoint``
-decides. Copying begins when less than a part of the blocks is free. The less there is, the more requests are copied,
-those first that would be the first victims; and in such a time as free memory lasts if it goes on as it has, so that
-every victim is copied when it is needed. What the link has no time for is deferred, and where that is too long, the
-victim is discarded and computed again: latency goes first. Whoever would be computed again for the link alone, however
-many steps had room for it, is not copied at all.
+decides. Copying begins when less than a given share of the blocks is free. The less is free, the more requests are
+copied, the first victims first. The rate is such that all of them are copied before free memory runs out as it is being
+consumed, so that every victim has its copy when its blocks are needed. What the link has no time for is deferred. A
+victim that is deferred for too long is discarded and computed again: latency goes first. A request that is computed
+again sooner than the link could carry its blocks, whatever room steps have, is not copied at all.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import NamedTuple
 from jettison.types import RequestId
 
 STEP_LONGER = 0.05
-"""By so much of its time may copies make a step longer."""
+"""Share of its time by which copies may make a step longer."""
 
 USUAL_BLOCKS = 8
-"""Beside a step, while nothing is known of step times."""
+"""Blocks copied beside a step while nothing is known of step times."""
 
 LEARNING = 0.25
-"""How much the last step says of how fast memory is consumed."""
+"""Weight of the last step in the moving average of blocks consumed a step."""
 
 
 class CheckpointRow(NamedTuple):
@@ -31,15 +31,15 @@ class CheckpointRow(NamedTuple):
 
     request_id: RequestId
     num_sealed_blocks: int
-    """Full ones, which nothing writes any more."""
+    """Full blocks, which nothing writes any more."""
     num_copied_blocks: int
     """Of these, copied or on their way."""
     num_foreseen_blocks: int = 0
-    """That it has once its prompt is computed: what would come back."""
+    """Blocks that it has once its prompt is computed: what would come back."""
 
     @property
     def lag_blocks(self) -> int:
-        """Sealed, and not copied yet."""
+        """Sealed blocks that are not copied yet."""
         return self.num_sealed_blocks - self.num_copied_blocks
 
 
@@ -50,7 +50,7 @@ class Checkpointing:
         self._marked: Mapping[RequestId, CheckpointRow] = {}
         self._num_free: int | None = None
         self._consumed_blocks = 0.0
-        """A step, of late."""
+        """Blocks a step, as a moving average."""
 
     @property
     def lag_blocks(self) -> int:
@@ -67,9 +67,10 @@ class Checkpointing:
     ) -> tuple[tuple[RequestId, int], ...]:
         """How many further blocks of which requests to copy beside the next step, the first victims first.
 
-        ``budget_blocks``: what the link and the objectives allow; ``is_too_slow``: whether the link needs longer for so
-        many blocks than computing them takes. Both are asked only where there is something to copy.
+        ``budget_blocks``: what the link and the objectives allow; ``is_too_slow``: whether the link takes longer for so
+        many blocks than computing them again does. Both are asked only where there is something to copy.
         """
+        # Only a net loss of free blocks counts: a step after which more are free counts as 0.
         before, self._num_free = self._num_free, num_free_blocks
         if before is not None:
             self._consumed_blocks += LEARNING * (max(0, before - num_free_blocks) - self._consumed_blocks)
@@ -102,7 +103,7 @@ def _pressure(num_free_blocks: int, num_blocks: int, below_free: float) -> float
 
 
 def _rate(lag_blocks: int, consumed_blocks: float, num_free_blocks: int) -> float:
-    """Blocks a step: all of the lag before memory runs out, and at least what is consumed meanwhile."""
+    """Blocks to copy a step: the whole lag before memory runs out, and at least the blocks consumed meanwhile."""
     steps_left = num_free_blocks / consumed_blocks if consumed_blocks > 0.0 else float(lag_blocks)
     return max(1.0, consumed_blocks, lag_blocks / max(1.0, steps_left))
 
@@ -116,10 +117,10 @@ def copy_bound_s(step_s: float, tpot_s: float | None) -> float:
 def is_faster_recomputed(
     num_blocks: int, budget_blocks: int, step_s: float | None, recompute_s: float | None, link_s: float = 0.0
 ) -> bool:
-    """Whether so many blocks, so many beside each step, take longer than computing them again: the link cannot keep up.
-    ``link_s``: what it needs for all of them, whatever steps there are.
+    """Whether copying ``num_blocks``, ``budget_blocks`` beside each step, takes longer than computing them again.
+    ``link_s``: what the link needs for all of them, whatever steps there are.
 
-    Both take a step at least. Where no step has room for any just now, none has room to compute them, either.
+    Both take a step at least. Where no step has room for a copy just now, none has room to compute the blocks, either.
     """
     if budget_blocks <= 0 or step_s is None or recompute_s is None:
         return False

@@ -1,4 +1,4 @@
-"""How much of its compute would a deployment need to keep up with the traffic that arrives?
+"""Which share of its compute a deployment needs to keep up with the traffic that arrives.
 
 Pure. A drop buys memory with pipeline bubbles. Where instances are close to their compute limit the price is a queue
 that never empties: more requests run at once, each step takes longer, and the merged group cannot catch up. So overload
@@ -13,10 +13,10 @@ from jettison.cost.stepwork import StepWork
 
 
 class StepTimes(Protocol):
-    """As ``cost.predictor`` knows them."""
+    """Step times, as ``cost.predictor`` knows them."""
 
     def predict_s(self, work: StepWork) -> float | None:
-        """Of a step at full depth on one instance; None = not known yet."""
+        """Seconds of a step at full depth on one instance; None = not known yet."""
         ...
 
     def pipeline_efficiency(self, work: StepWork, num_stages: int) -> float:
@@ -25,11 +25,11 @@ class StepTimes(Protocol):
 
 
 class Traffic(NamedTuple):
-    """What arrives, as means over some seconds."""
+    """Arriving requests, as means over some seconds."""
 
     requests_per_s: float
     prompt_tokens: float
-    """Computed ones: prefix hits are taken off."""
+    """Tokens to be computed: prefix hits are taken off."""
     output_tokens: float
 
 
@@ -57,7 +57,7 @@ def _rows(traffic: Traffic, arrangement: Arrangement) -> float:
 
 
 def _mean_tokens(traffic: Traffic) -> float:
-    """Of a request half-way through its answer."""
+    """Tokens of a request half-way through its answer."""
     return traffic.prompt_tokens + max(1.0, traffic.output_tokens) / 2
 
 

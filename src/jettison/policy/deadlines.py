@@ -1,15 +1,17 @@
-"""Deadlines of offline work as demand: what is late, how few sleepers mend that, which may go. Pure.
+"""Deadlines of offline work as demand: which work would be late, how few sleepers mend that, how many instances may
+sleep. Pure.
 
 Work is seconds of one instance that has nothing else to do; supply is such seconds a second. A tenant's own work is
-served earliest deadline first, and tenants alike (``policy.order``): so before a demand is met its tenant gets all that
-is due before it, and each other tenant as much, or what it has. Where one tenant is alone that is earliest deadline
-first over everything, which on a given supply meets all deadlines that any order meets. Where that would be late,
-tenants with time lend it their turns (``policy.lending``); no wake waits for that.
+served earliest deadline first, and tenants alike (``policy.order``): so until a demand is met, its tenant is served all
+work that is due before it, and each other tenant is served as much, or all of its work if that is less. With one tenant
+that is earliest deadline first over everything, which on a given supply meets all deadlines that any order meets. Where
+a demand would be late, tenants with time to spare lend it their turns (``policy.lending``); no wake waits for that.
 
-Sleepers are woken as soon as what serves would be late by ``WAKE_MARGIN``, the fewest that do. A wake that is put off
-to the last moment spares nothing: the same work takes the same seconds of instances, and more of them have to wake.
-Those that serve go once the rest would meet everything by ``SLEEP_MARGIN``, which is larger: so no error of a
-prediction between the two wakes and puts to sleep by turns.
+Sleepers are woken, as few as suffice, as soon as the serving instances would miss a deadline if work took
+``WAKE_MARGIN`` times as long as predicted. A wake put off to the last moment spares nothing: the same work takes the
+same seconds of instances, and more of them have to wake. Serving instances fall asleep once the rest would meet every
+deadline by ``SLEEP_MARGIN``. That margin is larger, so that a prediction error between the two does not wake and put to
+sleep by turns.
 """
 
 from __future__ import annotations
@@ -20,37 +22,39 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 WAKE_MARGIN = 1.25
-"""Times what is predicted, for which there has to be time: predictions of a mixture of requests beside a chat are off
-by so much, and a window that is a seventh longer than all instances need is still kept."""
+"""Factor on predicted times that a deadline must leave room for. Predictions for a mixture of requests beside a chat
+are off by so much, and a window that is a seventh longer than all instances need is still kept."""
 
 SLEEP_MARGIN = 1.6
-"""The same without those that are to fall asleep."""
+"""The same factor, for a supply without the instances that are to fall asleep."""
 
 LEAST_GAIN = 0.02
-"""Of the time that is left, by which waking has to bring something nearer to its deadline that will be late even so."""
+"""Where work will be late even with all sleepers: share of the time to the deadline by which waking must reduce
+lateness."""
 
 NEARLY = 0.05
-"""Of what waking all could mend, the part for which no more are woken."""
+"""Share of the lateness that waking all sleepers would mend, for which no further sleeper is woken."""
 
 
 class Demand(NamedTuple):
     """Offline requests of one tenant that are due at one time."""
 
     due_s: float | None
-    """From now; None: at no time, and served before the tenant's others, as a client waits for it."""
+    """Deadline, from now; None: no deadline, and served before the tenant's other work, as a client waits for the
+    answer."""
     work_s: float
-    """Of one instance, in steps as full as they can be."""
+    """Seconds of one instance, in steps as full as they can be."""
     prompt_s: float = 0.0
-    """Of that, the prompts."""
+    """Part of ``work_s`` that its prompts take."""
     lone_s: float = 0.0
-    """What its longest answer takes in steps of its own ..."""
+    """Seconds that its longest answer takes in steps of its own ..."""
     full_s: float = 0.0
     """... and in full ones."""
     fills: float = 1.0
-    """Instances whose steps its requests would fill."""
+    """How many instances its requests would fill the steps of."""
     tenant: str = ""
     name: str = ""
-    """For whom this is told."""
+    """Its name in the event log."""
 
 
 class Supply(NamedTuple):
@@ -60,19 +64,19 @@ class Supply(NamedTuple):
     share: float = 1.0
     """Seconds of work that each does a second."""
     coming_s: tuple[float, ...] = ()
-    """When each of some others begins to serve."""
+    """Seconds from now until each further instance begins to serve."""
     coming_share: float = 1.0
-    """Of each of those."""
+    """``share`` of each further instance."""
     online: float = 0.0
-    """Seconds of an instance that online requests take a second, of all together."""
+    """Seconds of instance time that online requests take a second, on all instances together."""
 
     @property
     def rate(self) -> float:
-        """What all do that serve now."""
+        """Seconds of work that all serving instances do a second."""
         return self.num_now * self.share
 
     def seconds_for(self, work_s: float) -> float:
-        """From now on until so much has been done; infinite where nothing will do it."""
+        """Seconds from now until ``work_s`` of work is done; infinite where no instance serves or will serve."""
         if work_s <= 0.0:
             return 0.0
         time_s, rate = 0.0, self.rate
@@ -84,7 +88,7 @@ class Supply(NamedTuple):
         return time_s + work_s / rate if rate > 0.0 else math.inf
 
     def and_woken(self, wakes_s: Sequence[float]) -> Supply:
-        """With these sleepers, whose wakes take so long."""
+        """This supply with further sleepers woken; ``wakes_s``: how long each wake takes."""
         return self._replace(coming_s=(*self.coming_s, *wakes_s))
 
 
@@ -93,17 +97,18 @@ class WakePlan(NamedTuple):
 
     num: int
     demand: Demand
-    """That would be latest without them."""
+    """The demand that would be latest without them."""
     late_s: float
-    """By so much, margin included."""
+    """How late it would be without them, margin included."""
     late_with_s: float
-    """Still, with them; 0: in time."""
+    """Lateness that is left with them, of all demands together, margin included; 0: all are in time."""
     needed: float
-    """Seconds of work a second that it takes to meet it, with all that is served before it."""
+    """Seconds of work a second that meeting it takes, with all work that is served before it; margin included."""
 
 
 def work_before(demands: Sequence[Demand]) -> list[float]:
-    """Seconds of work that are done when each of these has its last answer, itself and all that shares with it."""
+    """For each demand: seconds of work that are done when its last answer ends, its own and what each tenant is served
+    by then."""
     total_of: defaultdict[str, float] = defaultdict(float)
     reached = [0.0] * len(demands)
     for at in sorted(range(len(demands)), key=lambda i: _due(demands[i])):
@@ -121,17 +126,17 @@ def _due(demand: Demand) -> float:
 
 
 MOST_ONLINE = 0.9
-"""Of an instance's time, what online requests are taken to hold an answer up by at most."""
+"""Largest share of an instance's time that online requests are assumed to take from an answer."""
 
 
 def end_of(demand: Demand, work_s: float, supply: Supply, margin: float = 1.0) -> float:
-    """Seconds from now at which a demand has its last answer, where ``work_s`` are done then with all that is served
-    before it. All work is taken to take ``margin`` times as long, and an answer by half of that more: what is known of
-    one is known better than of many.
+    """Seconds from now until a demand's last answer ends. ``work_s``: all work done by then, its own included. Work is
+    assumed to take ``margin`` times as long as predicted, one answer only half of that excess longer: one answer is
+    predicted better than many.
 
-    An answer takes as many steps as it has tokens, however many instances there are, and waits for what is online
-    beside it. The last ones are there half of that after the supply has done their work, for they are spread over
-    their own time; and never sooner than all of it, once their prompts are computed.
+    An answer takes as many steps as it has tokens, however many instances there are, and is held up by online requests
+    beside it. The last answer ends half an answer's time after the supply has done the work, as answers are spread over
+    their own time. It never ends sooner than a whole answer's time after the prompts are computed.
     """
     done_s = supply.seconds_for(margin * work_s)
     if demand.work_s <= 0.0:
@@ -145,7 +150,7 @@ def end_of(demand: Demand, work_s: float, supply: Supply, margin: float = 1.0) -
 
 
 def ends(demands: Sequence[Demand], supply: Supply, margin: float = 1.0) -> list[float]:
-    """``end_of`` each, where tenants share alike."""
+    """``end_of`` each demand, where tenants get equal shares."""
     return [
         end_of(demand, work_s, supply, margin)
         for demand, work_s in zip(demands, work_before(demands), strict=True)
@@ -153,8 +158,8 @@ def ends(demands: Sequence[Demand], supply: Supply, margin: float = 1.0) -> list
 
 
 def lateness(demands: Sequence[Demand], supply: Supply, margin: float) -> list[float]:
-    """By how many seconds each misses its deadline; 0 where it does not. What was due before now is beyond saving, and
-    counts no more than what is due at no time."""
+    """By how many seconds each misses its deadline; 0 where it does not. A demand whose deadline has passed is beyond
+    saving and counts 0, as one without a deadline does."""
     return [
         max(0.0, end_s - demand.due_s) if demand.due_s is not None and demand.due_s > 0.0 else 0.0
         for demand, end_s in zip(demands, ends(demands, supply, margin), strict=True)
@@ -164,12 +169,12 @@ def lateness(demands: Sequence[Demand], supply: Supply, margin: float) -> list[f
 def plan_wakes(
     demands: Sequence[Demand], supply: Supply, wakes_s: Sequence[float], margin: float = WAKE_MARGIN
 ) -> WakePlan | None:
-    """Which of these sleepers to wake now, the soonest first; None: none of them.
+    """How many sleepers to wake now, those with the shortest wakes (``wakes_s``, seconds) first; None: none of them.
 
-    The fewest with which nothing is late. Where something is late even with all, the fewest that mend nearly as much:
-    a batch that expires keeps the answers that it has. None where that is hardly anything, and one where all sleep:
-    where one answer by itself takes longer than there is time, no sleeper helps. Least lateness is of all demands
-    together, so that one that is lost hides none that can be saved.
+    The fewest with which no demand is late. Where a demand is late even with all sleepers, the fewest that mend nearly
+    as much: a batch that expires keeps the answers that it has. Where all of them mend hardly anything, none: where one
+    answer by itself takes longer than there is time, no sleeper helps. But one, where all instances sleep. Lateness is
+    summed over all demands, so that a lost demand hides none that can be saved.
     """
     late = lateness(demands, supply, margin)
     if not any(late) or not wakes_s:
@@ -194,7 +199,8 @@ def plan_wakes(
 
 
 def may_go(demands: Sequence[Demand], supply: Supply, num_going: int, margin: float = SLEEP_MARGIN) -> bool:
-    """Whether so many of those that serve may fall asleep: nothing is later for it."""
+    """Whether ``num_going`` serving instances may fall asleep: no demand is late without them, or lateness does not
+    grow."""
     fewer = supply._replace(num_now=max(0, supply.num_now - num_going))
     without = lateness(demands, fewer, margin)
     if not any(without):
@@ -203,7 +209,8 @@ def may_go(demands: Sequence[Demand], supply: Supply, num_going: int, margin: fl
 
 
 def needed_now(demands: Sequence[Demand], supply: Supply, margin: float = WAKE_MARGIN) -> float | None:
-    """Instances that it takes to meet all deadlines ahead, with what is served before each; None without any."""
+    """Instances needed to meet all deadlines ahead, with the work served before each; None where no deadline is
+    ahead."""
     ahead = [
         margin * work_s / demand.due_s for demand, work_s in zip(demands, work_before(demands), strict=True)
         if demand.due_s is not None and demand.due_s > 0.0
@@ -212,19 +219,19 @@ def needed_now(demands: Sequence[Demand], supply: Supply, margin: float = WAKE_M
 
 
 class Seen(NamedTuple):
-    """What instances that had more offline work than they could take on have done of it."""
+    """Offline work done by instances that had more of it than they could take on."""
 
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
     instance_s: float = 0.0
 
     def faded(self, factor: float) -> Seen:
-        """What is left of it."""
+        """Each number times ``factor``."""
         return Seen(*(factor * each for each in self))
 
 
 BELIEF_S = 4.0
-"""Seconds of instances for which ``assumed`` counts as if it had been seen."""
+"""Weight of ``assumed``, as if it had been seen for so many seconds of an instance."""
 
 LEAST_SHARE, MOST_SHARE = 0.02, 1.5
 """Bounds of a share: an instance that a chat keeps busy now is not so for ever, and one that is faster than predicted
@@ -232,8 +239,9 @@ may have been lucky."""
 
 
 def share_of(seen: Sequence[Seen], prompt_token_s: float, output_token_s: float, assumed: float) -> float:
-    """Seconds of work that an instance does a second, beside everything else: the least by any of these records (of
-    the last moments, of longer), as the next minutes may be like either. ``assumed``: before anything was seen."""
+    """Seconds of offline work that an instance does a second, beside everything else: the least by any of the records
+    ``seen`` (of the last moments, of longer), as the next minutes may be like either. ``assumed``: the share before
+    anything was seen."""
     shares = [
         (BELIEF_S * assumed + each.prompt_tokens * prompt_token_s + each.output_tokens * output_token_s)
         / (BELIEF_S + each.instance_s)
@@ -245,8 +253,9 @@ def share_of(seen: Sequence[Seen], prompt_token_s: float, output_token_s: float,
 def expected_tokens(
     num_ended: int, ended_tokens: float, running_tokens: Sequence[float], usual_tokens: float, longest_tokens: float
 ) -> float:
-    """How long an answer of a batch will be: as its own were, those under way counted as what they have, or as long as
-    answers usually are; not longer than it may. Short answers end first: without those under way they would be all."""
+    """Expected tokens of an answer of a batch: the mean of its ended answers and of those under way, at most
+    ``longest_tokens``. An answer under way counts as the tokens that it has, or as ``usual_tokens`` if these are more.
+    Without answers under way the mean would be too small, as short answers end first."""
     num = num_ended + len(running_tokens)
     total = ended_tokens + sum(max(each, usual_tokens) for each in running_tokens)
     mean = total / num if num else usual_tokens

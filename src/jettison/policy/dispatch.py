@@ -1,18 +1,18 @@
 """Which group gets a new request: the first in an order of groups, of which there are two.
 
-Pure. ``by_freeness``, ours: of those with the fewest prompts ahead the freest (Llumnix's metric, design 5.1).
-Freeness = (capacity - virtual usage) / batch size, in blocks; what queued requests will need counts as usage, so a
-burst spreads over the groups before anything of it has been admitted. Freeness knows nothing of compute: of two
-instances with the same memory one may have a prompt of 16,000 tokens to compute first. So groups are compared by the
-prompt tokens ahead of a newcomer before that, in full steps: less makes little difference to it. Where the queue has
-outgrown the memory, it waits for memory anyhow, and freeness alone counts.
+Pure. ``by_freeness``, ours: of the groups with the fewest prompts ahead the freest (Llumnix's metric, design 5.1).
+Freeness = (capacity - virtual usage) / batch size, in blocks; the future need of queued requests counts as usage, so a
+burst spreads over the groups before any of its requests is admitted. Freeness knows nothing of compute: of two
+instances with the same memory one may have a prompt of 16,000 tokens to compute first. So groups are first compared by
+the prompt tokens ahead of a newcomer, in full steps: less than a step makes little difference to it. Where the queue
+has outgrown the memory, a newcomer waits for memory anyhow, and freeness alone counts.
 
-A pipeline that will be restored is compared by what its members would have free apart: with the memory of the layers
-that they have dropped it would look so free that it drew most of what comes, and never be empty enough to be restored.
-That memory is the last resort, and counts as a tenth.
+A pipeline that will be restored is compared by the blocks that its members would have free as separate instances. With
+the memory of the dropped layers it would look so free that it drew most arrivals and never became empty enough to be
+restored. That memory is the last resort, and counts as a tenth.
 
-``by_requests``, for baselines: the fewest unfinished requests for each instance, and nothing else, as a proxy that
-counts open connections would have it before several engines.
+``by_requests``, for baselines: the fewest unfinished requests for each instance, and nothing else, as a proxy before
+several engines does that counts open connections.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from jettison.types import GroupId
 
 LAST_RESORT = 0.1
-"""What a free block counts that a pipeline has only as long as it is one."""
+"""Weight of a free block that a pipeline has only until it is restored."""
 
 DispatchKey = tuple[float, float, int, GroupId]
 
@@ -41,8 +41,8 @@ class GroupFreeness(NamedTuple):
     num_instances: int
     """Batch sizes are compared per instance."""
     prefill_tokens: int = 0
-    """Prompt tokens that its running and waiting online requests still have to compute; of those that wait all of them,
-    as what of it is cached is not known yet."""
+    """Prompt tokens that its running and waiting online requests still have to compute; of a waiting request the whole
+    prompt, as its cached part is not known yet."""
     step_tokens: int = 1
     """Token budget of a step."""
     apart_blocks: int | None = None
@@ -85,7 +85,7 @@ def by_requests(group: GroupFreeness) -> DispatchKey:
 
 
 ORDERS: Mapping[str, DispatchOrder] = {"freest": by_freeness, "fewest-requests": by_requests}
-"""By the names that ``--dispatch`` has for them."""
+"""By the values of ``--dispatch``."""
 
 
 def steps_ahead(group: GroupFreeness) -> int:
@@ -96,7 +96,7 @@ def steps_ahead(group: GroupFreeness) -> int:
 def choose_group(
     groups: Sequence[GroupFreeness], needed_blocks: int, order: DispatchOrder = by_freeness
 ) -> GroupId | None:
-    """The first that could hold ``needed_blocks`` at all; if none could, the largest. None without groups.
+    """The first group that could hold ``needed_blocks`` at all; if none could, the largest. None without groups.
 
     Ties go to the smaller id, so that the choice does not depend on the sequence of ``groups``.
     """

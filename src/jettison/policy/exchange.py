@@ -1,10 +1,10 @@
 """How a stalled request gets to run again after a merge: its KV is sent, computed again, or attended to where it lies.
 
-Pure. KunServe v3 sends (section 4.2), v1 attends remotely meanwhile; choosing for each request by predicted cost is
-our own: a short request on a slow link is cheaper to prefill again, and on a fast one it is not worth the round trips
-of remote attention. Costs are in seconds of progress that requests lose: the request itself, and where it is computed
-again, all others of the group, whose steps its prefill takes. (What a transfer costs those behind it on the link, and
-remote attention the rows beside it, is counted with them: each has its own wait.)
+Pure. KunServe v3 sends (section 4.2), v1 attends remotely meanwhile; choosing for each request by predicted cost is our
+own: a short request on a slow link is cheaper to prefill again, and on a fast one it is not worth the round trips of
+remote attention. Costs are in seconds of progress that requests lose: the request itself, and where it is computed
+again, all others of the group, whose steps its prefill takes. (What a transfer costs the requests behind it on the
+link, and remote attention the rows beside it, is counted with those requests: each has its own wait.)
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ LinkId = tuple[WorkerId, WorkerId]
 
 
 class ExchangeCosts(NamedTuple):
-    """What is known of prices. None = not known (yet)."""
+    """Known prices. None = not known (yet)."""
 
     link_bytes_per_s: Callable[[LinkId], float | None] = lambda link: None
     recompute_s: Callable[[int], float | None] = lambda num_tokens: None
     """Seconds until so many tokens have been prefilled."""
     step_s: float | None = None
-    """Of a decode step of the merged group."""
+    """Seconds of a decode step of the merged group."""
     round_trip_s: float = 1e-3
-    """Of one layer's remote attention, beyond the attention itself."""
+    """Seconds of one layer's remote attention, beyond the attention itself."""
 
 
 class StalledRequest(NamedTuple):
     """A request that cannot run until something has happened to its KV."""
 
     num_tokens: int
-    """With KV: to be computed again if it is given up."""
+    """Tokens with KV: these are computed again if the KV is given up."""
     link_bytes: Mapping[LinkId, int]
-    """What would have to be sent, by link."""
+    """Bytes that would have to be sent, by link."""
     tail_bytes: Mapping[LinkId, int]
-    """The part that has to be there before it can run live."""
+    """The part of these bytes that must arrive before the request can run live."""
     num_remote_layers: int
-    """Most layers whose attention one stage would have done elsewhere."""
+    """Most layers of one stage whose attention would be computed on other workers."""
     can_run_live: bool
     """It has a full block."""
 
 
 class ExchangeQueue(NamedTuple):
-    """What goes before."""
+    """What goes before the request in question."""
 
     link_bytes: Mapping[LinkId, int]
     num_recompute_tokens: int
@@ -63,10 +63,11 @@ class ExchangeQueue(NamedTuple):
 def choose_exchange(
     request: StalledRequest, queue: ExchangeQueue, costs: ExchangeCosts, mode: ExchangeMode
 ) -> ExchangeMode | None:
-    """What to do with a request; never ``AUTO``. None: not known before a first transfer has measured the links.
+    """How a request's KV gets there; never ``AUTO``. None: not known before a first transfer has measured the links.
 
-    A link that has not brought that one in ``LIVE_FROM_STEPS`` is too slow to stand still for: the others run live. A
-    fixed mode is obeyed, except that a request without a full block cannot run live: it is transferred.
+    If the first transfer takes longer than ``LIVE_FROM_STEPS`` steps, the link is too slow to stand still for: the
+    others run live. A fixed mode is obeyed, except that a request without a full block cannot run live: it is
+    transferred.
     """
     if mode is not ExchangeMode.AUTO:
         return ExchangeMode.TRANSFER if mode is ExchangeMode.LIVE and not request.can_run_live else mode
@@ -90,7 +91,8 @@ def choose_exchange(
 
 
 def _sending_s(num_bytes: Mapping[LinkId, int], before: Mapping[LinkId, int], costs: ExchangeCosts) -> float | None:
-    """Until everything has arrived, behind what goes before; links work at the same time."""
+    """Seconds until everything has arrived, behind the bytes ``before``; links work at the same time. None: a rate is
+    unknown."""
     longest = 0.0
     for link, amount in num_bytes.items():
         rate = costs.link_bytes_per_s(link)

@@ -1,15 +1,15 @@
-"""Online and offline requests in one microbatch (ConServe Algorithm 1): the first as if they were alone, the others in
-what is left.
+"""Online and offline requests in one microbatch (ConServe Algorithm 1): online ones as if they were alone, offline ones
+in the tokens, blocks and time that are left.
 
 Pure. Online requests are planned by ``policy.batching``, as if offline ones held no tokens, no places and no blocks
-that can be taken from them. What that needs is evicted: requests whose KV is in host pools first, for they lose least,
-then the newest. What is left of the step's tokens, rows, blocks and *time* (``policy.slo``) offline requests fill:
-running ones before waiting ones, decodes before prompts. They give way to each other as online ones do, and never to
-themselves while an online one runs: its end gives room.
+that can be taken from them. Offline requests that are in the way of that plan are evicted: first those with KV in host
+pools, for they lose least, then the newest. Offline requests fill what is left of the step's tokens, rows, blocks and
+*time* (``policy.slo``): running ones before waiting ones, decodes before prompts. They give way to each other as online
+ones do. No offline request gives itself up while an online one runs: its end gives room.
 
-A step that evicts is not filled (the authors' code does the same; their Algorithm 1 reads otherwise): who has just lost
-its KV would be let in again. Nor is a microbatch while an online request is kept out that those in flight could
-make room for.
+A step that evicts is not filled (the authors' code does the same; their Algorithm 1 reads otherwise): a request that
+has just lost its KV would be let in again. Nor is a microbatch filled while an online request is kept out for which
+offline requests in flight could make room.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from jettison.policy.slo import NO_LIMIT, StepBudget, within_tokens
 from jettison.types import RequestId
 
 LEAST_PROMPT_TOKENS = 16
-"""Of a step that may take no time at all: whatever the objectives, work goes on."""
+"""Tokens of a step that may take no time at all: whatever the objectives, work goes on."""
 
 Planned = Callable[[BatchView], BatchPlan]
 
@@ -47,25 +47,25 @@ class OfflineView(NamedTuple):
     """The offline requests of a group."""
 
     running: Sequence[RunningRow]
-    """Those that have tokens to schedule, oldest first."""
+    """Running requests that have tokens to schedule, oldest first."""
     num_running: int
     waiting: Iterable[WaitingRow]
-    """In queue order; each time it is iterated over, from the first."""
+    """In queue order; each iteration begins with the first."""
     victims: Callable[[], Sequence[VictimRow]]
-    """Of the running ones those that may be preempted, youngest first."""
+    """Running requests that may be preempted, youngest first."""
     in_flight: bool
     """Some are in unfinished steps."""
 
 
 class OnlinePart(NamedTuple):
-    """What is planned for online requests, and what is left beside it."""
+    """The plan of online requests, and the blocks that are left beside it."""
 
     plan: BatchPlan
     """Without evictions."""
     evicted: tuple[RequestId, ...]
-    """Offline requests that give way to it, in this order."""
+    """Offline requests that give way to the plan, in this order."""
     num_free_blocks: int
-    """Of the tightest stage, once it is applied."""
+    """Free blocks of the tightest stage once the plan is applied."""
 
 
 def plan_beside(
@@ -74,9 +74,10 @@ def plan_beside(
 ) -> BatchPlan:
     """The next microbatch of a group that has requests of both classes.
 
-    ``online.waiting`` is iterated over anew for each attempt. ``budget_of``: what the step may take with such an online
-    part; ``is_busy``: other microbatches are in flight, and their end is told. Where they are not, and nothing online
-    can run, some offline request does, whatever the budget: nobody would ask for a plan again.
+    ``online.waiting`` is iterated over anew for each attempt. ``budget_of``: the time that a step with such an online
+    part may take; ``is_busy``: other microbatches are in flight, and the end of each asks for a plan again. Where none
+    is in flight and no online request can run, one offline request runs, whatever the budget: nothing else would ask
+    for a plan again.
     """
     part = plan_online_part(online, offline, limits, plan_online)
     plan = part.plan
@@ -99,7 +100,7 @@ def _is_kept_out(plan: BatchPlan) -> bool:
 def plan_online_part(
     online: BatchView, offline: OfflineView, limits: BatchLimits, plan_online: Planned
 ) -> OnlinePart:
-    """What online requests get, and which offline ones are evicted for that: none that it can do without."""
+    """What online requests get, and which offline ones are evicted for that: as few as the plan needs."""
     needs: dict[RequestId, int] = {}
     plan = plan_online(online._replace(waiting=_Noted(online.waiting, needs, at_risk=False)))
     num_over = _places_lacking(plan, online, offline, limits)
@@ -128,13 +129,13 @@ def plan_online_part(
 
 
 def _places_lacking(plan: BatchPlan, online: BatchView, offline: OfflineView, limits: BatchLimits) -> int:
-    """Places that admissions need of offline requests; those may be too many already, where a group has been split."""
+    """Places that admissions need from offline requests. After a split a group may have too many requests already."""
     num_more = len(plan.admissions)
     return min(num_more, online.num_running + offline.num_running + num_more - limits.max_num_seqs)
 
 
 def _blocks_taken(plan: BatchPlan, online: BatchView, needs: dict[RequestId, int]) -> int:
-    """By its chunks and admissions, less what it preempts."""
+    """Blocks that the plan's chunks and admissions take, less the blocks of the requests that it preempts."""
     taken = sum(c.num_new_blocks for c in plan.chunks) + sum(needs[a.request_id] for a in plan.admissions)
     if plan.preemptions:
         given = {v.request_id: v.num_reclaimable_blocks for v in online.victims()}
@@ -143,7 +144,7 @@ def _blocks_taken(plan: BatchPlan, online: BatchView, needs: dict[RequestId, int
 
 
 def _blocks_kept(plan: BatchPlan, online: BatchView, limits: BatchLimits) -> int:
-    """That admissions leave free."""
+    """Blocks that admissions leave free."""
     if not plan.admissions:
         return 0
     is_first = online.num_running + len(plan.admissions) == 1
@@ -151,10 +152,10 @@ def _blocks_kept(plan: BatchPlan, online: BatchView, limits: BatchLimits) -> int
 
 
 class _Noted:
-    """Waiting rows, and what each of them needs that has been looked at."""
+    """Waiting rows; notes the block need of each row that is looked at."""
 
     def __init__(self, rows: Iterable[WaitingRow], needs: dict[RequestId, int], *, at_risk: bool) -> None:
-        """``at_risk``: count cached blocks that an eviction may free as needed."""
+        """``at_risk``: count as needed also cached blocks that an eviction may free."""
         self._rows = rows
         self._needs = needs
         self._at_risk = at_risk
@@ -171,7 +172,7 @@ def plan_within(view: BatchView, planned: Callable[[BatchView, BatchLimits], Bat
                 budget: StepBudget) -> BatchPlan:  # fmt: skip
     """``planned``'s plan; with decodes in it, no more prompt tokens beside them than the budget has room for.
 
-    Decodes all run, and a few prompt tokens, whatever the budget. ``view.waiting`` is iterated over anew for each
+    All decodes run, and a few prompt tokens, whatever the budget. ``view.waiting`` is iterated over anew for each
     attempt.
     """
     plan = planned(view, limits)
@@ -190,7 +191,7 @@ def plan_alone(
     view: BatchView, planned: Callable[[BatchView, BatchLimits], BatchPlan], limits: BatchLimits, budget: StepBudget
 ) -> BatchPlan:
     """``planned``'s plan of offline requests alone, with no more tokens, decodes among them, than the budget has room
-    for, and a few whatever it is."""
+    for, but a few tokens whatever the budget."""
     plan = planned(view, limits)
     if budget.seconds is None:
         return plan
@@ -272,7 +273,8 @@ class _Admitting:
     """How many tokens each waiting request may get, one after the other."""
 
     def __init__(self, budget: StepBudget, work: Callable[[], StepWork]) -> None:
-        """``work``: what is in the step already; mostly no request gets so far that it is asked for."""
+        """``work``: what is in the step already; a callable, as in most steps no request gets so far that it is
+        needed."""
         self._budget = budget
         self._first_work = work
         self._work: StepWork | None = None

@@ -1,16 +1,18 @@
-"""Which batches lend their turns to offline work that would be late: slack is lent, and paid back. Pure.
+"""Which batches lend their turns to offline work that would be late: a batch with slack lends, and is paid back. Pure.
 
-Tenants share alike (``policy.order``), so a batch may be late although another tenant's has hours. Where a batch would
-be late by its tenant's share on all that serves and is being woken, what is due after it gives way, of any tenant: it
-waits behind the rest. Only what is in time all the same, were everything served earliest deadline first, lends to
-another tenant. Nothing else does: neither what is due at no time, as a client waits for it, nor what is late already.
+Tenants get equal shares (``policy.order``), so a batch may be late although another tenant's batch has hours. Where a
+batch would be late by its tenant's share of all instances that serve or are being woken, work that is due after it
+gives way, of any tenant: it waits behind the rest. Only work that would still be in time if everything were served
+earliest deadline first lends to another tenant. Work without a deadline does not lend, as a client waits for it; nor
+does work that is late already.
 
-What is lent counts (``core.serving.virtualtokens``): the lender has been served less, and is next where tenants share
-alike again. It lends while what it has left fits before its deadline by the whole supply; what it has lent is less
-than that, or it would have been done by its share. So it is paid back before its deadline, also where whatever comes
-meanwhile ends the lending. (Several lenders share what is paid back: then the one that is due first may be urgent.)
+Lent turns count (``core.serving.virtualtokens``): the lender has been served less, so it is next once tenants get equal
+shares again. A batch lends while its remaining work fits before its deadline on the whole supply. It has lent less than
+that, or its own share would have finished it. So it is paid back before its deadline, whatever ends the lending.
+(Several lenders share what is paid back: then the lender with the earliest deadline may become urgent.)
 
-A batch that cannot be met any more, even first of all, gives way to others of its own tenant alone.
+A batch whose deadline cannot be met any more, even if it were served first of all, gives way to others of its own
+tenant alone.
 """
 
 from __future__ import annotations
@@ -22,15 +24,16 @@ from typing import NamedTuple
 from jettison.policy.deadlines import SLEEP_MARGIN, WAKE_MARGIN, Demand, Supply, end_of, lateness
 
 LEND_MARGIN = SLEEP_MARGIN
-"""Times what is predicted, for which there has to be time: more than for wakes, as predictions leave out that what runs
-stays until its last token, or until it has to give its place up. Turns lent too soon cost no tenant anything."""
+"""Factor on predicted times that a deadline must leave room for. Larger than for wakes: predictions leave out that a
+running request keeps its place until its last token, or until it is made to give it up. Turns lent too soon cost no
+tenant anything."""
 
 
 class Lending(NamedTuple):
-    """Numbers of demands."""
+    """Indices of demands."""
 
     urgent: tuple[int, ...] = ()
-    """Due until the first that would be late, itself among them."""
+    """Demands due no later than the first one that would be late, that one included; no lost ones."""
     giving_way: tuple[int, ...] = ()
 
 
@@ -38,10 +41,10 @@ NO_LENDING = Lending()
 
 
 def in_turn(demands: Sequence[Demand], supply: Supply) -> tuple[list[float], set[int]]:
-    """When each of those that are due at some time ends by this supply, were all served earliest deadline first, and
-    which are lost: late already, or late even so although work takes less than is predicted, by as much as wakes reckon
-    with more. No other waits for what is lost, and of other tenants' work that is due at no time each waits for as much
-    as its own tenant is served."""
+    """For each demand with a deadline, seconds until it ends on this supply if all were served earliest deadline first
+    (0 for the others); and the indices of lost demands. A demand is lost if its deadline has passed, or if it would be
+    late even where work takes less time than predicted, by the factor of ``WAKE_MARGIN``. No demand waits for a lost
+    one. Of another tenant's work without a deadline, a demand waits for as much as its own tenant is served."""
     free_of: defaultdict[str, float] = defaultdict(float)
     own_of: defaultdict[str, float] = defaultdict(float)
     for demand in demands:
@@ -63,7 +66,8 @@ def in_turn(demands: Sequence[Demand], supply: Supply) -> tuple[list[float], set
 
 
 def lend(demands: Sequence[Demand], supply: Supply, waits: Sequence[bool]) -> Lending:
-    """Which of these give way now. ``supply``: with what is being woken. ``waits``: some request of it has no place."""
+    """Which demands give way now. ``supply``: sleepers that are being woken included. ``waits``: for each demand,
+    whether some request of it has no place."""
     late = lateness(demands, supply, LEND_MARGIN)
     if not any(late):
         return NO_LENDING

@@ -1,5 +1,5 @@
-"""How near workers are, which decides between partners of a merge and senders of a shard that are otherwise alike,
-and which ports a transfer goes through.
+"""How near workers are to each other, and which ports a transfer goes through. Distance decides between partners of a
+merge, and between senders of a shard, that are otherwise alike.
 
 Pure. Where the distances come from: ``core.load.distances``; rates of ports: ``core.load.portrates``.
 """
@@ -20,7 +20,7 @@ NEAR = 0.0
 """Inside one machine."""
 
 FAR = 1.0
-"""Across a network of which nothing else is known."""
+"""Across a network whose speed is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ class PortKind(StrEnum):
 
 
 class PortId(NamedTuple):
-    """One direction of one port: every transfer that goes through it takes part of what it carries."""
+    """One direction of one port: all transfers through it share what it carries."""
 
     kind: PortKind
     number: int
     """Of the card, or the worker."""
     is_out: bool
-    """Bytes leave by it; else they come in. Of a host's: False, as both directions are one copy engine's."""
+    """Bytes leave by it; else they come in. False for a host's port, as one copy engine serves both directions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,10 @@ class PortMap:
     machine_of: Mapping[WorkerId, MachineId] = field(default_factory=dict)
     """Workers that are not named are alone in their machines."""
     card_of: Mapping[WorkerId, int] = field(default_factory=dict)
-    """By which network card they reach other machines; those that are not named have one of their own."""
+    """By which network card workers reach other machines; a worker that is not named has a port of its own."""
 
     def of(self, src: WorkerId, dst: WorkerId) -> tuple[PortId, ...]:
-        """Where bytes from one worker to another leave and come in; to itself: its host's memory."""
+        """Ports by which bytes leave one worker and enter another; from a worker to itself: its host's memory."""
         if src == dst:
             return (PortId(PortKind.HOST, src, False),)
         if src in self.machine_of and self.machine_of[src] == self.machine_of.get(dst):

@@ -1,11 +1,12 @@
-"""Balanced microbatches for a pipeline: look ahead at all queued tokens (KunServe v3 section 4.3, Figs. 10 and 11).
+"""Balanced microbatches for a pipeline, by a look ahead at all queued tokens (KunServe v3 section 4.3, Figs. 10 and
+11).
 
-Pure. A pipeline stands still wherever one microbatch takes longer than the next, and token counts do not tell: a
-chunk behind a long prefix costs more than the same tokens at a prompt's start. So all tokens that could run now form
-one batch, which is divided recursively at equal predicted cost, inside a request where need be (``split``; the second
-chunk then has the larger prefix).
+Pure. A pipeline stands still wherever one microbatch takes longer than the next. Token counts do not show that: a chunk
+behind a long prefix costs more than the same tokens at a prompt's start. So all tokens that could run now form one
+batch. It is divided recursively at equal predicted cost, inside a request where need be (``split``; the second chunk
+then has the larger prefix).
 
-What is not as printed, and why:
+Differences from the paper, and their reasons:
 
 - Fig. 11 halves until a batch has at most MIN tokens, so its floor is a ceiling. Here a microbatch never falls below
   the floor, and their number follows from costs: ``wished_microbatches``.
@@ -13,11 +14,11 @@ What is not as printed, and why:
   alone would double their size whenever the queue shrinks past a power of two: a bubble.
 - A decode waits for its sample, so it is in one microbatch out of every ``num_stages``. Decodes are dealt to that many
   microbatches by cost; the prompts' tokens are divided on top.
-- Microbatches with decodes run whether prompts wait or not. A single prompt is spread over them, too: whole in one of
-  them it would stop every stage but one while it passes.
+- Microbatches with decodes run whether prompts wait or not. A single prompt is spread over them, too: as a whole in one
+  of them it would stop every stage but one while it passes.
 
-Memory is none of this module's business but for the blocks that newcomers take: ``policy.batching`` turns the shares of
-a microbatch into a plan under its own rules.
+Memory is no business of this module: its view has only those waiting requests that memory would admit, and
+``policy.batching`` turns the shares of a microbatch into a plan under its own rules.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import NamedTuple, Protocol
 from jettison.types import RequestId
 
 HORIZON_MICROBATCHES = 4
-"""How many microbatches a stage are looked at: more queued tokens change nothing about the next few."""
+"""Microbatches a stage that are looked at: more queued tokens change nothing about the next few."""
 
 LEAST_TOKENS = 16
 """Fewest prompt tokens of a microbatch where no flag says otherwise."""
@@ -41,11 +42,12 @@ class ChunkCost(Protocol):
 
     @property
     def fixed_cost(self) -> float:
-        """What a microbatch costs whatever is in it; 0 while it is not known."""
+        """Cost of a microbatch whatever is in it; 0 while it is not known."""
         ...
 
     def chunk_cost(self, num_tokens: int, num_context: int) -> float:
-        """What a chunk behind ``num_context`` tokens adds to a microbatch; above 0, and growing with ``num_tokens``."""
+        """Cost that a chunk behind ``num_context`` tokens adds to a microbatch; above 0, and growing with
+        ``num_tokens``."""
         ...
 
 
@@ -69,18 +71,18 @@ class LookaheadParams:
 
 @dataclass(frozen=True, slots=True)
 class LookaheadView:
-    """What could run in a group now."""
+    """Tokens that could run in a group now."""
 
     version: int
     num_stages: int
     max_num_tokens: int
     """Token budget of one microbatch, decodes included."""
     decodes: Sequence[QueuedChunk]
-    """Ready ones, oldest first."""
+    """Ready decodes, oldest first."""
     decodes_in_flight: Sequence[QueuedChunk]
     """They come back while these microbatches run."""
     prompts: Sequence[QueuedChunk]
-    """What is left of running requests' prompts, then those waiting requests that memory would admit, in order."""
+    """What is left of running requests' prompts, then the waiting requests that memory would admit, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +126,11 @@ def plan_microbatches(view: LookaheadView, cost: ChunkCost, least_tokens: int = 
 def wished_microbatches(prompt_cost: float, other_cost: float, num_stages: int) -> int:
     """Over how many microbatches prompts that cost a stage ``prompt_cost`` in all are spread; at least 1.
 
-    With ``other_cost`` for all else that is in each (fixed costs, decodes), k of them have passed N stages after
-    (k + N - 1) (prompt_cost / k + other_cost). With r = (N - 1) prompt_cost / other_cost that is least at k = sqrt(r),
-    and at k = r it is what a single one would take. The larger k, the less a microbatch differs from those before and
-    behind it, and such differences are what bubbles are made of. So: twice the fastest, which takes an eighth longer
-    at most, and never more than r. ``HORIZON_MICROBATCHES`` a stage bound it: prompts get more of a step's time the
-    longer their queue is.
+    With ``other_cost`` for all else that is in each (fixed costs, decodes), k of them have passed N stages after (k + N
+    - 1) (prompt_cost / k + other_cost). With r = (N - 1) prompt_cost / other_cost that is least at k = sqrt(r), and at
+    k = r it is what a single one would take. The larger k, the less a microbatch differs from its neighbours, and such
+    differences make bubbles. So: twice the fastest, which takes an eighth longer at most, and never more than r.
+    ``HORIZON_MICROBATCHES`` a stage bound it: prompts get more of a step's time the longer their queue is.
     """
     most = HORIZON_MICROBATCHES * num_stages
     ratio = (num_stages - 1) * prompt_cost / max(other_cost, 1e-30)
@@ -139,7 +140,7 @@ def wished_microbatches(prompt_cost: float, other_cost: float, num_stages: int) 
 def deal_decodes(
     ready: Sequence[QueuedChunk], in_flight: Sequence[QueuedChunk], num_stages: int, cost: ChunkCost
 ) -> list[tuple[QueuedChunk, ...]]:
-    """Ready decodes for the coming microbatches, at most ``num_stages``: consecutive ones of equal cost each.
+    """Ready decodes for the coming microbatches, at most ``num_stages``: consecutive ones, dealt at equal cost.
 
     A microbatch gets its share of *all* decodes, those in flight included, so that numbers even out as they return.
     """
@@ -150,7 +151,7 @@ def deal_decodes(
     hands: list[list[QueuedChunk]] = [[] for _ in range(num_stages)]
     before = 0.0
     for chunk, its_cost in zip(ready, costs, strict=True):
-        # Where its middle falls: never one decode more than needed in the first microbatch.
+        # A decode belongs where its middle falls, so the first microbatch never has one decode too many.
         hands[min(num_stages - 1, int((before + its_cost / 2) / share))].append(chunk)
         before += its_cost
     return [tuple(hand) for hand in hands if hand]
@@ -161,8 +162,8 @@ def balance(
 ) -> list[tuple[QueuedChunk, ...]]:
     """Prompt tokens, in order, in microbatches of equal cost and at most ``max_num_tokens``.
 
-    ``count`` of them, or as many more as the budget asks for (fewer where tokens do not suffice).
-    O(chunks * log(microbatches) + cuts * log(tokens)).
+    ``count`` microbatches, or as many more as the budget asks for (fewer where tokens do not suffice). O(chunks *
+    log(microbatches) + cuts * log(tokens)).
     """
     total = sum(c.num_tokens for c in chunks)
     if total == 0:
@@ -175,7 +176,7 @@ def balance(
             return pieces
         # Equal cost is not equal tokens: those at the start of prompts are cheap, and more of them make a share.
         count = max(count + 1, count * 9 // 8, count * largest // max_num_tokens)
-    # A few tokens weigh more than all others: equal tokens then.
+    # A few tokens cost more than all others together: divide by token count instead.
     return _divide(tuple(chunks), min(total, -(-2 * total // max_num_tokens)), _TokenCount())
 
 

@@ -6,7 +6,7 @@ Pure. Every merge frees exactly one copy of the parameters, whatever the sizes. 
 - ``memory`` (v1): one group takes in all others, until the added memory exceeds what the KV cache had at first.
 
 Which layers each member keeps: ``policy.ranges``, asked once for each group that is left at the end. What a merge frees
-does not depend on it; on the way only whether there are ranges at all matters.
+does not depend on the ranges; while merging it only matters whether there are any.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = [
 MergeStrategy = Literal["throughput", "memory"]
 
 LINK_CHOICES = 8
-"""Among partners with about equal room so many are compared by their link, and the roomiest of the same machine: a
-bound on the work of a tie."""
+"""Partners with about equal room that are compared by their link, beside the roomiest of the same machine: a bound on
+the work of a tie."""
 
 PARTNER_TRIES = 8
 """Partners of one size that a group is tried with while they do not fit: a bound on the work where none does."""
@@ -43,14 +43,14 @@ class MergeCandidate(NamedTuple):
     group_id: GroupId
     members: tuple[WorkerId, ...]
     resident: tuple[LayerRange, ...]
-    """What each member still holds, in the order of ``members``."""
+    """Layers that each member still holds, in the order of ``members``."""
     pressure: float
     """Load over capacity."""
     free_bytes: int
     """Free KV bytes of all its stages together."""
     budgets: tuple[int, ...] | None = None
-    """What each member has for parameters and KV: ranges are chosen by what they leave for KV. None = not known, and
-    ranges are balanced by parameter bytes."""
+    """Bytes that each member has for parameters and KV: ranges are chosen by what they leave for KV. None = not known,
+    and ranges are balanced by parameter bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ class DropPlan:
         return self.freed_bytes >= self.required_bytes
 
     def merges_as_fields(self) -> list[dict[str, object]]:
-        """For the event log: who merges into which stages, each a worker with the first and the end of its layers."""
+        """For the event log: which groups merge into which stages, each a worker with the first and the end of its
+        layers."""
         return [
             {
                 "groups": list(merge.sources),
@@ -104,17 +105,17 @@ class PlannerParams:
     max_pull_s: float = 0.0
     """Longest pull that is cheaper than not merging: the wait for memory that the drop is to save. 0 = never pull."""
     links: Links | None = None
-    """None where all are alike."""
+    """None where all links are alike."""
     most_members: int | None = None
-    """Of a group that is made: longer pipelines could not keep up. None = no bound."""
+    """Most members of a new group: longer pipelines could not keep up. None = no bound."""
 
 
 _Room = tuple[int, float, int]
-"""Free bytes, negative; pressure; the order of a node."""
+"""(free bytes, negated; pressure; the order of a node)."""
 
 
 class _Node(NamedTuple):
-    """A group as the planner sees it: what there is, or what it would become."""
+    """A group as the planner sees it: an existing one, or one that merges would make."""
 
     order: int
     candidates: tuple[MergeCandidate, ...]
@@ -130,7 +131,7 @@ class _Node(NamedTuple):
 
     @property
     def machine(self) -> MachineId | None:
-        """The one that has all of its members."""
+        """The machine that has all of its members; None where they are in several."""
         return next(iter(self.machines)) if len(self.machines) == 1 else None
 
 
@@ -144,12 +145,12 @@ def plan_drop(
 ) -> DropPlan:
     """Merge groups until ``required_bytes`` are freed or nothing is left to merge (within ``most_members`` a group).
 
-    Ties (all groups, at first): the group under the highest pressure, with the one of its size that has the most free
-    memory; among those with about as much the nearest. The group that asked merges first, with the smallest of the
-    others, so that the plan helps it whatever its size. Groups whose members cannot be ordered into contiguous
-    ranges inside what they hold merge only where pulling what is missing takes less than ``max_pull_s``.
+    Ties (all groups, at first): the group under the highest pressure merges with the group of its size that has the
+    most free memory; among groups with about as much, with the nearest. The group that asked merges first, with the
+    smallest of the others, so that the plan helps it whatever its size. Groups whose members cannot be ordered into
+    contiguous ranges inside what they hold merge only where pulling what is missing takes less than ``max_pull_s``.
 
-    ``work`` counts what it takes: O(N) heap operations, and ranges once for each new group.
+    ``work`` counts the planner's work: O(N) heap operations, and ranges once for each new group.
     """
     params = params or PlannerParams()
     pool = _Pool(groups, shape, params, work or PlanningWork())
@@ -195,7 +196,7 @@ class _Pool:
         self._sizes: list[int] = []
         self._by_pressure: dict[int, list[tuple[float, int]]] = {}
         self._by_room: dict[int, dict[MachineId | None, list[_Room]]] = {}
-        """Of each size all groups (None), and once more those with all members in one machine."""
+        """For each size, all groups (None), and once more the groups with all members in one machine."""
         self._grown: int | None = None
         self._next_order = 0
         self._settled: list[_Node] = []
@@ -207,17 +208,18 @@ class _Pool:
     # --- moves of the planner ---------------------------------------------------------------------------------
 
     def merge_two_smallest(self) -> int | None:
-        """One turn of Fig. 6's loop: bytes freed (0 where no partner fits), None when none is left to merge."""
+        """One turn of Fig. 6's loop: bytes freed (0 where no partner fits), None when no group is left to merge."""
         if len(self._alive) < 2:
             return None
         first = self._take_pressed()
         if self._is_too_large(first):
-            self._settled.append(first)  # and so would any two of the others be
+            self._settled.append(first)  # every other pair would be too large as well: this was the smallest size
             return None
         return self._merge(first)
 
     def merge_first(self, group_id: GroupId | None) -> int:
-        """Merge this group (None: the one that grew last) with the smallest other that fits; 0 where none does."""
+        """Merge this group (None: the one that grew last) with the smallest other group that fits; 0 where none
+        does."""
         chosen = self._grown if group_id is None else self._order_of(group_id)
         if chosen is None:
             chosen = min(self._alive, key=lambda o: (-self._alive[o].pressure, o), default=None)
@@ -249,7 +251,8 @@ class _Pool:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _merge(self, first: _Node) -> int:
-        """With the roomiest of the smallest others that fits; where none of that size does, it is merged no more."""
+        """Merge with the roomiest of the smallest other groups that fits. Where none of that size fits, the group is
+        merged no more."""
         size, freed = self._smallest(), 0
         refused: list[_Node] = []
         while not freed and len(refused) < PARTNER_TRIES and self._alive and self._smallest() == size:
@@ -264,7 +267,7 @@ class _Pool:
         return freed
 
     def _is_too_large(self, first: _Node) -> bool:
-        """Whether even the smallest of the others would make a group of it that is larger than any may become."""
+        """Whether merging with even the smallest other group would exceed ``most_members``."""
         most = self._params.most_members
         return most is not None and first.size + self._smallest() > most
 
@@ -273,7 +276,8 @@ class _Pool:
         if not self._may_join(candidates):
             return 0
         copy_bytes = self._shape.parameter_bytes
-        # A merged group waits its turn behind those of its size that no plan has helped yet, first come, first served.
+        # A merged group waits its turn behind groups of its size that no merge has helped yet, first come, first
+        # served.
         pressure = -1.0 - self._next_order
         free_bytes = first.free_bytes + second.free_bytes + copy_bytes
         self._grown = self._push(candidates, pressure, free_bytes, first.machines | second.machines)
@@ -285,7 +289,8 @@ class _Pool:
         return self._params.max_pull_s > 0.0 and self._ranges(candidates) is not None
 
     def _ranges(self, candidates: Sequence[MergeCandidate]) -> RangePlan | None:
-        """Ranges of a merged group, with pulls only where there are none without; None where those take too long."""
+        """Ranges of a merged group, with pulls only where there are no ranges without; None where the pulls take too
+        long."""
         links, may_pull = self._params.links, self._params.max_pull_s > 0.0
         plan = plan_stages(
             _members(candidates), self._shape, may_pull=may_pull,
@@ -321,7 +326,7 @@ class _Pool:
         return next((o for o, n in self._alive.items() if n.candidates[0].group_id == group_id), None)
 
     def _smallest(self) -> int:
-        """The smallest size of which some group is left."""
+        """The smallest size of any group that is left; drops stale entries of the heaps on the way."""
         while True:
             size = self._sizes[0]
             heap = self._by_pressure[size]
@@ -340,7 +345,7 @@ class _Pool:
         return self._alive.pop(heapq.heappop(heap)[1])
 
     def _take_roomy(self, partner: _Node) -> _Node:
-        """The smallest group; of those the one with most room, and about equal ones by their link to ``partner``."""
+        """A group of the smallest size: the one with most room, and of about equal ones the nearest to ``partner``."""
         heaps = self._by_room[self._smallest()]
         links = self._params.links
         if links is None:
@@ -360,7 +365,7 @@ class _Pool:
         return self._alive.pop(taken[2])
 
     def _pop_roomy(self, heap: list[_Room], num: int) -> list[_Room]:
-        """Up to so many groups that are still there, those with most room first."""
+        """Up to ``num`` groups that are still there, those with most room first."""
         found: list[_Room] = []
         while heap and len(found) < num:
             entry = heapq.heappop(heap)
@@ -387,9 +392,9 @@ def pull_seconds(pulls: Sequence[Pull], shape: ModelShape, link_bytes_per_s: flo
 def throughput_cost(group_sizes: Sequence[int], throughput: Callable[[int], float | None]) -> float | None:
     """v1's cost of a configuration: throughput of all instances on their own over that of the groups; 1 is no loss.
 
-    ``throughput`` is the rate of one group of so many instances; None where that of some size is not known. A member of
-    a larger group is taken to reach no more than one of a smaller group: what was measured otherwise is noise, and
-    would make a merge look like a gain. So the cost never falls when groups merge.
+    ``throughput`` is the rate of one group of so many instances; None where the rate of some size is not known. A
+    member of a larger group is assumed to reach no more than one of a smaller group: a measurement that says otherwise
+    is noise, and would make a merge look like a gain. So the cost never falls when groups merge.
     """
     by_member: list[float] = []
     for size in range(1, max(group_sizes, default=0) + 1):

@@ -1,7 +1,7 @@
 """Which instances exchange requests, and which request goes (the ``migrate`` baseline; Llumnix, OSDI 2024). Pure.
 
 Freeness of an instance = (memory - virtual usage) / batch size, where the request at the head of the queue counts as
-usage and as part of the batch: blocks that each request could still take, that is, how long the instance can go on.
+usage and as part of the batch: blocks that each request could still take, a measure of how long the instance can go on.
 Instances below a threshold give, instances above it take; the lowest is paired with the highest, the second lowest with
 the second highest, and so on, one request at a time a pair. Dispatch (``policy.dispatch``) counts the whole queue.
 """
@@ -26,12 +26,13 @@ class MigrationParams:
     period_s: float = 0.05
     """Between two looks at all instances."""
     retry_s: float = 1.0
-    """From a transfer that failed between two instances to their next one: a request stands still while its last blocks
+    """Pause between a failed transfer of two instances and their next one: a request stands still while its last blocks
     travel, so tries in a row over a broken link would never let it go on."""
     kind: MigrationKind | None = MigrationKind.KV
-    """How requests go; None: each as is best for it and for those beside it (``policy.movekinds``)."""
+    """How requests go; None: each as is best for it and for the requests beside it (``policy.movekinds``)."""
     max_step_tokens: int | None = None
-    """Of requests that go as tokens, so many go into a step of the destination at most; None: what it has room for."""
+    """Most tokens of requests that go as tokens in one step of the destination; None: as many as the step has room
+    for."""
 
 
 class InstanceLoad(NamedTuple):
@@ -40,7 +41,7 @@ class InstanceLoad(NamedTuple):
     group_id: GroupId
     capacity_blocks: int
     used_blocks: int
-    """Held by requests, those on their way here included."""
+    """Held by requests, including requests on their way here."""
     head_blocks: int
     """Need of the request at the head of the queue; 0 when nothing waits."""
     batch_size: int
@@ -80,7 +81,7 @@ def plan_pairs(
 ) -> tuple[Pair, ...]:
     """Sources (lowest freeness first) with destinations (highest first). Ties go to the smaller id.
 
-    A source passes over destinations that it is to avoid; they are left to the next one.
+    A source passes over destinations that it is to avoid; they are left to the next source.
     """
     rated = [(instance_freeness(load), load.group_id) for load in loads if load.batch_size > 0]
     sources = sorted(entry for entry in rated if entry[0] < params.threshold_blocks)
@@ -103,7 +104,7 @@ def plan_pairs(
 def choose_request(
     rows: Sequence[MigrationRow], source: InstanceLoad, destination: InstanceLoad, params: MigrationParams
 ) -> RequestId | None:
-    """Of the lowest priority the shortest request, if the pair is better off without it; None = leave them alone.
+    """Of the lowest priority the shortest request, if the pair is better off after its move; None = no move.
 
     Better off: the destination stays above the threshold and at least as free as the source then is, so that the
     request is not sent back by the next look.

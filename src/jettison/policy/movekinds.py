@@ -1,17 +1,18 @@
 """How each of an epoch's moves goes: as KV, through ports, or as tokens, which its destination computes (MELL section
 V). Pure.
 
-Two kinds of bins: a port (a worker's own, or the network card of a machine) carries so many bytes an epoch without
-disturbing those who decode at its ends, a destination prefills so many tokens beside its batch (*boundaries*; measured
-by ``jettison profile``). All moves of the cluster are divided at once, each into the bins of one kind, so that what
-moves share is not overrun (Fig. 9: two sources behind one card); what fits neither waits. A move has another size in
-either kind of bin, and grows while it goes: its request decodes on.
+There are two kinds of bins. A port (a worker's own, or the network card of a machine) carries a number of bytes an
+epoch without disturbing the decodes at its ends. A destination prefills a number of tokens an epoch beside its batch.
+Both bounds (*boundaries*) are measured by ``jettison profile``. All moves of the cluster are divided at once, each into
+the bins of one kind, so that no port that several moves share is overrun (Fig. 9: two sources behind one card). A move
+that fits neither kind waits. A move's size differs between the two kinds, and grows while it goes: its request decodes
+on.
 
-    order         what has waited longest first, then as given
-    fits          its bins have room for all of it. What is larger than a bin's whole bound would never go: it may
-                  where what the bin has left is less than an epoch's, and nothing else begins there until that is so
-                  again
-    keeps place   what has waited and fits nowhere: who comes behind it takes no room in the bins that it waits for
+    order         the move that has waited longest first, then as given
+    fits          its bins have room for all of it. A move larger than a bin's whole bound would never fit: it may go
+                  where the bin has been given less than an epoch's bound, and nothing else begins there until that is
+                  so again
+    keeps place   a move that has waited and fits nowhere: later moves take no room in the bins that it waits for
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from jettison.policy.links import PortId
 from jettison.types import GroupId, RequestId
 
 SOONER = 1.5
-"""How many times as long as its rest would take as KV a move under way must still take as tokens, to go on as KV: both
-are estimates."""
+"""A move under way as tokens changes to KV only where its rest takes so many times as long as tokens: both times are
+estimates."""
 
 MAX_FINAL_BLOCKS = 16
-"""Sent while a request stands still, at most (MELL section V, after Llumnix)."""
+"""Most blocks sent while a request stands still (MELL section V, after Llumnix)."""
 
 BinId = PortId | GroupId
 """A port, which takes bytes, or a destination, which takes tokens."""
@@ -43,10 +44,12 @@ class Fit(StrEnum):
     FIRST = "first-fit"
     """KV: ports are asked first."""
     BEST = "best-fit"
-    """The one whose bins it fills up most. Bins as they are in textbooks: a wide move goes where it is widest."""
+    """The kind whose bins the move fills up most. Bins as they are in textbooks: a wide move goes where it is
+    widest."""
     SOONEST = "soonest"
-    """The one in which it is done first, behind what goes and waits before it, be it later than the other's beginning:
-    our own. The other two begin what they can, though it take ten epochs one way and one the other."""
+    """The kind in which the move ends first, behind the moves that go or wait before it, even where the other kind
+    could begin sooner: our own. The other two begin what they can, even where it takes ten epochs one way and one the
+    other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +59,10 @@ class MoveParams:
     fit: Fit = Fit.SOONEST
     epoch_s: float = 1.0
     slowdown: float = 0.5
-    """By which part of its time a step may last longer for moves: what TPOT may lose while requests move."""
+    """Share of its time by which moves may make a step longer: what TPOT may lose while requests move."""
     stop_s: float = 0.2
-    """How long a request may stand still while its last blocks travel: about what a reader notices."""
+    """How long a request may stand still while its last blocks travel: about the shortest pause that a reader
+    notices."""
 
 
 class Move(NamedTuple):
@@ -69,11 +73,11 @@ class Move(NamedTuple):
     num_blocks: int
     """Of its KV."""
     port_bytes: Mapping[PortId, int]
-    """Its KV by the ports that it goes through; > 0."""
+    """Bytes of its KV, by the ports that it goes through; > 0."""
     num_tokens: int
-    """That its destination would have to compute."""
+    """Tokens that its destination would have to compute."""
     growth: float = 0.0
-    """By which part of this it grows in an epoch."""
+    """Share of its size by which it grows in an epoch."""
     num_waited: int = 0
     """Epochs in which it fitted nowhere."""
     may_kv: bool = True
@@ -84,11 +88,11 @@ class Bin(NamedTuple):
     """What a port or a destination takes."""
 
     bound: float | None
-    """Bytes or tokens an epoch; 0: none. None: not known, so it takes one move, which measures it."""
+    """Bytes or tokens an epoch; 0: none. None: not known, so the bin takes one move, which measures it."""
     queued: float = 0.0
-    """Left of what has begun in earlier epochs."""
+    """Bytes or tokens left of moves that have begun in earlier epochs."""
     per_s: float | None = None
-    """Of a port: bytes a second as they go while nothing else does; None: not known."""
+    """Of a port: bytes a second that it carries while no other transfer does; None: not known."""
 
 
 class Choice(NamedTuple):
@@ -97,7 +101,7 @@ class Choice(NamedTuple):
     request_id: RequestId
     kind: MigrationKind
     num_final_blocks: int = MAX_FINAL_BLOCKS
-    """``kv``: the most that its last round may have."""
+    """As KV: most blocks of its last round."""
 
 
 class Division(NamedTuple):
@@ -105,11 +109,11 @@ class Division(NamedTuple):
 
     chosen: tuple[Choice, ...]
     waiting: tuple[RequestId, ...]
-    """For the next epoch, in the order in which they will be looked at."""
+    """Requests for the next epoch, in the order in which they will be looked at."""
 
 
 class _Way(NamedTuple):
-    """One kind of going, as it stands for one move."""
+    """One kind in which a move could go, and what it needs of which bins."""
 
     kind: MigrationKind
     needs: Mapping[BinId, float]
@@ -118,7 +122,7 @@ class _Way(NamedTuple):
 
 def final_blocks(move: Move, ports: Mapping[PortId, Bin], params: MoveParams) -> int:
     """Blocks that may travel while the request stands still: what its slowest port carries in ``stop_s``, at most
-    ``MAX_FINAL_BLOCKS``; 0 where not even one block does. One of unknown rate is taken to carry them."""
+    ``MAX_FINAL_BLOCKS``; 0 where it carries not even one. A port of unknown rate is assumed to carry all of them."""
     most = MAX_FINAL_BLOCKS
     for port, num_bytes in move.port_bytes.items():
         per_s = ports[port].per_s
@@ -132,8 +136,9 @@ def divide_moves(
 ) -> Division:
     """Which moves begin in this epoch, and how. ``ports`` and ``destinations``: at least those that moves name.
 
-    No bin is given more than its bound, but by one move that is larger than that, or, with ``soonest``, by the last.
-    All that could arrive at all begins at last, as long as what has begun is done at the rate of the bounds.
+    A bin is given more than its bound only by one move that is larger than the bound or, with ``soonest``, by its last
+    move. Every move that could ever arrive begins in some epoch, as long as moves under way progress at the rate of the
+    bounds.
     """
     bins: list[tuple[BinId, Bin]] = [*ports.items(), *destinations.items()]
     rooms = _Rooms(dict(bins))
@@ -156,10 +161,11 @@ def divide_moves(
 def rest_as_kv(
     move: Move, ports: Mapping[PortId, Bin], destinations: Mapping[GroupId, Bin], params: MoveParams
 ) -> int:
-    """The last round of a move that is under way as tokens, were what is missing to go as KV; 0: it goes on as tokens.
+    """For a move under way as tokens: most blocks of its last round if its rest changes over to KV; 0: it goes on as
+    tokens.
 
-    ``move``: what is missing; ``destinations``: without it. It changes over where its ports have room, and would bring
-    it ``SOONER``: as it began the other moves had the ports, or its destination's batch was smaller.
+    ``move``: the rest; ``destinations``: bins without it. It changes over where its ports have room and KV is faster by
+    the factor ``SOONER``. When it began, other moves may have had the ports, or its destination's batch was smaller.
     """
     rooms = _Rooms(dict([*ports.items(), *destinations.items()]))
     ways = {way.kind: way for way in _ways(move, rooms, final_blocks(move, ports, params))}
@@ -172,7 +178,7 @@ def rest_as_kv(
 
 
 def _ways(move: Move, rooms: _Rooms, num_final_blocks: int) -> Iterator[_Way]:
-    """The kinds in which it would ever arrive."""
+    """The kinds in which the move would ever arrive."""
     if move.may_kv and num_final_blocks:
         needs = rooms.grown({port: float(n) for port, n in move.port_bytes.items()}, move.growth)
         if needs is not None:
@@ -184,7 +190,7 @@ def _ways(move: Move, rooms: _Rooms, num_final_blocks: int) -> Iterator[_Way]:
 
 
 def _preferred(ways: Sequence[_Way], rooms: _Rooms, fit: Fit) -> Sequence[_Way]:
-    """Those that may be taken, the best first; KV before tokens where they are alike."""
+    """The kinds that may be taken, the best first; KV before tokens where they are alike."""
     match fit:
         case Fit.FIRST:
             return ways
@@ -195,16 +201,17 @@ def _preferred(ways: Sequence[_Way], rooms: _Rooms, fit: Fit) -> Sequence[_Way]:
 
 
 class _Rooms:
-    """What the bins have been given so far."""
+    """Bins, and the bytes or tokens that each has been given so far."""
 
     def __init__(self, bins: Mapping[BinId, Bin]) -> None:
         self._bins = bins
         self._given: dict[BinId, float] = {name: found.queued for name, found in bins.items()}
         self._kept: set[BinId] = set()
-        """For those who wait."""
+        """Bins kept for moves that wait."""
 
     def grown(self, needs: Mapping[BinId, float], growth: float) -> Mapping[BinId, float] | None:
-        """With what is added while it goes; None where some bin takes nothing, or takes less than is added.
+        """The needs, with what the move grows by while it goes; None where some bin takes nothing, or takes less than
+        is added.
 
         Of a need n that grows by g n an epoch a bin takes b an epoch: all of it takes n / (b - g n) epochs.
         """
@@ -220,7 +227,8 @@ class _Rooms:
         return result
 
     def take(self, needs: Mapping[BinId, float], may_overrun: bool) -> bool:
-        """Whether there is room in all of them. ``may_overrun``: for any where less than an epoch's has been given."""
+        """Whether all of these bins have room. ``may_overrun``: a bin has room as long as it has been given less than
+        its bound."""
         return self._kept.isdisjoint(needs) and all(
             self._takes(name, need, may_overrun) for name, need in needs.items()
         )
@@ -232,8 +240,8 @@ class _Rooms:
         return given + need <= bound or ((may_overrun or need > bound) and given < bound)
 
     def fill(self, needs: Mapping[BinId, float]) -> float:
-        """Epochs until the fullest of them has taken this and all before it; an unknown one counts as done at once: the
-        first move through a port measures it."""
+        """Epochs until the fullest of these bins has taken this need and all before it. The first move through a bin of
+        unknown bound counts as done at once, as it measures the bin; any further one as never done."""
         return max((self._epochs(name, need) for name, need in needs.items()), default=0.0)
 
     def _epochs(self, name: BinId, need: float) -> float:
@@ -243,11 +251,11 @@ class _Rooms:
         return (self._given[name] + need) / bound
 
     def add(self, needs: Mapping[BinId, float]) -> None:
-        """It begins."""
+        """A move begins: count its needs."""
         for name, need in needs.items():
             self._given[name] += need
 
     def keep(self, needs: Mapping[BinId, float]) -> None:
-        """It waits for these: nothing else begins there, and all that comes later is done later."""
+        """A move waits for these bins: no other begins there, and its needs count as ahead of all later moves."""
         self._kept |= needs.keys()
         self.add(needs)

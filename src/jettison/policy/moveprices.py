@@ -1,7 +1,8 @@
-"""What moves cost, and whether they are worth the devices that they save. Pure; beyond MELL, whose moves are free.
+"""The cost of moves, and whether they are worth the devices that they save. Pure; beyond MELL, whose moves are free.
 
-Costs are in request-seconds: the request stands still for its last round, and those who decode at either end are
-slowed meanwhile. A device-second serves as many request-seconds as a device has requests: that is how the two compare.
+Costs are in request-seconds: the request stands still for its last round, and decodes at either end are slowed
+meanwhile. A device-second serves as many request-seconds as a device has requests: this is the rate of exchange between
+the two.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ class PriceParams:
     """How dear moves are."""
 
     harm: float = 1.0
-    """Request-seconds of waiting and slowness over those of service that weigh as much: more where objectives are
+    """Weight of a request-second of waiting or slowness against a request-second of service: more where objectives are
     tight."""
     link_device_s: float = 0.1
-    """Device-seconds that a second of a link is taken for: an assumption, as what else it would carry is not known."""
+    """Device-seconds that a second of a link counts as: an assumption, as it is not known what else the link would
+    carry."""
 
 
 class MovePrice(NamedTuple):
-    """Of one move, in seconds."""
+    """The price of one move, in seconds."""
 
     stall_s: float
-    """The request stands still."""
+    """Seconds that the request stands still."""
     slowed_s: float
     """Request-seconds that others lose."""
     link_s: float
-    """Of links, all of them together."""
+    """Link-seconds, of all links together."""
 
 
 class End(NamedTuple):
@@ -53,26 +55,26 @@ class PricedMove(NamedTuple):
     source: End
     destination: End
     port_bytes: Mapping[PortId, int]
-    """As KV: what goes through each port."""
+    """As KV: bytes through each port."""
     num_tokens: int
-    """As tokens."""
+    """As tokens: how many."""
     final_share: float
-    """Part of it that goes while the request stands still, in 0 to 1."""
+    """Share of its KV or tokens that goes while the request stands still, in 0 to 1."""
     step_tokens: int
-    """As tokens: of it in one step of the destination; >= 1."""
+    """As tokens: how many go into one step of the destination; >= 1."""
 
 
 class MovePrices(NamedTuple):
-    """What prices are made of."""
+    """The sources of prices."""
 
     predictor: StepTimePredictor
     port_bytes_per_s: Callable[[PortId], float | None]
     link_byte_s: float = 0.0
-    """What a byte adds to a step at each end of its link."""
+    """Seconds that a byte adds to a step at each end of its link."""
 
 
 def price_move(move: PricedMove, kind: MigrationKind, prices: MovePrices) -> MovePrice | None:
-    """None while too little is known of steps, or of its links."""
+    """The price of a move as this kind; None while too little is known of steps, or of its links."""
     return _price_kv(move, prices) if kind is MigrationKind.KV else _price_tokens(move, prices)
 
 
@@ -101,7 +103,7 @@ def _price_tokens(move: PricedMove, prices: MovePrices) -> MovePrice | None:
 
 
 def _added_s(end: End, num_tokens: int, num_context: int, prices: MovePrices) -> float | None:
-    """What a chunk adds to a step there: all of the step where nobody decodes."""
+    """Seconds that a chunk adds to a step there: the whole step where no request decodes."""
     part, predictor = step_of(end.num_stages), prices.predictor
     with_it = predictor.predict_s(end.decodes.with_prompt(num_tokens, num_context), part)
     without = predictor.predict_s(end.decodes, part)
@@ -109,7 +111,7 @@ def _added_s(end: End, num_tokens: int, num_context: int, prices: MovePrices) ->
 
 
 def cost_device_s(prices: Iterable[MovePrice], num_requests: float, params: PriceParams) -> float:
-    """Device-seconds that moves cost together. ``num_requests``: that a device serves at a time."""
+    """Device-seconds that moves cost together. ``num_requests``: how many a device serves at a time."""
     found = list(prices)
     request_s = sum(price.stall_s + price.slowed_s for price in found)
     link_s = sum(price.link_s for price in found)
@@ -119,6 +121,6 @@ def cost_device_s(prices: Iterable[MovePrice], num_requests: float, params: Pric
 def is_worth(
     prices: Iterable[MovePrice | None], saved_device_s: float, num_requests: float, params: PriceParams
 ) -> bool:
-    """Whether moves that belong together (those which empty a device) cost no more than the device-seconds that they
-    save. What has no price yet is not refused for it: what is saved was asked for, and moves teach the prices."""
+    """Whether moves that belong together (all that empty one device) cost no more than the device-seconds that they
+    save. A move without a price yet counts as free: the saving was asked for, and moves teach the prices."""
     return cost_device_s((p for p in prices if p is not None), num_requests, params) <= saved_device_s

@@ -1,4 +1,4 @@
-"""What is done with offline requests beside online ones (ConServe; ``--offline``), and the latencies that bound it."""
+"""Parameters of offline requests beside online ones (ConServe; ``--offline``), and the latencies that bound them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SloParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineParams:
-    """Which parts of harvesting there are, and their numbers. ``priority``: ``serves`` and nothing else."""
+    """Which parts of harvesting there are, and their numbers. ``--offline priority`` has ``serves`` alone."""
 
     serves: bool = True
     """False: offline requests are refused."""
@@ -31,13 +31,14 @@ class OfflineParams:
     checkpoints: bool = True
     """KV of offline requests is copied to host pools ahead of need (section 4.4)."""
     prefetches: bool = True
-    """It comes back beside steps, and not before them."""
+    """KV comes back from host pools beside steps, and not before them."""
     slo: SloParams = field(default_factory=SloParams)
     fill_below: float = 0.35
-    """Part of a group's KV blocks held by online requests up to which their steps are filled. Filled ones take several
-    times as long; without that the same requests held a fraction of it, so a burst would find the rest soon."""
+    """Share of a group's KV blocks held by online requests up to which their steps are filled. Filled steps take
+    several times as long, so requests stay longer: unfilled, the same requests would hold a fraction of these blocks.
+    Above this share a burst would soon find no room."""
     fills_after_eviction: bool = False
-    """A step that has just evicted offline requests may be filled with others (Algorithm 1 reads so, the authors' code
+    """A step that has just evicted offline requests may be filled with others (as Algorithm 1 reads; the authors' code
     does not do it)."""
     safepoint_layers: int | None = None
     """Layers between two looks at the flag; None: from the predictor."""

@@ -1,4 +1,4 @@
-"""In what order requests are served: those of one tenant among themselves, and tenants among each other.
+"""In what order requests are served: the requests of one tenant, and tenants among each other.
 
 Pure, and the only place that says so: an order is a policy. ``core.serving.waiting`` keeps queues by these keys, and
 everything else that has to put requests into order asks ``in_service_order``. Another order is other keys here and
@@ -7,13 +7,14 @@ nothing else.
 - Online requests go before offline ones; what follows holds within a class.
 - Among a tenant's own requests the earlier deadline goes first, then the lower ``priority``, then the earlier arrival.
   One without a deadline is due at once: a client waits for it, while the lines of a batch have hours.
-- What gives way (``policy.lending``) goes behind a tenant's others, and behind other tenants' requests that do not.
+- A request that gives way (``policy.lending``) goes behind its tenant's other requests, and behind other tenants'
+  requests that do not give way.
 - A tenant whose next request has had its turn already (it was preempted, or stepped aside because its group could not
   hold it) goes before all others: the earliest turn first.
 - Of the other tenants the one that has been served least goes first, in virtual tokens (VTC: Sheng et al., "Fairness in
   Serving Large Language Models", OSDI 2024); of equal ones the one whose next request came first. A prompt is charged
-  when it is first served, so that what is picked next knows of it; output as it comes; computing anything again, or
-  taking it from the prefix cache, costs nothing.
+  when it is first served, so that the next choice counts it; output as it comes; computing anything again, or taking it
+  from the prefix cache, costs nothing.
 - With the policy ``priority`` the priorities of all tenants count against each other before all that, also deadlines.
 
 With one tenant all of this is the second rule.
@@ -52,7 +53,7 @@ class Ordered(Protocol):
 
     @property
     def is_offline(self) -> bool:
-        """Its class is the one that waits for the other."""
+        """It is of the class that waits for the other."""
         ...
 
     @property
@@ -88,10 +89,10 @@ R = TypeVar("R", bound=Ordered)
 
 
 def in_service_order(requests: Iterable[R], policy: SchedulingPolicy) -> list[R]:
-    """Requests of any phase: who has the older claim to memory and to a place goes first. O(n log n).
+    """Requests of any phase, the one with the oldest claim to memory and to a place first. O(n log n).
 
-    Tenants by their turns, those without one last, by arrival; on the places that its requests have among all, a
-    tenant's own stand in its own order. Offline requests after all online ones, likewise among themselves.
+    Requests take places by their turns, those without a turn last, by arrival. A tenant's requests then share the
+    places of that tenant in the tenant's own order. Offline requests come after all online ones, ordered likewise.
     """
     online: list[R] = []
     offline: list[R] = []
@@ -119,7 +120,7 @@ def _place(request: Ordered, policy: SchedulingPolicy) -> tuple[int, bool, int, 
 
 
 def goes_before(waiting: Ordered, served: Ordered, policy: SchedulingPolicy) -> bool:
-    """Whether a waiting request goes before one that has had its turn and were to wait again."""
+    """Whether a waiting request goes before one that has had its turn and would have to wait again."""
     if waiting.is_offline != served.is_offline:
         return served.is_offline
     if waiting.tenant == served.tenant:

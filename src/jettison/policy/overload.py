@@ -1,11 +1,11 @@
 """Is a group overloaded in a way that more KV memory cures? (design 5.1, KunServe v3 section 4.1)
 
-Pure. Overload means: requests wait, the head of the queue waits *for memory*, and the time until enough blocks
-come free is longer than the time the compute backlog would take anyway. The last clause keeps the system from
-paying for a pipeline where the queue waits for compute (code completion: 2,000 tokens in, 28 out); so do steps that are
-full of prompts although the head is kept out: a queue that waits for memory alone leaves the steps to the decodes. And
-a pipeline must be able to keep up with the traffic, or fall behind by less than the wait: near the compute limit its
-bubbles turn a short wait into an endless queue.
+Pure. Overload means: requests wait, the head of the queue waits *for memory*, and the time until enough blocks come
+free is longer than the time the compute backlog would take anyway. The last clause keeps the system from paying for a
+pipeline where the queue waits for compute (code completion: 2,000 tokens in, 28 out). Steps that are full of prompts
+although the head is kept out speak against a drop, too: a queue that waits for memory alone leaves the steps to the
+decodes. And a pipeline must be able to keep up with the traffic, or fall behind by less than the wait: near the compute
+limit its bubbles turn a short wait into an endless queue.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ CANNOT_KEEP_UP = "a pipeline could not keep up"
 GAIN_TOO_SMALL = "predicted gain too small"
 
 LEAST_ADMITTED_SHARE = 0.1
-"""Answers many times their prompts make a wait longer, not endless: some of them end early."""
+"""Bound of ``admitted_share``: answers many times as long as their prompts make a wait longer, not endless, as some of
+them end early."""
 
 
 class GroupLoad(NamedTuple):
@@ -33,9 +34,9 @@ class GroupLoad(NamedTuple):
     used_blocks: int
     """Held by requests; cached blocks count as free."""
     head_need_blocks: int
-    """What the head of the queue lacks to be admitted, watermark included."""
+    """Blocks that the head of the queue needs to be admitted, watermark included."""
     queue_need_blocks: int
-    """Need of everything that waits."""
+    """Blocks that all waiting requests need."""
     num_waiting: int
     head_blocked_by_memory: bool
     head_blocked_s: float
@@ -50,28 +51,31 @@ class GroupLoad(NamedTuple):
     released_blocks_per_s: float | None = None
     """Blocks that ending requests give back; None = not known yet."""
     arriving_tokens_per_s: float | None = None
-    """Online prompt tokens that arrive at this group; None = not known yet."""
+    """Online prompt tokens that arrive at this group, a second; None = not known yet."""
     prefill_fill: float = 0.0
     """Share of the token budget that online prompts took in the last steps."""
     foreseen_s: float = 0.0
     """How long ``foreseen_missing_blocks`` has been above 0 without a break."""
     merged_compute_load: float | None = None
-    """Compute that the present traffic would need of a merged group (``policy.computeload``); None = not known yet."""
+    """Share of its compute that a merged group would need for the present traffic (``policy.computeload``); None = not
+    known yet."""
     separate_compute_load: float | None = None
-    """The same of the instances as they are."""
+    """The same for the instances as they are."""
     surge: float | None = None
     """What arrives lately (a second) over what usually does (ten); None = not known yet."""
     unfinished_prefill_tokens: int = 0
-    """Of ``queued_prefill_tokens`` those that running requests still have to compute: they wait for no memory."""
+    """Part of ``queued_prefill_tokens`` that running requests still have to compute: these wait for no memory."""
     admitted_share: float = 1.0
-    """Of the blocks that a request gives back, those that it was admitted with; the others it took as it grew.
-    In a burst memory stays full, and what runs takes as much again of all that comes free before the queue gets any."""
+    """Share of the blocks that a request gives back with which it was admitted; it took the others as it grew. In a
+    burst memory stays full, and running requests take their growth out of all that comes free before the queue gets
+    any."""
     admitted_blocks_per_s: float | None = None
-    """What the queue was given lately; None = not known, or memory has not kept it out all the while."""
+    """Blocks that the queue was given lately, a second; None = not known, or memory has not kept it out all the
+    while."""
     mean_stay_s: float = 0.0
-    """How long requests stay, as far as has been seen; 0 while nothing is known."""
+    """How long requests stay, as far as seen; 0 while nothing is known."""
     is_yielding: bool = False
-    """It empties its memory, to be split: a longer pipeline is no answer to what it keeps out."""
+    """The group empties its memory in order to split: a longer pipeline is no answer to the queue that it keeps out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,38 +85,43 @@ class OverloadParams:
     min_blocked_s: float = 0.05
     """Grace: a head blocked for less may be served by the next ending request."""
     min_chance_blocked_s: float = 0.2
-    """The same where no burst begins. Predicted waits of a queue that chance has made come out several times too long,
-    and a merged group stays for seconds: like who rents before buying, wait about as long as the wait may cost."""
+    """The same where no burst begins. The wait of a queue that arose by chance is predicted several times too long, and
+    a merged group stays for seconds. So, as in the ski-rental problem, a drop waits about as long as the wait may
+    cost."""
     horizon_s: float = 0.0
-    """How far ahead memory is foreseen to run out (KunServe v1 section 4.3); 0 = only what is there counts."""
+    """How far ahead memory is foreseen to run out (KunServe v1 section 4.3); 0 = only the present counts."""
     min_foreseen_s: float = 0.15
-    """How long that has to be foreseen before it counts."""
+    """How long a shortage has to be foreseen before it counts."""
     burst_ratio: float = 1.5
     """Demand over release from which a rise is a burst, and not the noise of a busy hour."""
     min_gain_s: float = 0.4
     """Predicted wait that must be saved."""
     surge_gain_s: float = 0.2
-    """The same where a burst begins, at ``min_surge``; less where more arrives: the wait will be longer than what
-    waits now says, and grows as fast as requests arrive."""
+    """The same where a burst begins, at ``min_surge``; less where more arrives: the wait will be longer than the
+    present queue suggests, and grows as fast as requests arrive."""
     min_surge: float = 1.7
     """Arrivals over the usual ones that make a burst."""
     min_gain_ratio: float = 2.0
-    """Predicted memory wait over the predicted compute of what waits for it."""
+    """Least predicted memory wait over the predicted compute time of the requests that wait for memory."""
     min_overloaded_s: float = 0.03
-    """How long nothing may speak against a drop before it is made: near a threshold verdicts change at every step."""
+    """How long the verdict must be for a drop, without a break, before the drop is made: near a threshold verdicts
+    change at every step."""
     max_prefill_fill: float = 0.3
-    """A queue that waits for memory alone leaves steps to the decodes: where prompts fill them, compute binds."""
+    """Largest share of steps that prompts may take. A queue that waits for memory alone leaves steps to the decodes:
+    where prompts fill them, compute binds."""
     min_seen_s: float = 1.0
     """How long memory has to have kept the head out before that counts for more than predictions of compute."""
     max_compute_load: float = 0.8
-    """A merged group has to catch up after the burst: where the traffic would need more of its compute, and more than
-    separate instances need, a drop has to be worth what it falls behind (``merging_costs_s``)."""
+    """A merged group has to catch up after the burst. Where the traffic would need a larger share of its compute than
+    this, and more than of separate instances, a drop has to be worth the time that the group falls behind
+    (``merging_costs_s``)."""
     max_surge_compute_load: float = 1.0
-    """The same in a burst, which is part of the traffic that is looked at, and passes."""
+    """The same in a burst: the measured traffic includes the burst, which passes."""
     least_merged_s: float = 20.0
     """How long a merged group is expected to stay at least; else as long as its requests do."""
     max_loss: float = 0.25
-    """Of the throughput of separate instances that a pipeline may cost which cannot keep up, whatever the wait."""
+    """Largest share of the throughput of separate instances that a pipeline which cannot keep up may cost, whatever the
+    wait."""
     pipeline_efficiency: float = 0.85
     """Throughput of a pipeline against as many separate instances, until one is measured (``cost.predictor``)."""
 
@@ -123,25 +132,25 @@ class Assessment:
 
     overloaded: bool
     load: float
-    """(used + head's need) / capacity."""
+    """(used + head's need) / capacity, in blocks."""
     memory_wait_s: float
     compute_wait_s: float
     reason: str
     merged_compute_load: float | None = None
     separate_compute_load: float | None = None
     gain_s: float = 0.0
-    """What the last waiting request would be spared."""
+    """Seconds of waiting that the last waiting request would be spared."""
     prefill_fill: float = 0.0
     """Share of the steps that prompts took."""
 
     @property
     def declines(self) -> bool:
-        """Memory does bind, and still there is no drop."""
+        """Memory binds, and still there is no drop."""
         return not self.overloaded and self.reason in (COMPUTE_BINDS, CANNOT_KEEP_UP)
 
     @property
     def refuses(self) -> bool:
-        """There will be no drop as things are: what is only too early says nothing."""
+        """There will be no drop as things are. A verdict that it is only too early is no refusal."""
         return self.declines or (not self.overloaded and self.reason == GAIN_TOO_SMALL)
 
     def as_fields(self) -> dict[str, object]:
@@ -196,7 +205,7 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
 
 
 def _memory_wait_s(load: GroupLoad, params: OverloadParams) -> float:
-    """Until the whole queue has its memory."""
+    """Seconds until the whole queue has its memory."""
     missing = load.used_blocks + load.queue_need_blocks - load.capacity_blocks
     if load.freed_blocks_per_s is None or load.freed_blocks_per_s <= 0.0:
         predicted_s = math.inf if missing > 0 else 0.0
@@ -206,21 +215,21 @@ def _memory_wait_s(load: GroupLoad, params: OverloadParams) -> float:
             predicted_s /= max(load.admitted_share, LEAST_ADMITTED_SHARE)
     if load.admitted_blocks_per_s is None:
         return predicted_s
-    # Seen, and not predicted: what runs grows by as much as comes free, for as long as memory is full.
+    # Seen, and not predicted: while memory is full, running requests grow by as much as comes free.
     seen_s = load.queue_need_blocks / load.admitted_blocks_per_s if load.admitted_blocks_per_s > 0.0 else math.inf
     return max(predicted_s, seen_s)
 
 
 def _compute_wait_s(load: GroupLoad) -> float:
-    """Until the whole queue has been prefilled; 0 where no rate is known."""
+    """Seconds until the whole queue has been prefilled; 0 where no rate is known."""
     if load.prefill_tokens_per_s is None or load.prefill_tokens_per_s <= 0.0:
         return 0.0
     return load.queued_prefill_tokens / load.prefill_tokens_per_s
 
 
 def _foreseen_wait_s(load: GroupLoad, params: OverloadParams, compute_wait_s: float) -> float | None:
-    """Long before the queue is there: how long what will lack memory a horizon from now would wait for it. None where
-    that is no reason to drop."""
+    """How long the requests that will lack memory one horizon from now would wait for it, seen before there is a queue.
+    None where that is no reason to drop."""
     missing_soon = foreseen_missing_blocks(load, params)
     if missing_soon <= 0 or load.foreseen_s < params.min_foreseen_s:
         return None
@@ -240,7 +249,8 @@ def _foreseen_wait_s(load: GroupLoad, params: OverloadParams, compute_wait_s: fl
 def share_ahead_of_last(load: GroupLoad) -> float:
     """Of the prefill that waits, the share that comes before the last waiting request's own.
 
-    Its own it computes after it has got its memory, whatever it waits for; with the share of a mean prompt.
+    That request computes its own prompt after it has got its memory, whatever it waits for; the prompt is taken to be
+    of mean length.
     """
     if not load.queued_prefill_tokens or not load.num_waiting:
         return 1.0
@@ -249,12 +259,13 @@ def share_ahead_of_last(load: GroupLoad) -> float:
 
 
 def is_burst(load: GroupLoad, params: OverloadParams, *, if_unknown: bool) -> bool:
-    """Whether much more arrives lately than usually does."""
+    """Whether much more has arrived lately than usually does."""
     return if_unknown if load.surge is None else load.surge >= params.min_surge
 
 
 def least_gain_s(load: GroupLoad, params: OverloadParams) -> float:
-    """A burst goes on for longer than it has lasted; a queue that chance has made passes."""
+    """Least wait that a drop must save. Less in a burst, which goes on for longer than it has lasted; a queue that
+    arose by chance passes."""
     if not is_burst(load, params, if_unknown=True):
         return params.min_gain_s
     return min(params.surge_gain_s, params.min_gain_s) * params.min_surge / (load.surge or params.min_surge)
@@ -264,7 +275,7 @@ def why_queue_is_no_reason(
     num_waiting: int, used_blocks: int, head_need_blocks: int, capacity_blocks: int, blocked_s: float | None,
     params: OverloadParams,
 ) -> str | None:
-    """Why the queue as it is cannot make the group overloaded, however long it is; None if it can.
+    """Why the queue as it is cannot make the group overloaded; None if it can.
 
     ``blocked_s``: how long memory has kept the head out; None while it does not. Asked first, and of many groups: it
     needs none of the rates and predictions that the rest of a ``GroupLoad`` is made from.
@@ -279,8 +290,8 @@ def why_queue_is_no_reason(
 def foreseen_missing_blocks(load: GroupLoad, params: OverloadParams) -> float:
     """Blocks that will be missing in ``horizon_s`` if demand and release go on as they do; 0 outside a burst.
 
-    High usage is no reason: what is used must be on the way to more than there is. Where nothing has been released of
-    late (answers take longer than the window of the rates), something must arrive, and more than there is room for.
+    High usage alone is no reason: usage must be on its way beyond the capacity. Where nothing has been released of late
+    (answers take longer than the window of the rates), requests must arrive, and more than there is room for.
     """
     demand, released = load.demand_blocks_per_s, expected_release_per_s(load)
     if params.horizon_s <= 0.0 or not demand or released is None or demand < params.burst_ratio * released:
@@ -295,8 +306,8 @@ def foreseen_missing_blocks(load: GroupLoad, params: OverloadParams) -> float:
 
 
 def expected_release_per_s(load: GroupLoad) -> float | None:
-    """Blocks a second that ending requests give back; where none has ended of late, what is foreseen of what is held,
-    as far as a stay is known (else 0). None while no rate is known.
+    """Blocks a second that ending requests give back. Where none has ended of late, the rate at which held blocks are
+    foreseen to come free, as far as a stay is known (else 0). None while no rate is known.
     """
     if load.released_blocks_per_s is None or load.released_blocks_per_s > 0.0:
         return load.released_blocks_per_s
@@ -311,21 +322,22 @@ def arriving_compute_s(load: GroupLoad, params: OverloadParams) -> float:
 
 
 def cannot_keep_up(load: GroupLoad, params: OverloadParams) -> bool:
-    """Whether a merged group would need too much of its compute, and more than separate instances do.
+    """Whether a merged group would need too large a share of its compute, and more than separate instances do.
 
-    It need not: with little memory, small batches may cost separate instances as much as bubbles cost a pipeline.
+    It may need no more: with little memory, small batches may cost separate instances as much as bubbles cost a
+    pipeline.
     """
     merged, separate = load.merged_compute_load, load.separate_compute_load
     return merged is not None and merged > _most_compute(load, params) and (separate is None or merged > separate)
 
 
 def merging_costs_s(load: GroupLoad, params: OverloadParams) -> float:
-    """What a pipeline that cannot keep up falls behind separate instances while it lasts: until its requests have left.
+    """Seconds that a pipeline which cannot keep up falls behind while it lasts, that is, until its requests have left.
 
-    A queue grows by what a compute load is above what can be served, and not by what it is above another's: where
-    separate instances have compute to spare, a pipeline may use that up. A burst is what it is meant for, which passes
-    while they do; where it does not, ``policy.restore`` yields. Infinite where the loss is too much, or not known, and
-    for a group that has yielded.
+    A queue grows by the part of the compute load that is above what can be served, not by its excess over another load:
+    where separate instances have compute to spare, a pipeline may use that up. A pipeline is meant for a burst, and the
+    burst passes while its requests leave; where it does not, ``policy.restore`` yields. Infinite where the loss is too
+    much, or not known, and for a group that yields.
     """
     merged, separate = load.merged_compute_load, load.separate_compute_load
     if not merged or separate is None or load.is_yielding:

@@ -1,7 +1,7 @@
 """Static pipelines (the ``pipeline`` baseline; vLLM's pipeline parallelism of 2 as KunServe compares with it). Pure.
 
-Decided once, before the first request: instances are paired, each keeps half of the layers, and what that frees is KV
-cache for good. Nothing here is ever undone; the dynamic counterpart is ``policy.merge``.
+The groups are decided once, before the first request: instances are paired, each keeps half of the layers, and the
+freed memory is KV cache for good. Nothing here is ever undone; the dynamic counterpart is ``policy.merge``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ STATIC_STAGES = 2
 def plan_static_groups(
     worker_ids: Sequence[WorkerId], shape: ModelShape, num_stages: int = STATIC_STAGES
 ) -> tuple[tuple[StagePlan, ...], ...]:
-    """Groups of ``num_stages`` workers in order, ranges balanced by parameter bytes; who is left over stays alone.
+    """Groups of ``num_stages`` workers in order, ranges balanced by parameter bytes; a worker that is left over stays
+    alone.
 
-    So does every instance when the model has too few layers to divide.
+    So does every worker when the model has too few layers to divide.
     """
     groups: list[tuple[StagePlan, ...]] = []
     for start in range(0, len(worker_ids), num_stages):

@@ -1,7 +1,7 @@
 """Which layers each member of a merged group keeps, and which shards it has to pull first (design 5.1).
 
-Pure. Ranges are contiguous, cover every layer once, and lie inside what their members hold wherever an order of stages
-allows that; where none does, the shards that are missing are named with the member that can send them.
+Pure. Ranges are contiguous, cover every layer once, and lie inside the layers that their members hold wherever an order
+of stages allows that. Where none does, the plan names each missing shard with a member that can send it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Member(NamedTuple):
     worker_id: WorkerId
     resident: LayerRange
     budget_bytes: int | None = None
-    """What it has for parameters and KV; None = not known."""
+    """Its bytes for parameters and KV; None = not known."""
 
 
 class RangePlan(NamedTuple):
-    """Stages in pipeline order, and what has to be pulled before any member drops anything."""
+    """Stages in pipeline order, and the shards to pull before any member drops anything."""
 
     stages: tuple[StagePlan, ...]
     pulls: tuple[Pull, ...] = ()
@@ -36,7 +36,7 @@ class RangePlan(NamedTuple):
 
 @dataclass(slots=True)
 class PlanningWork:
-    """What a plan has taken, in operations: for the caller that bounds them."""
+    """Operations that plans have taken, for a caller that bounds them."""
 
     num_heap_operations: int = 0
     num_range_steps: int = 0
@@ -47,16 +47,16 @@ def plan_stages(
     members: Sequence[Member], shape: ModelShape, *, may_pull: bool = False, distance: LinkDistance | None = None,
     work: PlanningWork | None = None,
 ) -> RangePlan | None:
-    """Contiguous layer ranges for all members: those that leave the group the most KV.
+    """Contiguous layer ranges for all members: the ranges that leave the group the most KV.
 
-    The group holds as many tokens as its tightest stage, which has what its parameters leave of its member's own budget
-    (embedding and head counted) for the KV of its layers. Where no budget is known, the largest stage is as small as
-    can be by parameter bytes; among equals the numbers of layers are even.
+    The group holds as many tokens as its tightest stage. A stage has for the KV of its layers what its parameters
+    (embedding and head counted) leave of its member's budget. Where no budget is known, the largest stage is as small
+    as can be by parameter bytes; among equals the numbers of layers are even.
 
-    Members that hold a part are ordered by the middle of it, those that hold everything go wherever they spare the
+    Members that hold a part are ordered by its middle; members that hold everything (wholes) go wherever they spare the
     others most (members holding 0-23, 24-47 and everything: first, third, second). Where that order allows no split
-    inside what members hold, the one with the fewest bytes to pull is taken (``may_pull``), each shard from the nearest
-    holder that has least to send. None if there is no split.
+    inside the layers that members hold, the split with the fewest bytes to pull is taken (``may_pull``), each shard
+    from the nearest holder that has least to send. None if there is no split.
     """
     if len(members) > shape.num_layers:
         return None
@@ -78,7 +78,7 @@ def plan_stages(
 
 
 def has_stages(members: Sequence[Member], shape: ModelShape, work: PlanningWork | None = None) -> bool:
-    """Whether ``plan_stages`` finds ranges without a pull, for much less work: the merging caller looks at the result.
+    """Whether ``plan_stages`` finds ranges without a pull, for much less work: while merging only that matters.
 
     O(members), and one look at a set of layers for each pair of a member with a part and one with everything.
     """
@@ -111,7 +111,7 @@ def _plan_pulls(
 
 
 def _ordered(members: Sequence[Member], shape: ModelShape) -> tuple[list[Member], list[Member]]:
-    """Members that hold a part, by the middle of it, and those that hold everything."""
+    """Members that hold a part, by its middle, and members that hold everything (wholes)."""
     wholes = sorted(m for m in members if m.resident == shape.all_layers)
     parts = sorted(
         (m for m in members if m.resident != shape.all_layers),
@@ -123,7 +123,7 @@ def _ordered(members: Sequence[Member], shape: ModelShape) -> tuple[list[Member]
 def _has_split(parts: Sequence[LayerRange], num_wholes: int, num_layers: int, work: PlanningWork) -> bool:
     """Whether stages fit inside what members hold, for parts in this order and wholes anywhere.
 
-    For each number of wholes used the layers at which the stages so far can end, as bits of a number.
+    Keeps, for each number of wholes used, the layers at which the stages so far can end, as bits of a number.
     """
     work.num_range_steps += len(parts) + num_wholes
     if not parts:
@@ -149,28 +149,28 @@ def _ends_after(begins: int, lo: int, hi: int) -> int:
 
 
 _Split = tuple[tuple[int, bool], ...]
-"""End of each stage, and whether a member runs it that holds everything."""
+"""End of each stage, and whether a whole runs it."""
 
 _State = tuple[int, int]
 """End of the last stage so far, and wholes used."""
 
 
 class _Value(NamedTuple):
-    """Of a way to a state; less is better, the first that differs decides."""
+    """Value of a way to a state; less is better, the first field that differs decides."""
 
     pulled_bytes: int
     tightest: float
-    """Of all stages so far (``_tightness``)."""
+    """Largest ``_tightness`` of the stages so far."""
     largest_bytes: int
-    """Of a stage's parameters."""
+    """Parameter bytes of the largest stage so far."""
     squares: int
     """Sum of squared layer counts."""
     rank_before: int
-    """Of the state that it comes from."""
+    """Rank of the state that it comes from."""
 
 
 def _tightness(num_layers: int, parameter_bytes: int, budget_bytes: int | None) -> float:
-    """Layers per byte that a stage has for their KV; 0 where nothing is known of that."""
+    """Layers per byte that a stage has for their KV; 0 where its budget is not known."""
     if budget_bytes is None:
         return 0.0
     return num_layers / (budget_bytes - parameter_bytes) if budget_bytes > parameter_bytes else math.inf
@@ -179,7 +179,7 @@ def _tightness(num_layers: int, parameter_bytes: int, budget_bytes: int | None) 
 def _best_split(
     parts: Sequence[Member], wholes: Sequence[Member], shape: ModelShape, work: PlanningWork, *, may_pull: bool
 ) -> _Split:
-    """Where to cut, for parts in this order and wholes, in theirs, anywhere; there must be a way to.
+    """Where to cut, for parts in this order and wholes, in their order, anywhere between; a split must exist.
 
     Dynamic programming over (end of the last stage so far, wholes used); O(layers) for two members,
     O(members * wholes * layers squared) for many.
@@ -190,7 +190,7 @@ def _best_split(
     best: dict[_State, _Value] = {(0, 0): _Value(0, 0.0, 0, 0, 0)}
     rounds: list[tuple[list[_State], dict[_State, _Value]]] = []
     for index in range(num_stages):
-        # By the cuts that lead to them, earliest first: between equal values the earlier cuts decide.
+        # States by the cuts that lead to them, earliest first: between equal values the earlier cuts decide.
         states = [state for _, state in sorted((value.rank_before, state) for state, value in best.items())]
         following: dict[_State, _Value] = {}
         for rank, (lo, used) in enumerate(states):

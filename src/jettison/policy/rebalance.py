@@ -1,14 +1,14 @@
-"""Which waiting requests should wait elsewhere? (KunServe v1 section 4.3, online dispatcher)
+"""Which waiting requests should wait in another group's queue (KunServe v1 section 4.3, online dispatcher).
 
 Pure. After a drop memory no longer keeps requests out, but a group can only run so many at once: the batch limit, which
-compute sets. Requests beyond it go back to the dispatcher and to groups that have both a place in their batch and room;
-where there is none they stay, and their group may run them beyond its limit.
-Requests that memory keeps out of one group while another has room go there, too, before a drop is thought of: it
-was dispatched by what was known then, and long answers may have gathered in its group since. A waiting request holds no
-KV, so moving it costs nothing.
+compute sets. Requests beyond it go back to the dispatcher, and on to groups that have both a place in their batch and
+room. Where there is no such group they stay, and their group may run them beyond its limit. Requests that memory keeps
+out of one group while another has room go there, too, before a drop is considered: the dispatcher chose by what was
+known then, and long answers may have gathered in the group since. A waiting request holds no KV, so moving it costs
+nothing.
 
-The same is asked of offline requests by themselves, behind online ones. Of those a group where nothing waits is given
-up to half of what waits elsewhere, although it could begin there in time: nothing should stand still beside a batch.
+Offline requests are rebalanced by themselves, after online ones. A group where none of them waits is given up to half
+of those that wait elsewhere, even where they could begin there in time: no group should idle beside a batch.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ class GroupQueue:
     batch_limit: int
     """Requests that it can usefully run at once (profiled, or the scheduler's bound)."""
     num_running: int
-    """Running ones and those that are on their way to it."""
+    """Running requests, and requests on their way to the group."""
     num_free_blocks: int
-    """Above the watermark and less what is to land; negative when more is promised than free."""
+    """Free blocks above the watermark, less those reserved for KV on its way here; negative when more is promised than
+    free."""
     waiting: Sequence[QueuedRequest]
     """In order of service."""
     takes_new: bool = True
     sends_blocked: bool = False
-    """What memory keeps out may go, not only what the batch has no place for."""
+    """Requests that memory keeps out may go, not only those that the batch has no place for."""
     most_kept: int | None = None
-    """Waiting requests that it keeps at most, whatever it has places and room for; None: all those."""
+    """Most waiting requests that it keeps, whatever places and room it has; None: no such bound."""
 
     @property
     def num_spare_places(self) -> int:
@@ -79,9 +80,11 @@ class Reassignment(NamedTuple):
 
 
 def plan_rebalance(groups: Sequence[GroupQueue]) -> tuple[Reassignment, ...]:
-    """Send what overflows to groups that can run it at once, oldest first, each to where most memory is left.
+    """Send overflowing requests to groups that can run them at once, oldest first, each to the group with most memory
+    left.
 
-    Every destination keeps a place and the blocks for what it is given, so nothing is sent that would wait there again.
+    Every destination keeps a place and the blocks for each request that it is given, so none is sent that would wait
+    again.
     """
     places = {g.group_id: g.num_spare_places for g in groups if g.takes_new and g.num_spare_places > 0}
     roomiest = [(-g.num_spare_blocks, g.group_id) for g in groups if g.group_id in places]

@@ -1,9 +1,9 @@
-"""Who makes room for the head of a queue that memory keeps out everywhere, and where the head goes. Pure; beyond MELL,
-which knows no queue.
+"""Relief: which running requests move to make room for the head of a queue that no group has memory for, and where the
+head goes. Pure; beyond MELL, which knows no queue.
 
-What is free is in pieces: no group has room for a large request, all together have it several times over. Some group
-lacks least. There the head waits, and those whose leaving lets it in go where they have room now: as few blocks as will
-do, since what moves is held at both ends until it has moved.
+Free memory is in pieces: no group has room for a large request, although all together have several times as much. The
+head waits at one group; running requests leave that group for others that have room now, until the head fits. As few
+blocks move as suffice, since both ends hold a request's blocks until it has moved.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from jettison.types import GroupId, RequestId
 
 CANDIDATES = 16
-"""Groups, those with most free blocks, where room is looked for: the others lack more."""
+"""Groups where room for the head is looked for, those with most free blocks: the others lack more."""
 
 
 class Movable(NamedTuple):
@@ -30,12 +30,13 @@ class Holder(NamedTuple):
 
     group_id: GroupId
     num_free: int
-    """Blocks above its watermark, less what waits there (but for the head); negative where that is more."""
+    """Blocks above its watermark, less the need of the requests that wait there (except the head); negative where they
+    need more."""
     movable: Sequence[Movable] = ()
     takes_head: bool = True
-    """Nobody else waits there."""
+    """The head may wait there: no other request does."""
     machine: Hashable = None
-    """Inside one, links are fast."""
+    """Inside one machine links are fast."""
 
 
 class Leave(NamedTuple):
@@ -46,18 +47,18 @@ class Leave(NamedTuple):
 
 
 class Relief(NamedTuple):
-    """How the head gets in."""
+    """A way to let the head in."""
 
     group_id: GroupId
-    """Where it waits."""
+    """Where the head waits."""
     leaves: tuple[Leave, ...]
-    """From there; none: there is room."""
+    """Requests that leave this group; none: there is room."""
     num_blocks: int
-    """That move."""
+    """Blocks that move."""
 
 
 def plan_relief(head_blocks: int, holders: Sequence[Holder]) -> Relief | None:
-    """The way that moves the fewest blocks; None where none has room enough for who would have to go."""
+    """The way that moves the fewest blocks; None where no group has room for the requests that would have to leave."""
     takers = sorted((h for h in holders if h.takes_head), key=lambda h: (-h.num_free, h.group_id))[:CANDIDATES]
     found = (_relief_at(holder, head_blocks - holder.num_free, holders) for holder in takers)
     return min((r for r in found if r is not None), key=lambda r: (r.num_blocks, r.group_id), default=None)
@@ -75,8 +76,9 @@ def _relief_at(holder: Holder, missing: int, holders: Iterable[Holder]) -> Relie
 
 
 def _leaving(movable: Sequence[Movable], missing: int) -> list[list[Movable]]:
-    """Sets whose leaving suffices, the fewest blocks first: the one smallest request that does, and the largest that do
-    not, as many as it takes, without those that turn out not to be needed."""
+    """Sets of requests that free enough by leaving, the fewest blocks first. One is the smallest single request that
+    suffices. The other is made of the largest ones that do not suffice alone, as many as it takes, less those that turn
+    out not to be needed."""
     rows = sorted(movable, key=lambda m: (m.num_blocks, m.request_id))
     at = bisect.bisect_left(rows, missing, key=lambda m: m.num_blocks)
     sets = [[rows[at]]] if at < len(rows) else []
@@ -99,8 +101,8 @@ def _leaving(movable: Sequence[Movable], missing: int) -> list[list[Movable]]:
 def _leaves(
     rows: Iterable[Movable], source: Holder, holders: Iterable[Holder]
 ) -> tuple[tuple[Leave, ...], int] | None:
-    """Each to where least is left beside it, in the source's machine where there is room, the largest first; None where
-    one finds no room."""
+    """A destination for each request, the largest first: the group with the least room that suffices, in the source's
+    machine where there is one. Also the sum of their blocks. None where a request finds no room."""
     free = {h.group_id: h.num_free for h in holders if h is not source}
     is_far = {h.group_id: h.machine != source.machine for h in holders}
     leaves: list[Leave] = []

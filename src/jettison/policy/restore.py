@@ -24,21 +24,21 @@ class MergedLoad(NamedTuple):
     used_blocks: int
     """Blocks of running requests, each request counted once (one stage's table)."""
     undropped_capacity_blocks: int
-    """What the members hold together with all layers resident."""
+    """Blocks that the members hold together with all layers resident."""
     num_waiting: int
     usage_trend_blocks_per_s: float
     settled_s: float
     """Time since the exchange ended."""
     merged_compute_load: float | None = None
-    """Compute that the present traffic needs of the group; None = not known."""
+    """Share of the group's compute that the present traffic needs; None = not known."""
     separate_compute_load: float | None = None
-    """What it would need of its members as instances."""
+    """Share of its members' compute that the traffic would need if they were instances."""
     behind_s: float = 0.0
     """How long ``falls_behind`` has held without a break."""
     separate_pace: float | None = None
-    """Time that a token takes on the members as instances, over what it takes in the group; None = not known."""
+    """Time of a token on the members as instances, over its time in the group; None = not known."""
     recompute_block_s: float | None = None
-    """Prefilling the tokens of one block, all members working; None = not known."""
+    """Seconds to prefill the tokens of one block, all members working; None = not known."""
     mean_stay_s: float = 0.0
     """How long requests stay; 0 = not known."""
 
@@ -50,17 +50,19 @@ class RestoreParams:
     usage_threshold: float = 0.5
     min_settled_s: float = 2.0
     horizon_s: float = 2.0
-    """How long the present growth must not lead above the threshold."""
+    """How far ahead the present growth must stay below the threshold."""
     max_compute_load: float = 1.0
     """Above, requests arrive faster than the pipeline can serve them."""
     yield_after_s: float = 10.0
-    """How long that has to last at least: a burst also brings more than can be served, but it ends."""
+    """How long the group must have fallen behind before it yields: a burst also brings more than can be served, but it
+    ends."""
     early_usage: float = 0.6
-    """Part of the undropped capacity that the present requests may be foreseen to hold on the members as instances."""
+    """For an early restore: largest share of the undropped capacity that present requests may be foreseen to hold on
+    the members as instances."""
     least_pace_gain: float = 1.1
-    """How much faster tokens have to come there."""
+    """How many times as fast tokens have to come from the members."""
     max_recompute_s: float = 0.2
-    """Prefill that an early restore may cost."""
+    """Seconds of prefill that an early restore may cost."""
 
 
 def should_restore(load: MergedLoad, params: RestoreParams) -> bool:
@@ -77,9 +79,9 @@ def early_overflow_blocks(load: MergedLoad, params: RestoreParams) -> int | None
     """How many blocks an early restore may give up and compute again; None where there is to be none.
 
     A pipeline takes longer for a token, so its requests stay longer and hold more: at a mean load near the threshold a
-    merged group would never fall below it, although its members could hold what arrives. So where the members are
-    clearly faster, and are foreseen to hold no more than ``early_usage``, what does not fit while requests return
-    is computed again, if that is a matter of ``max_recompute_s``.
+    merged group would never fall below it, although its members could hold the arriving requests. So where the members
+    are clearly faster, and are foreseen to hold no more than ``early_usage``, requests that do not fit during the
+    return are computed again, if that takes no more than ``max_recompute_s``.
     """
     pace, block_s = load.separate_pace, load.recompute_block_s
     if pace is None or not block_s or params.usage_threshold <= 0.0 or pace * params.least_pace_gain > 1.0:
@@ -108,9 +110,9 @@ def falls_behind(load: MergedLoad, params: RestoreParams) -> bool:
 def should_yield(load: MergedLoad, params: RestoreParams) -> bool:
     """Stop filling the memory, and restore when it fits: the opposite test to ``policy.overload``.
 
-    Emptying the memory costs those that wait, so it has to be worth it: not for a burst, and not for a tie. It takes
-    about one mean stay, in which next to none is let in; so it begins when the group has fallen behind its members by
-    as much as that (who rents before buying).
+    Emptying the memory costs the requests that wait, so it has to be worth it: not for a burst, and not for a tie. It
+    takes about one mean stay, in which hardly a request is admitted. So it begins when the group has fallen behind its
+    members by as much as that (as in the ski-rental problem).
     """
     if load.settled_s < params.min_settled_s or not falls_behind(load, params):
         return False
@@ -120,14 +122,14 @@ def should_yield(load: MergedLoad, params: RestoreParams) -> bool:
 
 
 def plan_splits(stages: Sequence[StagePlan], num_layers: int) -> tuple[SplitPlan, ...]:
-    """Ways to split a pipeline, the furthest first: into instances; into two groups of every second member; of three
-    members, into the outer two and one that is left over.
+    """Ways to split a pipeline, the furthest split first: into instances; with four members or more, into two groups of
+    every second member; with three, into a group of the outer two, and the middle one left over.
 
-    While requests are on their way each member holds blocks of all of them in all layers of its *next* layout: members
-    that take every layer back have room for one instance's worth, a 1/N of what all N could hold undropped; members of
-    a group of n have room for about n/N. In the second way neighbours go to different groups, so that every member
-    keeps what it runs and takes layers of its neighbours. With an odd number one group has a member more. Of three
-    one would be alone, and have to take every layer back while it holds blocks of all: so it is left over instead. The
+    While requests return, each member holds blocks of all of them in all layers of its *next* layout. Members that take
+    every layer back have room for one instance's worth, 1/N of what all N hold undropped; members of a group of n have
+    room for about n/N. In the second way neighbours go to different groups, so that every member keeps the layers that
+    it runs and takes layers of its neighbours. With an odd number one group has a member more. Of three, one would be
+    alone and have to take every layer back while it holds blocks of all requests, so it is left over instead: the
     middle one, whose neighbours then widen towards each other.
     """
     everything = LayerRange(0, num_layers)
@@ -140,7 +142,7 @@ def plan_splits(stages: Sequence[StagePlan], num_layers: int) -> tuple[SplitPlan
 
 
 def _widened(members: Sequence[StagePlan], num_layers: int) -> tuple[StagePlan, ...]:
-    """These members as one pipeline over all layers, as even as it can be where each keeps the layers that it has."""
+    """The members as one pipeline over all layers, as even as possible while each keeps the layers that it has."""
     cuts = [0]
     for index, (left, right) in enumerate(pairwise(members), start=1):
         even = (index * num_layers + len(members) // 2) // len(members)

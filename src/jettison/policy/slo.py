@@ -1,23 +1,24 @@
-"""What a step may take where offline work is to share it with online requests (ConServe sections 4.2 and 4.5).
+"""How long a step may take that offline work shares with online requests (ConServe sections 4.2 and 4.5).
 
-Pure: objectives and predictions in, seconds and sizes out. What fills a step within them is ``policy.filling``'s.
+Pure: objectives and predictions in, seconds and sizes out. ``policy.filling`` fills steps within them.
 
-- A step with offline tokens in it may take as long as the objective for the time between two tokens says, for what
-  decodes and for what arrives meanwhile: TPOT here is every gap, not a request's mean.
-- While an online request has no first token, it may take what is left of one TPOT since that request arrived: offline
-  work, in the step that an arrival finds and in those that follow, costs it one TPOT in all.
-- Where online requests hold much of the memory (``OfflineParams.fill_below``), what they take alone: a step that is
-  filled lets them stay longer, so they hold more, and those that arrive in a burst would wait for blocks that none but
-  online requests hold.
-- Where nothing is online there is no limit in time: a batch is as large as saturates the device, and no larger, for
-  what arrives meanwhile waits for it or has it given up.
+- A step with offline tokens in it may take as long as the TPOT objective, for the sake of decodes and of requests that
+  arrive meanwhile. TPOT here is every gap between two tokens, not a request's mean.
+- While an online request has no first token, such a step may take what is left of one TPOT since that request arrived.
+  So offline work costs the request one TPOT in all, in the step under way at its arrival and in the following ones
+  together.
+- Where online requests hold much of the memory (``OfflineParams.fill_below``), their steps are not filled. In filled
+  steps online requests stay longer and hold more, so requests that arrive in a burst would wait for blocks that online
+  requests alone hold.
+- Where no request is online there is no limit in time. A batch is large enough to saturate the device and no larger, as
+  an arrival meanwhile waits for the step or has it given up.
 
 The paper bounds a batch with decodes by TPOT alone, and one without by the whole TTFT objective, whatever its requests
-have waited already. Then an online request that a burst has kept waiting has its last steps filled up, too: that is
-what a 99th percentile shows.
+have waited already. Then the last steps before the first token of an online request that a burst has kept waiting are
+filled up, too, and a 99th percentile shows that.
 
-While nothing is known of step times offline tokens get no place beside online ones: steps of either class alone teach
-the predictor.
+While step times are not known, offline tokens get no place beside online ones: steps of either class alone teach the
+predictor.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from jettison.cost.stepwork import LONE_STEP, NOTHING, Part, StepWork, period_of
 from jettison.policy.offline import TPOT_OVER_LONE_STEP, TTFT_OVER_TPOT, OfflineParams, SloParams
 
 ERRORS_LEFT = 3.0
-"""Mean errors of the predictor by which a step is planned shorter: objectives are judged by their 99th percentile,
-which stands at about three where errors are normal."""
+"""Number of mean errors of the predictor by which a step is planned shorter: objectives are judged by their 99th
+percentile, which lies at about three mean errors where errors are normal."""
 
 AHEAD_SHARE = 0.5
-"""Of the objective for first tokens, what prompts ahead may take where fewer instances serve than could: the rest is
-for what comes meanwhile, for decodes that become more, and for the time that a sleeper needs to wake."""
+"""Share of the TTFT objective that prompts ahead may take where fewer instances serve than could. The rest is for
+requests that come meanwhile, for decodes that become more, and for the time that a sleeper needs to wake."""
 
 SATURATED = 0.95
-"""Of the prompt tokens a second that the largest batch gets, what a batch of offline requests alone is to get."""
+"""Share of the largest batch's prompt tokens a second that a batch of offline requests alone is to reach."""
 
 LONE_DECODE = StepWork.decodes(1, 0)
 
@@ -49,19 +50,19 @@ Chunk = tuple[int, int]
 
 
 class Pace(NamedTuple):
-    """By what a group's steps are judged."""
+    """Parameters and predictor by which a group's steps are bounded."""
 
     offline: OfflineParams
     predictor: StepTimePredictor
 
     def objectives(self) -> Objectives:
-        """As they are known now."""
+        """The objectives as known now."""
         return objectives(self.offline.slo, self.predictor)
 
     @property
     def bounds_online(self) -> bool:
-        """Steps of online requests alone keep to the TPOT objective, too: someone has named it. With offline requests
-        refused that is the same step budget for online work alone; by priority alone there is none."""
+        """Whether steps of online requests alone keep to the TPOT objective, too: only where a flag names it. They do
+        also where offline requests are refused; with ``--offline priority`` no step is bounded."""
         return self.offline.slo.tpot_s is not None and (self.offline.slo_aware or not self.offline.serves)
 
 
@@ -76,7 +77,7 @@ UNKNOWN_OBJECTIVES = Objectives(None, None)
 
 
 def objectives(slo: SloParams, predictor: StepTimePredictor) -> Objectives:
-    """What was asked for; what was not, from the decode step of one request."""
+    """The objectives that flags name; others are worked out from the decode step of one request."""
     tpot_s = slo.tpot_s
     if tpot_s is None:
         lone_s = predictor.predict_s(LONE_DECODE)
@@ -99,25 +100,26 @@ def within_tokens(chunks: Sequence[Chunk], num_tokens: int) -> list[Chunk]:
 
 
 class StepBudget(NamedTuple):
-    """What one step may take."""
+    """How long one step may take."""
 
     predictor: StepTimePredictor | None
     """None: there is no limit."""
     seconds: float | None
-    """Of ``part``; None: as long as it likes."""
+    """Seconds that ``part`` may take; None: no bound."""
     part: Part = LONE_STEP
     copies: tuple[int, int] = NO_COPIES
-    """Bytes that the step waits for, and that are copied beside it, whatever is in it."""
+    """(bytes that the step waits for, bytes copied beside it), whatever is in it."""
 
     def keeps(self, work: StepWork) -> bool | None:
-        """Whether such a step keeps to it; None while too little is known."""
+        """Whether a step with this work keeps to the budget; None while too little is known."""
         if self.seconds is None or self.predictor is None:
             return True
         took_s = self.predictor.predict_s(self._with_copies(work), self.part)
         return None if took_s is None else took_s <= self.seconds
 
     def largest(self, most: int, work_of: Callable[[int], StepWork]) -> int:
-        """The largest size up to ``most`` whose work keeps to it; 0 where none does, or nothing is known."""
+        """The largest size up to ``most`` whose work keeps to the budget; 0 where no size does, or step times are not
+        known."""
         if self.seconds is None or self.predictor is None or most <= 0:
             return max(0, most)
         work = (lambda size: self._with_copies(work_of(size))) if any(self.copies) else work_of
@@ -134,9 +136,10 @@ NO_LIMIT = StepBudget(None, None)
 def step_budget(
     predictor: StepTimePredictor, seconds: float | None, num_stages: int, copies: tuple[int, int] = NO_COPIES
 ) -> StepBudget:
-    """What a microbatch may take if a token's way through the group is to take ``seconds``.
+    """The budget of a microbatch if a token's way through the group is to take ``seconds``.
 
-    In a pipeline as many microbatches as stages are under way, and a token comes out once they all have passed.
+    In a pipeline as many microbatches are under way as there are stages, and a request's next token comes once all have
+    passed.
     """
     if seconds is not None:
         seconds /= num_stages * (1.0 + ERRORS_LEFT * predictor.error)
@@ -144,7 +147,7 @@ def step_budget(
 
 
 def _own_part(num_stages: int) -> Part:
-    """What passes from one microbatch to the next."""
+    """The part of step time that passes from one microbatch to the next."""
     return LONE_STEP if num_stages == 1 else period_of(num_stages)
 
 
@@ -152,8 +155,8 @@ def prompt_tokens_per_s(
     pace: Pace, most_tokens: int, decodes: StepWork = NOTHING, num_stages: int = 1
 ) -> float | None:
     """Tokens of prompts a second beside the decodes of one microbatch, in steps of at most ``most_tokens`` that keep to
-    the TPOT objective where online requests alone do (``Pace.bounds_online``). 0: the decodes leave no time for any.
-    None while nothing is known of steps."""
+    the TPOT objective where online requests alone do (``Pace.bounds_online``). 0: the decodes leave no time for
+    prompts. None while step times are not known."""
     predictor = pace.predictor
     unbounded = predictor.prefill_tokens_per_s(most_tokens, decodes, num_stages)
     if unbounded is None or not pace.bounds_online or not decodes.num_tokens:
@@ -166,7 +169,7 @@ def prompt_tokens_per_s(
 def filler_s(objectives: Objectives, longest_wait_s: Callable[[], float | None]) -> float:
     """Seconds that a step with offline tokens may take while there are online requests.
 
-    ``longest_wait_s``: how long the oldest of them has waited that has no first token yet; None without any.
+    ``longest_wait_s``: how long the oldest online request without a first token has waited; None where there is none.
     """
     if objectives.tpot_s is None:
         return 0.0
@@ -178,8 +181,8 @@ def filler_s(objectives: Objectives, longest_wait_s: Callable[[], float | None])
 
 
 def saturating_tokens(predictor: StepTimePredictor, most: int, num_stages: int) -> int:
-    """Prompt tokens, up to ``most``, of the smallest microbatch with ``SATURATED`` of the rate of the largest one; all
-    while nothing is known. What attention adds is left out: it does not saturate."""
+    """Prompt tokens, up to ``most``, of the smallest microbatch that reaches the share ``SATURATED`` of the largest
+    one's rate; ``most`` while step times are not known. Attention's time is left out: it does not saturate."""
     taking = predictor.taking(_own_part(num_stages))
 
     def took_s(num_tokens: int) -> float:

@@ -1,5 +1,5 @@
-"""Which way lets the head of a queue in soonest: blocks that come free by themselves, a migration, a sleeper that is
-woken, or a drop (beyond the papers: MELL activates devices, KunServe drops layers, and neither knows the other). Pure.
+"""Which way lets the head of a queue in soonest: waiting for blocks to come free, a migration, waking a sleeper, or a
+drop (beyond the papers: MELL activates devices, KunServe drops layers, and neither knows the other's way). Pure.
 
     wait      what runs gives back what the queue needs
     migrate   bytes over a link, or tokens that the destination computes, whole epochs of what either may take of it
@@ -7,7 +7,7 @@ woken, or a drop (beyond the papers: MELL activates devices, KunServe drops laye
     drop      missing shards are pulled, the step in flight ends, layers are unmapped and their pages mapped as KV, KV
               lands that has to before there is room, and a first step
 
-A time that is not known is None: such a way is taken where no other is there.
+An unknown time is None: a way of unknown time is taken only where no way's time is known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 
 class Way(StrEnum):
-    """Of two that are as soon, the one that comes first here is cheaper."""
+    """Ways out. Of two that are as soon, the one that comes first here is cheaper."""
 
     WAIT = "wait"
     MIGRATE = "migrate"
@@ -28,7 +28,7 @@ class Way(StrEnum):
 
 
 Times = Mapping[Way, float | None]
-"""Seconds until the head is let in, of the ways that there are; None: not known."""
+"""Seconds until the head is admitted, by each way that is open; None: not known."""
 
 
 class Source(StrEnum):
@@ -40,40 +40,40 @@ class Source(StrEnum):
 
 
 BUSY_SHARE = 0.2
-"""Of its rate, what the link of a peer carries that serves meanwhile: parameters go between the layers of its steps,
-for a quarter of the time that these take (``live.worker.peers``)."""
+"""Share of its rate that a peer's link has for parameters while the peer serves: they go between the layers of its
+steps, for a quarter of the steps' time (``live.worker.peers``)."""
 
 
 class Wake(NamedTuple):
-    """What is known of waking one sleeper."""
+    """The known costs of waking one sleeper."""
 
     num_bytes: int
-    """Of parameters; 0: it has not given them up yet."""
+    """Bytes of parameters; 0: it has not given them up yet."""
     bytes_per_s: float | None
-    """From where they come."""
+    """Rate of the source."""
     map_s: float
     first_step_s: float
     source: Source = Source.PEERS
     is_busy: bool = False
-    """Others serve meanwhile."""
+    """Other instances serve meanwhile."""
     wait_s: float = 0.0
-    """Until those who have the parameters are through with the steps that they are at: before, they hear of nothing."""
+    """Seconds until the peers with the parameters have ended their present steps: only then do they read requests."""
 
 
 class Migration(NamedTuple):
-    """What is known of making room by moving requests away."""
+    """The known costs of making room by moving requests away."""
 
     num_bytes: int
     bytes_per_epoch: float | None
-    """That the link takes without disturbing anybody; None: not known, or KV does not travel."""
+    """Bytes that the link carries without disturbing decodes; None: not known, or KV does not travel."""
     num_tokens: int
     tokens_per_epoch: float | None
-    """That the destination computes beside its batch; None: not known, or it computes none."""
+    """Tokens that the destination computes beside its batch; None: not known, or it computes none."""
     epoch_s: float
 
 
 def wake_s(wake: Wake) -> float | None:
-    """Seconds, before any such wake has been measured; None where the rate is not known."""
+    """Seconds of a wake, for as long as no such wake has been measured; None where the rate is not known."""
     if not wake.num_bytes:
         return wake.first_step_s
     if not wake.bytes_per_s:
@@ -82,21 +82,21 @@ def wake_s(wake: Wake) -> float | None:
 
 
 class WakesTaken:
-    """How long wakes have taken, by source and by whether others served meanwhile: what the next is predicted by."""
+    """How long wakes have taken, by source and by whether other instances served meanwhile: the base of predictions."""
 
     def __init__(self) -> None:
         self._seconds_per_byte: dict[tuple[Source, bool], float] = {}
 
     def note(self, wake: Wake, took_s: float) -> None:
-        """One is over, ``took_s`` after the order; half of what is believed is the newest."""
+        """Note a wake that took ``took_s`` from its order on. The newest one has half of the weight."""
         if not wake.num_bytes:
             return
         key, newest = (wake.source, wake.is_busy), took_s / wake.num_bytes
         self._seconds_per_byte[key] = (self._seconds_per_byte.get(key, newest) + newest) / 2
 
     def seconds(self, wake: Wake) -> float | None:
-        """Until a sleeper serves: as such wakes have taken, else as ``wake_s`` has it, but no less beside others' work
-        than without; None where nothing is known."""
+        """Seconds until a sleeper serves: as long as such wakes have taken, else by ``wake_s``. A wake beside serving
+        instances is taken to be no shorter than one without. None where nothing is known."""
         raw_s = wake_s(wake)
         if not wake.num_bytes:
             return raw_s
@@ -109,20 +109,20 @@ class WakesTaken:
         return wake.num_bytes * taken + wake.first_step_s
 
     def soonest(self, wakes: Collection[Wake]) -> Wake:
-        """Of the sources that one sleeper has, the one that is predicted to be over first; else the first."""
+        """Of the sources that one sleeper has, the one predicted to end first; the first one where nothing is known."""
         known = [(s, i) for i, wake in enumerate(wakes) if (s := self.seconds(wake)) is not None]
         return list(wakes)[min(known)[1] if known else 0]
 
 
 def migrate_s(migration: Migration) -> float | None:
-    """Seconds, as KV or as tokens, whichever is over first; None where neither is known."""
+    """Seconds of a migration, as KV or as tokens, whichever ends first; None where neither is known."""
     kinds = (
         (migration.num_bytes, migration.bytes_per_epoch), (migration.num_tokens, migration.tokens_per_epoch),
     )  # fmt: skip
     epochs = [size / bound for size, bound in kinds if bound]
     if not epochs:
         return None
-    # What fits into one epoch takes its part of it; the next begins when the next is planned.
+    # Moves of less than an epoch take their part of it; further moves begin only when the next epoch is planned.
     least = min(epochs)
     return migration.epoch_s * (least if least <= 1.0 else math.ceil(least))
 
@@ -130,20 +130,20 @@ def migrate_s(migration: Migration) -> float | None:
 def drop_s(
     step_left_s: float, unmap_s: float, map_s: float, first_step_s: float, pull_s: float = 0.0, land_s: float = 0.0
 ) -> float:
-    """Seconds. ``pull_s``: until shards are there that a member lacks; ``land_s``: until so much of the exchange has
-    landed that what it still needs leaves room for the head."""
+    """Seconds of a drop. ``pull_s``: until members have the shards that they lack; ``land_s``: until so much of the
+    exchange has landed that the rest leaves room for the head."""
     return pull_s + step_left_s + unmap_s + map_s + land_s + first_step_s
 
 
 def blocks_to_land(num_head: int, num_freed: int, num_landing: int) -> int:
-    """Blocks of an exchange that have to land before the head of the queue finds room: what is freed is for those first
-    (admission leaves free what the exchange still needs)."""
+    """Blocks of an exchange that have to land before the head of the queue finds room: freed blocks go to the exchange
+    first (admission leaves free what the exchange still needs)."""
     return min(num_landing, max(0, num_landing + num_head - num_freed))
 
 
 def soonest(times: Times) -> Way:
-    """The way with the least time; where none is known, the cheapest that is no waiting. Raises ValueError without
-    any way."""
+    """The way with the least time; where no time is known, the cheapest way other than waiting. Raises ValueError
+    without any way."""
     known = {way: seconds for way, seconds in times.items() if seconds is not None and seconds < math.inf}
     if known:
         return min(known, key=lambda way: (known[way], list(Way).index(way)))
@@ -152,19 +152,20 @@ def soonest(times: Times) -> Way:
 
 
 def is_worth_waiting_for(left_s: float, other_s: float) -> bool:
-    """Whether something that is predicted to be over in ``left_s`` (less than 0: it is late) holds back another way
-    that would take ``other_s``: it is not later, and not late by more than the other would take."""
+    """Whether a way under way that is predicted to end in ``left_s`` (below 0: it is late) holds back another way that
+    would take ``other_s``: it ends no later, and is not late by more than the other would take."""
     return -other_s <= left_s <= other_s
 
 
 def num_to_wake(missing_blocks: int, blocks_each: int, num_asleep: int, num_on_the_way: int) -> int:
-    """How many more are woken so that what is missing finds room with those that are on their way."""
+    """How many more sleepers to wake so that ``missing_blocks`` find room, those on their way counted; at most
+    ``num_asleep``."""
     wanted = max(1, -(-missing_blocks // max(1, blocks_each)))
     return max(0, min(wanted - num_on_the_way, num_asleep))
 
 
 def may_wake(num_up: int, max_awake: int | None) -> int | None:
-    """How many may be woken where so many are up; None: any number."""
+    """How many sleepers may be woken where ``num_up`` instances are up; None: any number."""
     return None if max_awake is None else max(0, max_awake - num_up)
 
 

@@ -1,6 +1,7 @@
-"""Why offline work stands still: which of the rules that let online requests go first keeps it out (``explain`` tells).
+"""Why offline work stands still (makes no progress): which of the rules that let online requests go first keeps it out.
+``jettison explain`` shows it.
 
-Pure, and decides nothing: it names what ``policy.filling``, ``policy.order`` and the rungs have decided, and with which
+Pure, and decides nothing: it names the decisions of ``policy.filling``, ``policy.order`` and the rungs, and their
 numbers.
 """
 
@@ -13,7 +14,7 @@ from jettison.policy.safepoints import AGAIN_AND_AGAIN
 
 
 class Standstill(StrEnum):
-    """Reasons, as they stand in the event log."""
+    """Reasons, as worded in the event log."""
 
     NO_WORKER = "no living worker can take it"
     LAYOUT = "its instances merge, split or recover"
@@ -35,51 +36,52 @@ class Standstill(StrEnum):
 
 
 class StepRoom(NamedTuple):
-    """The last step of a group, and what one offline token more would make of it."""
+    """The last step of a group, and its time with one offline token more."""
 
     num_tokens: int
     max_tokens: int
     num_rows: int
     max_rows: int
     is_timed: bool = False
-    """Objectives bound it: ``may_take_s`` is theirs."""
+    """Latency objectives bound the step: ``may_take_s`` is their bound."""
     one_more_s: float | None = None
-    """What it would take with one token more; None while that is not known."""
+    """Seconds of the step with one token more; None while that is not known."""
     may_take_s: float | None = None
-    """None: as long as it likes."""
+    """Longest time that the step may take; None: no bound."""
     online_share: float = 0.0
-    """Of the blocks, held by online requests: their steps are filled up to ``fill_below``."""
+    """Share of the blocks held by online requests: their steps are filled up to ``fill_below``."""
     fill_below: float = 1.0
 
 
 class StandingView(NamedTuple):
-    """Offline requests of one group, none of which gets a token that it has not had before."""
+    """Offline requests of one group, none of which gets a new token."""
 
     running: int
     waiting: int
     stored: int
-    """At the host; what comes back from there first."""
+    """Requests with KV in host pools, which come back before waiting ones start."""
     coming: int
-    """On their way back."""
+    """Requests on their way back from host pools."""
     online_waiting: int
     changes_layout: bool = False
     pauses: bool = False
     computes_again: bool = False
     num_abandoned_steps: int = 0
-    """Since it stands still."""
+    """Steps given up since the work stands still."""
     step: StepRoom | None = None
-    """None: nothing is under way."""
+    """None: no step is under way."""
     is_too_large: bool = False
-    """The next one to be let in, for the whole group."""
+    """The next request to be admitted is too large for the whole group."""
     num_places: int = 1
-    """That are free."""
+    """Free places."""
     num_blocks_needed: int = 0
-    """By the next one that runs on, comes back or is let in, with what has to stay free behind it."""
+    """Blocks that the next request to run on, come back or be admitted needs, with those that have to stay free beside
+    it."""
     num_blocks_free: int = 0
 
 
 def why_standing(view: StandingView) -> tuple[Standstill, dict[str, Any]]:
-    """The first rule that keeps it out, and the numbers that it went by."""
+    """The first rule that keeps the work out, and the numbers that the rule went by."""
     step = view.step
     if view.changes_layout:
         return Standstill.LAYOUT, {}

@@ -1,8 +1,10 @@
-"""Whom to swap out, whom to bring back, and how many blocks a step may carry (the ``swap`` baseline; InferCept). Pure.
+"""Which requests to swap out, which to bring back, and how many blocks a step may carry (the ``swap`` baseline;
+InferCept). Pure.
 
 InferCept (ICML 2024) hides swaps behind the forward pass: an iteration copies at most as many blocks as the link
 carries meanwhile, and a context that needs more is spread over several. Victims leave before their blocks are needed,
-so that no step waits for the link. What does not fit the host pool is left to the batching policy, which recomputes it.
+so that no step waits for the link. A request that does not fit the host pool is left to the batching policy, which
+recomputes it.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ class SwapParams:
     num_host_slots: int = 0
     """Blocks that each worker's host pool holds."""
     budget_blocks: int | None = None
-    """Blocks a step may carry, both directions together; None = what fits into ``time_share`` of a step."""
+    """Blocks a step may carry, both directions together; None = as many as fit into ``time_share`` of a step."""
     time_share: float = 0.25
-    """Part of a step's time that its copies may take. A host device copies on the thread that computes, so a whole
-    step's time (InferCept's bound, with a DMA engine beside the compute) would double every step here. Simulated
-    GPUs have such engines, and 1.0 (``simulate.machines``)."""
+    """Share of a step's time that its copies may take. A host device copies on the thread that computes, so a whole
+    step's time (InferCept's bound, with a DMA engine beside the compute) would double every step here. Simulated GPUs
+    have such engines, and 1.0 (``simulate.machines``)."""
     ahead_steps: int = 2
     """Victims leave when blocks will be short within so many decode steps: the copy is over in time."""
 
@@ -37,13 +39,13 @@ class SwapRow(NamedTuple):
     num_reclaimable_blocks: int
     """Blocks that come free in every stage when it has left (shared ones do not count)."""
     num_slots: int
-    """Blocks that hold something: what has to be copied. 0 = not begun, there is nothing to save."""
+    """Blocks with content, which have to be copied. 0 = not begun, there is nothing to save."""
     num_growth_blocks: int
     """Blocks that it will take within the steps looked ahead."""
 
 
 class StoredRow(NamedTuple):
-    """A request whose KV lies in the host pool."""
+    """A request with KV in the host pool."""
 
     request_id: RequestId
     num_blocks: int
@@ -53,10 +55,11 @@ class StoredRow(NamedTuple):
 def choose_swap_outs(
     rows: Sequence[SwapRow], *, growth_blocks: int, num_free_blocks: int, num_leaving_blocks: int, num_free_slots: int
 ) -> tuple[RequestId, ...]:
-    """Victims, youngest first, until what all running requests will take fits; ``rows`` are youngest first.
+    """Victims, youngest first, until the growth of all running requests fits; ``rows`` are youngest first.
 
-    ``num_leaving_blocks``: of victims already on their way. One running request always stays. The choice ends at a
-    victim that cannot be saved (no slots, or nothing computed yet): recomputing it is cheaper than taking an older one.
+    ``num_leaving_blocks``: blocks of victims already on their way out. One running request always stays. The choice
+    ends at a victim that cannot be saved (no slots, or nothing computed yet): recomputing it is cheaper than taking an
+    older one.
     """
     missing = growth_blocks - num_free_blocks - num_leaving_blocks
     chosen: list[RequestId] = []
@@ -73,10 +76,10 @@ def choose_swap_ins(
     rows: Sequence[StoredRow], *, growth_blocks: int, num_free_blocks: int, watermark_blocks: int, num_running: int,
     max_num_seqs: int,
 ) -> tuple[RequestId, ...]:
-    """Who comes back, oldest first, strictly in order; ``rows`` are oldest first.
+    """The stored requests that come back, oldest first, strictly in order; ``rows`` are oldest first.
 
-    A request returns when its blocks are free beside what the running ones will take, with a block of its own to grow
-    and the watermark to spare: otherwise it would be the next to leave. Where nothing runs, all that fit return.
+    A request returns when its blocks are free beside the growth of the running ones, with one more block for its own
+    growth and the watermark to spare: otherwise it would be the next to leave. Where nothing runs, all that fit return.
     """
     room = num_free_blocks - growth_blocks
     chosen: list[RequestId] = []
@@ -93,8 +96,8 @@ def choose_swap_ins(
 def swap_budget(params: SwapParams, blocks_within: Callable[[float], int | None]) -> int:
     """Blocks that the next step may carry: at least one, or nothing would ever move.
 
-    ``blocks_within``: how many add at most such a share of its time to a step; a first guess of 8 while that is not
-    known (None).
+    ``blocks_within(share)``: how many blocks add at most this share of its time to a step; a first guess of 8 is used
+    while that is not known (None).
     """
     if params.budget_blocks is not None:
         return params.budget_blocks

@@ -1,8 +1,8 @@
-"""What a recorded run paid for, and what it would have needed: ``jettison bill``.
+"""The devices that a recorded run used, and the devices that it would have needed: ``jettison bill``.
 
-The run's own requests, with the times and lengths that were recorded, are placed anew by each packing policy
-(``report.placement``): as many devices as it takes, of the run's KV capacity. Offline requests are no reason for a
-device and do not count. Draws nothing.
+Each packing policy places the run's own requests anew, with their recorded times and lengths (``report.placement``), on
+as many devices of the run's KV capacity as it needs. Offline requests do not count, as they never justify a device.
+Draws nothing.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from jettison.report.results import RunResult
 from jettison.report.terminal import print_line, print_whole
 
 BLOCK_SIZE = 16
-"""Tokens, of a run that does not say."""
+"""Tokens of a block, for a run that does not record it."""
 
 MOST_REQUESTS = 24
-"""That integer programming is asked about at once."""
+"""Most requests in one integer program."""
 
 MOST_PROGRAMS = 200
-"""Integer programs a run; epochs beyond have the bound."""
+"""Most integer programs for one run; further epochs get the bound."""
 
 PROGRAM_S = 2.0
-"""For one number of devices of one program."""
+"""Time limit for one number of devices in one program."""
 
 HOUR_S = 3600.0
 
@@ -43,30 +43,30 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BillOptions:
-    """What the run does not decide."""
+    """The options of a bill."""
 
     policies: tuple[str, ...] = tuple(PACKERS)
     capacity_tokens: int | None = None
-    """Of a device; None: the run's own."""
+    """KV tokens of a device; None: the run's own capacity."""
     epoch_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Devices that a run had, as samples that hold until the next."""
+    """Devices of a run over time, as samples that hold until the next one."""
 
     times_s: Floats
     devices: Counts
 
     def device_s(self, until_s: float) -> float:
-        """From the first sample to a time."""
+        """Device-seconds from the first sample to a time."""
         ends = np.minimum(np.append(self.times_s[1:], until_s), until_s)
         return float(np.sum(np.clip(ends - self.times_s, 0.0, None) * self.devices))
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """Of one run."""
+    """The bill of one run."""
 
     run: str
     capacity_tokens: int
@@ -74,18 +74,18 @@ class Bill:
     num_requests: int
     demand: Demand
     awake: Used | None
-    """Instances that were not asleep; None where the run does not say how many there were."""
+    """Instances that were not asleep; None where the run does not record their number."""
     holding: Used | None
-    """Of these with KV of some request; None where it was not recorded by group."""
+    """The awake instances with KV of some request; None where KV was not recorded by group."""
     placed: dict[str, Placed]
-    """By policy."""
+    """Placements by policy."""
     least: Counts
-    """Devices of each epoch: the optimum, or Martello and Toth's bound where that is not known."""
+    """Fewest devices in each epoch: the optimum, or Martello and Toth's bound where the optimum is not known."""
     is_exact: Flags
 
     @property
     def duration_s(self) -> float:
-        """That is billed: whole epochs."""
+        """The billed time, in whole epochs."""
         return len(self.demand.batches) * self.demand.epoch_s
 
 
@@ -129,7 +129,7 @@ def lives_of(run: RunResult) -> list[Life]:
 
 
 def _num_instances(run: RunResult) -> int | None:
-    """Live and simulated runs say so in different places."""
+    """The number of instances, which live and simulated runs record in different places."""
     for section, key in (("cluster", "instances"), ("deployment", "num_instances")):
         found = run.config.get(section)
         if isinstance(found, Mapping) and isinstance(found.get(key), int) and found[key] > 0:
@@ -151,8 +151,8 @@ def _capacity_tokens(run: RunResult) -> int | None:
 
 
 def awake_of(run: RunResult) -> Used | None:
-    """Of all instances, those that the log does not tell to be asleep; one that is being woken has its memory already.
-    None where the run does not say how many there were."""
+    """Instances over time, less the ones that the log shows asleep; an instance that is being woken has its memory
+    already and counts. None where the run does not record the number of instances."""
     num = _num_instances(run)
     if num is None:
         return None
@@ -170,8 +170,8 @@ def awake_of(run: RunResult) -> Used | None:
 
 
 def holding_kv(run: RunResult) -> Used | None:
-    """Instances with KV of some request, by what was sampled of groups; a merged group holds all of its own. None where
-    it was not recorded by group."""
+    """Instances with KV of some request, from the samples by group; all instances of a merged group with KV count. None
+    where KV was not recorded by group."""
     at: dict[float, int] = {}
     for key, points in run.series.items():
         name, _, group = key.partition("/")
@@ -184,7 +184,8 @@ def holding_kv(run: RunResult) -> Used | None:
 
 
 def _least(demand: Demand, placed: Sequence[Placed]) -> tuple[Counts, Flags]:
-    """Where some placement meets the bound it is the optimum; else integer programming says, where it is small."""
+    """The fewest devices of each epoch, and whether each is the optimum. A placement that meets the bound is the
+    optimum; else integer programming finds it, where the epoch is small."""
     least = demand.l2()
     most = np.array([demand.repacked(), *(found.devices for found in placed if not found.num_overfull)]).min(axis=0)
     is_exact = least >= most
@@ -199,7 +200,7 @@ def _least(demand: Demand, placed: Sequence[Placed]) -> tuple[Counts, Flags]:
 
 
 def rows_of(bill: Bill) -> list[dict[str, Any]]:
-    """What stands in the table, for programs: devices, device-hours, what would be saved against the awake ones."""
+    """The rows of the table, for programs: devices, device-hours, savings against the awake instances."""
     paid = None if bill.awake is None else bill.awake.device_s(bill.duration_s)
     rows = []
     for what, used in (("run, awake", bill.awake), ("run, holding KV", bill.holding)):
@@ -226,7 +227,7 @@ def _row(what: str, mean: float, peak: int, device_s: float, paid_s: float | Non
 
 
 def bill_document(bill: Bill) -> dict[str, Any]:
-    """All of it as JSON's own types, with the devices of each epoch."""
+    """The whole bill as JSON's own types, with the devices of each epoch."""
     return {
         "run": bill.run, "requests": bill.num_requests, "cut_requests": bill.demand.num_cut,
         "capacity_tokens": bill.capacity_tokens, "block_size": bill.block_size, "epoch_s": bill.demand.epoch_s,
@@ -237,7 +238,7 @@ def bill_document(bill: Bill) -> dict[str, Any]:
 
 
 def print_bill(bill: Bill, console: Console) -> None:
-    """A table, and under it what it is of."""
+    """Print the table, and below it its conditions."""
     console.rule(bill.run, align="left")
     table = Table(header_style="bold", show_edge=False, pad_edge=False)
     table.add_column("")

@@ -1,4 +1,4 @@
-"""The picture of a bill: devices over time, what the run had and what each packing would have needed."""
+"""The picture of a bill: devices over time, of the run and of each packing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jettison.report.plots import STYLE, WIDTH_IN, run_color
 
 
 def draw_bill(bill: Bill) -> Figure:
-    """Steps; the run's own dark, the least that would do dashed."""
+    """Devices as steps; the run's own are dark, the fewest possible dashed."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_IN, 3.2), layout="constrained")
         axis = figure.subplots()

@@ -1,7 +1,7 @@
 """The short form of a comparison for a terminal: one table of pairs of runs, and its conditions in a few lines.
 
-All figures, every condition and all definitions are in the report (``report.summary``, ``report.html``); what is shown
-here is enough to see whether it was worth it, and under which conditions.
+The report has all figures, conditions and definitions (``report.summary``, ``report.html``); this form shows whether
+the change was worth it, and under which conditions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jettison.report.summary import METRICS, format_count, format_value, ratio
 from jettison.report.terminal import print_fitted, print_whole
 
 SHOWN = {"TTFT p50": "P50 TTFT", "TTFT p99": "P99 TTFT", "TPOT p50": "P50 TPOT", "output tokens/s": "output tokens/s"}
-"""Metrics of ``report.summary`` that have a row, and its label."""
+"""Metrics of ``report.summary`` with a row, and the label of the row."""
 
 EVENTS = ("drops", "restores", "preemptions")
 
@@ -26,7 +26,8 @@ CONDITIONS_LINES = 7
 
 
 def brief_rows(pairs: Sequence[tuple[RunResult, RunResult]]) -> list[list[str]]:
-    """Cells of the table: label, then for each pair the baseline's figure, the other's, and how many times better."""
+    """Cells of the table: label, then for each pair the baseline's figure, the other's, and the factor of
+    improvement."""
     rows = []
     for metric in METRICS:
         if metric.label in SHOWN:
@@ -49,8 +50,8 @@ def brief_rows(pairs: Sequence[tuple[RunResult, RunResult]]) -> list[list[str]]:
 def brief_conditions(pairs: Sequence[tuple[RunResult, RunResult]], titles: Sequence[str] = ()) -> list[str]:
     """The fairness header, shortened to ``CONDITIONS_LINES``; empty where no run states any.
 
-    Figures are those of each pair's baseline, as a plan means them: the queue in a demand is the one that its own
-    shortage made. They are named by ``titles`` where there are any, in the order of the pairs.
+    Figures are those of each pair's baseline: the demand contains the queue that the baseline's own shortage made.
+    ``titles``, where given, name the pairs in their order.
     """
     headers: list[dict[str, Any]] = [baseline.config.get("fairness") or {} for baseline, _ in pairs]
     if not any(headers):
@@ -87,11 +88,11 @@ def _count(value: float | None) -> str:
 
 
 def missed_aim(baseline: RunResult, run: RunResult, aimed_over_merged: float) -> str | None:
-    """What to tell where the peak demand that ``run`` measured makes another experiment of it than the one aimed at.
+    """A line for a pair in which the peak demand measured by ``run`` makes it another experiment than the intended one.
 
-    ``baseline``: the run without dropping that met the same arrivals. ``aimed_over_merged``: the peak demand that was
-    calibrated for, over the merged capacity; above 1 the aim is more than dropping can carry. None where the pair is
-    what it was meant to be, or does not say.
+    ``baseline``: the run without dropping, with the same arrivals. ``aimed_over_merged``: the intended peak demand over
+    the merged capacity; above 1 the intended demand is more than dropping can carry. None where the pair is as
+    intended, or lacks the figures.
     """
     header = run.config.get("fairness") or {}
     over_merged, over_capacity = header.get("peak_over_merged"), header.get("peak_over_capacity")
@@ -113,7 +114,8 @@ def missed_aim(baseline: RunResult, run: RunResult, aimed_over_merged: float) ->
 
 
 def _shortage(*runs: RunResult) -> str:
-    """Whether memory ran short in a pair: below its capacity as a whole a cluster may still lack it in one instance."""
+    """A text on whether memory ran short in a pair: a cluster below its total capacity may still lack memory in one
+    instance."""
     counts = {
         name: [f"{format_count(run.events[name])} in {run.name}" for run in runs if run.events.get(name)]
         for name in ("drops", "preemptions")
@@ -129,9 +131,10 @@ def _shortage(*runs: RunResult) -> str:
 def print_brief(
     pairs: Sequence[tuple[RunResult, RunResult]], titles: Mapping[str, str], console: Console
 ) -> None:
-    """Print the table, a group of three columns a pair under its title, then what the titles and conditions are.
+    """Print the table with three columns for each pair under its title, then the meaning of the titles, and the
+    conditions.
 
-    ``titles``: of the pairs, in their order, each with what it stands for.
+    ``titles``: the titles of the pairs, in their order, each with its meaning.
     """
     table = Table(header_style="bold", show_edge=False, pad_edge=False)
     table.add_column("", no_wrap=True)

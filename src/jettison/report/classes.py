@@ -1,7 +1,7 @@
-"""A run of which some requests are offline: latencies are of those that someone waits for, each class is told apart.
+"""Runs with offline requests: latencies are of the online requests, and each class has figures of its own.
 
 Throughput counts prompt and output tokens computed for the first time inside the arrival window: no cache hits, no
-recomputation, no step that was abandoned. They are read from the engine's counters, which a run keeps as series.
+recomputation, no abandoned steps. The counts come from the engine's counters, which a run keeps as series.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from jettison.report.results import (
 CLASSES = ("online", "offline")
 TOKEN_KINDS = ("prompt", "output")
 TOKEN_SERIES = tuple(f"{name}_{kind}_tokens" for name in CLASSES for kind in TOKEN_KINDS)
-"""Of the engine's counters; series of the same names hold them over time."""
+"""Names of the engine's counters; series of the same names hold them over time."""
 
 
 class Objectives(Protocol):
-    """Of online requests; None: not judged."""
+    """Latency objectives of online requests; None: not judged."""
 
     @property
     def slo_ttft_s(self) -> float | None: ...
@@ -43,10 +43,10 @@ def build_by_class(
     name: str, records: Sequence[RequestRecord], *, window_s: float, objectives: Objectives, has_batch: bool = False,
     num_unfinished: int = 0, series: Mapping[str, Sequence[SeriesPoint]], detail: bool = True, **same: Any,
 ) -> RunResult:
-    """``build_run`` of the online requests, with the figures of each class beside it, where some request is offline.
+    """``build_run`` of the online requests, with the figures of each class where some request is offline.
 
-    ``has_batch``: a batch was to run beside, though none of it may have been served. ``num_unfinished``: of a batch
-    without end, when the run ended. ``same``: as ``build_run`` has it.
+    ``has_batch``: whether a batch was planned beside the load, even if none of it was served. ``num_unfinished``:
+    unfinished requests of an endless batch at the end of the run. ``same``: further arguments of ``build_run``.
     """
     of = {
         "online": [record for record in records if not record.is_offline],
@@ -71,7 +71,7 @@ def build_by_class(
 
 
 def counted(records: Sequence[RequestRecord]) -> RequestCounts:
-    """Where requests ended."""
+    """Requests by how they ended."""
     ends = [record.status for record in records]
     names = ("completed", "failed", "cancelled", "rejected")
     return RequestCounts(len(ends), **{status: ends.count(status) for status in names})  # type: ignore[arg-type]
@@ -95,14 +95,15 @@ def _figures(records: Sequence[RequestRecord], limits: Objectives, tokens: dict[
 
 
 def within(values: Sequence[float], limit_s: float | None, *, of: int | None = None) -> float | None:
-    """Share of the values (of so many, those without a value included) that meet an objective."""
+    """Share of values that meet an objective. ``of``: the number of requests, including the ones without a value; None:
+    as many as values."""
     total = len(values) if of is None else of
     return sum(value <= limit_s for value in values) / total if limit_s is not None and total else None
 
 
 def requests_within(records: Sequence[RequestRecord], limits: Objectives) -> float | None:
-    """Share of the requests whose first token and whose every gap kept the objectives; one that is not set is kept by
-    all that got a token."""
+    """Share of the requests with the first token and every gap within the objectives. An objective that is not set is
+    met by every request that got a token."""
     if not records or (limits.slo_ttft_s is None and limits.slo_tpot_s is None):
         return None
     most_ttft_s, most_gap_s = (math.inf if s is None else s for s in (limits.slo_ttft_s, limits.slo_tpot_s))
@@ -115,8 +116,8 @@ def requests_within(records: Sequence[RequestRecord], limits: Objectives) -> flo
 def tokens_of(
     name: str, records: Sequence[RequestRecord], series: Mapping[str, Sequence[SeriesPoint]], window_s: float
 ) -> dict[str, Any]:
-    """First-time tokens of a class inside the arrival window, and per second of it; of a server that does not count
-    them, what clients saw: a prompt with its first token, an output token when it came."""
+    """First-time tokens of a class inside the arrival window, and per second of it. For a server without such counters,
+    the tokens are those that clients saw: a prompt counts at its first token, an output token at its arrival."""
     prompt, output = (grown(series.get(f"{name}_{kind}_tokens", ()), 0.0, window_s) for kind in TOKEN_KINDS)
     if prompt is None or output is None:
         seen = [record for record in records if record.first_s is not None and record.first_s <= window_s]
@@ -134,7 +135,7 @@ def _tokens_until(record: RequestRecord, end_s: float) -> int:
 
 
 def grown(points: Sequence[SeriesPoint], start_s: float, end_s: float) -> float | None:
-    """By how much a counter grew between two times, on the lines between its samples; None without any."""
+    """The growth of a counter between two times, interpolated linearly between its samples; None without samples."""
     if not points:
         return None
     times, values = zip(*points, strict=True)
@@ -143,7 +144,7 @@ def grown(points: Sequence[SeriesPoint], start_s: float, end_s: float) -> float 
 
 
 def class_figure(run: RunResult, name: str, *keys: str) -> float | None:
-    """One figure of a class; None of a run that has but one."""
+    """One figure of a class; None for a run with one class only."""
     found: Any = (run.classes or {}).get(name)
     for key in keys:
         found = None if found is None else found.get(key)

@@ -1,4 +1,4 @@
-"""Predicted against measured step times, as a picture and as a page of its own (KunServe v3 Fig. 15).
+"""Predicted against measured step times, as a picture and as a page (KunServe v3 Fig. 15).
 
 Takes plain numbers and texts; measuring and fitting are done elsewhere.
 """

@@ -1,4 +1,4 @@
-"""A day served in two ways: what each came to, in one table, and what happened when, told from the event log.
+"""A day served in two ways: a table of the figures of each, and the events of each phase from the event log.
 
 ``jettison demo`` plays it. Pure; the picture is ``report.dayplot``'s.
 """
@@ -15,7 +15,7 @@ from jettison.report.results import RunResult, percentile
 from jettison.report.summary import format_value
 
 MOST_DEVICE_SECONDS = 0.85
-"""Of the baseline's: what a day is to take at most."""
+"""Goal of a day: device-seconds as a share of the baseline's."""
 
 Event = dict[str, Any]
 
@@ -30,21 +30,23 @@ class PhaseSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DayFigures:
-    """What one run of a day came to."""
+    """The figures of one run of a day."""
 
     p99_ttft_s: float | None
-    """Of online requests."""
+    """P99 TTFT of online requests."""
     num_done: int
-    """Lines of the batch with their answer."""
+    """Answered lines of the batch."""
     num_lines: int
     batch_end_s: float | None
-    """When the last of them had it; None where some have none."""
+    """Time of the last answer of the batch; None where a line has no answer."""
     device_s: float
-    """Instances that were not asleep, over time, until the run's last answer, and no less than the day."""
+    """Awake instances over time, in device-seconds, until the run's last answer or the end of the day, whichever is
+    later."""
 
 
 def day_figures(run: RunResult, day_s: float) -> DayFigures:
-    """``day_s``: how long requests came. Raises ValueError for a run that does not say how many instances it had."""
+    """The figures of a run. ``day_s``: duration of the arrivals. Raises ValueError for a run that does not record its
+    number of instances."""
     awake = awake_of(run)
     if awake is None:
         raise ValueError(f"the run {run.name!r} does not say how many instances it had")
@@ -60,7 +62,7 @@ def day_figures(run: RunResult, day_s: float) -> DayFigures:
 
 
 def day_rows(baseline: DayFigures, day: DayFigures) -> list[list[str]]:
-    """Cells of the table: what, the baseline's, the day's, and the day's over the baseline's."""
+    """Cells of the table: label, the baseline's figure, the day's, and the day's over the baseline's."""
     rows: list[tuple[str, str, str, float | None]] = [
         ("P99 TTFT", format_value(baseline.p99_ttft_s, "s"), format_value(day.p99_ttft_s, "s"),
          _over(day.p99_ttft_s, baseline.p99_ttft_s)),
@@ -110,11 +112,12 @@ _STORY = {
     "asleep": ("fell asleep", "worker"), "woken": ("woke", "worker"), "drop": ("dropped layers", "workers"),
     "restore_done": ("had them back", "workers"),
 }
-"""Kind of event -> what is told of its instances, and the field that names them."""
+"""Kind of event -> the phrase for its instances, and the field that names them."""
 
 
 def story_rows(runs: Sequence[RunResult], phases: Sequence[PhaseSpan]) -> list[list[str]]:
-    """A row for each phase of each run: phase, run, P99 TTFT of what arrived in it, requests, and what happened."""
+    """A row for each phase of each run: phase, run, P99 TTFT of the requests that arrived in it, their number, and the
+    events."""
     rows = []
     for phase in phases:
         for run in runs:
@@ -130,7 +133,7 @@ def story_rows(runs: Sequence[RunResult], phases: Sequence[PhaseSpan]) -> list[l
 
 
 def told(events: Sequence[Event]) -> str:
-    """What happened, in words, one after the other; packed requests as a number."""
+    """The events in words, in their order; packed requests are given as a number."""
     parts = [
         f"{event['t']:.1f} s: {_instances(event[field])} {what}"
         for event in events
@@ -144,7 +147,7 @@ def told(events: Sequence[Event]) -> str:
 
 
 def _is_in(at_s: float, phase: PhaseSpan, phases: Sequence[PhaseSpan]) -> bool:
-    """What comes after the last phase counts as its own."""
+    """Whether a time is in a phase; a time after the last phase counts for that phase."""
     return phase.start_s <= at_s < (math.inf if phase == phases[-1] else phase.end_s)
 
 

@@ -1,4 +1,4 @@
-"""The picture of a day: what each instance's memory was used for over time, with the day's phases behind it."""
+"""The picture of a day: each instance's memory by use over time, with the day's phases in the background."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ USES = {
 
 
 def draw_day(runs: Sequence[RunResult], phases: Sequence[PhaseSpan], *, width_in: float = WIDTH_IN) -> Figure | None:
-    """A column of panels a run, a panel an instance; below each other where it is narrow. None without memory by
-    worker."""
+    """A column of panels for each run, with a panel for each instance; in a narrow picture the runs are below each
+    other. None without memory by worker."""
     shown = [(run, names) for run in runs if (names := worker_names(run))]
     if not shown:
         return None
@@ -66,7 +66,7 @@ def draw_day(runs: Sequence[RunResult], phases: Sequence[PhaseSpan], *, width_in
 
 
 def _events_of(run: RunResult, name: str) -> list[dict[str, Any]]:
-    """Drops and restores that this instance took part in."""
+    """Drops and restores of this instance."""
     return [
         event for event in run.events.get("log") or ()
         if event["kind"] in EVENT_LINES and name in map(str, event.get("workers") or ())
@@ -76,7 +76,7 @@ def _events_of(run: RunResult, name: str) -> list[dict[str, Any]]:
 def _plot_instance(
     axis: Axes, memory: MemoryByUse, run: RunResult, name: str, phases: Sequence[PhaseSpan]
 ) -> None:
-    """Uses stacked from below; values hold until the next sample."""
+    """Stack the uses from below; values hold until the next sample."""
     bottom = np.zeros_like(memory.times_s)
     for use, values in memory.layers.items():
         label, color = USES[use]

@@ -1,7 +1,7 @@
-"""What a run decided, from its event log: each decision with its inputs, what it predicted, and what came of it.
+"""The decisions of a run, from its event log: each with its inputs, its prediction and its outcome.
 
-Pure functions over a stored run. A move's later records say how long ago it began, which is when it was decided: that
-is how an outcome finds its decision, whatever else happened meanwhile.
+Pure functions over a stored run. A move's later records hold the time since its begin, which is the time of its
+decision. This links an outcome to its decision, whatever happened in between.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from jettison.report.results import RunResult
 Event = Mapping[str, Any]
 
 SAME_MOMENT_S = 2e-3
-"""Records of one move agree on its beginning up to the rounding of stored times."""
+"""Tolerance: records of one move agree on its begin up to the rounding of stored times."""
 
 _DEFAULTS = OverloadParams()
-"""Their ratios are no settings: every engine has these."""
+"""Ratios that are not configurable, so every engine has these values."""
 
 _CONTEXT = ("t", "kind", "group", "workers")
 
@@ -30,12 +30,12 @@ KINDS = (
     "drop", "no drop", "pack", "packed", "restore", "yield", "rebalance", "migrate", "scale out", "recover",
     "pause offline", "give up step", "compute again", "stand still", "sleep", "wake", "way out", "hold drop",
 )
-"""``stand still``: none of the rules let offline work go on; the others are what has been done."""
+"""Kinds of decisions. ``stand still``: no rule let offline work go on; the others are actions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One decision. Values are as the event log has them; keys end in their unit."""
+    """One decision. Values are as in the event log; keys end in their unit."""
 
     at_s: float
     kind: str
@@ -45,10 +45,10 @@ class Decision:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     predicted: Mapping[str, Any] = field(default_factory=dict)
     outcome: Mapping[str, Any] = field(default_factory=dict)
-    """Empty where the log ends before it."""
+    """The outcome; empty where the log ends before it."""
     plan: tuple[Mapping[str, Any], ...] = ()
-    """Of a drop, what it merges: ``groups``, and ``stages`` in pipeline order (``worker``, ``layers``: first and end).
-    Empty in logs of versions that did not tell."""
+    """The merges of a drop: ``groups``, and ``stages`` in pipeline order (``worker``, ``layers``: first and end). Empty
+    in logs of versions that did not record it."""
 
 
 _ASSESSED = ("reason", "load", "merged_compute_load", "separate_compute_load")
@@ -75,7 +75,7 @@ def _rest(event: Event, *left_out: str) -> dict[str, Any]:
 
 
 def _begun_at(log: Sequence[Event], kind: str, at_s: float, duration: str) -> list[Event]:
-    """Records of a kind that say that their move began at this time."""
+    """Records of a kind with a move that began at this time."""
     return [
         e for e in log
         if e["kind"] == kind and duration in e and abs(e["t"] - e[duration] / 1e3 - at_s) <= SAME_MOMENT_S
@@ -83,7 +83,7 @@ def _begun_at(log: Sequence[Event], kind: str, at_s: float, duration: str) -> li
 
 
 def _first_after(log: Sequence[Event], kinds: Sequence[str], at_s: float, workers: Iterable[int] = ()) -> Event | None:
-    """The next record of one of these kinds; with ``workers`` given, one that touches them."""
+    """The next record of one of these kinds; with ``workers``, the next that involves one of them."""
     wanted = set(workers)
     for event in log:
         if event["t"] >= at_s - SAME_MOMENT_S and event["kind"] in kinds:
@@ -142,10 +142,10 @@ def _no_drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
 
 
 def _why_compute_binds(event: Event) -> str | None:
-    """Which of the two comparisons spoke against a drop (``policy.overload``), in words; None for other reasons.
+    """The comparison that decided against a drop (``policy.overload``), in words; None for other reasons.
 
-    Logs of earlier versions have no share of prompts in the steps: there, where the waits do not explain the verdict,
-    it was that share.
+    Logs of earlier versions lack the share of prompts in the steps: there, a verdict that the waits do not explain came
+    from that share.
     """
     memory_wait_s, compute_wait_s = (event.get(name) for name in _WAITS)
     if event.get("reason") != COMPUTE_BINDS or memory_wait_s is None or compute_wait_s is None:
@@ -194,7 +194,7 @@ def _migrate(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
 
 
 def _pack(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
-    """One request goes where the packing wants it; a migration may fail, or end after the log."""
+    """The move of one request to where the packing wants it. A migration may fail, or end after the log."""
     inputs = _pick(event, ("request", "source", "destination", "how", "goes_as", "reason"))
     outcome: dict[str, Any] = {}
     if event.get("how") == "migrated":
@@ -210,12 +210,12 @@ def _began(end: Event, event: Event) -> bool:
 
 
 def _is_usual(event: Event) -> bool:
-    """An epoch of packing in which nothing spoke against what it wanted: its moves are told of one by one."""
+    """Whether an epoch of packing made all the moves that it wanted: each of them has a record of its own."""
     return event["kind"] == "packed" and not event.get("refused") and not event.get("pressure")
 
 
 def _packed(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
-    """An epoch; who is not moved, and what that would have cost and saved."""
+    """An epoch of packing: the requests that it left where they are, and the cost and savings of moving them."""
     refused = event.get("refused") or ()
     outcome = _pick(event, ("queued", "migrated", "recomputed", "owed"))
     if refused:
@@ -244,7 +244,7 @@ def _wake(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
 
 
 def _way_out(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
-    """Which way was taken to let a queue in, and what each was predicted to take."""
+    """The way chosen to admit a queue, and the predicted time of each way."""
     predicted = _pick(event, ("way", *(f"{way}_s" for way in Way), "compute_wait_s"))
     outcome: dict[str, Any] = {}
     workers = tuple(event.get("workers") or ())
@@ -278,7 +278,7 @@ def _rebalance(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
 
 
 def _next_of(log: Sequence[Event], kind: str, event: Event) -> Event | None:
-    """The next record of a kind that is about the same group and request."""
+    """The next record of a kind about the same group and request."""
     about = event.get("group"), event.get("request")
     for at in range(bisect_left(log, event["t"], key=lambda e: e["t"]), len(log)):
         other = log[at]
@@ -294,7 +294,7 @@ def _pause_offline(event: Event, log: Sequence[Event], run: RunResult) -> Decisi
 
 
 def _give_up_step(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
-    """The step may have come to its end before it saw the word."""
+    """A step to be given up. It may have ended before the order reached it."""
     end = _next_of(log, "step_abandoned", {"t": event["t"], "group": event["group"]})
     inputs = _pick(event, ("request", "deadline_ms", "offline", "kept"))
     outcome: dict[str, Any] = {}
@@ -325,13 +325,14 @@ _MAKERS = {
 
 
 def _longest_wait_s(run: RunResult, at_s: float) -> float | None:
-    """How much longer the first token of any request took that waited for it at this time; None without details."""
+    """The longest time from now to a first token, of the requests that waited for one at this time; None without
+    details."""
     ends = [row["scheduled_s"] + row["ttft_s"] for row in waiting_at(run, at_s)]
     return max(ends, default=at_s) - at_s if run.requests_detail else None
 
 
 def waiting_at(run: RunResult, at_s: float) -> list[dict[str, Any]]:
-    """Requests that waited for their first token at this time, and got it."""
+    """Requests that waited for their first token at this time, and got it later."""
     return [
         row for row in run.requests_detail or []
         if row["ttft_s"] is not None and row["scheduled_s"] <= at_s <= row["scheduled_s"] + row["ttft_s"]

@@ -23,7 +23,7 @@ MAX_ROWS = 200
 """Rows shown in a terminal; the JSON has every decision."""
 
 FOLDED = ("rebalance", "migrate", "pack", "give up step")
-"""Kinds of which there are many, each about one or a few requests."""
+"""Frequent kinds of decisions about one or a few requests each, folded into shared rows."""
 
 
 def format_field(name: str, value: Any) -> str:
@@ -57,8 +57,8 @@ def explain_document(
     run: RunResult, incidents: Sequence[Incident], slo_ttft_s: float, warning: str | None = None,
     whole: Comparison | None = None, compared: Sequence[RunResult] = (),
 ) -> dict[str, Any]:
-    """The same as JSON: ``decisions``, ``offline_stood_still``, ``incidents``, the objective, ``whole_run`` (null where
-    there are incidents or nothing was simulated), ``simulation_warning`` (null where there is none), and
+    """The explanation as JSON: ``decisions``, ``offline_stood_still``, ``incidents``, the objective, ``whole_run``
+    (null where there are incidents or nothing was simulated), ``simulation_warning`` (null where there is none), and
     ``conditions``: the fairness header of the run and of each of ``compared`` as (label, value) rows."""
     return {
         "run": run.name,
@@ -77,9 +77,9 @@ def _with_saved(found: Comparison) -> dict[str, Any]:
 
 
 def print_decisions(decisions: Sequence[Decision], console: Console, *, folds: bool = True) -> None:
-    """One row a decision: when, what, from which inputs, what was predicted, what came of it.
+    """Print a row for each decision: time, kind, inputs, prediction, outcome.
 
-    ``folds``: moves of single requests that follow each other share a row.
+    ``folds``: consecutive moves of single requests share a row.
     """
     table = Table(header_style="bold", show_lines=True)
     for header in ("at, s", "decision", "inputs", "predicted", "outcome"):
@@ -94,7 +94,7 @@ def print_decisions(decisions: Sequence[Decision], console: Console, *, folds: b
 
 
 def _folded(decisions: Sequence[Decision]) -> list[list[Decision]]:
-    """Neighbours of one kind together, where the kind is one of ``FOLDED``."""
+    """Decisions in groups: consecutive ones of a kind in ``FOLDED`` share a group."""
     rows: list[list[Decision]] = []
     for decision in decisions:
         if rows and decision.kind in FOLDED and rows[-1][0].kind == decision.kind:
@@ -115,7 +115,7 @@ def _row(decision: Decision) -> list[str]:
 
 
 def _shared_row(same: Sequence[Decision]) -> list[str]:
-    """Of several moves: how many requests went, and where to."""
+    """The row of several moves: the number of requests, and their destinations."""
     num_requests = sum(_num_moved(decision) for decision in same)
     homes: set[Any] = set()
     for decision in same:
@@ -136,7 +136,7 @@ def _num_moved(decision: Decision) -> int:
 def print_incident(
     incident: Incident, number: int, slo_ttft_s: float, console: Console, warning: str | None = None
 ) -> None:
-    """The card of one overload. ``warning``: what to tell of the simulated figures on it."""
+    """Print the card of one overload. ``warning``: a line on the simulated figures on it."""
     trigger = incident.trigger
     long_s = format_value(incident.end_s - incident.begin_s, "s")
     until = f"{incident.end_s:.2f} s" if incident.is_over else f"the end of the run ({incident.end_s:.2f} s)"
@@ -194,7 +194,8 @@ def _drop_lines(incident: Incident) -> list[str]:
 
 
 def format_plan(merges: Sequence[Mapping[str, Any]]) -> str:
-    """Who merges: ``groups 0, 1: worker 1 layers 0 to 2, worker 0 layers 3 to 5``; layers named as they are counted."""
+    """The merges in words: ``groups 0, 1: worker 1 layers 0 to 2, worker 0 layers 3 to 5``; both layer numbers are
+    inclusive, from 0."""
     return "; ".join(
         f"groups {_listed(merge['groups'])}: " + ", ".join(
             f"worker {stage['worker']} layers {stage['layers'][0]} to {stage['layers'][1] - 1}"
@@ -205,7 +206,7 @@ def format_plan(merges: Sequence[Mapping[str, Any]]) -> str:
 
 
 def reasons_of(declined: Sequence[Decision]) -> list[str]:
-    """Why there was no drop, each reason once, with the groups that it was given for."""
+    """The reasons against a drop, each once, with its groups."""
     groups: dict[str, set[int]] = {}
     for decision in declined:
         if decision.kind == "drop":
@@ -221,7 +222,7 @@ def reasons_of(declined: Sequence[Decision]) -> list[str]:
 
 
 def print_why_offline(run: RunResult, console: Console) -> None:
-    """When offline work stood still, and why: seconds by reason, then each time with what the reason went by."""
+    """Print when offline work stood still, and why: seconds by reason, then each time with the inputs of the reason."""
     if not has_offline_work(run):
         console.print("no request of this run was offline")
         return
@@ -249,7 +250,7 @@ def print_why_offline(run: RunResult, console: Console) -> None:
 def print_whole_run(
     whole: Comparison, slo_ttft_s: float, console: Console, warning: str | None = None
 ) -> None:
-    """What all requests met, and would have met elsewhere: for a run without an overload."""
+    """Print the figures of all requests of a run without an overload, here and under other policies."""
     console.print("no overload; all requests of the run:")
     table = Table(header_style="bold")
     for header in ("", "TTFT P50", "TTFT P99", f"over {format_value(slo_ttft_s, 's')}"):
@@ -267,14 +268,14 @@ def print_whole_run(
 
 
 def print_conditions(run: RunResult, compared: Sequence[RunResult], console: Console) -> None:
-    """What a comparison on the cards means nothing without: the run's conditions, and what the others met."""
+    """Print the conditions that the cards' comparisons depend on: the run's, and those of the compared runs."""
     for line in brief_conditions([(other, other) for other in (run, *compared)]):
         if not (run.config.get("simulated") and line.startswith("client lag")):
             print_fitted(line, console, "dim")
 
 
 def _saved(found: Comparison, policy: str) -> str:
-    """What the run spared its requests, or cost them, against a policy; empty where that cannot be told."""
+    """A text on the requests that the run saved, or lost, against a policy; empty where that is not known."""
     saved = found.num_saved(policy)
     if saved is None:
         return ""

@@ -1,7 +1,7 @@
-"""Runs in which requests were not answered: said before any figure, and not taken for good ones.
+"""Runs with unanswered requests: reported before any figure, and refused as results.
 
-A percentile is of the requests that have one: a server that dies early leaves the fastest answers behind, so how many
-are missing is the first thing to know. Cancelled requests are the client's own doing and no failures.
+Percentiles cover answered requests only, and a server that dies early has answered the fastest ones. So the number of
+missing answers comes first. Requests that the client cancelled are not failures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jettison.report.terminal import print_line
 
 
 def failure_lines(runs: Iterable[RunResult]) -> list[str]:
-    """A line for each run that has failures, in their order; none where everything was answered."""
+    """A line for each run with failures, in their order; none where every request was answered."""
     return [_line(run) for run in runs if run.requests.unanswered]
 
 
@@ -33,7 +33,7 @@ def _because(error: str | None) -> str:
 
 
 def print_failures(runs: Sequence[RunResult], console: Console) -> None:
-    """Print the lines, each whole, where there are any; to be called before any figure is shown."""
+    """Print the lines, unwrapped, if there are any. Call it before any figure is shown."""
     lines = failure_lines(runs)
     for line in lines:
         print_line(line, console, "bold red")
@@ -42,9 +42,10 @@ def print_failures(runs: Sequence[RunResult], console: Console) -> None:
 
 
 def check_answered(runs: Sequence[RunResult], allowed_share: float = 0.0) -> None:
-    """Refuse runs in which more than this share of the requests was not answered, and those that answered none.
+    """Refuse runs in which more than this share of the requests was not answered, and runs without any answer.
 
-    Raises JettisonError, one line that begins with the first such run. To be called when all is printed and written.
+    Raises JettisonError, one line that begins with the first such run. Call it after all results are printed and
+    written.
     """
     for run in runs:
         requests = run.requests
@@ -55,7 +56,7 @@ def check_answered(runs: Sequence[RunResult], allowed_share: float = 0.0) -> Non
 
 
 def exit_if_unanswered(runs: Sequence[RunResult], console: Console) -> None:
-    """The last line of a script that has measured runs: where requests were not answered, say so and exit with 1."""
+    """The last call of a script that measures runs: if requests were not answered, print a line and exit with 1."""
     print_failures(runs, console)
     if any(run.requests.unanswered for run in runs):
         raise SystemExit(1)

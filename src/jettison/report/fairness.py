@@ -1,8 +1,8 @@
-"""The fairness header: under which conditions a ratio between two runs was measured.
+"""The fairness header: the conditions under which a ratio between two runs was measured.
 
-"Dropping is ten times better" means nothing without how full the memory was and how hard the burst pushed.
-Every comparison, live or simulated, prints this header. The papers' conditions: parameters 34 to 75 % of
-memory, mean load under 60 %, KV capacity 2.1 times the mean need (KunServe v2, v3).
+"Dropping is ten times better" means nothing without the memory load and the size of the burst. Every comparison, live
+or simulated, prints this header. The papers' conditions: parameters 34 to 75 % of memory, mean load under 60 %, KV
+capacity 2.1 times the mean need (KunServe v2, v3).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LengthRow(Protocol):
 
 
 class TimedRows(Protocol):
-    """A workload as far as demand is concerned; ``workload.traces.Workload`` is one."""
+    """The parts of a workload that demand depends on; ``workload.traces.Workload`` is one."""
 
     @property
     def rows(self) -> Sequence[LengthRow]: ...
@@ -51,22 +51,22 @@ class TimedRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FairnessHeader:
-    """Conditions of a comparison; None where they were not said. Tokens are KV tokens of the whole cluster."""
+    """Conditions of a comparison; None where not given. Tokens are KV tokens of the whole cluster."""
 
     mean_demand_tokens: float
     peak_demand_tokens: float
     demand_model: str
-    """How the two were found."""
+    """How the mean and peak demand were found."""
     parameter_share: float | None = None
-    """Parameters / memory of one device, undropped. The papers' models: 0.34 to 0.75."""
+    """Parameters / memory of one device, with none dropped. The papers' models: 0.34 to 0.75."""
     kv_capacity_tokens: float | None = None
-    """Undropped."""
+    """KV capacity with no parameters dropped."""
     merged_capacity_tokens: float | None = None
-    """With every spare copy dropped."""
+    """KV capacity with every spare copy of the parameters dropped."""
     online_load_share: float | None = None
     """Online load as a share of the most that the system serves (harvesting experiments)."""
     arrivals: tuple[str, ...] = ()
-    """Which arrivals and lengths stand in for which, and what was done to them."""
+    """Lines on the sources of arrivals and lengths, and the changes made to them."""
     metric_definitions: dict[str, str] = field(default_factory=lambda: dict(METRIC_DEFINITIONS))
 
     @property
@@ -81,16 +81,16 @@ class FairnessHeader:
 
     @property
     def peak_over_capacity(self) -> float | None:
-        """Peak demand, queue included / undropped capacity: above 1 there is an overload."""
+        """(Peak demand, queue included) / undropped capacity: above 1 there is an overload."""
         return _ratio(self.peak_demand_tokens, self.kv_capacity_tokens)
 
     @property
     def peak_over_merged(self) -> float | None:
-        """Peak demand, queue included / merged capacity: beyond about 0.9 dropping is not enough either."""
+        """(Peak demand, queue included) / merged capacity: beyond about 0.9 dropping does not suffice either."""
         return _ratio(self.peak_demand_tokens, self.merged_capacity_tokens)
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``config.fairness`` of a run: the fields and the ratios."""
+        """The fields and the ratios, for ``config.fairness`` of a run."""
         ratios = ("mean_load", "capacity_over_mean_need", "peak_over_capacity", "peak_over_merged")
         return asdict(self) | {name: getattr(self, name) for name in ratios}
 
@@ -100,7 +100,7 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 
 def merged_capacity_factor(parameter_share: float, num_instances: int = 2) -> float:
-    """KV capacity after merging ``num_instances`` into one group over that before: (1 - r/n) / (1 - r).
+    """KV capacity after merging ``num_instances`` into one group over the capacity before: (1 - r/n) / (1 - r).
 
     ``parameter_share`` is r = parameters / memory of one instance; one copy stays. For two instances 1.33 at
     r = 0.4, 1.5 at 0.5, 2.17 at 0.7.
@@ -113,11 +113,11 @@ def merged_capacity_factor(parameter_share: float, num_instances: int = 2) -> fl
 
 
 def estimate_demand(workload: TimedRows, ttft_s: float, tpot_s: float) -> tuple[float, float]:
-    """(mean, peak) KV tokens that ``workload`` wants at one time, were memory unlimited.
+    """(mean, peak) KV tokens that ``workload`` would hold at one time with unlimited memory.
 
-    Unconstrained residency: a request holds its prompt from its arrival, grows linearly from ``ttft_s``
-    later by one token each ``tpot_s``, and leaves with its last token. The mean is over the workload's
-    duration. Both times must be what an unloaded system needs at its usual batch size.
+    Unconstrained residency: a request holds its prompt from its arrival, grows linearly from ``ttft_s`` later by one
+    token each ``tpot_s``, and leaves with its last token. The mean is over the workload's duration. Both times must be
+    those of an unloaded system at its usual batch size.
     """
     if ttft_s < 0 or tpot_s < 0:
         raise ConfigError("service times must be at least 0 s")
@@ -129,7 +129,7 @@ def estimate_demand(workload: TimedRows, ttft_s: float, tpot_s: float) -> tuple[
 
 
 def measured_in(run_name: str) -> str:
-    """How demand was found that a run measured itself; a run that is called "run" is not called so twice."""
+    """The ``demand_model`` of demand that a run measured; the name "run" is not repeated."""
     where = run_name if run_name.split()[:1] == ["run"] else f"run {run_name}"
     return f"the requests' own times in {where}, queue included"
 
@@ -137,8 +137,8 @@ def measured_in(run_name: str) -> str:
 def measured_demand(records: Sequence[RequestRecord], horizon_s: float) -> tuple[float, float]:
     """(mean, peak) KV tokens that the requests of a run held or waited for, queue included.
 
-    As :func:`estimate_demand` with each request's own times; requests that were never answered count with
-    their prompt until they ended.
+    As :func:`estimate_demand` with each request's own times. An unanswered request counts with its prompt until it
+    ended.
     """
     known = [record for record in records if record.finished_s is not None and record.status != "rejected"]
     arrivals = np.array([record.scheduled_s for record in known], dtype=np.float64)
@@ -152,7 +152,7 @@ def measured_demand(records: Sequence[RequestRecord], horizon_s: float) -> tuple
 def _residency(
     starts: Floats, firsts: Floats, ends: Floats, inputs: Floats, outputs: Floats, horizon_s: float
 ) -> tuple[float, float]:
-    """Mean over [0, horizon] and peak of the sum of per-request shapes: flat, then a ramp, then gone."""
+    """Mean over [0, horizon] and peak of the sum over requests; each is flat, then a ramp, then zero."""
     if len(starts) == 0:
         return 0.0, 0.0
     horizon_s = max(horizon_s, float(starts.max()))

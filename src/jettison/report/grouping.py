@@ -1,7 +1,8 @@
-"""What drop plans cost beside the best of all groupings: greedy strategies against exhaustive search (KunServe v1).
+"""The cost of drop plans relative to the best of all groupings: greedy strategies against exhaustive search (KunServe
+v1).
 
-Equal instances, so a grouping is a partition of their number. Cost is v1's: the profiled throughput of all instances on
-their own over that of the groups. Pure; for reports, no server serves by it.
+Instances are equal, so a grouping is a partition of their number. Cost is v1's: the profiled throughput of all
+instances unmerged over that of the groups. Pure; used by reports only.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from jettison.policy.merge import MergeCandidate, MergeStrategy, PlannerParams, 
 from jettison.types import LayerRange, ModelShape
 
 Throughput = Callable[[int], float | None]
-"""Profiled rate of one group of so many instances; None where it was not profiled."""
+"""Number of instances -> the profiled rate of a group of as many; None where it was not profiled."""
 
 
 def partitions(total: int, most: int | None = None) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number as a sum, largest parts first."""
+    """All partitions of a number into a sum, largest parts first."""
     if total == 0:
         yield ()
     for first in range(min(total, most or total), 0, -1):
@@ -35,7 +36,8 @@ def strategy_cost(
     strategy: MergeStrategy, num_instances: int, num_copies: int, shape: ModelShape, kv_region_bytes: int,
     throughput: Throughput,
 ) -> float:
-    """The cost of the plan that a strategy makes where so many copies are wanted. ``kv_region_bytes``: undropped."""
+    """The cost of a strategy's plan to free so many copies. ``kv_region_bytes``: the KV region with no parameters
+    dropped."""
     everything = LayerRange(0, shape.num_layers)
     groups = [MergeCandidate(i, (i,), (everything,), 1.0, 0) for i in range(num_instances)]
     params = PlannerParams(strategy=strategy, kv_region_bytes=kv_region_bytes)

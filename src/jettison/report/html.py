@@ -1,7 +1,6 @@
 """One self-contained HTML page for one or more runs: a sentence, two pictures, eight rows, and the rest folded away.
 
-No script, no network. What the page says first is computed in ``report.opening``; markup and style are in
-``report.page``.
+No script, no network. ``report.opening`` computes the sentence; markup and style are in ``report.page``.
 """
 
 from __future__ import annotations
@@ -30,24 +29,23 @@ from jettison.report.summary import comparison_headers, comparison_rows, fairnes
 from jettison.report.variants import Variant, loads_of, variants_of
 
 MAX_DETAILED_RUNS = 8
-"""Runs of which the folded part tells; the sentence and the eight rows are of all."""
+"""Most runs in the folded part; the sentence and the eight rows cover all runs."""
 
 MAX_COLUMNS = 24
-"""Variants beside each other in the eight rows."""
+"""Most variants side by side in the eight rows."""
 
 MAX_PANELS = 6
-"""Runs in the two pictures."""
+"""Most runs in the two pictures."""
 
 _LOG_LINES = 200
 
 _LONG = ("metric_definitions", "deployment", "spec")
-"""Parts of a run's configuration that are for programs."""
+"""Parts of a run's configuration that are for programs only."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """A table of a caller's own: cells as they are to be read, lines below it. It stands below the sentence, or is
-    folded away."""
+    """A caller's own table: cells as shown, and lines below it. It comes below the sentence, or is folded away."""
 
     title: str
     headers: Sequence[str]
@@ -58,7 +56,7 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class PagePicture:
-    """A picture of a caller's own, drawn for a width in inches; it stands before the page's own pictures."""
+    """A caller's own picture, drawn for a width in inches; it comes before the page's own pictures."""
 
     caption: str
     alt: str
@@ -67,7 +65,7 @@ class PagePicture:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture as data URIs: for a wide window and, where it is not folded away, for a narrow one, too."""
+    """One picture as data URIs: for a wide window and, unless it is folded away, for a narrow one."""
 
     caption: str
     alt: str
@@ -79,9 +77,9 @@ def render_html(
     runs: Sequence[RunResult], *, title: str = "Jettison report", tables: Sequence[PageTable] = (),
     pictures: Sequence[PagePicture] = (), opening: str | None = None,
 ) -> str:
-    """The page as text. ``opening``: the sentence, where the caller knows better than the runs what happened.
+    """The page as text. ``opening``: the caller's own sentence in place of the computed one.
 
-    The first run is the baseline of the ratios; everything that came from outside is escaped.
+    The first run is the baseline of the ratios; all outside text is escaped.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     variants = variants_of(runs)
@@ -118,7 +116,7 @@ def write_html(
 
 
 def _notes(variants: Sequence[Variant], columns: Sequence[Variant]) -> list[str]:
-    """What has to be known to read the eight rows."""
+    """The notes needed to read the eight rows."""
     notes = []
     if baselines := list(dict.fromkeys(variant.baseline_name for variant in columns if variant.has_baseline)):
         against = ", ".join(baselines[:3]) + (", ..." if len(baselines) > 3 else "")
@@ -131,7 +129,7 @@ def _notes(variants: Sequence[Variant], columns: Sequence[Variant]) -> list[str]
 
 
 def _pictured(variants: Sequence[Variant]) -> list[list[plots.Shown]]:
-    """The runs in the two pictures, by load: of each variant the first seed, as many as there is room for."""
+    """The runs in the two pictures, by load: the first seed of each variant, up to ``MAX_PANELS``."""
     places = iter(range(MAX_PANELS))
     loads = [
         [plots.Shown(v.runs[0], v.name, v.index) for v, _ in zip(load, places, strict=False)]
@@ -206,7 +204,7 @@ def _offline_pictures(variants: Sequence[Variant]) -> list[Picture]:
 
 
 def _more_pictures(runs: Sequence[RunResult], variants: Sequence[Variant]) -> list[Picture]:
-    """What is folded away; the first tokens of all runs only where the page's opening shows but some."""
+    """The folded pictures; first tokens of all runs only where the opening shows some of them."""
     shown = sum(map(len, _pictured(variants)))
     everyone = [[each] for each in plots.all_shown(runs)] if shown < len(runs) else []
     captioned: list[tuple[str, Figure | None]] = [
@@ -223,7 +221,7 @@ def _more_pictures(runs: Sequence[RunResult], variants: Sequence[Variant]) -> li
 
 
 def _data_uri(figure: Figure | None) -> str | None:
-    """As an image and not inline: ids inside several SVGs would clash."""
+    """A figure as an image's data URI: the ids of several inline SVGs would clash."""
     if figure is None:
         return None
     return "data:image/svg+xml;base64," + base64.b64encode(plots.to_svg(figure)).decode("ascii")
@@ -250,6 +248,6 @@ def _run_view(run: RunResult, index: int) -> dict[str, Any]:
 def _log_line(event: dict[str, Any]) -> tuple[str, str, str]:
     others = {key: value for key, value in event.items() if key not in ("t", "kind", "merges")}
     fields = [f"{key} {value}" for key, value in sorted(others.items())]
-    if merges := event.get("merges"):  # of a decision to drop
+    if merges := event.get("merges"):  # a decision to drop
         fields.append(f"plan: {format_plan(merges)}")
     return f"{event['t']:.3f}", str(event["kind"]), ", ".join(fields)

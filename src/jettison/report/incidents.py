@@ -1,12 +1,12 @@
-"""The overloads of a run: where it dropped, where drops were declined, where requests were late without either.
+"""The overloads of a run: drops, declined drops, and late requests without either.
 
 Pure functions over a stored run and its decisions (``report.decisions``).
 
 - ``drop``: from a decision to drop that freed memory until every layer is back.
-- ``no drop``: verdicts against a drop, and drops that failed, less than ``SPELL_GAP_S`` apart and outside of the
-  former; until the requests that waited at the last of them have their first token.
-- ``wait``: requests whose first token was late, less than ``SPELL_GAP_S`` apart, with requests in the queue, and none
-  of them touched by the former two: what a policy that does not drop has, and a queue that no rung assessed.
+- ``no drop``: verdicts against a drop, and failed drops, less than ``SPELL_GAP_S`` apart and outside of the former;
+  until the requests that waited at the last of them have their first token.
+- ``wait``: requests with late first tokens, less than ``SPELL_GAP_S`` apart, with requests in the queue, and outside of
+  the former two. A policy without drops has these, and a queue that no rung assessed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jettison.report.results import RunResult, percentile
 DEFAULT_SLO_TTFT_S = 1.0
 
 SPELL_GAP_S = 10.0
-"""What is less apart is one spell: a verdict against a drop that stands is told again every 5 s only
+"""Events less apart than this are one spell: a lasting verdict against a drop is logged every 5 s only
 (``core.load.monitor.NEWS_INTERVAL_NS``)."""
 
 Kind = Literal["drop", "no drop", "wait"]
@@ -33,19 +33,19 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual:
-    """The same arrivals under another policy, in the same stretch of time."""
+    """The result of the same arrivals under another policy, over the same span of time."""
 
     policy: str
     p50_ttft_s: float | None
     p99_ttft_s: float | None
     num_over_slo: int
     tells_saved: bool = True
-    """Whether its count may be set against this run's: not where a simulation stands for what was measured."""
+    """Whether its count may be compared with this run's; False where a simulation stands for a measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What the requests of a stretch of a run met, and what they would have met elsewhere."""
+    """The figures of the requests in a span of a run, here and under other policies."""
 
     begin_s: float
     end_s: float
@@ -56,7 +56,8 @@ class Comparison:
     counterfactuals: tuple[Counterfactual, ...] = ()
 
     def num_saved(self, policy: str) -> int | None:
-        """Requests within the objective here that would have missed it under that policy, net; None if unknown."""
+        """Net number of requests within the objective here that would have missed it under that policy; None if
+        unknown."""
         return next(
             (c.num_over_slo - self.num_over_slo for c in self.counterfactuals if c.policy == policy and c.tells_saved),
             None,
@@ -65,48 +66,48 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident(Comparison):
-    """One overload. Its requests are those scheduled from the oldest that waited at its trigger on until its end."""
+    """One overload. Its requests are scheduled between the oldest one that waited at its trigger and its end."""
 
     kind: Kind
     is_over: bool
-    """False where the run ended before: before the layers were back, or with requests that never got a token."""
+    """Whether it was over before the run ended: all layers back, and no request left without a token."""
     trigger: Decision
-    """The first decision of it; of a ``wait`` what is known of it instead."""
+    """Its first decision; for a ``wait``, a decision made up of the measurements."""
     drops: tuple[Decision, ...] = ()
-    """The trigger, and drops that followed before it was over."""
+    """The trigger, and the drops that followed before the end."""
     declined: tuple[Decision, ...] = ()
     """The trigger, and further verdicts against a drop."""
     bytes_freed: int = 0
     workers: tuple[int, ...] = ()
     most_waiting: int | None = None
-    """Most requests that were without their first token at one time of it; None without details."""
+    """Most requests without their first token at one time; None without details."""
 
 
 class _Stretch(NamedTuple):
-    """An overload before anything was counted."""
+    """The span of an overload, before its requests are counted."""
 
     kind: Kind
     begin_s: float
     end_s: float
     oldest_s: float
-    """When the oldest request that waited at the trigger was scheduled."""
+    """Scheduled time of the oldest request that waited at the trigger."""
     is_over: bool
     trigger: Decision
     decisions: tuple[Decision, ...]
 
 
 class _Met(NamedTuple):
-    """Of the requests scheduled in a stretch of time."""
+    """Counts of the requests scheduled in a span of time."""
 
     num_arrivals: int
     p50_ttft_s: float | None
     p99_ttft_s: float | None
     num_over_slo: int
-    """Unanswered ones too."""
+    """Requests with a late first token, unanswered ones included."""
 
 
 def slo_ttft_of(run: RunResult, asked_s: float | None = None) -> float:
-    """The objective for the first token: what is asked for, else the run's own, else ``DEFAULT_SLO_TTFT_S``."""
+    """The objective for the first token: ``asked_s``, else the run's own, else ``DEFAULT_SLO_TTFT_S``."""
     own_s = (run.goodput or {}).get("slo_ttft_s")
     return next((float(s) for s in (asked_s, own_s) if s is not None), DEFAULT_SLO_TTFT_S)
 
@@ -115,10 +116,10 @@ def incidents_of(
     run: RunResult, slo_ttft_s: float, others: Mapping[str, RunResult] | None = None, *,
     untold: Collection[str] = (),
 ) -> list[Incident]:
-    """The run's overloads, by time. ``others``: runs of the same arrivals, by policy, for what would have happened.
-    ``untold``: those of them that are no measure of what was saved (``simulate.counterfactual.untold_of``).
+    """The run's overloads, by time. ``others``: runs of the same arrivals under other policies, by policy. ``untold``:
+    the policies in ``others`` that must not be used to count saved requests (``simulate.counterfactual.untold_of``).
 
-    A run that keeps no row a request has no ``wait``.
+    A run without rows by request has no ``wait``.
     """
     decisions = decisions_of(run)
     found = _dropped(run, decisions)
@@ -133,7 +134,7 @@ def incidents_of(
 def whole_run(
     run: RunResult, slo_ttft_s: float, others: Mapping[str, RunResult], *, untold: Collection[str] = ()
 ) -> Comparison:
-    """All requests of a run, overload or not. Arguments as ``incidents_of`` has them."""
+    """The comparison over all requests of a run, in overloads or not. Arguments are as for ``incidents_of``."""
     return Comparison(**_compared(run, -math.inf, math.inf, slo_ttft_s, others, untold) | {
         "begin_s": 0.0, "end_s": run.duration_s,
     })
@@ -175,8 +176,8 @@ def _dropped(run: RunResult, decisions: Sequence[Decision]) -> list[_Stretch]:
 
 
 def _restored(log: Sequence[Row]) -> list[tuple[float, set[int]]]:
-    """When restores ended, and whose layers were all back then: not of those that a split left in smaller pipelines, or
-    left over until they came home by themselves."""
+    """Restores: the time of each end, and the workers with all layers back then. Workers that a split left in smaller
+    pipelines, or left until they were restored on their own, are not among them."""
     still_merged: dict[frozenset[int], set[int]] = {}
     restored = []
     for event in log:
@@ -201,7 +202,7 @@ def _freed(decision: Decision) -> bool:
 def _extent(
     trigger: Decision, drops: Sequence[Decision], restores: Sequence[tuple[float, set[int]]], run_end_s: float
 ) -> tuple[float, list[Decision], bool]:
-    """When all layers were back, and the drops until then."""
+    """The end of the overload, when all layers were back; the drops until then; and whether it was over."""
     chain, merged = [trigger], set(trigger.workers)
     later: list[tuple[float, Decision | None, set[int]]] = [
         *((d.at_s, d, set(d.workers)) for d in drops if d.at_s > trigger.at_s),
@@ -258,7 +259,7 @@ def _waited(
     for spell in _spells(own, [stretch.begin_s for stretch in others]):
         begin_s, end_s = spell[0][1]["scheduled_s"], max(until_s for until_s, _ in spell)
         in_queue = _values(run, "queue", begin_s, end_s)
-        if len(in_queue) > 1 and not any(in_queue):  # long prompts, say: nothing kept them out
+        if len(in_queue) > 1 and not any(in_queue):  # late because of long prompts, say: no request was kept waiting
             continue
         told = [d for d in decisions if begin_s <= d.at_s <= end_s]
         trigger = Decision(
@@ -269,14 +270,15 @@ def _waited(
 
 
 def _is_late(row: Row, slo_ttft_s: float) -> bool:
-    """Its first token was; without one it was not answered in time either, unless its client gave up before."""
+    """Whether its first token was late. A request without one was late, too, unless its client gave up before the
+    objective."""
     if row["ttft_s"] is not None:
         return bool(row["ttft_s"] > slo_ttft_s)
     return row["status"] != "cancelled" or (row.get("e2e_s") or 0.0) > slo_ttft_s
 
 
 def _wait_end_s(row: Row, slo_ttft_s: float) -> float:
-    """When a late request got its first token; of one that got none, when it ended, and not before it was late."""
+    """Time of a late request's first token; without one, the time of its end, but no earlier than the objective."""
     waited_s = row["ttft_s"]
     if waited_s is None:
         waited_s = max(row.get("e2e_s") or 0.0, slo_ttft_s)
@@ -284,7 +286,7 @@ def _wait_end_s(row: Row, slo_ttft_s: float) -> float:
 
 
 def _seen(run: RunResult, num_late: int, begin_s: float, end_s: float) -> dict[str, Any]:
-    """What was measured of a wait."""
+    """The measurements of a wait."""
     seen: dict[str, Any] = {"late_requests": num_late}
     for label, name in (("most_in_queue", "queue"), ("highest_kv_usage", "kv_usage")):
         if values := _values(run, name, begin_s, end_s):
@@ -293,14 +295,14 @@ def _seen(run: RunResult, num_late: int, begin_s: float, end_s: float) -> dict[s
 
 
 def _values(run: RunResult, name: str, begin_s: float, end_s: float) -> list[float]:
-    """Of a series: what held at the beginning, and what was measured since."""
+    """Values of a series: the last one before the begin, and all samples until the end."""
     points = run.series.get(name) or []
     before = [value for at_s, value in points if at_s < begin_s]
     return [*before[-1:], *(value for at_s, value in points if begin_s <= at_s <= end_s)]
 
 
 def _done_meanwhile(run: RunResult, decisions: Iterable[Decision]) -> dict[str, Any]:
-    """Under which policy, and what it did: a run counts its preemptions as a whole."""
+    """The policy, and its decisions during a wait; preemptions are counted for the whole run only."""
     counts = Counter(decision.kind for decision in decisions)
     done: dict[str, Any] = {"policy": run.config.get("policy"), "decisions": dict(counts) or "none"}
     done["preemptions_in_the_whole_run"] = run.events.get("preemptions")
@@ -313,7 +315,8 @@ _Marked = TypeVar("_Marked")
 
 
 def _spells(marks: Iterable[tuple[float, float, _Marked]], walls_s: Sequence[float]) -> list[list[_Marked]]:
-    """What follows each other within ``SPELL_GAP_S``, with none of the walls between; marks are (begin, end, what)."""
+    """Marks grouped into spells: within ``SPELL_GAP_S`` of each other, with no wall between them. Marks are (begin,
+    end, value)."""
     spells: list[list[_Marked]] = []
     until_s = -math.inf
     for begin_s, end_s, what in sorted(marks, key=lambda mark: mark[:2]):
@@ -326,7 +329,7 @@ def _spells(marks: Iterable[tuple[float, float, _Marked]], walls_s: Sequence[flo
 
 
 def _oldest_s(run: RunResult, at_s: float) -> float:
-    """When the oldest request was scheduled that waited at this time."""
+    """Scheduled time of the oldest request that waited at this time."""
     return min((row["scheduled_s"] for row in waiting_at(run, at_s)), default=at_s)
 
 
@@ -360,7 +363,7 @@ def _compared(
 
 
 def _met(run: RunResult, begin_s: float, end_s: float, slo_ttft_s: float) -> _Met:
-    """By the requests scheduled in this time."""
+    """Counts of the requests scheduled in this span."""
     rows = [r for r in run.requests_detail or [] if begin_s <= r["scheduled_s"] < end_s]
     ttft = [r["ttft_s"] for r in rows if r["ttft_s"] is not None]
     late = sum(r["ttft_s"] is None or r["ttft_s"] > slo_ttft_s for r in rows)

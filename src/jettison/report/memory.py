@@ -1,7 +1,7 @@
-"""What a run recorded of its memory, by use, as samples over time: the whole cluster's, or one worker's. Draws nothing.
+"""The recorded memory of a run by use, as samples over time: of the whole cluster, or of one worker. Draws nothing.
 
 A run of Jettison has bytes by worker and use; a run without workers has KV blocks; any server with vLLM's metrics has
-the share of its KV cache in use. The best that a run has is taken.
+the share of its KV cache in use. The most detailed of these is taken.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ KV_BLOCKS, KV_CAPACITY = "kv_blocks_used", "kv_blocks_total"
 """Series ``<name>/<group>``: KV blocks that requests hold, and all that the group has."""
 
 KV_CACHED, KV_OFFLINE = "kv_blocks_cached", "offline_blocks"
-"""Of these: free ones that still hold a prefix, and those of offline requests."""
+"""Series of some of these blocks: free ones that still hold a prefix, and ones that offline requests hold."""
 
 WORKER_GROUP = "worker_group"
-"""Series ``worker_group/<worker>``: the group that it is in, less than 0 for none."""
+"""Series ``worker_group/<worker>``: the worker's group, below 0 for none."""
 
 KV_USAGE = "kv_usage"
 """Series of the share of the KV cache in use."""
@@ -33,10 +33,11 @@ USES = ("parameters", "kv", "workspace", "free")
 """Uses of a worker's memory, in the order in which they are stacked."""
 
 MOST_SAMPLES = 1500
-"""A picture is no wider than this in points; of longer series every n-th sample is taken."""
+"""Most samples, as a picture is no wider than this in points; of longer series every n-th sample is taken."""
 
 LEAST_SHARE = 0.01
-"""A use that never has more of all memory than this is left out: it would be a line and an entry in a legend."""
+"""A use that never exceeds this share of all memory is left out: it would be a mere line with an entry in the
+legend."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,25 +47,25 @@ _GIB_FROM = 8 * _GIB
 
 @dataclass(frozen=True, slots=True)
 class MemoryByUse:
-    """Samples that hold until the next: for each use one value a time."""
+    """Memory by use: for each use one value at each time, which holds until the next."""
 
     times_s: Floats
     layers: dict[str, Floats]
     """Use -> values in ``unit``, to be stacked in this order: ``parameters``, ``kv_held``, ``kv_other`` (free or
-    cached; where nothing tells what requests hold all of it is ``kv``), ``workspace``, ``free``. Of one instance
-    ``kv_online``, ``kv_offline``, ``kv_cached`` and ``kv_free`` are in place of the KV's."""
+    cached; where the held part is not recorded, all KV is ``kv``), ``workspace``, ``free``. For one instance
+    ``kv_online``, ``kv_offline``, ``kv_cached`` and ``kv_free`` replace the first two."""
     unit: str
 
 
 def worker_names(run: RunResult) -> list[str]:
-    """Workers whose memory the run recorded, in numeric order where names are numbers."""
+    """Workers with recorded memory, in numeric order where names are numbers."""
     parts = [name.split("/") for name in run.series if name.startswith(f"{MEMORY_SERIES}/")]
     names = {part[2] for part in parts if len(part) == 3}
     return sorted(names, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
 
 
 def total_points(run: RunResult, name: str) -> list[SeriesPoint]:
-    """The series ``name``, or ``name/<group>`` summed over the groups that each sample found."""
+    """The series ``name``, or ``name/<group>`` summed over the groups in each sample."""
     if name in run.series:
         return run.series[name]
     total: dict[float, float] = {}
@@ -83,7 +84,7 @@ def held_at(points: Sequence[SeriesPoint], times_s: Floats) -> Floats:
 
 
 def worker_memory(run: RunResult, worker: str) -> MemoryByUse:
-    """One worker's memory; of its KV cache nothing tells what is held."""
+    """One worker's memory; the held part of its KV cache is not told apart."""
     named = {use: run.series.get(f"{MEMORY_SERIES}/{use}/{worker}", []) for use in USES}
     times_s = _sample_times(*named.values())
     layers = {use: held_at(points, times_s) for use, points in named.items() if points}
@@ -91,9 +92,10 @@ def worker_memory(run: RunResult, worker: str) -> MemoryByUse:
 
 
 def instance_memory(run: RunResult, worker: str) -> MemoryByUse:
-    """One worker's memory with its KV by whose it is; as ``worker_memory`` has it where the run tells no groups.
+    """One worker's memory with its KV split by owner (online, offline, cached, free); as ``worker_memory`` where the
+    run records no groups.
 
-    A member of a merged group has of each the part that the group has: blocks lie in all stages alike.
+    Each member of a merged group has the group's shares, because a block has a part in every stage.
     """
     group_points = run.series.get(f"{WORKER_GROUP}/{worker}")
     named = {use: run.series.get(f"{MEMORY_SERIES}/{use}/{worker}", []) for use in USES}
@@ -113,7 +115,7 @@ def instance_memory(run: RunResult, worker: str) -> MemoryByUse:
         if KV_BLOCKS in found and KV_CAPACITY in found:
             none = np.zeros(int(is_in.sum()))
             used, total = found[KV_BLOCKS], found[KV_CAPACITY]
-            offline = np.minimum(found.get(KV_OFFLINE, none), used)  # a shared block counts with each that has it
+            offline = np.minimum(found.get(KV_OFFLINE, none), used)  # a shared block counts for each holder
             shares["kv_online"][is_in] = _share(used - offline, total)
             shares["kv_offline"][is_in] = _share(offline, total)
             shares["kv_cached"][is_in] = _share(np.minimum(found.get(KV_CACHED, none), total - used), total)
@@ -126,7 +128,7 @@ def instance_memory(run: RunResult, worker: str) -> MemoryByUse:
 
 
 def cluster_memory(run: RunResult) -> MemoryByUse | None:
-    """The whole cluster's memory, or its KV cache where that is all the run recorded; None without either."""
+    """The whole cluster's memory, or its KV cache where the run recorded only that; None without either."""
     workers = worker_names(run)
     used, total = total_points(run, KV_BLOCKS), total_points(run, KV_CAPACITY)
     if workers:
@@ -152,8 +154,8 @@ def cluster_memory(run: RunResult) -> MemoryByUse | None:
 
 
 def _split_kv(layers: dict[str, Floats], held_share: Floats) -> dict[str, Floats]:
-    """A block has the same number of bytes in every group, all its stages taken together: so the share of the blocks is
-    the share of the bytes."""
+    """Split the KV into held and other bytes. A block has the same number of bytes in every group, over all its stages,
+    so the share of blocks is the share of bytes."""
     split: dict[str, Floats] = {}
     for use, values in layers.items():
         if use == "kv":
@@ -173,7 +175,7 @@ def _sample_times(*series: Sequence[SeriesPoint]) -> Floats:
 
 
 def _scaled(times_s: Floats, layers: dict[str, Floats], *, drops_small: bool = True) -> MemoryByUse:
-    """Bytes as MiB, or as GiB where there are many; without uses that are never enough to be seen, unless told."""
+    """Bytes as MiB, or as GiB for large values; without uses too small to be seen, unless ``drops_small`` is False."""
     most = float(np.sum(list(layers.values()), axis=0).max()) if layers and len(times_s) else 0.0
     if drops_small:
         layers = {use: values for use, values in layers.items() if values.max(initial=0.0) > LEAST_SHARE * most}

@@ -1,6 +1,7 @@
-"""Pictures of offline work beside online requests: what these met, what was harvested, where offline requests were.
+"""Pictures of offline work beside online requests: latencies of online requests, harvested tokens, places of offline
+requests.
 
-As ``report.plots``, whose styles these share: each ``draw_*`` returns a figure, or None where there is nothing to draw.
+In the styles of ``report.plots``: each ``draw_*`` returns a figure, or None where there is nothing to draw.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ def draw_latencies(shown: Sequence[Shown], *, width_in: float = WIDTH_IN) -> Fig
 
 
 def draw_harvest(shown: Sequence[Shown], *, width_in: float = WIDTH_IN) -> Figure | None:
-    """First-time tokens a second by class, stacked; pauses, standstills and steps that were given up marked."""
+    """First-time tokens a second by class, stacked, with marks at pauses, standstills and abandoned steps."""
     return _panels(shown, "first-time\ntokens/s", _plot_tokens, width_in)
 
 
 def draw_offline_requests(shown: Sequence[Shown], *, width_in: float = WIDTH_IN) -> Figure | None:
-    """Offline requests that run, are at the host and wait, stacked: of the runs that had some."""
+    """Offline requests running, with KV at the host, and waiting, stacked, for the runs with offline requests."""
     having = [each for each in shown if any(v for name in PLACES for _, v in total_points(each.run, name))]
     return _panels(having, "offline\nrequests", _plot_places, width_in)
 
@@ -119,7 +120,7 @@ def _rates(run: RunResult, name: str) -> Floats | None:
 
 
 def _between(points: Sequence[SeriesPoint], times_s: Floats) -> Floats:
-    """On the lines between samples: a counter grows."""
+    """A counter's values at some times, interpolated linearly between samples."""
     return np.interp(times_s, np.array([t for t, _ in points]), np.array([value for _, value in points]))
 
 
@@ -137,7 +138,7 @@ def _plot_places(axis: Axes, run: RunResult) -> bool:
 
 
 def _finish(figure: Figure, axes: Sequence[Axes], shown: Sequence[Shown], label: str) -> None:
-    """One legend of all panels, above them, and the same seconds in each."""
+    """Add one legend above all panels, and give each panel the same seconds."""
     handles = {text: handle for axis in axes for handle, text in zip(*axis.get_legend_handles_labels(), strict=True)}
     columns = max(1, min(len(handles), int(figure.get_figwidth() / 1.4)))
     figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=columns)

@@ -1,4 +1,5 @@
-"""When offline work stood still in a run, and why, from its event log; and what was given up for online requests."""
+"""Standstills of offline work in a run, with their reasons, from its event log; and the work abandoned for online
+requests."""
 
 from __future__ import annotations
 
@@ -16,22 +17,22 @@ _TOLD = ("t", "kind", "group", "request", "reason", "stood_ms")
 
 @dataclass(slots=True)
 class Stood:
-    """A time without a first-time token, as long as it had one reason."""
+    """A span without first-time offline tokens, for one reason."""
 
     begin_s: float
     end_s: float | None
-    """None: until the end of the run."""
+    """End of the span; None: it lasted until the end of the run."""
     group: int | None
-    """None: no worker could take it."""
+    """The group; None: no worker could take offline work."""
     request: str | None
-    """None: all of the group's. Else the one that was next of its key's, while others were served."""
+    """None: all offline work of the group stood still. Else the next request of a key, while others were served."""
     reason: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    """What the reason went by, when it was told."""
+    """Inputs of the reason, as logged."""
 
 
 def stood_still(run: RunResult) -> list[Stood]:
-    """By their beginnings; empty where the log has none."""
+    """All standstills, by begin; empty where the log has none."""
     found: list[Stood] = []
     open_now: dict[Subject, Stood] = {}
     for event in run.events.get("log") or []:
@@ -50,7 +51,7 @@ def stood_still(run: RunResult) -> list[Stood]:
 
 
 def seconds_by_reason(run: RunResult, stood: Sequence[Stood]) -> dict[str, float]:
-    """Of whole groups, summed over them, the longest first."""
+    """Seconds of standstill of whole groups by reason, summed over groups, the longest first."""
     total: dict[str, float] = {}
     for each in stood:
         if each.request is None:
@@ -63,7 +64,7 @@ def _end_s(run: RunResult, stood: Stood) -> float:
 
 
 def pauses(run: RunResult) -> list[tuple[float, float | None]]:
-    """When groups had stopped their offline work: begin and end, None where the run ended before it."""
+    """Pauses of offline work of groups: begin and end; end None where the run ended first."""
     found: list[tuple[float, float | None]] = []
     begun: dict[int, float] = {}
     for event in run.events.get("log") or []:
@@ -75,18 +76,19 @@ def pauses(run: RunResult) -> list[tuple[float, float | None]]:
 
 
 def abandoned_at(run: RunResult) -> list[float]:
-    """When steps were given up."""
+    """Times of abandoned steps."""
     return [event["t"] for event in run.events.get("log") or [] if event["kind"] == "step_abandoned"]
 
 
 def has_offline_work(run: RunResult) -> bool:
-    """Some offline request was sent, or a batch ran beside the load, whoever had sent it to the server."""
+    """Whether the run had offline work: an offline request of its client, or any batch beside the load, its own or
+    another client's."""
     return run.classes is not None or bool(_grown_beside(run))
 
 
 def harvested_tokens(run: RunResult) -> float | None:
-    """Offline tokens that were computed for the first time inside the arrival window; while the run lasted, where
-    others than its client had sent the batch."""
+    """Offline tokens computed for the first time inside the arrival window; over the whole run, where other clients had
+    sent the batch."""
     if run.classes is None:
         return _grown_beside(run) or None
     parts = [class_figure(run, "offline", "tokens", kind) for kind in TOKEN_KINDS]
@@ -94,7 +96,7 @@ def harvested_tokens(run: RunResult) -> float | None:
 
 
 def _grown_beside(run: RunResult) -> float:
-    """By how much the server's count of offline tokens grew; 0 of one that keeps none."""
+    """The growth of the server's count of offline tokens; 0 for a server without one."""
     series = (run.series.get(f"offline_{kind}_tokens", ()) for kind in TOKEN_KINDS)
     return sum(grown(points, 0.0, run.duration_s) or 0.0 for points in series)
 
@@ -117,7 +119,7 @@ def _share(*keys: str) -> Figure:
 
 
 def _event(*names: str) -> Figure:
-    """Counts beside each other; '-' where a run's engine does not count."""
+    """A figure of several counts; '-' where a run's engine does not count them."""
     return lambda run: " / ".join(format_count(run.events.get(name)) for name in names)
 
 
@@ -151,13 +153,13 @@ def _pair(run: RunResult, field_name: str) -> str:
 
 
 def class_rows(runs: Sequence[RunResult]) -> list[list[str]]:
-    """Both classes beside each other."""
+    """Rows of both classes."""
     return [[label, *map(figure, runs)] for label, figure in _CLASS_ROWS]
 
 
 def given_up_rows(runs: Sequence[RunResult]) -> tuple[list[list[str]], list[str]]:
-    """What offline work gave up, and how long it stood still, for each reason that any of the runs had; and labels of
-    what no run did."""
+    """Rows on abandoned offline work and on standstills, for each reason in any of the runs; and the labels of rows
+    that are 0 in all runs."""
     everything = [[label, *map(figure, runs)] for label, figure in _GIVEN_UP_ROWS]
     never = [row[0] for row in everything if all(set(cell) <= set("0-/ ") for cell in row[1:])]
     rows = [row for row in everything if row[0] not in never]
@@ -168,7 +170,7 @@ def given_up_rows(runs: Sequence[RunResult]) -> tuple[list[list[str]], list[str]
 
 
 def objectives_told(runs: Sequence[RunResult]) -> list[str]:
-    """What online requests were judged by; nothing where there was nothing."""
+    """The objectives of online requests, in words; empty where there are none."""
     found = dict.fromkeys(
         f"TTFT {format_value(run.goodput['slo_ttft_s'], 's')}, gap {format_value(run.goodput['slo_tpot_s'], 's')}"
         for run in runs if run.goodput is not None

@@ -1,7 +1,7 @@
-"""What a report opens with: one sentence that says what happened, and the eight rows that an operator asks for first.
+"""The opening of a report: one sentence on the results, and the eight rows that an operator needs first.
 
-The sentence is computed from the runs: what was not answered comes first, then the tail of the first tokens against the
-baseline, better or worse, then what it cost. Pure; ``report.html`` shows it.
+The sentence is computed from the runs: unanswered requests come first, then the tail of the first tokens against the
+baseline, better or worse, then its cost. Pure; ``report.html`` shows it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from jettison.report.variants import Variant, loads_of, variants_of
 _TTFT, _TPOT, _SPEED = "TTFT p99", "TPOT p50", "output tokens/s"
 
 _SAME = 1.05
-"""Ratios of first tokens nearer to 1 than this are called the same."""
+"""Ratios of first tokens closer to 1 than this count as equal."""
 _SAME_COST = 0.02
-"""Costs below this share are called the same."""
+"""Costs below this share count as none."""
 
 _MOST_CLAUSES = 2
-"""More comparisons than this are told together."""
+"""More comparisons than this are summarised."""
 _MOST_NAMED = 6
 """More variants than this are not listed one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """One of the eight rows: its label, what it says in plain words, and a (figure, ratio) for each variant."""
+    """One of the eight rows: its label, its meaning in plain words, and a (figure, ratio) for each variant."""
 
     label: str
     meaning: str
@@ -41,7 +41,7 @@ class KeyRow:
 
 
 def opening_sentence(runs: Sequence[RunResult]) -> str:
-    """What happened in these runs, in one sentence."""
+    """The result of these runs in one sentence."""
     if not runs:
         return "There is no run to report."
     variants = variants_of(runs)
@@ -70,7 +70,7 @@ def _first_names(variants: Sequence[Variant]) -> str:
 
 
 def _unanswered(variants: Sequence[Variant]) -> str:
-    """Each variant with what failed or was refused, of how many."""
+    """Each variant with its failed and refused requests, out of how many."""
     counts = [
         (v.name, sum(r.requests.unanswered for r in v.runs), sum(r.requests.submitted for r in v.runs))
         for v in variants
@@ -82,7 +82,7 @@ def _unanswered(variants: Sequence[Variant]) -> str:
 
 
 def _alone(variants: Sequence[Variant]) -> str:
-    """No run has a baseline: each says what it did, and nothing is compared."""
+    """The sentence for runs without a baseline: figures of each, without comparison."""
     clauses = [_alone_clause(variant) for variant in variants[:_MOST_CLAUSES]]
     more = len(variants) - len(clauses)
     if more:
@@ -106,7 +106,7 @@ def _alone_clause(variant: Variant) -> str:
 
 
 def _moved(variant: Variant) -> str:
-    """Drops, restores and preemptions in words; empty where nothing tells of them."""
+    """Drops, restores and preemptions in words; empty where none is recorded."""
     found = []
     for name, one, many in (("drops", "drop", "drops"), ("restores", "restore", "restores"),
                             ("preemptions", "preemption", "preemptions")):  # fmt: skip
@@ -116,7 +116,7 @@ def _moved(variant: Variant) -> str:
 
 
 def _clause(variant: Variant) -> str:
-    """One variant against its baseline: the tail, better or worse, then what it cost."""
+    """One variant against its baseline: the tail, better or worse, then its cost."""
     load, _, name = variant.name.rpartition(": ")
     baseline = variant.baseline_name.rpartition(": ")[2] if load else variant.baseline_name
     place = f"in {load}, " if load else ""
@@ -141,14 +141,14 @@ def _verdict(times: Sequence[float]) -> str:
 
 
 def _spread(times: Sequence[float]) -> str:
-    """From the worst seed to the best, with the direction of each."""
+    """The range from the worst seed to the best, with the direction of each."""
     return " to ".join(
         f"{_times(1 / end)} later" if end < 1 else f"{_times(end)} sooner" for end in (min(times), max(times))
     )
 
 
 def _cost(variant: Variant) -> str:
-    """How later tokens and throughput changed, and whether anything was dropped at all."""
+    """The change of later tokens and throughput, and whether any layers were dropped."""
     parts = []
     if per_token := variant.ratios(_TPOT):
         change = 1 / median(per_token) - 1
@@ -180,7 +180,7 @@ def _ranked(variants: Sequence[Variant]) -> str:
 
 
 def _tallied(compared: Sequence[Variant]) -> str:
-    """Too many comparisons to name: how many went which way, and how far."""
+    """A summary of many comparisons: how many are better or worse, and by how much."""
     times = [median(found) for variant in compared if (found := variant.ratios(_TTFT))]
     sooner = [each for each in times if each >= _SAME]
     later = [1 / each for each in times if each <= 1 / _SAME]
@@ -199,7 +199,7 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def _time(value_s: float | None) -> str:
-    """Three digits are enough in a sentence."""
+    """A time with three digits, for a sentence."""
     return "-" if value_s is None else format_value(float(f"{value_s:.3g}"), "s")
 
 
@@ -211,8 +211,8 @@ def _times(value: float) -> str:
 
 
 def key_rows(variants: Sequence[Variant]) -> list[KeyRow]:
-    """Eight rows, always the same eight but for the sixth: with an objective it is the share within it. One more where
-    there was a batch beside."""
+    """The eight rows, always the same but for the sixth, which with an objective is the share within it. A ninth
+    follows where a batch ran beside."""
     sixth = ("end to end p99", "P99 end to end", "99 of 100 answers were whole within", "s")
     if any(variant.figure("goodput share") is not None for variant in variants):
         sixth = ("goodput share", "goodput", "share of all requests within the objectives", "%")
@@ -237,7 +237,7 @@ def key_rows(variants: Sequence[Variant]) -> list[KeyRow]:
 
 
 def _class_rows(variants: Sequence[Variant]) -> list[KeyRow]:
-    """One more row where requests of both classes were served."""
+    """One further row where both classes were served."""
     total = "first-time tokens/s"
     if all(variant.figure(total) is None for variant in variants):
         return []

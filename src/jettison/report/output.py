@@ -1,4 +1,4 @@
-"""Files that a command was asked to write: refused before the work where they cannot be, afterwards whole or absent."""
+"""Output files of a command: checked for writability before the work, and afterwards whole or absent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from jettison.errors import ConfigError
 
 
 def check_writable(path: Path) -> None:
-    """What could fail after a long run fails before it. Makes the folder, never the file. Raises ConfigError."""
+    """Raise ConfigError before a long run for a file that could not be written after it. Makes the folder, never the
+    file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
@@ -25,7 +26,8 @@ def check_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``path`` in one go, so that no reader finds half of it. Raises OSError, and leaves what was there."""
+    """Write ``path`` atomically, so that no reader finds half of it. Raises OSError, and then leaves the earlier file
+    in place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if _is_written_in_place(path):
         path.write_text(text, encoding="utf-8")
@@ -39,12 +41,13 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _is_written_in_place(path: Path) -> bool:
-    """A link, a device or a pipe stays what it is; so does a file in a folder that takes no new ones."""
+    """Whether to write into the existing path: a link, a device or a pipe, or a file in a folder that takes no new
+    files."""
     if path.is_symlink():
         return True
     return path.exists() and not (path.is_file() and os.access(path.parent, os.W_OK))
 
 
 def safe_name(text: str) -> str:
-    """Part of a file name made of any text, without colons, spaces and slashes: ``burst: drop`` -> ``burst-drop``."""
+    """A part of a file name from any text, without colons, spaces and slashes: ``burst: drop`` -> ``burst-drop``."""
     return re.sub(r"[^\w.=-]+", "-", text).strip("-.") or "run"

@@ -1,6 +1,6 @@
 """Figures of an overload comparison that need the requests of several runs at once: SLO violations, the burst window.
 
-Pure functions over stored runs (``requests_detail``); what one run says by itself is ``report.results``.
+Pure functions over stored runs (``requests_detail``); ``report.results`` has the figures of a single run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Detail = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SloBase:
-    """What the scale factors multiply: P50 latencies of the best baseline in a comparison (KunServe v3 section 5.2)."""
+    """The latencies that scale factors multiply: P50 of the best baseline in a comparison (KunServe v3 section 5.2)."""
 
     ttft_s: float
     tpot_s: float
@@ -64,11 +64,11 @@ def _is_over(row: Detail, name: str, limit_s: float) -> bool:
 
 
 def overload_arrivals(details: Sequence[Detail], base: SloBase, capacity_tokens: float) -> frozenset[int]:
-    """Indices of the requests that arrive while the workload wants more KV than there is, undropped.
+    """Indices of the requests that arrive while the workload's demand exceeds the undropped KV capacity.
 
-    The demand is the workload's own, with memory unlimited: a request holds its prompt from its arrival, grows by one
-    token a TPOT after its TTFT (both from ``base``), and leaves with its last. So the window is the same for every
-    policy, and no policy's own queue makes it longer.
+    The demand is that with unlimited memory: a request holds its prompt from its arrival, grows by one token each TPOT
+    after its TTFT (both from ``base``), and leaves with its last. So the window is the same for every policy, and no
+    policy's own queue lengthens it.
     """
     rows = [
         (row["scheduled_s"], row["scheduled_s"] + base.ttft_s, row["input_tokens"], row["wanted_tokens"], row["index"])
@@ -86,6 +86,6 @@ def overload_arrivals(details: Sequence[Detail], base: SloBase, capacity_tokens:
 
 
 def window_ttft_p99(run: RunResult, arrivals: frozenset[int]) -> float | None:
-    """P99 TTFT of the requests in the window; None without one that was answered."""
+    """P99 TTFT of the requests in the window; None where none was answered."""
     ttft = [r["ttft_s"] for r in run.requests_detail or [] if r["index"] in arrivals and r["ttft_s"] is not None]
     return percentile(ttft, 99)

@@ -1,8 +1,8 @@
-"""How many devices requests would need under each packing: their sizes, replayed epoch by epoch against pure policies.
+"""The devices that requests would need under each packing: their sizes, replayed epoch by epoch through pure policies.
 
-A fluid model, for sweeps and bills: when a request comes, grows and ends is given and the same under every policy, a
-move takes no time, and there are as many devices as it takes. What moving costs, and what queues do, a simulation
-says. Nothing here draws or prints.
+A fluid model for sweeps and bills: every request arrives, grows and ends at given times, the same under every policy; a
+move takes no time; and there are as many devices as needed. The cost of moves and the effect of queues need a
+simulation. Nothing here draws or prints.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ Counts = npt.NDArray[np.int64]
 
 
 class Life(NamedTuple):
-    """When a request held how much KV. Seconds since the start."""
+    """The KV of a request over time. Seconds since the start."""
 
     arrival_s: float
     first_s: float
-    """Of its first token: from then on it grows."""
+    """Time of its first token, from which on it grows."""
     end_s: float
     input_tokens: int
     output_tokens: int
     max_tokens: int | None = None
-    """That it may have written, as whoever packs knows; None: nobody knows."""
+    """Most output tokens that it may write, as known to the packer; None: not known."""
 
     @property
     def tokens_per_s(self) -> float:
-        """By which it grows."""
+        """Rate of its growth."""
         return self.output_tokens / (self.end_s - self.first_s) if self.end_s > self.first_s else 0.0
 
     def tokens_at(self, at_s: float) -> float:
-        """It holds its prompt from its arrival on, and all of its tokens when it ends."""
+        """KV tokens at a time: its prompt from its arrival on, and all of its tokens at its end."""
         if at_s >= self.end_s:
             return self.input_tokens + self.output_tokens
         return self.input_tokens + max(0.0, at_s - self.first_s) * self.tokens_per_s
@@ -53,36 +53,36 @@ class Life(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What happens in each epoch, whoever packs, and how large everybody is."""
+    """The operations of each epoch, the same for every packing, and the sizes of the requests."""
 
     capacity: int
     """Blocks of a device."""
     epoch_s: float
     batches: list[list[Operation]] = field(default_factory=list)
-    """Of each epoch, in the order in which it happens."""
+    """Operations of each epoch, in their order."""
     sizes: list[list[int]] = field(default_factory=list)
-    """Blocks that are reserved in each epoch, a request each."""
+    """Reserved blocks of each request, in each epoch."""
     held_blocks: list[int] = field(default_factory=list)
-    """That all requests hold in the middle of each epoch."""
+    """Blocks that all requests hold in the middle of each epoch."""
     num_cut: int = 0
-    """Requests that were larger than a device: they count as one that fills it."""
+    """Requests larger than a device: each counts as one that fills it."""
 
     @property
     def times_s(self) -> Floats:
-        """When each epoch begins."""
+        """Begin of each epoch."""
         return np.asarray(np.arange(len(self.batches)) * self.epoch_s, dtype=np.float64)
 
     def volume(self) -> Counts:
-        """The volume bound of each epoch, on what is reserved."""
+        """The volume bound of each epoch, on reserved blocks."""
         return np.array([volume_bound(sizes, self.capacity) for sizes in self.sizes], dtype=np.int64)
 
     def l2(self) -> Counts:
-        """Martello and Toth's bound of each epoch, on what is reserved."""
+        """Martello and Toth's bound of each epoch, on reserved blocks."""
         return np.array([l2_bound(sizes, self.capacity) for sizes in self.sizes], dtype=np.int64)
 
     def repacked(self, every: int = 1) -> Counts:
-        """Devices of a full repack, in every so many-th epoch: what an oracle with free moves comes to (first-fit
-        decreasing)."""
+        """Devices of a full repack by first-fit decreasing, in every ``every``-th epoch: the result of an oracle with
+        free moves."""
         return np.array([first_fit_decreasing(sizes, self.capacity) for sizes in self.sizes[::every]], dtype=np.int64)
 
 
@@ -90,10 +90,11 @@ def demand_of(
     lives: Sequence[Life], capacity_tokens: int, *, block_size: int = 16, epoch_s: float = 1.0,
     until_s: float | None = None, ahead_s: float | None = None,
 ) -> Demand:
-    """The operations of requests, in the epochs in which they happen, up to a time (None: until all have ended).
+    """The operations of requests by epoch, up to ``until_s`` (None: until all have ended).
 
-    A request counts in every epoch that it lives in, at no less than its size at the end of it; a new reserve is for
-    what it grows in ``ahead_s`` more (None: four epochs). Raises ValueError where a device holds no block.
+    A request counts in every epoch of its life, at no less than its size at the end of the epoch. A new reserve covers
+    its growth in ``ahead_s`` more (None: four epochs). Raises ValueError where a device holds no block, or ``epoch_s``
+    is not above 0.
     """
     capacity = capacity_tokens // block_size
     demand = Demand(capacity, epoch_s, num_cut=sum(_blocks(life, math.inf, block_size) > capacity for life in lives))
@@ -141,19 +142,19 @@ def _blocks(life: Life, at_s: float, block_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What a packing came to, epoch by epoch."""
+    """The result of a packing, epoch by epoch."""
 
     demand: Demand
     devices: Counts
-    """In use."""
+    """Devices in use in each epoch."""
     moves: list[tuple[Move, ...]]
-    """Of running requests."""
+    """Moves of running requests in each epoch."""
     num_items: int
-    """Of all moves, in the paper's sense: a multi-item is one."""
+    """Items in all moves, as the paper counts them: a multi-item is one."""
     num_recomputed: int
-    """Requests that outgrew their device and were computed again elsewhere."""
+    """Requests that outgrew their device and were recomputed elsewhere."""
     num_overfull: int
-    """Device-epochs over capacity: somebody would have been preempted there."""
+    """Device-epochs over capacity: a request would have been preempted there."""
 
     @property
     def num_moves(self) -> int:
@@ -167,29 +168,30 @@ class Placed:
 
     @property
     def mean_devices(self) -> float:
-        """Over time."""
+        """Mean over time of the devices in use."""
         return float(self.devices.mean()) if self.devices.size else 0.0
 
     @property
     def peak_devices(self) -> int:
-        """The most at one time (eq. 3)."""
+        """Most devices in use at one time (eq. 3)."""
         return int(self.devices.max(initial=0))
 
     @property
     def device_s(self) -> float:
-        """Devices times how long they were in use."""
+        """Device-seconds in use."""
         return float(self.devices.sum()) * self.demand.epoch_s
 
     @property
     def utilisation(self) -> float | None:
-        """Part of the KV memory of the devices in use that requests hold, over time; None where none was in use."""
+        """Share of the KV memory of the devices in use that requests hold, over time; None where no device was in
+        use."""
         blocks = int(self.devices.sum()) * self.demand.capacity
         return sum(self.demand.held_blocks) / blocks if blocks else None
 
 
 def packer_for(demand: Demand, name: str, *, fill: float | None = None, num_devices: int | None = None) -> Packer:
-    """The packing of this name (``policy.packing.named``) on so many devices (None: as many as it takes), which shares
-    no prefixes. ``fill``: of ``PackingParams``, None for its default. Raises KeyError for a name that is not known."""
+    """The packing of this name (``policy.packing.named``) on ``num_devices`` (None: as many as needed), without shared
+    prefixes. ``fill``: as in ``PackingParams``; None: its default. Raises KeyError for an unknown name."""
     params = PackingParams(capacity=demand.capacity, shares_prefixes=False)
     if fill is not None:
         params = replace(params, fill=fill)
@@ -199,9 +201,9 @@ def packer_for(demand: Demand, name: str, *, fill: float | None = None, num_devi
 def place(
     demand: Demand, packer: Packer, *, batched: bool = True, holds: bool = False, closes_every: int | None = None
 ) -> Placed:
-    """Replay the epochs. Not batched: each operation is a batch of its own, as it happens (MELL, Fig. 13). ``holds``:
-    nobody is moved to pack better, only where a device overflows; ``closes_every``: and, after every so many epochs,
-    where that closes a device."""
+    """Replay the epochs. Without ``batched`` each operation is a batch of its own, at its time (MELL, Fig. 13).
+    ``holds``: a running request is moved only where its device overflows, never to pack better. ``closes_every``: after
+    every so many epochs requests are also moved where that closes a device."""
     devices: list[int] = []
     moves: list[tuple[Move, ...]] = []
     num_items = num_recomputed = num_overfull = 0
@@ -221,7 +223,7 @@ def place(
 
 
 def _close(packer: Packer, capacity: int) -> tuple[Move, ...]:
-    """Close devices while one can be."""
+    """Close devices for as long as one can be closed."""
     made: list[Move] = []
     while moves := plan_closing({device: packer.requests_on(device) for device in packer.active}, capacity):
         batch = [Depart(move.request_id) for move in moves]
@@ -231,10 +233,10 @@ def _close(packer: Packer, capacity: int) -> tuple[Move, ...]:
 
 
 def num_kept(demand: Demand, packer: Packer) -> int:
-    """Requests that so many devices as the packer has serve with their KV in memory from the beginning to the end.
+    """Number of requests that the packer's fixed devices serve with their KV in memory from begin to end.
 
-    Who finds no room is turned away; of a device that overflows, and has nowhere to send anybody, the newest are given
-    up; so is who outgrows his device where running requests do not move.
+    A request that finds no room is turned away. A device that overflows, and can move no request elsewhere, gives up
+    its newest requests. A request that outgrows its device is given up, too, where running requests do not move.
     """
     gone: set[RequestId] = set()
     for batch in demand.batches:
@@ -254,10 +256,11 @@ def num_kept(demand: Demand, packer: Packer) -> int:
 
 
 def late_share(placed: Placed, block_bytes: int, devices_per_machine: int, bytes_per_s: float, tokens: int) -> float:
-    """Part of the moves that the epoch's boundaries (MELL, section V) would make wait, were there no other epoch.
+    """Share of the moves that the boundaries of their epoch (MELL, section V) would delay, each epoch taken by itself.
 
-    Between machines a move goes as KV while the link of each end has bytes left, else as tokens while the destination
-    has prefill tokens left (``tokens``: blocks' worth an epoch, in blocks); inside a machine its link is wide.
+    Between machines a move goes as KV while the links of both ends have bytes left, else as tokens while the
+    destination has prefill tokens left (``tokens``: that budget of an epoch, in blocks). Moves inside a machine are
+    never late.
     """
     late = 0
     for moves in placed.moves:
@@ -279,5 +282,5 @@ def late_share(placed: Placed, block_bytes: int, devices_per_machine: int, bytes
 
 
 def gap_closed(worse: float, better: float, bound: float) -> float | None:
-    """Part of the way from ``worse`` to ``bound`` that ``better`` has gone; None where there is no way."""
+    """Share of the gap from ``worse`` to ``bound`` that ``better`` closes; None where there is no gap."""
     return (worse - better) / (worse - bound) if worse > bound else None

@@ -1,4 +1,4 @@
-"""Pictures of runs: first tokens, memory by use, queue, tails. matplotlib without pyplot or a display.
+"""Pictures of runs: first tokens, memory by use, queue, tails. Drawn by matplotlib without pyplot or a display.
 
 Each ``draw_*`` returns a figure, or None where the runs hold nothing to draw; :func:`to_svg` and :func:`to_png` turn it
 into bytes. The same runs give the same bytes. Runs differ by colour and by marker, uses of memory by colour and
@@ -44,12 +44,12 @@ MEMORY_USES = {
 """Use of memory -> its name and colour."""
 
 RUN_COLORS = ("#d55e00", "#0072b2", "#cc79a7", "#00795a", "#9a6a00", "#56b4e9", "#333333", "#7a5195", "#7f7f7f")
-"""Okabe and Ito's palette, the light ones darker: told apart by colour-blind readers, too."""
+"""Okabe and Ito's palette, with the light colours darkened: colour-blind readers can tell them apart."""
 RUN_MARKERS = ("o", "^", "s", "D", "v", "P", "X", "<", ">")
 
 EVENT_COLORS = {"drop": "#b3261e", "restore_done": "#1b7f4b"}
 EVENT_LINES = {"drop": ("dashed", "layers dropped"), "restore_done": ("dotted", "layers restored")}
-"""Line and name of each kind that is marked: the line tells them apart where the colour is the run's."""
+"""Line style and name of each marked kind of event: the style tells them apart where the colour is the run's."""
 
 STYLE = {
     "font.size": 9,
@@ -70,18 +70,18 @@ STYLE = {
 PLAIN = FuncFormatter(lambda value, _position: f"{value:g}")
 WIDTH_IN, NARROW_IN = 9.0, 4.3
 _RASTER_FROM = 3000
-"""More points than this are drawn as an image inside the picture."""
+"""From this many points on, they are drawn as an image inside the picture."""
 _WIDE_SPAN = 100.0
-"""Of a logarithmic axis: two decades."""
+"""Ratio of a logarithmic axis that counts as wide: two decades."""
 _TICKS_IN = 0.9
-"""What a panel's own labels take of a picture's width."""
+"""Width that a panel's own labels take of a picture."""
 _MARK_IN, _LETTER_IN = 0.55, 0.064
-"""Of a legend: the mark before a label with the gaps around it, and a letter."""
+"""Widths in a legend: the mark before a label with the gaps around it, and a letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A run as pictures show it: under this name, in the colour and with the marker of this place."""
+    """A run in pictures: its name, and the index of its colour and marker."""
 
     run: RunResult
     name: str
@@ -145,7 +145,7 @@ def plot_first_tokens(axis: Axes, load: Sequence[Shown], width_in: float) -> Non
 
 
 def draw_memory_by_use(shown: Sequence[Shown], *, width_in: float = WIDTH_IN) -> Figure | None:
-    """What the memory of each run's cluster was used for over time, stacked: a panel a run, the same scale in all."""
+    """Memory by use of each run's cluster over time, stacked: a panel for each run, with one scale."""
     found = [(each, memory) for each in shown if (memory := cluster_memory(each.run)) is not None]
     if not found:
         return None
@@ -163,7 +163,8 @@ def draw_memory_by_use(shown: Sequence[Shown], *, width_in: float = WIDTH_IN) ->
 
 
 def draw_story(shown: Sequence[Shown], *, width_in: float = WIDTH_IN) -> Figure | None:
-    """Memory by use over time, a panel a run, and below it the first tokens of all, over the same seconds."""
+    """Memory by use over time, a panel for each run, and below it the first tokens of all runs, over the same
+    seconds."""
     found = [(each, memory) for each in shown if (memory := cluster_memory(each.run)) is not None]
     if not found or not any(_detail_pairs(each.run, "ttft_s") for each in shown):
         return None
@@ -187,7 +188,7 @@ def draw_story(shown: Sequence[Shown], *, width_in: float = WIDTH_IN) -> Figure 
 def plot_memory(axis: Axes, shown: Shown, memory: MemoryByUse) -> None:
     """Stack the uses; values hold until the next sample, so that a drop is an edge and not a slope."""
     tops = np.cumsum(list(memory.layers.values()), axis=0)
-    # From the highest down, each over the one before: so only the edges that are seen need points.
+    # From the highest down, each over the one before, so that only the visible edges need points.
     for use, top in reversed(list(zip(memory.layers, tops, strict=True))):
         is_edge = np.diff(top, prepend=np.nan) != 0
         is_edge[-1] = True
@@ -198,7 +199,7 @@ def plot_memory(axis: Axes, shown: Shown, memory: MemoryByUse) -> None:
 
 
 def draw_memory(run: RunResult) -> Figure | None:
-    """What each worker's memory held over time, stacked: parameters, KV, workspace, free."""
+    """Each worker's memory over time, stacked: parameters, KV, workspace, free."""
     workers = worker_names(run)
     if not workers:
         return None
@@ -217,10 +218,10 @@ def draw_memory(run: RunResult) -> Figure | None:
 
 
 def draw_queue(runs: Sequence[RunResult]) -> Figure | None:
-    """Requests waiting and running, and KV use, over time, a run a colour.
+    """Requests waiting and running, and KV use, over time, with a colour for each run.
 
-    KV use is drawn in blocks against their number where the runs have both: after a drop the *share* in use
-    falls while load rises.
+    KV use is drawn in blocks, with their total, where the runs have both: after a drop the *share* in use falls while
+    load rises.
     """
     wanted = {"queue": "waiting requests", "running": "running requests", KV_BLOCKS: "KV blocks in use"}
     names = [name for name in wanted if any(total_points(run, name) for run in runs)]
@@ -257,7 +258,7 @@ def _draw_steps(axis: Axes, points: Sequence[SeriesPoint], color: str, label: st
 
 
 def draw_distributions(runs: Sequence[RunResult]) -> Figure | None:
-    """Share of requests above each TTFT and TPOT, on a logarithmic share: the tail is the story."""
+    """Share of requests above each TTFT and TPOT, with a logarithmic axis that shows the tail."""
     if not any(_detail_pairs(run, key) for run in runs for key in ("ttft_s", "tpot_s")):
         return None
     with mpl.rc_context(STYLE):
@@ -281,7 +282,7 @@ def draw_distributions(runs: Sequence[RunResult]) -> Figure | None:
 
 
 def mark_events(axis: Axes, run: RunResult, color: str | None = None) -> None:
-    """Vertical lines where the run's log tells of a drop or a restore. ``color`` None: the kind's own."""
+    """Draw vertical lines at the drops and restores in the run's log. ``color`` None: the kind's own."""
     for event in run.events.get("log") or []:
         kind = str(event.get("kind", ""))
         if kind in EVENT_LINES:
@@ -290,7 +291,7 @@ def mark_events(axis: Axes, run: RunResult, color: str | None = None) -> None:
 
 
 def _event_handles(runs: Iterable[RunResult], color: str | None) -> dict[str, Artist]:
-    """A line for each kind of event that any of the runs had; ``color`` None: the kind's own."""
+    """A legend's line for each kind of event in any of the runs; ``color`` None: the kind's own."""
     marked = {str(event.get("kind", "")) for run in runs for event in run.events.get("log") or []}
     return {
         label: Line2D([], [], color=color or EVENT_COLORS[kind], linewidth=0.9, linestyle=line)
@@ -300,9 +301,9 @@ def _event_handles(runs: Iterable[RunResult], color: str | None) -> dict[str, Ar
 
 
 def _legend_above(axis: Axes, load: Sequence[Shown], width_in: float) -> None:
-    """The runs, and the lines of the events that any of them had, above the panel."""
+    """Add a legend above the panel: the runs, and the lines of their events."""
     handles, labels = axis.get_legend_handles_labels()
-    # The events of one of several runs have its colour: else they could not be told apart.
+    # Among several runs, events have the colour of their run, to tell them apart.
     events = _event_handles([shown.run for shown in load], "#444444" if len(load) > 1 else None)
     handles, labels = [*handles, *events.values()], [*labels, *events]
     if labels:
@@ -324,7 +325,7 @@ def _legend_outside(figure: Figure, handles: Sequence[Artist], labels: Sequence[
 
 
 def _columns(labels: Sequence[str], width_in: float) -> int:
-    """The most columns that fit; they are filled one after the other."""
+    """The most columns of a legend that fit; they are filled one after the other."""
     for count in range(len(labels), 1, -1):
         rows = -(-len(labels) // count)
         columns = [labels[start : start + rows] for start in range(0, len(labels), rows)]
@@ -334,7 +335,7 @@ def _columns(labels: Sequence[str], width_in: float) -> int:
 
 
 def _detail_pairs(run: RunResult, key: str) -> list[SeriesPoint]:
-    """(arrival, value) of requests that have a value above 0, which a log scale can show."""
+    """(arrival, value) of the requests with a value above 0, as a log scale cannot show 0."""
     rows = run.requests_detail or []
     return [(row["scheduled_s"], row[key]) for row in rows if row.get(key)]
 
@@ -347,7 +348,7 @@ def _share_span(axes: Sequence[Axes], load: Sequence[Shown]) -> None:
 
 
 def _share_height(axes: Sequence[Axes], memories: Sequence[MemoryByUse]) -> None:
-    """One scale for all panels of one unit."""
+    """Give all panels of one unit the same scale."""
     tops = [float(np.sum(list(memory.layers.values()), axis=0).max()) or 1.0 for memory in memories]
     units = [memory.unit for memory in memories]
     for axis, unit in zip(axes, units, strict=True):
@@ -355,7 +356,7 @@ def _share_height(axes: Sequence[Axes], memories: Sequence[MemoryByUse]) -> None
 
 
 def to_svg(figure: Figure) -> bytes:
-    """The figure as SVG, byte for byte the same each time."""
+    """The figure as SVG; equal figures give equal bytes."""
     with mpl.rc_context(STYLE):
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None})

@@ -22,13 +22,13 @@ from jettison.report.output import write_whole
 
 FORMAT_VERSION = 2
 READ_VERSIONS = (1, FORMAT_VERSION)
-"""Of version 1 summaries have no ``count``, and nothing stands before the runs."""
+"""Versions that can be read. In version 1 summaries have no ``count``, and nothing precedes the runs."""
 
 Status = Literal["completed", "failed", "cancelled", "rejected"]
 SeriesPoint = tuple[float, float]
 
 _SHORTEST_RUN_S = 1e-9
-"""A run of no length has no rates."""
+"""Shortest run with rates, to avoid a division by 0."""
 
 METRIC_DEFINITIONS = {
     "ttft_s": "scheduled arrival to the first chunk that carries text or a token; every request that got one",
@@ -45,7 +45,7 @@ METRIC_DEFINITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Five figures of a distribution, in its own unit, all None when there was no sample; and of how many they are."""
+    """Five figures of a distribution, in its own unit, all None without samples; and the number of samples."""
 
     mean: float | None = None
     p50: float | None = None
@@ -53,59 +53,59 @@ class Summary:
     p99: float | None = None
     max: float | None = None
     count: int | None = 0
-    """Samples: requests, or gaps. None where an older file does not say."""
+    """Number of samples: requests, or gaps. None for an older file."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """Where the submitted requests ended. ``submitted`` is the sum of the other four."""
+    """Requests by how they ended. ``submitted`` is the sum of the other four."""
 
     submitted: int = 0
     completed: int = 0
     failed: int = 0
     cancelled: int = 0
-    """Closed by the client on purpose."""
+    """Requests that the client closed on purpose."""
     rejected: int = 0
-    """Refused with 429 or 503."""
+    """Requests refused with 429 or 503."""
 
     @property
     def unanswered(self) -> int:
-        """Asked for and not got: failed or rejected. Percentiles are of the others."""
+        """Failed and rejected requests. Percentiles cover the others."""
         return self.failed + self.rejected
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What happened to one request; times are seconds since the workload's time zero."""
+    """The record of one request; times are seconds since the workload's time zero."""
 
     index: int
     scheduled_s: float
     input_tokens: int
     wanted_tokens: int
-    """Output tokens asked for."""
+    """Requested output tokens."""
     status: Status = "failed"
     sent_s: float | None = None
     first_s: float | None = None
-    """The first token."""
+    """Time of the first token."""
     finished_s: float | None = None
     output_tokens: int = 0
     gaps_s: list[float] = field(default_factory=list)
     error: str | None = None
     is_offline: bool = False
-    """No one waits for it."""
+    """Whether the request is offline."""
     longest_gap_s: float | None = None
-    """Where single gaps are not kept."""
+    """The longest gap, where single gaps are not kept."""
     first_chunk_s: float | None = None
-    """The first chunk with choices, where it is known apart from the first token."""
+    """Time of the first chunk with choices, where it is recorded apart from the first token."""
 
     @property
     def ttft_s(self) -> float | None:
-        """Scheduled arrival to first token."""
+        """Seconds from scheduled arrival to first token."""
         return None if self.first_s is None else self.first_s - self.scheduled_s
 
     @property
     def to_first_chunk_s(self) -> float | None:
-        """Scheduled arrival to the first chunk with choices."""
+        """Seconds from scheduled arrival to the first chunk with choices."""
         return self.ttft_s if self.first_chunk_s is None else self.first_chunk_s - self.scheduled_s
 
     @property
@@ -123,7 +123,7 @@ class RequestRecord:
 
     @property
     def e2e_s(self) -> float | None:
-        """Scheduled arrival to the end of the stream."""
+        """Seconds from scheduled arrival to the end of the stream."""
         return None if self.finished_s is None else self.finished_s - self.scheduled_s
 
 
@@ -145,18 +145,18 @@ class RunResult:
     """Counts by name; ``log`` (optional) is a list of ``{"t": seconds, "kind": name, ...}``."""
     series: dict[str, list[SeriesPoint]] = field(default_factory=dict)
     client: dict[str, Any] = field(default_factory=dict)
-    """The load generator on itself: ``lag_s`` summary, threads, concurrency reached."""
+    """The load generator's figures of itself: ``lag_s`` summary, threads, concurrency reached."""
     goodput: dict[str, Any] | None = None
     requests_detail: list[dict[str, Any]] | None = None
-    """Of the requests that latencies are of: the online ones, where there are both classes."""
+    """A row for each request that latencies cover: the online ones, where there are both classes."""
     classes: dict[str, dict[str, Any]] | None = None
-    """By class (``report.classes``); None where no request was offline."""
+    """Figures by class (``report.classes``); None where no request was offline."""
     first_chunk_s: Summary = field(default_factory=Summary)
-    """The clock that other clients start: ``ttft_s``, but for servers that open a stream before its first token."""
+    """TTFT as other clients measure it: equal to ``ttft_s`` unless the server opens streams before the first token."""
 
     @property
     def opens_early(self) -> bool:
-        """The two clocks differ: some first chunk carried no token."""
+        """Whether the two measures of TTFT differ: some first chunk carried no token."""
         return self.first_chunk_s != self.ttft_s
 
 
@@ -268,14 +268,14 @@ def detail_row(record: RequestRecord) -> dict[str, Any]:
 
 
 def first_error(run: RunResult) -> str | None:
-    """What the first request that was not answered met, in the order of arrivals; None where that was not kept."""
+    """The error of the first unanswered request, in the order of arrivals; None where it was not kept."""
     offline = (run.classes or {}).get("offline", {}).get("requests_detail")
     rows = [*(run.requests_detail or ()), *(offline or ())]
     return next((row["error"] for row in rows if row["status"] in ("failed", "rejected") and row["error"]), None)
 
 
 def failures_of(runs: Iterable[RunResult]) -> list[dict[str, Any]]:
-    """What stands first in a result file: the runs in which some request was not answered; empty where all were."""
+    """The first entry of a result file: the runs with unanswered requests; empty where there are none."""
     return [
         {
             "run": run.name,
@@ -290,7 +290,7 @@ def failures_of(runs: Iterable[RunResult]) -> list[dict[str, Any]]:
 
 
 def write_results(path: Path, runs: Sequence[RunResult]) -> None:
-    """Write a result file. The same runs give the same bytes (sorted keys, no time stamp of its own)."""
+    """Write a result file. The same runs give the same bytes (sorted keys, no time stamp of writing)."""
     document = {
         "failures": _plain(failures_of(runs)),
         "format_version": FORMAT_VERSION,
@@ -303,8 +303,8 @@ def write_results(path: Path, runs: Sequence[RunResult]) -> None:
 def read_results(path: Path) -> list[RunResult]:
     """Read and check a result file.
 
-    Raises UserError naming the file and the field when it is not one: missing file, no JSON, unknown or
-    missing keys, counts that do not add up, a series that is no list of pairs.
+    Raises UserError that names the file and the field of an invalid file: missing file, no JSON, unknown or missing
+    keys, counts that do not add up, a series that is no list of pairs.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -328,7 +328,7 @@ _OBJECT_FIELDS = ("config", "events", "client")
 def _parse_run(raw: Any, where: str, version: int) -> RunResult:
     if not isinstance(raw, dict):
         raise UserError(f"{where}: an object is expected")
-    # Files from before there were two classes have none; in those from before there were two clocks TTFT is the other.
+    # Older files have no classes, and only one measure of TTFT, which then stands for both.
     raw = {"classes": None, "first_chunk_s": raw.get("ttft_s"), **raw}
     _check_keys(raw, {item.name for item in fields(RunResult)}, where)
     if not isinstance(raw["name"], str):
@@ -413,7 +413,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return _plain(value.item())
     if isinstance(value, float):
-        # Infinities and NaN are not JSON; a result that holds one is a bug upstream, so let dumps refuse it.
+        # Infinities and NaN are not JSON. They come from a bug upstream, so ``dumps`` may raise.
         return float(f"{value:.9g}") if math.isfinite(value) else value
     if isinstance(value, Path):
         return str(value)
@@ -421,19 +421,20 @@ def _plain(value: Any) -> Any:
 
 
 def met_the_same(other: RunResult, run: RunResult) -> bool:
-    """Equal arrivals and lengths, request by request, under equal conditions (``shares_conditions``)."""
+    """Whether two runs had equal arrivals and lengths, request by request, under equal conditions
+    (``shares_conditions``)."""
     return shares_conditions(other, run) and bool(_load(run)) and _load(other) == _load(run)
 
 
 def has_other_arrivals(other: RunResult, run: RunResult) -> bool:
-    """Both keep their requests one by one, and these are not the same."""
+    """Whether both runs keep their requests one by one, and these differ."""
     return bool(_load(run)) and bool(_load(other)) and _load(other) != _load(run)
 
 
 def shares_conditions(other: RunResult, run: RunResult) -> bool:
-    """The same point of a sweep, and simulated runs the same seed: what differs is a matter of the variants.
+    """Whether two runs share the point of a sweep and, if simulated, the seed: any other difference is one of variants.
 
-    A live run's seed makes its prompts' contents only, so it does not count.
+    A live run's seed does not count, as it decides the contents of prompts only.
     """
     if (other.config.get("point") or {}) != (run.config.get("point") or {}):
         return False

@@ -22,12 +22,12 @@ from jettison.report.results import (
 from jettison.report.terminal import print_line, print_whole
 
 _WHOLE_FROM = 1000
-"""Seconds and the like show no fractions from here on."""
+"""Times and rates show no fractions from here on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One line of a comparison. ``lower_is_better`` None where neither is."""
+    """One line of a comparison. ``lower_is_better`` is None where neither direction is better."""
 
     label: str
     value: Callable[[RunResult], float | None]
@@ -52,7 +52,7 @@ _OF_CLASS = (
     ("first-time output tokens/s", ("tokens", "output_per_s"), False),
     ("requests completed", ("requests", "completed"), None),
 )
-"""Figures that each class has a row for: label, where it is, direction."""
+"""Figures with a row for each class: label, keys, direction."""
 
 _DISTRIBUTIONS = (
     ("TTFT", "ttft_s"), ("first chunk", "first_chunk_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"),
@@ -81,7 +81,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 def format_value(value: float | None, unit: str) -> str:
-    """A figure for people: times below a second in ms, three or four digits, '-' for nothing."""
+    """A figure for people: times below a second in ms, three or four digits, '-' for None."""
     if value is None:
         return "-"
     if unit == "s":
@@ -90,12 +90,12 @@ def format_value(value: float | None, unit: str) -> str:
 
 
 def format_number(value: float) -> str:
-    """Four digits, and from a thousand on whole with thousands separated: never a power of ten."""
+    """A number with four digits; from a thousand on whole, with thousands separated; never in powers of ten."""
     return f"{value:,.0f}" if math.isfinite(value) and abs(value) >= _WHOLE_FROM else f"{value:.4g}"
 
 
 def ratio(run: RunResult, baseline: RunResult, metric: Metric) -> float | None:
-    """How many times better ``run`` is than ``baseline`` (above 1 = better), None where it cannot be said."""
+    """The factor by which ``run`` is better than ``baseline`` (above 1 = better); None where a figure is missing."""
     ours, theirs = metric.value(run), metric.value(baseline)
     if not ours or not theirs or metric.lower_is_better is None:
         return None
@@ -103,9 +103,9 @@ def ratio(run: RunResult, baseline: RunResult, metric: Metric) -> float | None:
 
 
 def comparison_rows(runs: Sequence[RunResult]) -> list[list[str]]:
-    """Cells of the comparison: how requests ended, those that were not answered first; then a row a metric: label,
-    each run's figure, and after each but the first its ratio to the first run that met the same arrivals at the same
-    point of a sweep; before each distribution of how many it is. Counts of events come last."""
+    """Cells of the comparison. First requests by how they ended, unanswered ones on top. Then a row for each metric:
+    label, each run's figure and, after each but the first, its ratio to its baseline (``baseline_of``); a row with the
+    number of samples precedes each distribution. Counts of events come last."""
     rows = _count_rows(_ends(runs))
     baselines = [baseline_of(runs, run) for run in runs]
     samples = {f"{name} mean": field for name, field in _DISTRIBUTIONS}
@@ -148,7 +148,7 @@ def _count_rows(counts: _Counts) -> list[list[str]]:
 
 
 def _sample_rows(name: str, field: str, runs: Sequence[RunResult]) -> list[list[str]]:
-    """Of how many requests (ITL: of how many gaps) the figures below are; no row where no file says."""
+    """The row with the number of requests (ITL: of gaps) of the figures below it; no row where no file has it."""
     counts = [getattr(run, field).count for run in runs]
     if all(count is None for count in counts):
         return []
@@ -158,13 +158,13 @@ def _sample_rows(name: str, field: str, runs: Sequence[RunResult]) -> list[list[
 
 
 def _num_asked(run: RunResult) -> float:
-    """Requests that latencies are of, or would be."""
+    """Requests that latencies cover, answered or not."""
     online = class_figure(run, "online", "requests", "submitted")
     return online or run.requests.submitted
 
 
 def zero_counts(runs: Sequence[RunResult]) -> list[str]:
-    """Labels of the counts that are 0 in every run: they have no row."""
+    """Labels of the counts that are 0 in every run and so have no row."""
     return [label for label, counts in {**_ends(runs), **_events(runs)}.items() if not any(counts)]
 
 
@@ -176,7 +176,8 @@ def _plain_row(label: str, cells: Sequence[str]) -> list[str]:
 
 
 def format_count(value: Any) -> str:
-    """A count with thousands separated, whole where it is whole; other values as they print, '-' for nothing."""
+    """A count with thousands separated, without a fraction where it is whole; other values as they print, '-' for
+    None."""
     if value is None:
         return "-"
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -185,7 +186,7 @@ def format_count(value: Any) -> str:
 
 
 def comparison_headers(runs: Sequence[RunResult]) -> list[str]:
-    """Column titles that go with :func:`comparison_rows`."""
+    """Column titles of :func:`comparison_rows`."""
     headers = [""]
     for index, run in enumerate(runs):
         baseline = baseline_of(runs, run)
@@ -195,7 +196,7 @@ def comparison_headers(runs: Sequence[RunResult]) -> list[str]:
 
 
 def baseline_of(runs: Sequence[RunResult], run: RunResult) -> RunResult:
-    """The first run that met the same arrivals under the same conditions; where requests were not kept one by one, the
+    """The first run with the same arrivals under the same conditions; where requests were not kept one by one, the
     first under the same conditions."""
     is_known = bool(run.requests_detail) and bool(runs[0].requests_detail)
     is_equal = met_the_same if is_known else shares_conditions
@@ -203,7 +204,7 @@ def baseline_of(runs: Sequence[RunResult], run: RunResult) -> RunResult:
 
 
 def _why_alone(first: RunResult, run: RunResult) -> str:
-    """What tells a run from the first of all, where no run before it is its baseline."""
+    """The difference between a run and the first run, where no earlier run is its baseline."""
     if (first.config.get("point") or {}) != (run.config.get("point") or {}):
         return "other point"
     return "other arrivals" if has_other_arrivals(first, run) else "other seed"
@@ -222,11 +223,11 @@ FAIRNESS_LABELS = {
     "online_load_share": "online load as a share of the maximum",
     "demand_model": "demand found by",
 }
-"""Keys of ``config.fairness`` in the order they are shown."""
+"""Keys of ``config.fairness``, in the order shown, with their labels."""
 
 
 def fairness_rows(run: RunResult) -> list[tuple[str, str]]:
-    """The run's fairness header as (label, value), then what stands in for the arrivals."""
+    """The run's fairness header as (label, value), then the lines on its arrivals."""
     header = run.config.get("fairness")
     if not isinstance(header, dict):
         return []
@@ -240,8 +241,7 @@ def fairness_rows(run: RunResult) -> list[tuple[str, str]]:
 
 
 def print_summary(runs: Sequence[RunResult], console: Console | None = None) -> None:
-    """Print what was not answered, the comparison, the fairness header of the first run that has one, and the client's
-    own lag."""
+    """Print the failures, the comparison, the first run's fairness header that there is, and the client's lag."""
     console = console or Console()
     print_failures(runs, console)
     table = Table(title=None, header_style="bold", show_edge=False, pad_edge=False)
@@ -263,7 +263,7 @@ def print_summary(runs: Sequence[RunResult], console: Console | None = None) -> 
 
 
 def print_fairness(run: RunResult, console: Console) -> None:
-    """Print the conditions of a comparison: the run's fairness header, then what each metric means."""
+    """Print the conditions of a comparison: the run's fairness header, then the definition of each metric."""
     for label, value in fairness_rows(run):
         print_line(f"{label}: {value}", console, "dim")
     definitions = run.config.get("fairness", {}).get("metric_definitions") or METRIC_DEFINITIONS

@@ -1,8 +1,8 @@
-"""What a person sees of long work: progress where a terminal is, plain lines where none is, tables that are whole.
+"""The display of long work: progress on a terminal, plain lines elsewhere, tables without cuts.
 
-Figures go to the console that a command was given (stdout). Progress goes to the same where it is a terminal, else to
-stderr; where that is none either (a log file, a pipeline of CI), one line says what begins, and of what takes long
-another one now and then how far it is.
+Figures go to a command's console (stdout). Progress goes there, too, if it is a terminal, else to stderr. Where neither
+is a terminal (a log file, a CI pipeline), a plain line announces each phase, and further lines report the progress of
+long ones.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from rich.table import Table
 _WIDEST = 10_000
 
 LINE_EVERY_S = 10.0
-"""Wall-clock time between two lines that say how far something is."""
+"""Wall-clock time between two lines of progress."""
 
 
 def progress_console(console: Console) -> Console:
-    """Where a progress bar is seen: ``console``, or stderr where that is no terminal."""
+    """The console for progress bars: ``console``, or stderr where that is no terminal."""
     return console if console.is_terminal else Console(stderr=True)
 
 
 def note_phase(text: str, console: Console) -> None:
-    """A plain line on stderr where no progress bar is seen; nothing where one is."""
+    """Print a plain line on stderr where no progress bar can be shown; else nothing."""
     shown = progress_console(console)
     if not shown.is_terminal:
         print_line(text, shown)
 
 
 class PacedLines:
-    """How far something is, as a plain line on stderr every ``LINE_EVERY_S`` where no progress bar is seen; nothing
-    where one is. What takes less time than that prints none."""
+    """Progress as a plain line on stderr every ``LINE_EVERY_S``, where no progress bar can be shown; else nothing. Work
+    shorter than that prints none."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._shown = progress_console(console)
@@ -45,7 +45,7 @@ class PacedLines:
         self._due_s = clock() + LINE_EVERY_S
 
     def offer(self, text: Callable[[], str]) -> None:
-        """To be called often; ``text`` is asked for when a line is due."""
+        """Print a line if one is due; ``text`` is called only then. Call this often."""
         if self._shown.is_terminal or self._clock() < self._due_s:
             return
         self._due_s = self._clock() + LINE_EVERY_S
@@ -55,7 +55,7 @@ class PacedLines:
 def progress_bar(
     *columns: ProgressColumn, console: Console, refresh_per_second: float = 10.0, disable: bool = False
 ) -> Progress:
-    """A bar that vanishes when it is done, and prints nothing at all where it would not be seen."""
+    """A bar that vanishes when the work is done, and prints nothing where no bar can be shown."""
     shown = progress_console(console)
     is_off = disable or not shown.is_terminal
     return Progress(
@@ -65,7 +65,7 @@ def progress_bar(
 
 @contextmanager
 def spinner(text: str, console: Console) -> Iterator[Status]:
-    """What happens now, where a spinner is seen; the text may be changed while it turns."""
+    """Show the current work with a spinner, where one can be shown; the caller may change the text meanwhile."""
     shown = progress_console(console)
     status = Status(text, console=shown)
     if not shown.is_terminal:
@@ -77,14 +77,14 @@ def spinner(text: str, console: Console) -> Iterator[Status]:
 
 @contextmanager
 def phase(text: str, console: Console) -> Iterator[Status]:
-    """A spinner, or the text once as a line where no spinner is seen: for what takes long."""
+    """Show long work with a spinner, or with the text as one line where no spinner can be shown."""
     note_phase(text, console)
     with spinner(text, console) as status:
         yield status
 
 
 def print_whole(table: Table, console: Console, *, never_folds: bool = False) -> None:
-    """Print a table; where no terminal limits it (with ``never_folds``: anywhere), as wide as its cells are."""
+    """Print a table; without a terminal (with ``never_folds``: always) as wide as its cells."""
     if console.is_terminal and not never_folds:
         console.print(table)
         return
@@ -93,12 +93,12 @@ def print_whole(table: Table, console: Console, *, never_folds: bool = False) ->
 
 
 def print_line(text: str, console: Console, style: str | None = None) -> None:
-    """Plain text that is never wrapped: one line for programs that read it."""
+    """Print plain text that is never wrapped, for programs that read lines."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_fitted(text: str, console: Console, style: str | None = None) -> None:
-    """One line that a terminal may shorten, and nothing else."""
+    """Print one line, shortened to the width of a terminal if need be."""
     if console.is_terminal:
         console.print(text, style=style, markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
     else:

@@ -1,8 +1,8 @@
 """A run as a time line that chrome://tracing and ui.perfetto.dev open: steps, transfers, moves, requests, queues.
 
-One recorder for live and simulated runs: the core's driver tells it what it issues and hears
-(``Timeline`` is a ``core.observing.RunObserver``). What is written is the Trace Event Format: complete events for the
-steps of a stage (a stage computes one at a time), nestable asynchronous ones for whatever overlaps.
+One recorder for live and simulated runs: the core's driver reports to it each issued and each received event
+(``Timeline`` is a ``core.observing.RunObserver``). It writes the Trace Event Format: complete events for the steps of a
+stage, which computes one at a time, and nestable asynchronous events for overlapping spans.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from jettison.core.ports import Emit, Record, RunStep, SendShard, Transfer, Tran
 from jettison.types import GroupId, LayerRange, WorkerId
 
 MAX_EVENTS = 400_000
-"""Kept by default: about 100 MB as text, and what a viewer still opens. The oldest go first."""
+"""Events kept by default: about 100 MB as text, which a viewer still opens. The oldest are dropped first."""
 
 MAX_GROUPS_SHOWN = 32
-"""With more groups than this, counters are totals only."""
+"""Most groups with counters of their own; with more, counters are totals only."""
 
 OFFLINE_PART = "offline_part"
-"""Of the tokens of the steps that were issued since the look before, 0 to 1."""
+"""Counter of the offline share of the tokens in the steps issued since the last tick, 0 to 1."""
 
 _STAGES, _LINKS, _MOVES, _REQUESTS, _COUNTERS = range(1, 6)
 _PROCESS_NAMES = {
@@ -39,7 +39,7 @@ _CHARTS = {
     "offline KV blocks at the host": ("offline_host_blocks",),
     "offline part of the tokens": (OFFLINE_PART,),
 }
-"""Counters of each group and of all, by chart. Those of offline work are drawn from when there is some."""
+"""Counters of each group and of all, by chart. Counters of offline work begin with the first offline work."""
 
 _SPANS = {
     "drop": ("drop: decision to serving", "decision_to_serving_ms"),
@@ -54,7 +54,7 @@ _SPANS = {
     "offline_resumed": ("offline work paused", "ms"),
     "offline_goes_on": ("offline work stands still", "ms"),
 }
-"""Kind of a record that ends a move -> what the move is called here, and the field with its duration."""
+"""Kind of a record that ends a move -> the move's name here, and the field with its duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ class _OpenStep:
 
 
 class Timeline:
-    """Collects what happened; ``write`` it at any time. All times are nanoseconds of one clock.
+    """Collects the events of a run; ``write`` may be called at any time. All times are nanoseconds of one clock.
 
-    ``max_events`` bounds the memory: beyond it the oldest events are forgotten, and the document says how many.
+    ``max_events`` bounds the memory: beyond it the oldest events are dropped, and the document holds their number.
     """
 
     def __init__(self, max_events: int = MAX_EVENTS) -> None:
@@ -84,7 +84,7 @@ class Timeline:
         self._steps: dict[int, _OpenStep] = {}
         self._transfers: dict[int, Transfer] = {}
         self._issued: dict[GroupId, list[int]] = {}
-        """Offline tokens, and all tokens, of each group's steps since it was looked at last."""
+        """Offline tokens, and all tokens, in each group's steps since the last tick."""
         self._has_offline = False
         self._workers: set[WorkerId] = set()
 
@@ -125,15 +125,15 @@ class Timeline:
         })
 
     def step_ended(self, step_id: int) -> None:
-        """The step is over or has failed; after its last stage."""
+        """The step has ended or failed, after its last stage."""
         self._steps.pop(step_id, None)
 
     def transfer_begun(self, transfer: Transfer) -> None:
-        """Bytes are to be moved; when they began to move is known at their end."""
+        """Bytes are to be moved; the time at which they began to move comes with their end."""
         self._transfers[transfer.transfer_id] = transfer
 
     def transfer_ended(self, ended: TransferEnded, now_ns: int) -> None:
-        """The one end of a transfer."""
+        """A transfer has ended."""
         transfer = self._transfers.pop(ended.transfer_id, None)
         if transfer is None:
             return
@@ -148,13 +148,13 @@ class Timeline:
         self._span(_LINKS, "transfer", name, ended.transfer_id, now_ns - ended.duration_ns, now_ns, what)
 
     def recorded(self, record: Record) -> None:
-        """A decision or a milestone."""
+        """The core has recorded a decision or a milestone."""
         args = {key: _plain(value) for key, value in record.fields.items()}
         self._add({
             "name": record.kind, "cat": "decision", "ph": "i", "s": "g", "ts": record.time_ns / 1e3, "pid": _MOVES,
             "tid": 0, "args": args,
         })
-        if record.kind == "worker_lost":  # the dead worker will not tell the end of its steps
+        if record.kind == "worker_lost":  # the dead worker will not report the end of its steps
             lost = set(record.fields["groups"])  # type: ignore[call-overload]
             self._steps = {i: step for i, step in self._steps.items() if step.group_id not in lost}
         if record.kind in _SPANS:
@@ -196,7 +196,7 @@ class Timeline:
 
     @property
     def num_forgotten(self) -> int:
-        """Events that did not fit any more."""
+        """Number of dropped events."""
         return self._num_events - len(self._events)
 
     def document(self) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def _part(issued: Sequence[int]) -> float:
 
 
 def _plain(value: object) -> Any:
-    """As JSON knows it."""
+    """The value as a type of JSON."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -1,7 +1,8 @@
-"""Runs as a report's opening compares them: the seeds of one variant are one column, each variant beside its baseline.
+"""Runs as a report's opening compares them: the seeds of one variant share a column, and each variant is beside its
+baseline.
 
 Pure; nothing here writes words or draws. Figures of several seeds are medians, and a ratio is the median of the ratios
-of runs that met the same arrivals.
+of runs with the same arrivals.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ _METRICS = {metric.label: metric for metric in METRICS}
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to serve one load: a run, or a run a seed."""
+    """One way to serve one load: a run, or a run for each seed."""
 
     name: str
     runs: tuple[RunResult, ...]
     baselines: tuple[RunResult, ...]
-    """Of each run, in their order; a run that has none is its own."""
+    """The baseline of each run, in order; a run without one is its own."""
     index: int
-    """The place of the first run among all runs: its colour."""
+    """The index of the first run among all runs, which gives the colour."""
 
     @property
     def has_baseline(self) -> bool:
@@ -34,22 +35,22 @@ class Variant:
 
     @property
     def baseline_name(self) -> str:
-        """What it is compared with."""
+        """The name of its baseline."""
         return name_without_seed(self.baselines[0])
 
     def figure(self, label: str) -> float | None:
-        """The metric of ``summary.METRICS`` with this label: the median over the seeds that have it."""
+        """The metric of ``summary.METRICS`` with this label: the median over the seeds with a value."""
         return middle([_METRICS[label].value(run) for run in self.runs])
 
     def ratios(self, label: str) -> list[float]:
-        """How many times better each run is than its baseline, where it can be said."""
+        """The factor by which each run is better than its baseline, where both have a value."""
         metric: Metric = _METRICS[label]
         pairs = zip(self.runs, self.baselines, strict=True)
         found = [ratio(run, baseline, metric) for run, baseline in pairs if run is not baseline]
         return [times for times in found if times is not None]
 
     def event(self, name: str) -> float | None:
-        """A count of events, the median over the seeds; None where no run tells."""
+        """A count of events, the median over the seeds; None where no run has it."""
         return middle([run.events.get(name) for run in self.runs])
 
 
@@ -63,7 +64,7 @@ def variants_of(runs: Sequence[RunResult]) -> list[Variant]:
     """The variants in the order in which each first appears."""
     grouped: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
-        # Live runs of one name may still be of different loads: only seeds of the simulator are put together.
+        # Live runs of one name may be of different loads, so only the simulator's seeds are combined.
         key = name_without_seed(run) if run.config.get("simulated") else f"{index} {run.name}"
         grouped.setdefault(key, []).append(index)
     return [
@@ -76,12 +77,12 @@ def variants_of(runs: Sequence[RunResult]) -> list[Variant]:
 
 
 def name_without_seed(run: RunResult) -> str:
-    """What the runs of several seeds have in common."""
+    """The run's name without its seed."""
     return run.name.replace(f" seed={run.config.get('seed')}", "")
 
 
 def loads_of(variants: Sequence[Variant]) -> list[list[Variant]]:
-    """Variants that are compared with each other: each baseline with those that have it."""
+    """Variants grouped by load: each baseline with the variants compared with it."""
     found: dict[int, list[Variant]] = {}
     for variant in variants:
         found.setdefault(id(variant.baselines[0]), []).append(variant)

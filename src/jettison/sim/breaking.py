@@ -1,59 +1,103 @@
-"""Faults, carried out: what dies, is cut off, slows down, or speaks late and twice (``sim.faults``).
+"""Carrying out faults (``sim.faults``): workers die, are cut off, slow down, or report late or twice.
 
-A death is seen at once by peers (their links close) and told to the core when it is detected; nothing that the dead
-worker has sent is delivered after that, as ``core.ports`` promises. A cut link stays cut until one of its ends starts a
-new life; a stage that loses a peer by it makes that peer suspect, and it is declared lost (``live.engine.engine``).
+Peers see a death at once (their links close); the core gets the event when it is detected. No report of the dead worker
+is delivered after that, as ``core.ports`` promises. A cut link stays cut until one of its ends starts a new life; a
+stage that loses a peer by it makes that peer a suspect, which is then declared lost (``live.engine.engine``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from jettison.core import ports
+from jettison.core.cluster import ClusterCore
 from jettison.core.controlstream import LINK_GRACE_S
+from jettison.core.load.bubbles import BubbleMeter
+from jettison.sim.eventlog import EventLog
 from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow
 from jettison.sim.links import host_of
-from jettison.sim.loop import FAULT
+from jettison.sim.loop import FAULT, EventLoop
+from jettison.sim.network import Network
+from jettison.sim.transfers import Transfers
 from jettison.sim.worker import SimWorker
 from jettison.types import NANOSECONDS, WorkerId
 
-if TYPE_CHECKING:
-    from jettison.sim.cluster import SimulatedCluster
-
 DECLARED_RESTART_S = 1.0
-"""From then to its next life."""
+"""Seconds from then to its next life."""
+
+
+class Breakable(Protocol):
+    """The cluster, as faults use it (``sim.cluster.SimulatedCluster``)."""
+
+    core: ClusterCore
+    loop: EventLoop
+    log: EventLog
+    bubbles: BubbleMeter
+    network: Network
+    transfers: Transfers
+
+    @property
+    def workers(self) -> Mapping[WorkerId, SimWorker]:
+        """All workers."""
+        ...
+
+    def worker(self, worker_id: WorkerId) -> SimWorker:
+        """A worker by its id."""
+        ...
+
+    def is_linked(self, a: WorkerId, b: WorkerId) -> bool:
+        """Both workers live, and the link between them is not cut."""
+        ...
+
+    def handle(self, event: ports.Event) -> None:
+        """Let the core handle an event and carry out its actions."""
+        ...
+
+    def report(self, worker_id: WorkerId, event: ports.Event, at_ns: int) -> object:
+        """A worker sends an event to the controller."""
+        ...
+
+    def start_ticks(self) -> None:
+        """See that the next tick comes."""
+        ...
+
+    def stop_fast_forwards(self, *, including_now: bool = True) -> None:
+        """Settle all groups, and go on step by step: something is about to change."""
+        ...
 
 
 class Breaking:
-    """What is broken in one cluster, and will be."""
+    """Present and planned faults of one cluster."""
 
-    def __init__(self, cluster: SimulatedCluster) -> None:
+    def __init__(self, cluster: Breakable) -> None:
         self.num_ahead = 0
-        """Faults that are planned, and their consequences that are still to come."""
+        """Planned faults, and consequences of faults that are still to come."""
         self._cluster = cluster
         self._lasting: dict[WorkerId, list[Slow | Delay | Duplicate]] = {}
-        """Faults under way by worker, the first to begin first. Each does its part, whichever else there are."""
+        """Faults under way by worker, in the order of their beginning. Each has its own effect, whatever other faults
+        there are."""
         self._copies_after_ns: dict[WorkerId, tuple[int, ...]] = {}
         self._cut: set[tuple[WorkerId, WorkerId]] = set()
-        """Pairs, smaller id first, whose link is broken though both live."""
+        """Pairs of live workers with a broken link, smaller id first."""
         self._told_dead: dict[WorkerId, int] = {}
-        """Worker -> first life of which the core has not been told the end."""
+        """Worker -> first life that is not over, as far as the core knows."""
 
     def plan(self, faults: Iterable[Fault]) -> None:
-        """Let these things go wrong at their times."""
+        """Plan these faults at their times."""
         for fault in faults:
             self.num_ahead += 1
             self._cluster.loop.at(round(fault.at_s * NANOSECONDS), partial(self._strike, fault), FAULT)
 
     def is_cut(self, a: WorkerId, b: WorkerId) -> bool:
-        """Whether the link between two that live is broken."""
+        """Whether the link between two live workers is broken."""
         return bool(self._cut) and (min(a, b), max(a, b)) in self._cut
 
     def copies_after_ns(self, worker_id: WorkerId) -> tuple[int, ...]:
-        """Delays of further copies of what this worker tells now: one for each fault that makes it repeat itself."""
+        """Delays of further copies of a report that this worker sends now: one for each fault that makes it repeat
+        itself."""
         return self._copies_after_ns.get(worker_id, ())
 
     def is_told_dead(self, worker_id: WorkerId, life: int) -> bool:
@@ -70,7 +114,7 @@ class Breaking:
             )
 
     def close_link(self, survivor: SimWorker, lost: WorkerId) -> None:
-        """A fence: the survivor listens to that life no more; the next one may be linked already."""
+        """A fence: the survivor closes its link to the lost life; the next life may be linked already."""
         if not self._cluster.is_linked(survivor.worker_id, lost):
             survivor.lose_link(lost)
 
@@ -96,7 +140,8 @@ class Breaking:
         self._note_lasting(fault.worker_id)
 
     def _note_lasting(self, worker_id: WorkerId) -> None:
-        """Factors multiply and delays add up: each fault does what it does to a worker that is healthy."""
+        """Set a worker's rates from its faults: factors multiply and delays add up, so each fault has its own
+        effect."""
         worker, lasting = self._cluster.worker(worker_id), self._lasting[worker_id]
         worker.slowness = math.prod((f.factor for f in lasting if isinstance(f, Slow)), start=1.0)
         worker.extra_hop_ns = sum(round(f.delay_s * NANOSECONDS) for f in lasting if isinstance(f, Delay))
@@ -153,14 +198,15 @@ class Breaking:
             self._cluster.worker(b).lose_link(a)
 
     def _break_link(self, a: WorkerId, b: WorkerId, *, dead: WorkerId | None) -> None:
-        """Transfers between the two are over: who lives tells, the destination of those that have begun (rule 8)."""
+        """End the transfers between the two. A live end reports: the destination for transfers that have begun, else
+        the source (rule 8)."""
         cluster = self._cluster
         for src, dst in ((a, b), (b, a)):
             for transfer in cluster.transfers.drop(src, dst):
                 teller = src if transfer.begun_ns is None else dst
                 if teller != dead:
                     ended = ports.TransferEnded(transfer.transfer_id, False, transfer.sent_bytes, 0)
-                    cluster.report(cluster.worker(teller), ended, cluster.loop.now_ns)
+                    cluster.report(teller, ended, cluster.loop.now_ns)
         if dead is not None:
             survivor = cluster.worker(b if a == dead else a)
             life = survivor.life
@@ -168,7 +214,7 @@ class Breaking:
             cluster.loop.after(latency_ns, lambda: survivor.lose_link(dead) if survivor.life == life else None)
 
     def _drop_swaps(self, worker_id: WorkerId) -> None:
-        """The host memory of a dead worker is gone as well: its copies stop, and no end is left to tell of them."""
+        """The host memory of a dead worker is gone as well: its copies stop, and no end is left to report them."""
         host = host_of(worker_id)
         for src, dst in ((worker_id, host), (host, worker_id)):
             self._cluster.transfers.drop(src, dst)

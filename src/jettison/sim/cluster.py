@@ -1,7 +1,7 @@
 """A whole cluster in virtual time: the real core, modelled workers, links and faults.
 
-``ClusterCore`` is imported and asked, never copied: events go in, and its actions are carried out in order, as
-``live.engine.driver`` does. What differs from a live cluster is the clock (``sim.loop``), the executor
+``ClusterCore`` is imported and called, never copied: events go in, and its actions are carried out in order, as
+``live.engine.driver`` does. The differences from a live cluster are the clock (``sim.loop``), the executor
 (``sim.executor``), the memory (``sim.memory``) and the links (``sim.network``, ``sim.transfers``).
 
     cluster = SimulatedCluster(setup)          # sim.setup
@@ -107,14 +107,14 @@ class SimulatedCluster:
         self._tick: Scheduled | None = None
         self._next_tick_ns = setup.tick_ns
 
-    # --- what users call --------------------------------------------------------------------------------------
+    # --- for users --------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, at_ns: int | None = None) -> None:
-        """A request arrives: at a time, or now."""
+        """Have a request arrive, at a time or now."""
         self.expect_arrival(self.loop.now_ns if at_ns is None else at_ns, lambda: self.arrive_now(request))
 
     def expect_arrival(self, at_ns: int, send: Callable[[], None]) -> None:
-        """``send`` will call ``arrive_now`` at that time (or think better of it): for sources of many requests."""
+        """Expect ``send`` to call ``arrive_now`` at that time (it may not): for sources of many requests."""
         self._num_arriving += 1
 
         def arrive() -> None:
@@ -133,7 +133,7 @@ class SimulatedCluster:
         self.loop.at(at_ns, lambda: self.handle(ports.CancelRequested(request_id)), ARRIVAL)
 
     def inject(self, faults: Iterable[Fault]) -> None:
-        """Let these things go wrong."""
+        """Plan these faults."""
         self.breaking.plan(faults)
         self.start_ticks()
 
@@ -157,7 +157,8 @@ class SimulatedCluster:
         ))
 
     def request_migrations(self, destinations: Mapping[RequestId, GroupId], kinds: Collection[MigrationKind]) -> None:
-        """Have requests go to other groups, each as suits it and the others; some wait for the next epoch."""
+        """Have requests go to other groups, each in the kind that is best for it and the others; some wait for the next
+        epoch."""
         self.stop_fast_forwards()
         self._carry_out(self.core.request_migrations(destinations, self.loop.now_ns, kinds))
 
@@ -172,7 +173,7 @@ class SimulatedCluster:
         self._carry_out(self.core.request_wake(worker_id, self.loop.now_ns))
 
     def run(self, until_ns: int | None = None, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Go on until everything has ended and come to rest, until a time, or until ``is_over`` says so."""
+        """Run until the cluster is at rest, until a time, or until ``is_over`` is true."""
         self.start_ticks()
         self.loop.run(until_ns, is_over)
         self.settle()
@@ -194,7 +195,7 @@ class SimulatedCluster:
     # --- the core's events and actions ------------------------------------------------------------------------
 
     def handle(self, event: ports.Event) -> None:
-        """Let the core handle an event and carry out what follows."""
+        """Let the core handle an event, and carry its actions out."""
         now_ns = self.loop.now_ns
         observer = self._observer
         if isinstance(event, ports.Tick):
@@ -222,13 +223,14 @@ class SimulatedCluster:
         self.fast_forwards.settle(self._tell_tokens)
 
     def stop_fast_forwards(self, *, including_now: bool = True) -> None:
-        """Settle, and go on step by step until the next chance: something is about to change."""
+        """Settle, and go on step by step until the next fast-forward: the cluster is about to change."""
         self._pass_ticks()
         self.fast_forwards.cut_all(self._tell_tokens, including_now=including_now)
 
     def _catch_up(self, event: ports.Event) -> None:
-        """Before the core handles an event: commit the steps that it depends on. Of others the core says when it needs
-        them (``_settle_group``, ``_settle_all``). What clients do comes before what ends then, a tick after it."""
+        """Before the core handles an event: commit the steps that it depends on. For other steps the core itself asks
+        (``_settle_group``, ``_settle_all``). A client's event comes before steps that end at the same time, a tick
+        after them."""
         self._including_now = not isinstance(event, ports.Arrived | ports.CancelRequested)
         due_ns = self.core.fast_forward.due_ns
         is_due = due_ns is not None and self.loop.now_ns >= due_ns
@@ -244,7 +246,7 @@ class SimulatedCluster:
             self.fast_forwards.settle_group(group_id, self._tell_tokens, including_now=self._including_now)
 
     def _cut_what_decides(self, event: ports.Event) -> None:
-        """After an event: groups that it has given something to decide go on step by step."""
+        """After an event: groups that now have something to decide go on step by step."""
         match event:
             case _ if not self.core.fast_forward.is_quiet:
                 self.stop_fast_forwards(including_now=self._including_now)
@@ -286,7 +288,7 @@ class SimulatedCluster:
                     self._workers[action.worker_id].deliver(action, arrives_ns)
                 case ports.SendKV() | ports.SendShard():
                     if isinstance(action, ports.SendKV) and action.beside_steps:
-                        # It begins between the steps that are told of together, and slows those after it.
+                        # The copy begins between steps that are taken together, and slows the later ones.
                         self.fast_forwards.cut_at(action.src, self._tell_tokens, including_now=self._including_now)
                     self._workers[action.src].deliver(action, arrives_ns)
                 case _:
@@ -318,7 +320,7 @@ class SimulatedCluster:
                 self._on_emit(emit, now_ns)
 
     def _after_hop(self, worker_id: WorkerId, act: Callable[[SimWorker], None]) -> None:
-        """Do something at a worker that need not wait for its turn there, if it lives and still does then."""
+        """Call ``act`` at a worker after a hop, out of turn, if the worker lives now and in the same life then."""
         worker, life = self._workers[worker_id], self._workers[worker_id].life
         if not worker.alive:
             return
@@ -328,7 +330,8 @@ class SimulatedCluster:
         self.bubbles.issued(step)
         if self._observer is not None:
             self._observer.step_issued(step)
-        load = StepLoad.of(step.rows)
+        work = self.core.groups[step.group_id].in_flight[step.step_id].work
+        load = StepLoad.of(work, [row.samples for row in step.rows].count(True))
         if load.num_samples == load.num_tokens and len(step.stages) == 1 and self._compress:
             run, lone = StepRun(step, load, {}, {}), self._workers[step.stages[0].worker_id]
             repeats = bool(self.breaking.copies_after_ns(lone.worker_id))
@@ -341,7 +344,7 @@ class SimulatedCluster:
                 worker.deliver_step(run, index, arrives_ns)
 
     def _far_rows(self, step: ports.RunStep) -> dict[WorkerId, list[FarRows]]:
-        """What the stages attend to at peers."""
+        """Rows of each stage that attend to KV at peers."""
         totals: dict[tuple[WorkerId, WorkerId, int, int], tuple[int, int]] = {}
         for row in step.rows:
             for part in row.remote:
@@ -355,7 +358,8 @@ class SimulatedCluster:
         return far
 
     def _high_blocks(self, step: ports.RunStep) -> dict[WorkerId, int]:
-        """Only where a dropped shard may come back by mapping alone does it matter which blocks are touched."""
+        """1 + the highest block that a step touches, by worker; only where a dropped shard may come back by mapping
+        alone, as it does not matter elsewhere."""
         high: dict[WorkerId, int] = {}
         for stage in step.stages:
             if self._workers[stage.worker_id].memory.has_intact_shards:
@@ -367,7 +371,7 @@ class SimulatedCluster:
     # --- ticks ------------------------------------------------------------------------------------------------
 
     def start_ticks(self) -> None:
-        """See that the next tick comes, where it could decide something, or is looked at."""
+        """Schedule the next tick, where it could decide something, or an observer looks at it."""
         is_planned = self._tick is not None and self._tick.is_pending
         counts = self._observer is not None
         if not is_planned and (counts or self.core.awaits_tick) and not self.is_at_rest:
@@ -377,7 +381,7 @@ class SimulatedCluster:
         self.handle(ports.Tick())
 
     def _pass_ticks(self) -> None:
-        """Ticks before this moment had nothing to decide: the core takes note of them together."""
+        """Ticks before this moment had nothing to decide: have the core note them together."""
         tick_ns, now_ns = self.setup.tick_ns, self.loop.now_ns
         if now_ns <= self._next_tick_ns:
             return
@@ -388,19 +392,20 @@ class SimulatedCluster:
             self.core.skip_ticks(range(first_ns, next_ns, tick_ns))
         self._next_tick_ns = max(self._next_tick_ns, next_ns)
 
-    # --- what workers need (sim.plant.Plant) -----------------------------------------------------------------
+    # --- for workers (sim.plant.Plant) -----------------------------------------------------------------------
 
-    def report(self, worker: SimWorker, event: ports.Event, at_ns: int) -> Scheduled:
-        """Send an event to the controller; what one worker tells arrives in order."""
+    def report(self, worker_id: WorkerId, event: ports.Event, at_ns: int) -> Scheduled:
+        """Send an event to the controller; the events of one worker arrive in order."""
+        worker = self._workers[worker_id]
         at_ns = max(at_ns + self.setup.hops.report_ns + worker.extra_hop_ns, worker.last_report_ns)
         worker.last_report_ns = at_ns
-        life, worker_id = worker.life, worker.worker_id
+        life = worker.life
         copies_after_ns = self.breaking.copies_after_ns(worker_id)
         if not copies_after_ns:
             return self.loop.at(at_ns, lambda: self._receive(worker_id, life, event))
 
         def arrive() -> None:
-            # Copies follow from the first: what a death or a lost link cancels before its end is not told of at all.
+            # Copies follow the first report: where a death or a lost link cancels that one, no copy is sent.
             for delay_ns in copies_after_ns:
                 self.loop.after(delay_ns, lambda: self._receive(worker_id, life, event))
             self._receive(worker_id, life, event)
@@ -409,7 +414,7 @@ class SimulatedCluster:
 
     def _receive(self, worker_id: WorkerId, life: int, event: ports.Event) -> None:
         if self.breaking.is_told_dead(worker_id, life):
-            return  # nothing that a dead worker has sent is delivered
+            return  # reports of a dead worker are not delivered
         if isinstance(event, ports.StepCompleted | ports.StepFailed | ports.StepAbandoned):
             self.bubbles.ended(event.step_id)
             if self._observer is not None:
@@ -431,7 +436,7 @@ class SimulatedCluster:
         return self._workers[worker_id]
 
     def is_linked(self, a: WorkerId, b: WorkerId) -> bool:
-        """Both live, and nothing has cut them from each other."""
+        """Both workers live, and the link between them is not cut."""
         return self._workers[a].alive and self._workers[b].alive and not self.breaking.is_cut(a, b)
 
     def shared_copy(self, worker_id: WorkerId) -> set[ShardId]:
@@ -447,16 +452,16 @@ class SimulatedCluster:
 
     @property
     def is_watched(self) -> bool:
-        """Stages of groups of one are to be told of, too."""
+        """Stages of groups of one stage are to be reported, too."""
         return self._observer is not None
 
     def note_stage(self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int) -> None:
-        """A stage computes its part from the one time to the other."""
+        """A stage computes its part from ``started_ns`` to ``ended_ns``."""
         self.bubbles.stage_done(worker_id, step_id, started_ns, ended_ns)
         if self._observer is not None:
             self._observer.stage_done(worker_id, step_id, started_ns, ended_ns)
 
     def note_activation(self, delay_ns: int) -> None:
-        """An activation was so long on its way."""
+        """An activation was on its way for ``delay_ns``."""
         self.num_activations += 1
         self.activation_ns += delay_ns

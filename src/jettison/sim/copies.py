@@ -22,13 +22,14 @@ Tell = Callable[[TransferId, bool, int, int], None]
 
 
 class SimCopies:
-    """Those that have begun on a worker and not ended."""
+    """Copies that have begun on a worker and not ended."""
 
     def __init__(
         self, loop: EventLoop, memory: Callable[[], ModelledMemory], profile: HardwareProfile, link: LinkSpec | None,
         tell: Tell,
     ) -> None:
-        """``memory``: of the worker's present life; ``link``: to its host, of copy engines (None: as profiled)."""
+        """``memory``: the memory of the worker's present life; ``link``: its copy engines' link to the host (None: as
+        profiled)."""
         self._loop = loop
         self._memory = memory
         self._rate = (profile.copies_beside_bytes_per_s if link is None else link.bytes_per_s) / NANOSECONDS
@@ -36,11 +37,11 @@ class SimCopies:
         self._tell = tell
         self._begun = CopiesBeside()
         self._num_bytes = 0.0
-        """Of the first copy, that have been copied by ``_since_ns``."""
+        """Bytes of the first copy that have been copied by ``_since_ns``."""
         self._since_ns = 0
-        """It copies from then on: in the future while a layout is being applied."""
+        """Time from which the first copy goes on: in the future while a layout is being applied."""
         self._started_ns: int | None = None
-        """Of the first copy, its first piece."""
+        """When the first copy's first piece began."""
         self._end: Scheduled | None = None
 
     def __len__(self) -> int:
@@ -54,7 +55,7 @@ class SimCopies:
         self.follow_layout((), self._loop.now_ns)
 
     def cancel(self, transfer_id: TransferId) -> bool:
-        """End a copy; whether there was such a one."""
+        """End a copy; returns whether there was one."""
         first = self._begun.first
         copy = self._begun.end(transfer_id)
         if copy is None:
@@ -65,8 +66,8 @@ class SimCopies:
         return True
 
     def follow_layout(self, moved: Sequence[tuple[int, int]], until_ns: int) -> None:
-        """The layout in force is applied from now until then, and nothing is copied meanwhile. Copies whose layers or
-        blocks are not there end."""
+        """A layout is being applied until ``until_ns``, and nothing is copied meanwhile. Copies whose layers or blocks
+        are gone end."""
         if not self._begun:
             return
         self._advance()
@@ -80,7 +81,7 @@ class SimCopies:
         self._copy_first()
 
     def slowed_ns(self, took_ns: int) -> int:
-        """What a step takes that begins now and would take so long alone."""
+        """Nanoseconds that a step takes which begins now and would take ``took_ns`` alone."""
         if not self._begun:
             return took_ns
         self._advance()
@@ -99,7 +100,7 @@ class SimCopies:
         return len(copy.layers) * len(copy.blocks) * self._memory().sizes.kv_block_bytes
 
     def _advance(self) -> None:
-        """Take note of what has been copied by now."""
+        """Note the bytes copied by now."""
         elapsed_ns = self._loop.now_ns - self._since_ns
         if elapsed_ns > 0:
             self._since_ns = self._loop.now_ns
@@ -107,7 +108,7 @@ class SimCopies:
                 self._num_bytes += elapsed_ns * self._rate
 
     def _copy_first(self) -> None:
-        """See that the first copy ends when its last byte is copied."""
+        """Schedule the end of the first copy, when its last byte is copied."""
         if self._end is not None:
             self._end.cancel()
             self._end = None

@@ -1,7 +1,7 @@
-"""What happened, as a hash: same seed, same hash.
+"""A run as a hash: same seed, same hash.
 
-Only what a user of the cluster or its operator could see is hashed, with its time: arrivals, ends of requests, moves,
-layouts, deaths, decisions. Single steps are not: what they were shows in the time at which a request ends. So a run
+Only facts that a user or an operator of the cluster could see are hashed, with their times: arrivals, ends of requests,
+moves, layouts, deaths, decisions. Single steps are not hashed: they show in the times at which requests end. So a run
 that advances steps together has the same hash as one that takes them one by one.
 """
 
@@ -25,7 +25,7 @@ class EventLog:
         self._sha.update(f"{now_ns} {facts!r}\n".encode())
 
     def note_event(self, now_ns: int, event: ports.Event) -> None:
-        """Add what the core was told; steps and ticks are left out."""
+        """Add an event of the core; steps and ticks are left out."""
         match event:
             case ports.StepCompleted() | ports.StepAbandoned() | ports.Tick():
                 return
@@ -40,7 +40,7 @@ class EventLog:
                 self.note(now_ns, type(event).__name__, *event)
 
     def note_action(self, now_ns: int, action: ports.Action) -> None:
-        """Add what the core decided: records, and ends of requests."""
+        """Add an action of the core: records, and ends of requests."""
         if isinstance(action, ports.Emit):
             if action.finish_reason is not None:
                 self.note(now_ns, "end", action.request_id, str(action.finish_reason))

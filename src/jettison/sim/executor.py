@@ -1,4 +1,4 @@
-"""What a step takes: the executor port of the simulator, and the one that asks the cost model.
+"""The time of a step: the executor port of the simulator, and the executor that asks the cost model.
 
 Times follow from totals of a microbatch, which are whole numbers. So a caller that adds the rows up in another order,
 or a step at a time, gets the same nanoseconds.
@@ -7,15 +7,14 @@ or a step at a time, gets the same nanoseconds.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from jettison.core.ports import StepRow
 from jettison.cost.model import CostModel
+from jettison.cost.stepwork import StepWork
 from jettison.types import NANOSECONDS, LayerRange, WorkerId
 
 
@@ -30,25 +29,18 @@ class StepLoad(NamedTuple):
     num_samples: int
 
     @classmethod
-    def of(cls, rows: Iterable[StepRow]) -> StepLoad:
-        """Add the rows of a step up."""
-        tokens = twice_pairs = kv_tokens = samples = 0
-        for row in rows:
-            context, num = row.context_len, row.num_tokens
-            tokens += num
-            twice_pairs += num * (2 * context + num + 1)
-            kv_tokens += context + num
-            samples += row.samples
-        return cls(tokens, twice_pairs // 2, kv_tokens, samples)
+    def of(cls, work: StepWork, num_samples: int) -> StepLoad:
+        """Of a step whose rows add up to so much, so many of which draw a token."""
+        return cls(work.num_tokens, work.num_pairs, work.num_kv_tokens + work.num_tokens, num_samples)
 
     def after(self, num_steps: int) -> StepLoad:
-        """The same rows, one token each, so many steps later."""
+        """The same rows, one token each, ``num_steps`` steps later."""
         grown = num_steps * self.num_tokens
         return StepLoad(self.num_tokens, self.num_pairs + grown, self.num_kv_tokens + grown, self.num_samples)
 
 
 class StageShape(NamedTuple):
-    """Which part of the model a stage runs."""
+    """The part of the model that a stage runs."""
 
     num_layers: int
     is_first: bool
@@ -56,12 +48,12 @@ class StageShape(NamedTuple):
 
     @classmethod
     def of(cls, layers: LayerRange, num_layers: int) -> StageShape:
-        """A stage of a model with so many layers."""
+        """A stage of ``layers``, in a model of ``num_layers``."""
         return cls(len(layers), layers.lo == 0, layers.hi == num_layers)
 
 
 class Executor(Protocol):
-    """Predicts; holds nothing that a prediction changes."""
+    """Predicts times; a prediction changes no state."""
 
     def stage_ns(self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape) -> int:
         """Whole nanoseconds of one stage for one microbatch, the worker's ``number``-th step."""
@@ -74,20 +66,21 @@ class Executor(Protocol):
         ...
 
     def attention_ns(self, num_kv_tokens: int, num_rows: int) -> int:
-        """One layer's attention of so many decodes over so many tokens in all, at a peer."""
+        """Whole nanoseconds of one layer's attention at a peer: ``num_rows`` decodes over ``num_kv_tokens`` tokens in
+        all."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelledExecutor:
-    """Steps as the cost model has them, with an overhead of the host, and noise where it is wanted.
+    """Step times by the cost model, with an overhead of the host, and optional noise.
 
     Tensor parallelism is in the model's coefficients: a worker stands for all devices of an instance.
     """
 
     cost: CostModel
     overhead_s: float = 0.0
-    """Of each step on each stage: what the host does before and after the device works."""
+    """Seconds that the host works before and after the device, for each step on each stage."""
     noise: float = 0.0
     """Standard deviation of the logarithm of a step's time over its prediction."""
     seed: int = 0
@@ -112,8 +105,10 @@ class ModelledExecutor:
             return np.array(singly, dtype=np.int64)
         grown = np.arange(count, dtype=np.int64) * load.num_tokens
         samples = load.num_samples if stage.is_last else 0
+        pairs: Any = load.num_pairs + grown
+        kv_tokens: Any = load.num_kv_tokens + grown
         seconds: Any = self.cost.totals_cost_s(
-            load.num_tokens, cast(Any, load.num_pairs + grown), cast(Any, load.num_kv_tokens + grown), stage.num_layers,
+            load.num_tokens, pairs, kv_tokens, stage.num_layers,
             is_first=stage.is_first, num_samples=samples,
         )
         whole: npt.NDArray[np.int64] = np.rint((seconds + self.overhead_s) * NANOSECONDS).astype(np.int64)

@@ -1,9 +1,9 @@
 """Compressed stepping: decode steps with nothing to decide in between are one event.
 
-Which steps those are, and what they do to the books, is the core's to say (``core.driving.fastforward``); here are
-their times. The end of the last step of a fast-forward is an ordinary event. Before it, the group is caught up with
-whenever the core is about to handle something that may read its group, and cut, so that the step under way ends as an
-ordinary one, when the group has got something to decide. Results equal those of naive stepping to the nanosecond.
+The core says which steps these are, and commits them (``core.driving.fastforward``); here are their times. The end of
+the last step of a fast-forward is an ordinary event. Before that, the group is settled whenever the core is about to
+handle an event that may read it. It is cut, so that the step under way ends as an ordinary one, when the group has
+something to decide. Results equal those of naive stepping to the nanosecond.
 
     begin    the step just issued and as many more as the core allows; one event at the end of the one after them
     settle   steps that have ended by now are committed: of one group or of all
@@ -28,7 +28,7 @@ from jettison.sim.worker import SimWorker
 from jettison.types import GroupId, RequestId, WorkerId
 
 LEAST_STEPS = 3
-"""Shorter ones cost more than they save."""
+"""Shorter fast-forwards cost more than they save."""
 
 Times = npt.NDArray[np.int64]
 """Nanoseconds, ascending."""
@@ -39,18 +39,18 @@ Tell = Callable[[Sequence[RequestId], Times], None]
 
 @dataclass(slots=True, eq=False)
 class _FastForward:
-    """Steps of one group. Entry i of the arrays is step i; the last is told of as usual."""
+    """Steps of one group. Entry i of the arrays is step i; the last step is reported as usual."""
 
     run: StepRun
     worker: SimWorker
     took_ns: Times
     ends_ns: Times
-    """At the controller."""
+    """When their ends arrive at the controller."""
     around_ns: int
-    """From a step's end on the worker to the controller."""
+    """Time from a step's end on the worker to its arrival at the controller."""
     end: Scheduled
     reported_ns: int
-    """When the worker's last report before the first of them arrives."""
+    """When the worker's last report before the first of these steps arrives."""
     num_settled: int = 0
 
 
@@ -65,7 +65,7 @@ class FastForwards:
         self._report_ns = report_ns
         self._away: dict[GroupId, _FastForward] = {}
         self._group_of: dict[int, GroupId] = {}
-        """By the id of the step in flight."""
+        """Groups by the id of the step in flight."""
         self.num_steps = 0
         """Steps that were no events."""
 
@@ -75,7 +75,7 @@ class FastForwards:
         return not self._away
 
     def group_of(self, step_id: int) -> GroupId | None:
-        """Whose fast-forward a step belongs to."""
+        """The group whose fast-forward a step belongs to."""
         return self._group_of.get(step_id)
 
     def begin(self, run: StepRun, worker: SimWorker, arrives_ns: int) -> bool:
@@ -94,7 +94,7 @@ class FastForwards:
         ends = np.cumsum(took + (around_ns + self._command_ns)) + (arrives_ns - self._command_ns)
         due_ns = self._ahead.due_ns
         if due_ns is not None:
-            # The first step that ends then or later is told of by itself.
+            # The first step that ends then or later is reported by itself.
             count = min(count, int(np.searchsorted(ends, due_ns)))
             if count < LEAST_STEPS:
                 return False
@@ -114,13 +114,13 @@ class FastForwards:
             self._settle(forward, tell, including_now)
 
     def settle_group(self, group_id: GroupId, tell: Tell, *, including_now: bool) -> None:
-        """The same of one group; without one nothing happens."""
+        """The same for one group; without a fast-forward nothing happens."""
         forward = self._away.get(group_id)
         if forward is not None:
             self._settle(forward, tell, including_now)
 
     def settle_ended(self, group_id: GroupId, tell: Tell) -> None:
-        """The last step of a group's fast-forward is about to be told of; without one nothing happens."""
+        """The last step of a group's fast-forward is about to be reported; without one nothing happens."""
         forward = self._away.get(group_id)
         if forward is not None and forward.ends_ns[-1] <= self._loop.now_ns:
             self._settle(forward, tell, True)
@@ -140,7 +140,7 @@ class FastForwards:
         self._tell_last(forward.run, forward.worker, ended_ns, int(forward.took_ns[now]))
 
     def cut_at(self, worker_id: WorkerId, tell: Tell, *, including_now: bool) -> None:
-        """The same of whatever group computes on a worker, which is about to get something else to do."""
+        """The same for the group that computes on a worker, which is about to get other work."""
         for group_id, forward in list(self._away.items()):
             if forward.worker.worker_id == worker_id:
                 self.cut(group_id, tell, including_now=including_now)
@@ -158,16 +158,16 @@ class FastForwards:
             return
         forward.num_settled = ended
         self.num_steps += ended - first
-        # Those that have begun: all up to the one under way.
+        # Steps that have begun: all up to the one under way.
         forward.worker.count_steps(ended - first, int(forward.took_ns[first + 1 : ended + 1].sum()))
         step = self._ahead.advance(forward.run.step.group_id, ends[first:ended].tolist(), TOKEN.token_id)
         forward.run.step = step
         tell([row.state.request_id for row in step.rows], ends[first:ended])
 
     def _tell_last(self, run: StepRun, worker: SimWorker, ended_ns: int, took_ns: int) -> Scheduled:
-        """The worker is busy until then, and tells of the step that ends then."""
+        """Keep the worker busy until ``ended_ns``, when it reports the step that ends then."""
         tokens = [TOKEN] * run.load.num_samples
         done = ports.StepCompleted(run.step.step_id, tokens, {}, took_ns)
-        end = self._plant.report(worker, done, ended_ns)
+        end = self._plant.report(worker.worker_id, done, ended_ns)
         worker.hold(run, end, ended_ns)
         return end

@@ -1,7 +1,7 @@
-"""What goes wrong, and when: values, and a generator of schedules from a seed.
+"""Faults and their times: values, and a generator of schedules from a seed.
 
-A schedule is plain data, so a failing one is a test case. Carried out by ``sim.breaking``. Faults of one worker may
-overlap: each begins and ends by itself, slow ones multiply, delays add up, and each that repeats makes a copy.
+A schedule is plain data, so a failing one is a test case. ``sim.breaking`` carries it out. Faults of one worker may
+overlap: each begins and ends by itself, slowness multiplies, delays add up, and each ``Duplicate`` makes a copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Crash:
     at_s: float
     worker_id: WorkerId
     restart_after_s: float | None = 1.0
-    """From the detection to the new life's joining; None: it stays down, and is given up for good."""
+    """Seconds from the detection until the new life joins; None: it stays down, and is given up for good."""
     detect_s: float = 0.01
 
 
@@ -45,7 +45,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """What a worker tells the controller comes later, in order."""
+    """A worker's reports to the controller come later, in order."""
 
     at_s: float
     worker_id: WorkerId
@@ -55,7 +55,7 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """What a worker tells the controller comes twice, the second time ``delay_s`` later."""
+    """A worker's reports to the controller come twice, the second time ``delay_s`` later."""
 
     at_s: float
     worker_id: WorkerId
@@ -67,7 +67,8 @@ Fault = Crash | Cut | Slow | Delay | Duplicate
 
 
 def draw_faults(seed: int, workers: Sequence[WorkerId], span_s: float, num_faults: int) -> tuple[Fault, ...]:
-    """A schedule of ``num_faults`` faults of all kinds within ``span_s``, in order of time. The seed decides it all."""
+    """A schedule of ``num_faults`` faults of all kinds within ``span_s``, in order of time. It depends on the seed
+    alone."""
     rng = random.Random(seed)
     faults: list[Fault] = []
     for _ in range(num_faults):

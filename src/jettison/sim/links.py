@@ -1,4 +1,4 @@
-"""What connects workers: kinds of links, their capacities, and who sits in which machine. Values only.
+"""Links between workers: their kinds, their capacities, and the machine of each worker. Values only.
 
 A worker stands for an instance: its network cards (one a GPU) are one port with their sum, unless all workers of a
 machine share one card.
@@ -15,7 +15,7 @@ from jettison.types import NANOSECONDS, WorkerId
 
 
 class LinkClass(StrEnum):
-    """What a link is made of."""
+    """The technology of a link."""
 
     NVLINK = "nvlink"
     RDMA = "rdma"
@@ -29,8 +29,8 @@ LATENCY_S: Mapping[LinkClass, float] = {
     LinkClass.PCIE: 10e-6,
     LinkClass.ETHERNET: 35e-6,
 }
-"""Of a small message between devices, where the spec says nothing else: the floors of vidur's measured send/recv tables
-(8 to 35 microseconds; github.com/microsoft/vidur, data/profiling/network)."""
+"""Seconds for a small message between devices, where the spec names no latency: the floors of vidur's measured
+send/recv tables (8 to 35 microseconds; github.com/microsoft/vidur, data/profiling/network)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class LinkSpec:
     """One port of a worker."""
 
     bytes_per_s: float
-    """Of one direction."""
+    """Rate of one direction."""
     latency_s: float
-    """From a sender to a receiver that waits, for an empty message."""
+    """Seconds from a sender to a receiver that waits, for an empty message."""
     duplex_efficiency: float = 1.0
-    """What a port carries in both directions together is at most (1 + this) times one direction: 1 = full duplex, 0 =
-    half. The 1.3 s that KunServe reports for 33 GB at 200 Gbps are half duplex if both directions are meant."""
+    """A port carries in both directions together at most (1 + this) times the rate of one direction: 1 = full duplex, 0
+    = half. The 1.3 s that KunServe reports for 33 GB at 200 Gbps are half duplex if both directions are meant."""
     link_class: LinkClass = LinkClass.RDMA
 
     def __post_init__(self) -> None:
@@ -64,7 +64,8 @@ class LinkSpec:
 
 
 class PortId(NamedTuple):
-    """One worker's port of one kind. Links of a class that differ in rate are other hardware, and share nothing."""
+    """One worker's port of one kind. Links of a class with different rates are different hardware, and share
+    nothing."""
 
     worker_id: WorkerId
     link_class: LinkClass
@@ -79,17 +80,17 @@ class PortId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Who is linked to whom by what: ``inside`` one machine, ``between`` machines."""
+    """The links between workers: ``inside`` one machine, ``between`` machines."""
 
     between: LinkSpec
     inside: LinkSpec | None = None
     """None: machines hold one worker each, or their workers talk over the network, too."""
     host: LinkSpec | None = None
-    """To the host's memory, by copy engines that work beside the steps. None: the worker's own thread copies."""
+    """Link to the host's memory, by copy engines that work beside the steps. None: the worker's own thread copies."""
     machine_of: Mapping[WorkerId, int] = field(default_factory=dict)
     """Workers that are not named are alone in their machines."""
     card_of: Mapping[WorkerId, int] = field(default_factory=dict)
-    """Workers whose links between machines go through one card, which has the rate of ``between``. Those that are not
+    """Workers whose links between machines go through one card, which has the rate of ``between``. Workers that are not
     named have one each."""
 
     @property
@@ -98,7 +99,7 @@ class Topology:
         return {} if self.inside is None else self.machine_of
 
     def link(self, a: WorkerId, b: WorkerId) -> LinkSpec:
-        """What carries bytes from one to the other (``host_of`` a worker included)."""
+        """The link from one worker to the other (``host_of`` a worker included)."""
         if self.host is not None and (a < 0 or b < 0):
             return self.host
         if self.inside is not None and a in self.machine_of and self.machine_of[a] == self.machine_of.get(b):

@@ -1,7 +1,7 @@
 """The event loop: a heap of (time, priority, sequence), and a clock that moves before the handler runs.
 
-Knows nothing of clusters. There is no global state: two loops in one process do not see each other, and what happens
-in one depends only on what was put into it.
+Knows nothing of clusters. There is no global state: two loops in one process do not see each other, and a loop's run
+depends only on the events put into it.
 
 Rule 1. Time is a whole number of nanoseconds and never runs backwards.
 Rule 2. ``now_ns`` is the event's time while its handler runs, not that of the event before.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 Handler = Callable[[], None]
 
 FAULT, ARRIVAL, NORMAL, LATE = 0, 1, 2, 3
-"""Priorities: what breaks, what clients do, what happens inside, and what looks at the result (ticks, samples)."""
+"""Priorities: faults, clients' events, internal events, and observers of the result (ticks, samples)."""
 
 
 class Scheduled:
@@ -35,7 +35,7 @@ class Scheduled:
         return self.handler is not None
 
     def cancel(self) -> None:
-        """Make sure that it does not run. Idempotent; without effect on one that has run."""
+        """Make sure that the event does not run. Idempotent; without effect on an event that has run."""
         self.handler = None
 
 
@@ -50,7 +50,7 @@ class EventLoop:
         self._sequence = 0
 
     def at(self, time_ns: int, handler: Handler, priority: int = NORMAL) -> Scheduled:
-        """Run ``handler`` at a time. Raises ValueError for one that has passed."""
+        """Run ``handler`` at a time. Raises ValueError for a time that has passed."""
         if time_ns < self.now_ns:
             raise ValueError(f"an event at {time_ns} ns, it is {self.now_ns} ns")
         scheduled = Scheduled(time_ns, handler)
@@ -59,7 +59,7 @@ class EventLoop:
         return scheduled
 
     def after(self, delay_ns: int, handler: Handler, priority: int = NORMAL) -> Scheduled:
-        """Run ``handler`` so much later. Raises ValueError for a negative delay."""
+        """Run ``handler`` after ``delay_ns``. Raises ValueError for a negative delay."""
         return self.at(self.now_ns + delay_ns, handler, priority)
 
     @property
@@ -84,8 +84,8 @@ class EventLoop:
         return True
 
     def run(self, until_ns: int | None = None, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Run events until none is left, the next is later than ``until_ns`` (which it is then), or ``is_over`` says so
-        between two."""
+        """Run events until none is left, the next one is later than ``until_ns`` (the clock then stands there), or
+        ``is_over`` is true between two."""
         while not is_over():
             next_ns = self.next_ns
             if next_ns is None:

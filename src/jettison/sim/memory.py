@@ -1,8 +1,8 @@
 """Modelled device memory: answers layouts as ``device.memory`` does, with the same planner over the same map of pages.
 
-Nothing is mapped and there are no bytes: which page would back which address is ``memory.pages``' plan, what has been
-written is noted by blocks, and what a remap takes is the profile's affair. The map is made of runs of pages: a device
-of 80 GiB costs no more than a small one, about a millisecond a layout.
+Nothing is mapped and there are no bytes: ``memory.pages`` plans which page would back which address, writes are noted
+by blocks, and the profile has the time of a remap. The map is made of runs of pages: a device of 80 GiB costs no more
+than a small one, about a millisecond a layout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jettison.types import LayerRange, ModelShape, ShardId
 
 
 class ModelledMemory:
-    """A byte budget that holds parameters, KV and workspace; nothing in it but numbers."""
+    """A byte budget that holds parameters, KV and workspace, as numbers only."""
 
     def __init__(
         self, shape: ModelShape, block_size: int, budget_bytes: int, workspace_bytes: int, page_bytes: int,
@@ -38,11 +38,11 @@ class ModelledMemory:
         plan.apply(self._map)
         self._map.version = 0
         self._planned: tuple[LayoutSpec, int, PagePlan] | None = None
-        """The last offer: what was asked, and the plan."""
+        """The last offer: its inputs, and the plan."""
         self._capacity_blocks = plan.capacity_blocks
         self._shards = spec.shards
         self._floor: int | None = None
-        """Position in the arenas below which writing spoils no dropped shard; None: there is none to be spoilt."""
+        """Position in the arenas below which writing spoils no dropped shard; None: no dropped shard is intact."""
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ class ModelledMemory:
 
     @property
     def shards(self) -> frozenset[ShardId]:
-        """What is mapped."""
+        """Shards that are mapped."""
         return self._shards
 
     @property
@@ -68,7 +68,7 @@ class ModelledMemory:
 
     @property
     def has_intact_shards(self) -> bool:
-        """Some dropped shard could come back by mapping alone: only then does it matter what is written."""
+        """Some dropped shard could come back by mapping alone: only then do writes matter."""
         return self._floor is not None
 
     def report(self) -> dict[str, int]:
@@ -87,15 +87,15 @@ class ModelledMemory:
     # --- layouts ----------------------------------------------------------------------------------------------
 
     def offer(self, spec: LayoutSpec, live_blocks: int) -> LayoutOffer:
-        """What ``apply`` of this would need and give. Raises OutOfPagesError, StalePlanError."""
+        """The needs and the capacity of ``apply`` of this layout. Raises OutOfPagesError, StalePlanError."""
         plan = self._plan(spec, live_blocks)
         return LayoutOffer(self.version, plan.evacuate_from_block, plan.capacity_blocks)
 
     def apply(
         self, spec: LayoutSpec, live_blocks: int, version: int, copies: Sequence[tuple[int, int]]
     ) -> LayoutResult:
-        """Make it so. Its duration is 0: what it takes is the profile's affair. Raises like ``offer``, StalePlanError
-        also where the layout is not at ``version``."""
+        """Apply a layout. The result's duration is 0: the profile has the time. Raises like ``offer``, and
+        StalePlanError also where the layout is not at ``version``."""
         if version != self.version:
             raise StalePlanError(f"layout for version {version}, the page map is at {self.version}")
         plan = self._plan(spec, live_blocks)
@@ -111,7 +111,7 @@ class ModelledMemory:
         )
 
     def _plan(self, spec: LayoutSpec, live_blocks: int) -> PagePlan:
-        """What was offered last, if that was this and nothing has changed since."""
+        """The plan of the last offer, if it was for this layout and nothing has changed since; else a new plan."""
         if self._planned is None or self._planned[:2] != (spec, live_blocks):
             self._planned = (spec, live_blocks, plan_layout(self._map, spec, self.sizes, live_blocks))
         return self._planned[2]
@@ -151,7 +151,7 @@ class ModelledMemory:
 def _first_plan(
     shape: ModelShape, block_size: int, page_bytes: int, num_pages: int, workspace_pages: int, spec: LayoutSpec
 ) -> PagePlan:
-    """Of a device with nothing in it: the devices of a cluster are alike. Raises OutOfPagesError."""
+    """The plan of an empty device; cached, as the devices of a cluster are alike. Raises OutOfPagesError."""
     return plan_layout(
         PageMap.with_workspace(num_pages, workspace_pages), spec, PageSizes.of(shape, block_size, page_bytes), 0
     )

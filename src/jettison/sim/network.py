@@ -1,12 +1,12 @@
-"""Modelled links: flows of bytes that share the ports of workers, and of machines where these have one card.
+"""Modelled links: flows of bytes that share the ports of workers, or of machines with one card.
 
-A flow takes from three capacities: what its sender's port can send, what its receiver's port can receive, and, at each
-end, what that port carries in both directions together (``LinkSpec.duplex_efficiency``). Between classes priority is
-strict: a lower class gets what the higher ones leave. Inside a class capacity is shared max-min fairly: no flow can get
-more without a flow that has less getting less. Rates change only when a flow begins or ends, and only those of flows
-that share a port with it, directly or through others; in between bytes run off linearly.
+A flow takes from three capacities: the sending rate of its sender's port, the receiving rate of its receiver's port
+and, at each end, the rate of that port in both directions together (``LinkSpec.duplex_efficiency``). Between classes
+priority is strict: a lower class gets the rate that the higher ones leave. Inside a class capacity is shared max-min
+fairly: no flow can get more unless a flow with less gets less. Rates change only when a flow begins or ends, and only
+for flows that share a port with it, directly or through others; in between bytes run off linearly.
 
-Here bytes are a fluid. That they travel in pieces, and which transfer of a link is on the wire, is ``sim.transfers``.
+Here bytes are a fluid; ``sim.transfers`` has the pieces, and the transfer of a link that is on the wire.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jettison.types import NANOSECONDS, WorkerId
 
 
 class FlowClass(IntEnum):
-    """What goes first: lower numbers."""
+    """Classes of flows; lower numbers go first."""
 
     ACTIVATION = 0
     """Also remote attention's questions and answers."""
@@ -32,7 +32,7 @@ class FlowClass(IntEnum):
 
 
 class Capacity:
-    """Something that flows share, in bytes per nanosecond."""
+    """A rate that flows share, in bytes per nanosecond."""
 
     __slots__ = ("flows", "limit")
 
@@ -42,7 +42,7 @@ class Capacity:
 
     @property
     def used(self) -> float:
-        """Of the limit, now."""
+        """The part of the limit in use now."""
         return math.fsum(flow.rate for flow in self.flows.values())
 
 
@@ -76,7 +76,7 @@ class Flow:
         self.updated_ns = now_ns
 
     def sent_bytes(self, now_ns: int) -> float:
-        """What has left the sender until now."""
+        """Bytes that have left the sender until now."""
         return self.num_bytes - max(0.0, self.remaining - self.rate * (now_ns - self.updated_ns))
 
 
@@ -86,7 +86,7 @@ class Network:
     def __init__(self, loop: EventLoop, topology: Topology) -> None:
         self.topology = topology
         self.num_bytes_sent = 0.0
-        """By flows that have ended or were stopped."""
+        """Bytes sent by flows that have ended or were stopped."""
         self._loop = loop
         self._out: dict[PortId, Capacity] = {}
         self._in: dict[PortId, Capacity] = {}
@@ -116,7 +116,7 @@ class Network:
         return int(flow.num_bytes - flow.remaining)
 
     def latency_ns(self, src: WorkerId, dst: WorkerId) -> int:
-        """From the last byte's leaving to its arrival."""
+        """Nanoseconds from the last byte's leaving to its arrival."""
         return self.topology.link(src, dst).latency_ns
 
     def bulk_flows_at(self, src: WorkerId, dst: WorkerId) -> Iterable[Flow]:
@@ -127,7 +127,8 @@ class Network:
         ]
 
     def check(self) -> None:
-        """No port carries more than it can, and no flow stands still while both its ports have room. For tests."""
+        """Check that no port exceeds its capacity, and that every flow has a full port. For tests. Raises
+        AssertionError."""
         for ports in (self._out, self._in, self._both):
             for name, capacity in ports.items():
                 assert capacity.used <= capacity.limit * (1 + 1e-9), f"{name} carries {capacity.used}"
@@ -164,7 +165,7 @@ class Network:
         return found
 
     def _share(self, flows: dict[int, Flow]) -> None:
-        """New rates for these flows, which share with no others; their ends are scheduled anew."""
+        """Set new rates for these flows, which share with no others, and schedule their ends anew."""
         now_ns = self._loop.now_ns
         ordered = [flows[number] for number in sorted(flows)]
         for flow in ordered:
@@ -211,7 +212,7 @@ def share_fairly(flows: list[Flow]) -> dict[int, float]:
             for flow in open_flows.values():
                 for capacity in flow.capacities:
                     counts[capacity] = counts.get(capacity, 0) + 1
-            # The tightest capacity decides what those that share it get; all others may get more.
+            # The tightest capacity decides the rate of the flows that share it; all others may get more.
             tightest = min(counts, key=lambda capacity: left[capacity] / counts[capacity])
             share = max(0.0, left[tightest] / counts[tightest])
             for flow in [f for f in open_flows.values() if tightest in f.capacities]:

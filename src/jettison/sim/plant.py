@@ -1,22 +1,36 @@
-"""What a modelled worker needs of the cluster around it."""
+"""The plant: the interface of the cluster that a modelled worker uses."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from jettison.core import ports
+from jettison.core.controlstream import Failure
 from jettison.cost.hardware import HardwareProfile
 from jettison.sim.executor import Executor
 from jettison.sim.loop import EventLoop, Scheduled
-from jettison.sim.transfers import Transfers
+from jettison.sim.tasks import StepRun
+from jettison.sim.transfers import TransferEnd, Transfers
 from jettison.types import ModelShape, ShardId, WorkerId
 
-if TYPE_CHECKING:
-    from jettison.sim.worker import SimWorker
+
+class Peer(Protocol):
+    """Another worker, as a modelled worker uses it."""
+
+    life: int
+    """Counts its restarts: nothing sent to one life reaches the next."""
+
+    def take_input(self, run: StepRun, failure: Failure | None) -> None:
+        """The input of a stage arrives, or word that the stage before it has failed."""
+        ...
+
+    def land(self, transfer: ports.SendKV | ports.SendShard, end: TransferEnd) -> None:
+        """The last byte of a transfer has arrived, or its sender has given it up."""
+        ...
 
 
 class Plant(Protocol):
-    """What a worker needs of the cluster around it."""
+    """The cluster, as a modelled worker uses it."""
 
     loop: EventLoop
     executor: Executor
@@ -28,7 +42,7 @@ class Plant(Protocol):
 
     @property
     def is_watched(self) -> bool:
-        """Stages of groups of one are to be told of, too."""
+        """Stages of groups of one stage are to be reported, too."""
         ...
 
     @property
@@ -37,29 +51,29 @@ class Plant(Protocol):
         ...
 
     def slowdown(self) -> float:
-        """How many times as long a step takes that begins now as it does alone."""
+        """The time of a step that begins now over its time alone."""
         ...
 
-    def report(self, worker: SimWorker, event: ports.Event, at_ns: int) -> Scheduled:
-        """Send an event to the controller."""
+    def report(self, worker_id: WorkerId, event: ports.Event, at_ns: int) -> Scheduled:
+        """A worker sends an event to the controller."""
         ...
 
-    def worker(self, worker_id: WorkerId) -> SimWorker:
-        """A peer."""
+    def worker(self, worker_id: WorkerId) -> Peer:
+        """A worker by its id."""
         ...
 
     def shared_copy(self, worker_id: WorkerId) -> set[ShardId]:
-        """Shards that the worker's machine keeps in host memory for those that sleep."""
+        """Shards that the worker's machine keeps in host memory for sleepers."""
         ...
 
     def is_linked(self, a: WorkerId, b: WorkerId) -> bool:
-        """Both live, and nothing has cut them from each other."""
+        """Both workers live, and the link between them is not cut."""
         ...
 
     def note_stage(self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int) -> None:
-        """A stage computes its part from the one time to the other."""
+        """A stage computes its part from ``started_ns`` to ``ended_ns``."""
         ...
 
     def note_activation(self, delay_ns: int) -> None:
-        """An activation was so long on its way."""
+        """An activation was on its way for ``delay_ns``."""
         ...

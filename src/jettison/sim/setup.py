@@ -1,4 +1,4 @@
-"""What a simulated cluster consists of, as values."""
+"""The parts of a simulated cluster, as values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CUDA_PAGE_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemorySetup:
-    """Of one worker; all devices of an instance together."""
+    """The memory of one worker; all devices of an instance together."""
 
     budget_bytes: int
     """Hard limit: parameters, KV and workspace."""
@@ -28,7 +28,7 @@ class MemorySetup:
         cls, shape: ModelShape, block_size: int, num_blocks: int, *, page_bytes: int = CUDA_PAGE_BYTES,
         workspace_bytes: int = 0,
     ) -> MemorySetup:
-        """So much that all parameters and ``num_blocks`` KV blocks fit."""
+        """The budget in which all parameters and ``num_blocks`` KV blocks fit."""
         arena = -(-num_blocks * shape.block_bytes_per_layer(block_size) // page_bytes)
         pages = sum(-(-size // page_bytes) for size in shape.shard_bytes.values()) + arena * shape.num_layers
         return cls((pages + -(-workspace_bytes // page_bytes)) * page_bytes, workspace_bytes, page_bytes)
@@ -36,7 +36,7 @@ class MemorySetup:
 
 @dataclass(frozen=True, slots=True)
 class Hops:
-    """Between the controller and a worker, one way; the controller's own work for a step is part of them."""
+    """Times between the controller and a worker, one way; the controller's own work for a step is part of them."""
 
     command_s: float = 50e-6
     report_s: float = 50e-6
@@ -63,13 +63,13 @@ class ClusterSetup:
     """Instances: tensor parallelism is inside the executor and the ports."""
     memory: MemorySetup
     profile: HardwareProfile
-    """What remaps, copies and loads take, and how much slower steps are beside others. What the *core* knows is
-    ``params.profile``."""
+    """Times of remaps, copies and loads, and how much slower steps are beside others. The *core* knows
+    ``params.profile`` instead."""
     executor: Executor
     topology: Topology
     hops: Hops = field(default_factory=Hops)
     piece_bytes: int = 4 << 20
-    """Of bulk transfers."""
+    """Bytes of a piece of bulk transfers."""
     coordinate_links: bool = True
     """Activations go before bulk, piece by piece."""
     compress: bool = True
@@ -88,7 +88,7 @@ def setup_from_profile(
     profile: HardwareProfile, *, link_class: LinkClass = LinkClass.RDMA, duplex_efficiency: float = 1.0,
     overhead_s: float = 0.0, noise: float = 0.0, seed: int = 0, hops: Hops | None = None,
 ) -> ClusterSetup:
-    """A cluster of workers that are what a profile says, all linked alike."""
+    """A cluster of workers as a profile describes them, all linked alike."""
     between = LinkSpec(profile.link_bytes_per_s, profile.link_latency_s, duplex_efficiency, link_class)
     executor = ModelledExecutor(profile.cost, overhead_s, noise, seed)
     return ClusterSetup(

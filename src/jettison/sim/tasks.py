@@ -1,4 +1,4 @@
-"""What stands in a modelled worker's control stream: parts of steps, and commands."""
+"""The entries of a modelled worker's control stream: parts of steps, and commands."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jettison.sim.loop import Scheduled
 from jettison.types import NANOSECONDS, SampledToken, WorkerId
 
 LOAD_PIECE_BYTES = 2 << 20
-"""Read from the model folder between two steps."""
+"""Bytes read from the model folder between two steps."""
 
 TOKEN = SampledToken(0)
-"""What every simulated row samples."""
+"""The token that every simulated row samples."""
 
 
 class FarRows(NamedTuple):
@@ -25,7 +25,7 @@ class FarRows(NamedTuple):
     src: WorkerId
     num_layers: int
     num_kv_tokens: int
-    """Of all rows."""
+    """KV tokens of all rows."""
     num_rows: int
 
 
@@ -36,7 +36,7 @@ class StepRun:
     step: ports.RunStep
     load: StepLoad
     far: Mapping[WorkerId, list[FarRows]]
-    """By the worker whose stage asks."""
+    """By the worker of the stage that asks."""
     high_blocks: Mapping[WorkerId, int]
     """1 + the highest block that a stage touches, where that matters."""
 
@@ -49,22 +49,22 @@ class StageTask:
     index: int
     has_input: bool
     number: int = 0
-    """The how-many-eth step of its worker it is, once it has begun."""
+    """The number of the step among its worker's steps, once it has begun."""
     slowness: float = 1.0
-    """What it takes over what it should."""
+    """Its time over its undisturbed time."""
 
     @property
     def previous(self) -> WorkerId | None:
-        """Whose output it waits for."""
+        """The worker that it waits for the output of; None on a first stage."""
         return self.run.step.stages[self.index - 1].worker_id if self.index else None
 
     def heeds(self, step_id: int) -> bool:
-        """It gives up where the flag names this step."""
+        """Whether it gives up where the flag names this step."""
         return self.run.step.step_id == step_id and not self.index and self.run.step.safepoint_layers > 0
 
     @property
     def is_last(self) -> bool:
-        """It samples, and tells."""
+        """It is the last stage, which samples and reports."""
         return self.index == len(self.run.step.stages) - 1
 
 
@@ -80,7 +80,7 @@ class Running:
     """When the worker's last report before its end arrives."""
 
     def next_safepoint_ns(self, executor: Executor, worker_id: WorkerId, now_ns: int) -> int | None:
-        """When the step looks at the flag next, now included; None: not any more."""
+        """When the step looks at the flag next, now included; None: it does not look again."""
         task, run = self.task, self.task.run
         for layer in range(0, len(run.step.stages[0].layers), run.step.safepoint_layers):
             stage = StageShape(layer, True, False)
@@ -92,7 +92,7 @@ class Running:
 
 
 def ended_early(step_id: int, failure: Failure) -> ports.StepFailed | ports.StepAbandoned:
-    """What the last stage tells of a step that was not computed to its end."""
+    """The last stage's report of a step that was not computed to its end."""
     if failure.abandoned:
         return ports.StepAbandoned(step_id)
     return ports.StepFailed(step_id, failure.message, failure.lost_worker, failure.recompute)
@@ -112,7 +112,7 @@ KINDS: dict[type, Kind] = {
 
 
 def kind_of(command: Command) -> Kind:
-    """What a command is in the control stream."""
+    """The kind of a command in the control stream."""
     if isinstance(command, ports.SendKV) and command.src == command.dst:
         if command.beside_steps:
             return Kind.COPY_OUT_BESIDE if command.to_host else Kind.COPY_IN_BESIDE
@@ -130,12 +130,12 @@ class ShardLoading:
 
     @classmethod
     def begin(cls, command: ports.LoadShard | ports.KeepShard, num_bytes: int, took_s: float) -> ShardLoading:
-        """``took_s``: were nothing else to do."""
+        """``took_s``: its time with nothing else to do."""
         took_ns = max(1, round(took_s * NANOSECONDS))
         return cls(command, took_ns, -(-took_ns * LOAD_PIECE_BYTES // max(1, num_bytes)))
 
     def take_piece(self) -> int:
-        """What the next piece takes."""
+        """Take the next piece; returns its time."""
         took_ns = min(self.piece_ns, self.left_ns)
         self.left_ns -= took_ns
         return took_ns

@@ -1,4 +1,4 @@
-"""Transfers on links: whose turn it is, and what an activation waits for.
+"""Transfers on links: their turns, and how long an activation waits.
 
 Each direction of a link sends one bulk transfer at a time: KV before parameters, urgent KV before other KV, then in
 order, as ``live.worker.peers`` does. Bulk travels in pieces. With ``coordinate`` an activation waits for the piece that
@@ -19,7 +19,7 @@ from jettison.types import TransferId, WorkerId
 
 
 class TransferEnd(NamedTuple):
-    """How a bulk transfer ended, at its destination."""
+    """The end of a bulk transfer, at its destination."""
 
     is_complete: bool
     num_bytes: int
@@ -39,7 +39,7 @@ class Transfer:
     on_end: Callable[[TransferEnd], None]
     flow: Flow | None = None
     sent_bytes: int = 0
-    """By flows that had to give way."""
+    """Bytes sent by flows that had to give way."""
     begun_ns: int | None = None
     """When the destination first heard of it."""
 
@@ -66,13 +66,14 @@ class Transfers:
     # --- bulk -------------------------------------------------------------------------------------------------
 
     def start(self, transfer: Transfer) -> None:
-        """Queue a transfer on its link; ``on_end`` tells when its last byte has arrived."""
+        """Queue a transfer on its link; ``on_end`` is called when its last byte has arrived."""
         link = self._link(transfer.src, transfer.dst)
         link.queue.append(transfer)
         self._take_turn(link)
 
     def cancel(self, src: WorkerId, transfer_id: TransferId) -> None:
-        """Stop a transfer at its next piece; ``on_end`` still tells. One that is over or unknown is ignored."""
+        """Stop a transfer at its next piece; ``on_end`` is still called. A transfer that is over or unknown is
+        ignored."""
         for (source, _), link in self._links.items():
             if source == src:
                 for transfer in link.queue:
@@ -83,7 +84,7 @@ class Transfers:
                         return
 
     def drop(self, src: WorkerId, dst: WorkerId) -> list[Transfer]:
-        """The link is gone: forget what it carries, without telling; returns it, queued ones included."""
+        """The link is gone: forget its transfers, without calling ``on_end``; returns them, queued ones included."""
         link = self._links.pop((src, dst), None)
         if link is None:
             return []
@@ -103,7 +104,7 @@ class Transfers:
         return self._links.setdefault((src, dst), _Link())
 
     def _take_turn(self, link: _Link) -> None:
-        """Send the most urgent transfer; one that is less urgent gives way."""
+        """Send the most urgent transfer; a less urgent one gives way."""
         if not link.queue:
             return
         chosen = min(link.queue, key=lambda t: t.flow_class)  # the first of them
@@ -163,7 +164,7 @@ class Transfers:
             send()
 
     def piece_wait_ns(self, src: WorkerId, dst: WorkerId) -> int:
-        """What is left of the pieces on the wire at the two ports; 0 where no bulk flows."""
+        """Nanoseconds until the pieces on the wire at the two ports have been sent; 0 where no bulk flows."""
         waits = [0]
         for flow in self.network.bulk_flows_at(src, dst):
             if flow.rate > 0.0:

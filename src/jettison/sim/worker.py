@@ -1,8 +1,8 @@
 """One modelled worker: its control stream, its memory, and the one thread that takes turns with both.
 
-The model of ``live.worker.loop``. Both have a ``core.controlstream``, which says what may start next, which steps
-cannot run and what a fence does (rules 1 to 3, 6 and 7); rules 4, 5 and 8, on links, are ``live.worker.loop``'s. What
-things take is asked of ``sim.executor`` and of the profile; bytes travel in ``sim.transfers``, and beside steps in
+It models ``live.worker.loop``. Both have a ``core.controlstream``, which says which entry may start next, which steps
+cannot run and what a fence does (rules 1 to 3, 6 and 7); rules 4, 5 and 8, on links, are in ``live.worker.loop``.
+``sim.executor`` and the profile say how long work takes; bytes travel in ``sim.transfers``, and beside steps in
 ``sim.copies`` (rule 9).
 """
 
@@ -38,16 +38,16 @@ from jettison.types import NANOSECONDS, LayerRange, ShardId, TransferId, WorkerI
 
 
 class SimWorker:
-    """One life after the other of a worker id. ``home``: what a new life has loaded."""
+    """A worker id, one life after the other. ``make_memory``: the memory of a new life, with the layers of its home."""
 
     def __init__(self, worker_id: WorkerId, plant: Plant, make_memory: Callable[[], ModelledMemory]) -> None:
         self.worker_id = worker_id
         self.life = 0
         self.alive = True
         self.slowness = 1.0
-        """What a step takes here, over what it should."""
+        """A step's time here over its undisturbed time."""
         self.extra_hop_ns = 0
-        """Delay of everything it tells the controller."""
+        """Delay of all of its reports to the controller."""
         self.last_report_ns = 0
         self.num_steps = 0
         self.busy_ns = 0
@@ -68,14 +68,14 @@ class SimWorker:
             plant.loop, lambda: self.memory, plant.profile, plant.transfers.network.topology.host, self._tell_copy
         )
         self._shards_out: dict[TransferId, ShardId] = {}
-        """Being sent from here."""
+        """Shards being sent from here."""
         self._runnable: set[LayerRange] = set()
-        """Ranges that have been found complete in the present layout."""
+        """Layer ranges that have been found complete in the present layout."""
 
     # --- life -------------------------------------------------------------------------------------------------
 
     def die(self) -> None:
-        """Stop at once. What it has told already is on its way."""
+        """Stop at once. Reports already sent are on their way."""
         self.alive = False
         self.life += 1
         self._stream.clear()
@@ -115,36 +115,36 @@ class SimWorker:
         self._wake_at(arrives_ns)
 
     def is_busy(self, now_ns: int) -> bool:
-        """It computes, copies or loads, and will for some time."""
+        """It is computing, copying or loading."""
         return self.alive and self._free_ns > now_ns
 
     def can_fast_forward(self, arrives_ns: int) -> bool:
-        """A step that arrives then would start at once, and no observer minds if it is not told of by itself."""
+        """A step that arrives then would start at once, and need not be reported by itself."""
         return (
             self.alive and not self._stream and self._free_ns <= arrives_ns and not self.memory.has_intact_shards
             and not self._copies
         )
 
     def hold(self, run: StepRun, end: Scheduled, end_ns: int) -> None:
-        """Compute steps of a lone stage until a time; ``end`` tells of the last one (``sim.fastforward``)."""
+        """Compute steps of a lone stage until a time; ``end`` reports the last one (``sim.fastforward``)."""
         self._free_ns = end_ns
         self._running = Running(StageTask(run, 0, has_input=True), end, end_ns)
 
     def count_steps(self, num_steps: int, busy_ns: int) -> None:
-        """Steps that were not run one by one."""
+        """Count steps that were not run one by one."""
         self.num_steps += num_steps
         self.busy_ns += busy_ns
 
     def deliver(self, command: Command, arrives_ns: int) -> None:
-        """Take a command of the control stream; what a controller sends to the dead reaches no later life."""
+        """Take a command of the control stream; a command sent to a dead worker reaches no later life."""
         if self.alive:
             transfer_id = command.transfer_id if isinstance(command, ports.SendKV | ports.SendShard) else None
             self._stream.append_command(command, kind_of(command), transfer_id, arrives_ns)
             self._wake_at(arrives_ns)
 
     def abandon(self, step_id: int) -> None:
-        """The flag names a step from now on: one that has not begun is given up when it does, one that is being
-        computed at its next safepoint."""
+        """Set the flag to a step: a step that has not begun is given up when it begins, one being computed at its next
+        safepoint."""
         self._flag = step_id
         running, now_ns = self._running, self._plant.loop.now_ns
         if running is None or running.end_ns <= now_ns or not running.task.heeds(step_id):
@@ -160,7 +160,7 @@ class SimWorker:
         self._wake_at(stop_ns)
 
     def cancel_transfer(self, transfer_id: TransferId) -> None:
-        """Rule 4: cancellations go before everything. What has not begun ends at once, as nothing."""
+        """Rule 4: cancellations go before everything. A transfer that has not begun ends at once, with 0 bytes."""
         command = self._stream.withdraw(transfer_id)
         if isinstance(command, ports.SendKV | ports.SendShard):
             self._tell_end(command, TransferEnd(False, 0, 0))
@@ -168,7 +168,7 @@ class SimWorker:
             self._plant.transfers.cancel(self.worker_id, transfer_id)
 
     def take_input(self, run: StepRun, failure: Failure | None) -> None:
-        """The stage before has handed on."""
+        """Take input, or a failure in its place, from the stage before."""
         for entry in self._stream.steps():
             if entry.step.run is run and not entry.orphaned:
                 entry.step.has_input = True
@@ -177,7 +177,8 @@ class SimWorker:
                 return
 
     def lose_link(self, peer: WorkerId) -> None:
-        """Nothing comes from there any more: steps that wait for it fail, and one that attends to its KV."""
+        """The link to a peer is lost: steps that wait for its output fail, and a running step that attends to its
+        KV."""
         self._stream.orphan(peer)
         now_ns = self._plant.loop.now_ns
         running = self._running
@@ -204,7 +205,7 @@ class SimWorker:
         self._wake = self._plant.loop.at(time_ns, self._work)
 
     def _work(self) -> None:
-        """Take the next entry that may start, one after the other, until one takes time."""
+        """Start entries that may start, one after the other, until one takes time."""
         now_ns = self._plant.loop.now_ns
         while self.alive and self._free_ns <= now_ns:
             entry = self._stream.next_entry(now_ns)
@@ -262,7 +263,8 @@ class SimWorker:
         return None
 
     def _far_ns(self, far: FarRows) -> int:
-        """Each layer asks and waits: there and back, behind the piece on the wire, and the peer's attention."""
+        """Nanoseconds of remote attention: each layer sends queries and waits, both ways behind the piece on the wire,
+        and for the peer's attention."""
         plant, shape = self._plant, self._plant.shape
         here, there = self.worker_id, far.src
         network = plant.transfers.network
@@ -284,16 +286,16 @@ class SimWorker:
                 return
             end = plant.loop.at(end_ns, lambda: self._hand_on(task, start_ns, failure))
         elif failure is not None:
-            end = plant.report(self, ended_early(step.step_id, failure), end_ns)
+            end = plant.report(self.worker_id, ended_early(step.step_id, failure), end_ns)
         else:
             if len(step.stages) > 1 or plant.is_watched:
                 self._note_stage(task, start_ns, end_ns)
             tokens = [TOKEN] * task.run.load.num_samples
-            end = plant.report(self, ports.StepCompleted(step.step_id, tokens, {}, end_ns - start_ns), end_ns)
+            end = plant.report(self.worker_id, ports.StepCompleted(step.step_id, tokens, {}, end_ns - start_ns), end_ns)
         self._running = Running(task, end, end_ns, start_ns, reported_ns=reported_ns)
 
     def _note_stage(self, task: StageTask, start_ns: int, end_ns: int) -> None:
-        """Tell of the last stage: at once, unless it may still be given up."""
+        """Report the last stage's times: at once, unless its step may still be given up."""
         plant, step_id = self._plant, task.run.step.step_id
         if not task.heeds(step_id):
             plant.note_stage(self.worker_id, step_id, start_ns, end_ns)
@@ -313,7 +315,7 @@ class SimWorker:
         if failure is None:
             plant.note_stage(here, run.step.step_id, start_ns, now_ns)
         if not plant.is_linked(here, following):
-            return  # it has lost the same link and ends the step there, or is dead
+            return  # the next stage has lost the same link and ends the step there, or is dead
         peer = plant.worker(following)
         if failure is not None:
             latency_ns = plant.transfers.network.latency_ns(here, following)
@@ -352,7 +354,7 @@ class SimWorker:
 
     def _answer(self, event: ports.Event, at_ns: int) -> None:
         self._free_ns = max(self._free_ns, at_ns)
-        self._plant.report(self, event, at_ns)
+        self._plant.report(self.worker_id, event, at_ns)
 
     def _change_layout(self, command: ports.OfferLayout | ports.ApplyLayout, now_ns: int) -> None:
         if isinstance(command, ports.OfferLayout):
@@ -406,22 +408,25 @@ class SimWorker:
 
         def end(how: TransferEnd) -> None:
             if self.life == life:
-                self._plant.report(self, ports.TransferEnded(command.transfer_id, *how), self._plant.loop.now_ns)
+                ended = ports.TransferEnded(command.transfer_id, *how)
+                self._plant.report(self.worker_id, ended, self._plant.loop.now_ns)
 
         self._plant.transfers.start(Transfer(command.transfer_id, src, dst, num_bytes, FlowClass.KV, end))
 
     def _tell_copy(self, transfer_id: TransferId, is_complete: bool, num_bytes: int, duration_ns: int) -> None:
-        """Between two steps, when the worker's thread gets to it."""
+        """Report the end of a copy, between two steps, when the worker's thread gets to it."""
         ended = ports.TransferEnded(transfer_id, is_complete, num_bytes, duration_ns)
-        self._plant.report(self, ended, max(self._plant.loop.now_ns, self._free_ns))
+        self._plant.report(self.worker_id, ended, max(self._plant.loop.now_ns, self._free_ns))
 
     # --- transfers --------------------------------------------------------------------------------------------
 
     def _send(self, transfer: ports.SendKV | ports.SendShard) -> None:
-        """Rule 8: the destination tells the end; the source only where the destination cannot have heard of it."""
+        """Rule 8: the destination reports the end; the source only where the destination cannot know of the
+        transfer."""
         nothing = TransferEnd(False, 0, 0)
         if not self._plant.is_linked(self.worker_id, transfer.dst):
-            self._plant.report(self, ports.TransferEnded(transfer.transfer_id, *nothing), self._plant.loop.now_ns)
+            ended = ports.TransferEnded(transfer.transfer_id, *nothing)
+            self._plant.report(self.worker_id, ended, self._plant.loop.now_ns)
             return
         if isinstance(transfer, ports.SendShard):
             if transfer.shard not in self.filled:
@@ -446,9 +451,9 @@ class SimWorker:
         )
 
     def _tell_end(self, transfer: ports.SendKV | ports.SendShard, end: TransferEnd) -> None:
-        """A transfer that ends before its first byte: its destination tells, as long as it is there."""
+        """End a transfer before its first byte: its destination reports, as long as it is linked."""
         if transfer.dst == self.worker_id or not self._plant.is_linked(self.worker_id, transfer.dst):
-            self._plant.report(self, ports.TransferEnded(transfer.transfer_id, *end), self._plant.loop.now_ns)
+            self._plant.report(self.worker_id, ports.TransferEnded(transfer.transfer_id, *end), self._plant.loop.now_ns)
             return
         latency_ns = self._plant.transfers.network.latency_ns(self.worker_id, transfer.dst)
         peer = self._plant.worker(transfer.dst)
@@ -467,5 +472,5 @@ class SimWorker:
             is_complete = is_complete and served.covers(transfer.layers) and max(transfer.dst_blocks) < room
             self.memory.note_landed(transfer.layers, transfer.dst_blocks)
         ended = ports.TransferEnded(transfer.transfer_id, is_complete, end.num_bytes, end.duration_ns)
-        self._plant.report(self, ended, self._plant.loop.now_ns)
+        self._plant.report(self.worker_id, ended, self._plant.loop.now_ns)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -42,16 +43,18 @@ class GapHistogram:
         self._counts: dict[int, int] = {}
         self._sum_s = 0.0
         self._max_s = 0.0
-        self._last_s, self._last_at = -1.0, 0
-        """The last gap and its bin: requests of one step have equal ones."""
 
-    def add(self, gap_s: float) -> None:
-        """Add one."""
-        if gap_s != self._last_s:
-            self._last_s, self._last_at = gap_s, round(math.log10(max(gap_s, _LEAST_GAP_S)) * _BINS_PER_DECADE)
-            self._max_s = max(self._max_s, gap_s)
-        self._counts[self._last_at] = self._counts.get(self._last_at, 0) + 1
-        self._sum_s += gap_s
+    def add(self, gap_s: float, count: int = 1) -> None:
+        """Add ``count`` of one."""
+        at = round(math.log10(max(gap_s, _LEAST_GAP_S)) * _BINS_PER_DECADE)
+        self._counts[at] = self._counts.get(at, 0) + count
+        self._max_s = max(self._max_s, gap_s)
+        self._sum_s += gap_s * count
+
+    def add_each(self, gaps_s: Sequence[float]) -> None:
+        """Add all of these; requests of one step mostly have equal ones."""
+        for gap_s, num in Counter(gaps_s).items():
+            self.add(gap_s, num)
 
     def add_all(self, gaps_s: npt.NDArray[np.float64], count: int) -> None:
         """Add ``count`` of each of these gaps."""
@@ -174,27 +177,47 @@ class Clients:
         first_s, last_s, later_gaps_s = float(seen_s[0]), float(seen_s[-1]), np.diff(seen_s)
         listed = later_gaps_s.tolist() if self._keeps_gaps else []
         longest_later_s, num_steps = float(later_gaps_s.max()), len(seen_s)
-        num_offline = 0
+        online_s: list[float] = []
+        offline_s: list[float] = []
         for request_id in request_ids:
             record = self._open[request_id]
-            num_offline += record.is_offline
             record.output_tokens += num_steps
-            self._add_gap(record, first_s - self._last_s[request_id])
+            gap_s = first_s - self._last_s[request_id]
             self._last_s[request_id] = last_s
             if self._keeps_gaps:
+                record.gaps_s.append(gap_s)
                 record.gaps_s += listed
-            elif longest_later_s > record.longest_gap_s:  # type: ignore[operator]
-                record.longest_gap_s = longest_later_s
+                continue
+            (offline_s if record.is_offline else online_s).append(gap_s)
+            longest_s = gap_s if gap_s > longest_later_s else longest_later_s
+            if record.longest_gap_s is None or longest_s > record.longest_gap_s:
+                record.longest_gap_s = longest_s
         if not self._keeps_gaps:
-            self.gaps.add_all(later_gaps_s, len(request_ids) - num_offline)
-            if num_offline:
-                self.offline_gaps.add_all(later_gaps_s, num_offline)
+            for histogram, firsts_s in ((self.gaps, online_s), (self.offline_gaps, offline_s)):
+                if firsts_s:
+                    histogram.add_each(firsts_s)
+                    histogram.add_all(later_gaps_s, len(firsts_s))
 
     def _on_step(self, request_ids: Sequence[RequestId], seen_s: float) -> None:
+        records, last_s = self._open, self._last_s
+        online_s: list[float] = []
+        offline_s: list[float] = []
         for request_id in request_ids:
-            record = self._open.get(request_id)
-            if record is not None:
+            record = records.get(request_id)
+            if record is None:
+                continue
+            if self._keeps_gaps or record.first_s is None:
                 self._note_token(request_id, record, seen_s)
+                continue
+            record.output_tokens += 1
+            gap_s = seen_s - last_s[request_id]
+            last_s[request_id] = seen_s
+            (offline_s if record.is_offline else online_s).append(gap_s)
+            if record.longest_gap_s is None or gap_s > record.longest_gap_s:
+                record.longest_gap_s = max(0.0, gap_s)
+        self.gaps.add_each(online_s)
+        if offline_s:
+            self.offline_gaps.add_each(offline_s)
 
     def _add_gap(self, record: RequestRecord, gap_s: float) -> None:
         if self._keeps_gaps:

@@ -23,7 +23,7 @@ from jettison.simulate.workload_spec import WorkloadSpec, parse_workload
 from jettison.workload.rows import MAX_ARRIVAL_S
 
 POLICIES = ("drop", "recompute", "swap", "migrate", "pipeline")
-"""Of the key ``overload`` (docs/baselines.md)."""
+"""Of the key ``overload`` (docs/policies.md)."""
 
 DEFAULT_POLICY = "drop"
 

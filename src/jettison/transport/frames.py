@@ -1,9 +1,9 @@
 """One TCP connection of a link: signed frames out of queues, signed frames in.
 
-Each frame is a fixed header, aux, payload. The header carries a sequence number and the epoch and is signed,
-together with aux, with the connection's session key, so a frame cannot be injected, repeated or redirected.
-Payload bytes are covered by TCP's checksum only: a network on which others can rewrite packets needs a
-tunnel, which it needs for confidentiality anyway.
+Each frame is a fixed header, aux, payload. The header carries a sequence number and the epoch and is signed, together
+with aux, with the connection's session key, so a frame cannot be injected, repeated or redirected. Payload bytes are
+covered by TCP's checksum only: a network on which packets can be rewritten needs a tunnel, as it does for
+confidentiality anyway.
 
 Not here: which frames go where, and what a link promises (``transport.tcp``).
 """
@@ -43,7 +43,7 @@ class WireFrame(NamedTuple):
 
 
 class _Part(Enum):
-    """What of a frame is being received; the lengths of the later parts stand in the first."""
+    """The part of a frame that is being received; the first part has the lengths of the later ones."""
 
     PREFIX = "header and MAC"
     AUX = "aux"
@@ -51,17 +51,17 @@ class _Part(Enum):
 
 
 class FrameStream:
-    """Both directions of one connection. After a ``failure`` nothing is sent or received any more."""
+    """Both directions of one connection. After a ``failure`` no frame is sent or received any more."""
 
     def __init__(
         self, sock: socket.socket, handshake: Handshake, epoch: int, queues: Sequence[deque[WireFrame]],
         pacer: Pacer | None = None,
     ) -> None:
-        """``queues``: frames to send; the first that is not empty goes first, at each frame boundary. ``pacer``: says
+        """``queues``: frames to send; the first that is not empty goes first, at each frame boundary. ``pacer``: limits
         how much may be sent."""
         self.sock = sock
         self.is_paced = False
-        """Something waits for the pacer, and not for the socket."""
+        """Bytes wait for the pacer, and not for the socket."""
         self._pacer = pacer
         self.failure: str | None = None
         self.attached = False
@@ -71,7 +71,7 @@ class FrameStream:
         self._key = handshake.session_key
         self._role, self._their_role = (b"i", b"a") if handshake.is_initiator else (b"a", b"i")
         self._half_out: deque[memoryview] = deque()
-        """What is left of the frame that is being sent."""
+        """The unsent rest of the frame that is being sent."""
         self._num_sent = self._num_received = 0
         self._prefix = bytearray(_HEADER.size + _MAC_BYTES)
         self._head = (0, 0, 0)
@@ -88,11 +88,11 @@ class FrameStream:
 
     @property
     def wants_write(self) -> bool:
-        """Whether something waits for room in the socket."""
+        """Whether bytes wait for room in the socket."""
         return self.failure is None and not self.is_paced and (bool(self._half_out) or any(self._queues))
 
     def pump(self) -> None:
-        """Give the kernel what it takes, and the pacer allows."""
+        """Give the kernel as many bytes as it takes and the pacer allows."""
         self.is_paced = False
         while self.failure is None:
             if not self._half_out:
@@ -122,7 +122,7 @@ class FrameStream:
                 self._half_out[0] = self._half_out[0][num_sent:]
 
     def _send_some(self, pacer: Pacer) -> int:
-        """As much of the frame as may go now; 0: nothing may. Raises OSError."""
+        """Send as much of the frame as may go now; returns the bytes sent; 0: none may. Raises OSError."""
         left = pacer.left()
         if not left:
             return 0
@@ -131,7 +131,7 @@ class FrameStream:
         return num_sent
 
     def sign(self, kind: int, tag: int, aux: bytes, nbytes: int) -> bytes:
-        """Everything of the next frame that goes before its payload."""
+        """The signed part of the next frame that goes before its payload."""
         header = _HEADER.pack(_MAGIC, kind, len(aux), self._num_sent & 0xFFFFFFFF, self._epoch, tag, nbytes)
         self._num_sent += 1
         return header + self._mac(self._role, header, aux) + aux
@@ -150,12 +150,12 @@ class FrameStream:
         return None
 
     def await_attach(self) -> None:
-        """Read what has come up to the sign that the peer uses this connection, and nothing after it."""
+        """Read up to the frame which shows that the peer uses this connection, and nothing after it."""
         while self.failure is None and not self.attached and self._fill_target():
             self._advance()
 
     def _fill_target(self) -> bool:
-        """Read until the target is full; whether it is."""
+        """Read until the target is full; returns whether it is."""
         while self._filled < len(self._target):
             try:
                 num_bytes = self.sock.recv_into(self._target[self._filled :])
@@ -171,7 +171,7 @@ class FrameStream:
         return True
 
     def _advance(self) -> WireFrame | None:
-        """The target is full: go on to the next part; the frame, if that was its last one."""
+        """The target is full: go on to the next part. Returns the frame, if that was its last part."""
         try:
             if self._part is _Part.PREFIX:
                 self._begin_frame()
@@ -203,7 +203,7 @@ class FrameStream:
         if not hmac.compare_digest(proof, self._mac(self._their_role, header, bytes(self._aux))):
             raise ValueError("a frame that the peer did not sign")
         self._num_received += 1
-        # Only now is the length believed.
+        # The length is trusted only now that its signature is checked.
         self._payload = np.empty(self._head[2], dtype=np.uint8)
         self._expect(_Part.PAYLOAD, memoryview(self._payload.data))
 

@@ -1,4 +1,4 @@
-"""Who is at the other end of a socket: a three-message proof that both know the cluster's secret.
+"""The identity of a socket's other end: a three-message proof that both ends know the cluster's secret.
 
     initiator                                 acceptor
     HELLO(identity, nonce)          ->
@@ -32,12 +32,12 @@ HANDSHAKE_TIMEOUT_S = 5.0
 
 
 class Purpose(IntEnum):
-    """What the connection is for; a proof for one does not open another."""
+    """The purpose of a connection; a proof for one purpose does not open a connection for another."""
 
     CONTROL = 1
     LINK = 2
     URGENT = 3
-    """The second connection of a link: what must not wait behind bulk."""
+    """The second connection of a link, for frames that must not wait behind bulk."""
 
 
 class Identity(NamedTuple):
@@ -52,16 +52,17 @@ CONTROLLER = Identity(-1, 0)
 
 
 class HandshakeError(LinkDownError):
-    """The other end is not who it should be; the connection must be closed."""
+    """The other end has not proven the expected identity; the connection must be closed."""
 
 
 class Handshake:
-    """One end's progress. Send ``first()`` (initiator), then ``feed`` each message and send what it returns."""
+    """One end's progress. Send ``first()`` (initiator), then ``feed`` each message and send the returned reply."""
 
     def __init__(
         self, secret: bytes, me: Identity, purpose: Purpose, *, initiator: bool, also: frozenset[Purpose] = frozenset()
     ) -> None:
-        """``also``: further purposes that an acceptor agrees to; which it was stands in ``purpose`` when ``done``."""
+        """``also``: further purposes that an acceptor agrees to; when ``done``, ``purpose`` is the one of this
+        connection."""
         if len(secret) < MIN_SECRET_BYTES:
             raise ValueError(f"a secret of {len(secret)} bytes; at least {MIN_SECRET_BYTES} are needed")
         self._secret = secret
@@ -82,7 +83,7 @@ class Handshake:
 
     @property
     def peer(self) -> Identity:
-        """Who is there, proven. Only when ``done``."""
+        """The proven identity of the other end. Only when ``done``."""
         if not self.done or self._peer is None:
             raise HandshakeError("the peer has not proven who it is")
         return self._peer
@@ -99,7 +100,7 @@ class Handshake:
         return self._hello
 
     def feed(self, message: bytes) -> bytes:
-        """Take the next message of ``needed`` bytes; returns what to send back. Raises HandshakeError."""
+        """Take the next message of ``needed`` bytes; returns the reply to send. Raises HandshakeError."""
         if self.done or len(message) != self.needed:
             raise HandshakeError(f"a handshake message of {len(message)} bytes where {self.needed} were due")
         if self.is_initiator:

@@ -39,7 +39,7 @@ class InProcessLink(Link):
         self._other: InProcessLink | None = None
         self._open = True
         self.holds_bulk = False
-        """There is no room for bulk frames, as if the peer had read none: so that what has to meet does."""
+        """There is no room for bulk frames, as if the peer had read none: for tests in which events have to meet."""
         self._failure: str | None = None
 
     @classmethod

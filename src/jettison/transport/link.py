@@ -1,4 +1,4 @@
-"""What a link between two workers is: frames in, frames out, back-pressure, a doorbell.
+"""The interface of a link between two workers: frames in, frames out, back-pressure, a doorbell.
 
 A link carries bulk bytes (activations, KV pieces, pieces of parameter shards) and nothing else; commands and
 events go over the control channel. Nothing here knows what the bytes mean, which device they come from, or
@@ -24,14 +24,14 @@ Bytes = npt.NDArray[np.uint8]
 """A flat uint8 array."""
 
 Fill = Callable[[Bytes], object]
-"""Writes exactly the payload into the array it is given; must not keep it. What it returns is ignored."""
+"""Writes exactly the payload into the array it is given; must not keep the array. Its result is ignored."""
 
 MAX_AUX_BYTES = 128
-"""Aux is a small fixed struct of the caller's; whatever grows belongs in the payload."""
+"""Aux is a small fixed struct of the caller's; data of variable size belongs in the payload."""
 
 
 class FrameKind(IntEnum):
-    """What a frame is. The first three are the classes of a link, most urgent first."""
+    """The kind of a frame. The first three are the classes of a link, most urgent first."""
 
     ACTIVATION = 0
     KV_PIECE = 1
@@ -131,11 +131,12 @@ class Link(ABC):
         """Why the link is down; None while it is open or after ``close()``."""
 
     queues_bulk: bool = True
-    """Whether bulk that was accepted may still be on its way when an urgent frame follows it: then pieces have to be
-    cut to what the link carries in a stage's time. Where not, a refusal only says that the other end is busy."""
+    """Whether accepted bulk may still be on its way when an urgent frame follows it. Then pieces have to be no longer
+    than the link carries in a stage's time. Where it may not, a refusal only means that the other end is busy."""
 
     def limit_unsent(self, num_bytes: int) -> None:
-        """Keep about this much, or less, in buffers that activations cannot overtake. Where there are none: nothing."""
+        """Keep about this much, or less, in buffers that activations cannot overtake. Does nothing for a link without
+        such buffers."""
         del num_bytes
 
     @property
@@ -145,7 +146,8 @@ class Link(ABC):
 
     @abstractmethod
     def fileno(self) -> int:
-        """Readable when ``poll_frames`` or ``send_frame`` may have something new; -1 when there is no descriptor."""
+        """A descriptor that is readable when a call of ``poll_frames`` or ``send_frame`` may succeed now; -1: there is
+        none."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""A link slower than what carries it: a limit on what one end sends, for experiments where the kernel offers none
-(`tc` refused). Off unless a placement asks for it.
+"""Pacing: a limit on the rate at which one end of a link sends, for experiments where the kernel offers none (`tc`
+refused). Off unless a placement asks for it.
 
-A token bucket: it fills at the rate, up to ``burst_bytes``, and nothing is sent while it is empty. Sent is what a
-socket has taken: between workers of one machine that is as good as arrived.
+A token bucket: it fills at the rate, up to ``burst_bytes``, and nothing is sent while it is empty. Bytes count as sent
+when a socket has taken them: between workers of one machine that is as good as arrived.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 MIN_BURST_BYTES = 16 << 10
 BURST_S = 2e-3
-"""Of the rate: what the bucket holds, so that a fast link does not wake for every packet."""
+"""Seconds of the rate that the bucket holds, so that a fast link does not wake for every packet."""
 
 _CLOCK_MONOTONIC = 1
 _NANOSECONDS = 1_000_000_000
@@ -24,7 +24,7 @@ class Pacer:
     """The bucket. Shared by all connections of one end of a link; the caller asks for the urgent ones first."""
 
     def __init__(self, bytes_per_s: float, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """It is full at first. Raises ValueError for a rate that is not above 0."""
+        """The bucket is full at first. Raises ValueError for a rate that is not above 0."""
         if not 0.0 < bytes_per_s < float("inf"):
             raise ValueError(f"a link carries more than 0 bytes a second, not {bytes_per_s}")
         self.burst_bytes = max(MIN_BURST_BYTES, int(bytes_per_s * BURST_S))
@@ -41,11 +41,11 @@ class Pacer:
         return int(self._left)
 
     def spend(self, num_bytes: int) -> None:
-        """So many of those have been sent."""
+        """Note that ``num_bytes`` have been sent."""
         self._left -= num_bytes
 
     def wait_ns(self) -> int:
-        """Until half of the bucket may be sent: waking for less costs more than it brings."""
+        """Nanoseconds until half of the bucket may be sent: waking for less costs more than it brings."""
         return max(1, int((self.burst_bytes / 2 - self._left) / self._per_ns))
 
 
@@ -61,7 +61,7 @@ class Alarm:
         self._is_set = False
 
     def set(self, wait_ns: int) -> None:
-        """Readable after so long, and not before; 0: never."""
+        """Be readable after ``wait_ns``, and not before; 0: never."""
         if wait_ns or self._is_set:
             self._is_set = bool(wait_ns)
             spec = (ctypes.c_long * 4)(0, 0, *divmod(wait_ns, _NANOSECONDS))

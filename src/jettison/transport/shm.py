@@ -65,7 +65,7 @@ class SlotGeometry(NamedTuple):
         return self.activation_slots * self.activation_bytes + self.bulk_slots * self.bulk_bytes
 
     def check(self) -> None:
-        """Raises ValueError for sizes no sane peer has."""
+        """Raises ValueError for sizes out of bounds."""
         if not all(1 <= slots <= _MAX_SLOTS for slots in self[:2]):
             raise ValueError(f"{self[:2]} slots; each class has 1 to {_MAX_SLOTS}")
         if not all(1 <= size <= _MAX_SLOT_BYTES for size in self[2:]):
@@ -93,9 +93,9 @@ class _Room:
 
 
 class ShmLink(Link):
-    """One end, over a connected SEQPACKET socket whose peer has proven itself (``sockets``)."""
+    """One end, over a connected SEQPACKET socket with a proven peer (``sockets``)."""
 
-    queues_bulk = False  # a piece is there when it is accepted, in slots that nothing urgent uses
+    queues_bulk = False  # an accepted piece is there at once, in slots that urgent frames do not use
 
     def __init__(
         self, sock: socket.socket, handshake: Handshake, geometry: SlotGeometry | None = None, epoch: int = 0
@@ -112,11 +112,11 @@ class ShmLink(Link):
         self._pending_credit = 0
         """Slots released here and not yet returned, both classes."""
         self._credit_due = False
-        """So many wait that they go without a frame to carry them."""
+        """Enough slots wait to return them in a message of their own."""
         self._outgoing = (_Room(geometry, False), _Room(geometry, True))
         self._incoming: tuple[_Room, _Room] | None = None
         self._incoming_memory: Bytes = EMPTY
-        self._buffer = bytearray(_MESSAGE_BYTES + 1)  # one more byte than any message: a longer one shows
+        self._buffer = bytearray(_MESSAGE_BYTES + 1)  # one byte longer than any message, to detect longer ones
         self._buffer_view = memoryview(self._buffer)
         self._outgoing_memory: Bytes = EMPTY
         sock.setblocking(False)
@@ -144,7 +144,8 @@ class ShmLink(Link):
         return True
 
     def _send(self, kind: int, tag: int, aux: bytes, slot: int, nbytes: int) -> bool:
-        """Send a header, and with it all credits that wait; whether the kernel took it. Raises LinkDownError."""
+        """Send a header, and with it all credits that wait. Returns whether the kernel took it. Raises
+        LinkDownError."""
         credit = self._pending_credit
         message = _HEADER.pack(_MAGIC, kind, len(aux), slot, self._epoch, tag, nbytes, credit) + aux
         try:
@@ -203,7 +204,7 @@ class ShmLink(Link):
                 yield frame
 
     def wait_attached(self, timeout_s: float) -> None:
-        """Block until the peer's memory is mapped, so the peer is using this link. Raises LinkDownError."""
+        """Block until the peer's memory is mapped, which shows that the peer uses this link. Raises LinkDownError."""
         deadline = time.monotonic() + timeout_s
         while self._incoming is None and not self._attach():
             if not self._open or time.monotonic() > deadline:
@@ -249,7 +250,7 @@ class ShmLink(Link):
         return geometry
 
     def _parse(self, num_bytes: int) -> Frame | None:
-        """The frame in the buffer; None for credits and for nonsense, which closes the link."""
+        """The frame in the buffer; None for credits, and for an invalid message, which closes the link."""
         if num_bytes < _HEADER.size:
             self._fail(f"a message of {num_bytes} bytes")
             return None
@@ -292,10 +293,10 @@ class ShmLink(Link):
     # --- credits
 
     def _flush_credits(self) -> None:
-        """Return released slots without waiting for a frame to carry them: half the slots of a class wait.
+        """Return released slots without waiting for a frame to carry them: half of the slots of a class wait.
 
-        A sender that has none left is never left waiting: then all slots of the class are in flight, and the
-        release of half of them comes here.
+        A sender without free slots does not wait for ever: then all slots of the class are in flight, and the release
+        of half of them comes here.
         """
         try:
             if self._open:
@@ -334,7 +335,7 @@ class ShmLink(Link):
         return self._sock.fileno()
 
     def close(self) -> None:
-        """The mappings live on as long as a frame's payload does, and go with the last of them."""
+        """Close this end. The mappings live on until the last payload of a frame is gone."""
         self._open = False
         self._sock.close()
         self._outgoing_memory = self._incoming_memory = EMPTY

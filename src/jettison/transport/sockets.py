@@ -1,4 +1,4 @@
-"""Connecting and accepting: sockets whose other end has proven itself, for links of any kind.
+"""Connecting and accepting: sockets with a proven other end, for links of any kind.
 
 Addresses are ``unix:<path>`` (one machine) or ``tcp:<host>:<port>``. A Unix socket's folder must be private
 (0700) and its peer must have this process's user id; TCP binds to the interface it is given, never to all.
@@ -122,7 +122,7 @@ class _Pending:
 
 
 class Acceptor:
-    """Takes connections without ever blocking on one: watch ``filenos()``, call ``poll``.
+    """It takes connections without ever blocking on one: watch ``filenos()``, call ``poll``.
 
     A peer that stays silent is dropped after a few seconds; a peer of an older epoch than one seen is refused,
     so a worker that was declared dead cannot come back in the place of its successor.
@@ -132,7 +132,7 @@ class Acceptor:
         self, sock: socket.socket, secret: bytes, me: Identity, purpose: Purpose,
         also: frozenset[Purpose] = frozenset(),
     ) -> None:
-        """``also``: further purposes of connections that are taken."""
+        """``also``: further purposes for which connections are taken."""
         self._also = also
         self._sock = sock
         self._secret = secret
@@ -146,7 +146,7 @@ class Acceptor:
         return [self._sock.fileno(), *(pending.sock.fileno() for pending in self._pending)]
 
     def poll(self) -> list[tuple[socket.socket, Handshake]]:
-        """Non-blocking sockets whose peer has proven itself since the last call."""
+        """Non-blocking sockets with a peer that has proven itself since the last call."""
         self._accept()
         proven: list[tuple[socket.socket, Handshake]] = []
         waiting: list[_Pending] = []

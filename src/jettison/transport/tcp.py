@@ -1,13 +1,13 @@
-"""Link between workers of different machines, over two TCP connections: one for what is urgent, one for bulk.
+"""Link between workers of different machines, over two TCP connections: one for urgent frames, one for bulk.
 
 No frame overtakes bytes that a socket has taken. On a slow link that is seconds' worth, so activations and remote
 attention have a connection of their own, marked so that this host's queue puts its packets first (every queue that
-Linux gives an interface by itself honours that, or gives small flows their share). What waits in other queues on the
-way cannot be overtaken even so: therefore the send buffer of bulk is bounded, too (``limit_unsent``).
+Linux gives an interface by itself honours that, or gives small flows their share). Bytes in other queues on the way
+cannot be overtaken even so; therefore the send buffer of bulk is bounded, too (``limit_unsent``).
 
 With one connection (``urgent=None``) both classes share it: urgent frames go first whenever no frame is half out.
 
-An end may be told to send no faster than so many bytes a second (``transport.pacing``), both connections together.
+An end may have a limit on the bytes that it sends a second (``transport.pacing``), both connections together.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _PRIORITY_INTERACTIVE, _PRIORITY_BULK = 6, 2
 
 
 class Connection(NamedTuple):
-    """A socket whose other end has proven itself."""
+    """A socket with a proven other end."""
 
     sock: socket.socket
     handshake: Handshake
 
 
 class TcpLink(Link):
-    """One end, over connected sockets whose peer has proven itself (``sockets``)."""
+    """One end, over connected sockets with a proven peer (``sockets``)."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class TcpLink(Link):
         pacer: Pacer | None = None,
     ) -> None:
         """``coordinate=False``: one queue for all classes, first come, first served (for comparison only). ``pacer``:
-        of what this end sends.
+        limits the rate at which this end sends.
 
         Raises ValueError when the two connections do not lead to the same life of the same peer.
         """
@@ -89,7 +89,7 @@ class TcpLink(Link):
         self._watched: dict[int, int] = {}
         if coordinate:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NOTSENT_LOWAT_BYTES)
-            # What has arrived and was not read stands before an activation, too.
+            # Bytes that have arrived and are not read stand before an activation, too.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
         if urgent is None:
             self._bulk = self._urgent = FrameStream(sock, handshake, epoch, self._queues, pacer)
@@ -131,7 +131,7 @@ class TcpLink(Link):
             self._check()
 
     def _check(self) -> None:
-        """Close when a connection has failed; else have the kernel tell of what is waited for."""
+        """Close when a connection has failed; else bring the epoll set up to date."""
         failure = next((s.failure for s in self._streams if s.failure is not None), None)
         if failure is not None:
             self._failure = self._failure or failure
@@ -210,7 +210,7 @@ class TcpLink(Link):
         return self._failure
 
     def limit_unsent(self, num_bytes: int) -> None:
-        """Bound the kernel's send buffer, where that changes it by much (it doubles what it is told)."""
+        """Bound the kernel's send buffer, where that changes it by much (the kernel doubles the given size)."""
         wanted = max(_MIN_SEND_BUFFER_BYTES, num_bytes)
         if self._coordinate and self._open and not wanted / 2 < self._send_buffer_bytes < wanted * 2:
             self._send_buffer_bytes = wanted
@@ -227,7 +227,7 @@ class TcpLink(Link):
         return self._bulk.sock.fileno() if self._epoll is None else self._epoll.fileno()
 
     def close(self) -> None:
-        """Frames accepted and not yet sent are lost."""
+        """Close the link. Frames accepted and not yet sent are lost."""
         self._open = False
         with contextlib.ExitStack() as stack:
             for stream in self._streams:

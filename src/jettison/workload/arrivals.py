@@ -19,14 +19,14 @@ from jettison.workload.rows import MAX_ARRIVAL_S, Floats, check_number
 
 _GAPS_AT_ONCE = 1024
 _DIURNAL_STEPS = 288
-"""Pieces of a period: five minutes of a day."""
+"""Pieces of constant rate in a period: of a day, five minutes each."""
 
 LEAST_CV, MOST_CV = 1e-6, 100.0
-"""Less is as good as regular. With more, nearly all gaps are none: to get on in time takes about cv^2 draws, and so
-many requests stand on one instant."""
+"""Bounds of the coefficient of variation. Below, arrivals are as good as regular. Above, nearly all gaps are zero:
+about cv^2 requests share one instant, and it takes as many draws to advance in time."""
 
 MAX_PIECES = 10**6
-"""Of a rate curve; an on-off of a minute each has as many in two years."""
+"""Most pieces of a rate curve: an on-off process of a minute each has as many in two years."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ class RateCurve:
     @property
     def cumulative(self) -> Floats:
         """Expected arrivals up to each edge."""
-        with np.errstate(over="ignore"):  # rates beyond any sense come to infinitely many, which draws refuse
+        with np.errstate(over="ignore"):  # absurd rates overflow to infinitely many arrivals, which draws refuse
             return np.concatenate([[0.0], np.cumsum(self.rates_per_s * np.diff(self.edges_s))])
 
     @property
@@ -59,7 +59,7 @@ class ArrivalProcess(Protocol):
         ...
 
     def describe(self) -> str:
-        """For the workload's notes."""
+        """One line for the workload's notes."""
         ...
 
 
@@ -195,8 +195,8 @@ class Diurnal:
 
 def draw_arrivals(process: ArrivalProcess, duration_s: float, rng: np.random.Generator) -> Floats:
     """Arrival times in [0, ``duration_s``), ascending: a unit-rate Gamma renewal process mapped through the inverse of
-    the cumulative rate. Raises ConfigError for a duration that is no time, and for what no workload can have: more than
-    ``MAX_PIECES`` pieces of the rate, or than ``MAX_REQUESTS`` expected arrivals."""
+    the cumulative rate. Raises ConfigError for a duration that is not above 0 or above ``MAX_ARRIVAL_S``, for more than
+    ``MAX_PIECES`` pieces of the rate, and for more than ``MAX_REQUESTS`` expected arrivals."""
     _check(duration_s=duration_s)
     if duration_s > MAX_ARRIVAL_S:
         raise ConfigError(f"arrivals: duration_s must be at most {MAX_ARRIVAL_S:g}, got {duration_s:g}")
@@ -211,7 +211,7 @@ def draw_arrivals(process: ArrivalProcess, duration_s: float, rng: np.random.Gen
 
 
 def draw_num_arrivals(process: ArrivalProcess, num_arrivals: int, rng: np.random.Generator) -> tuple[Floats, float]:
-    """The first ``num_arrivals``, and the time up to the next one."""
+    """The times of the first ``num_arrivals`` arrivals, and the time of the next one."""
     if num_arrivals < 1:
         raise ConfigError(f"arrivals: their number must be at least 1, got {num_arrivals}")
     check_number(num_arrivals, "arrivals")

@@ -38,14 +38,15 @@ class LoadOptions:
 
     trace: Path | None = None
     workload: str | None = None
-    """A built-in synthetic one; without a trace and a name the built-in burst."""
+    """Name of a built-in synthetic workload; without a trace and a name, the built-in burst."""
     trace_format: str | None = None
-    """Of the trace, where its columns leave it open; and the unit of its time stamps, where these are bare numbers."""
+    """The trace's format, where its columns leave that open; ``unit`` is that of its time stamps, where they are bare
+    numbers."""
     unit: str | None = None
     jitter: bool | None = None
-    """As ``read_trace`` takes it."""
+    """Whether to spread arrivals inside time-stamp steps, as for ``read_trace``."""
     skip_bad_rows: bool = False
-    """Of ``trace`` and ``lengths_from``; else a bad row refuses its file."""
+    """Whether to leave out bad rows of ``trace`` and ``lengths_from``; else a bad row makes its file an error."""
     slice_s: float | None = None
     slice_index: int | None = None
     thin: float | None = None
@@ -57,12 +58,12 @@ class LoadOptions:
     num_requests: int | None = None
     duration_s: float | None = None
     seed: int = 0
-    """Of every draw, the replay's included."""
+    """Seed of every draw, the replay's included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions(LoadOptions):
-    """All that ``jettison bench`` may be told, but where the server is. Names are the flags'."""
+    """All options of ``jettison bench`` but the server's address. Names are the flags'."""
 
     name: str = "run"
     model: str | None = None
@@ -79,7 +80,8 @@ class BenchOptions(LoadOptions):
     total_timeout_s: float | None = None
     cancel_fraction: float = 0.0
     offline_lengths: str | None = None
-    """A published set: with it a batch runs beside the load, its lengths scaled as the load's are."""
+    """Name of a published set of lengths: with it a batch runs beside the load, its lengths scaled as the load's
+    are."""
     offline_unfinished: int | None = None
     offline_requests: int | None = None
     offline_max_input: int | None = None
@@ -88,9 +90,9 @@ class BenchOptions(LoadOptions):
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
     parameter_share: float | None = None
-    """This and the next three fill the fairness header; what is not given is what the server tells of itself."""
+    """This and the next three fill the fairness header; the server's own deployment document fills in a missing one."""
     kv_capacity_tokens: float | None = None
-    """Undropped, whole cluster."""
+    """KV capacity of the whole cluster with no parameters dropped."""
     merged_capacity_tokens: float | None = None
     num_instances: int | None = None
     json_out: Path | None = None
@@ -99,7 +101,7 @@ class BenchOptions(LoadOptions):
 
     @property
     def conditions(self) -> Conditions:
-        """What was said of the cluster."""
+        """The options that describe the cluster."""
         return Conditions(
             self.parameter_share, self.kv_capacity_tokens, self.merged_capacity_tokens, self.num_instances
         )
@@ -189,7 +191,7 @@ def _source(options: LoadOptions) -> Workload:
 
 
 def _cut(load: Workload, options: LoadOptions) -> Workload:
-    """Slice and thin."""
+    """The load sliced and thinned."""
     slice_s, slice_index = options.slice_s, options.slice_index
     if (slice_s is None) != (slice_index is None):
         raise ConfigError("a slice needs both its length and its index")
@@ -206,13 +208,14 @@ def _cut(load: Workload, options: LoadOptions) -> Workload:
 
 
 def run_bench(url: str, options: BenchOptions, console: Console | None = None) -> RunResult:
-    """Replay one load against ``url``, print the table, write what was asked for, return the run.
+    """Replay one load against ``url``, print the table, write the requested files, return the run.
 
-    A request that fails raises nothing: it is counted, and said first (``report.failures.check_answered`` refuses a run
-    with such). Raises UserError (ConfigError, TraceError) before anything is sent.
+    A request that fails raises nothing: it is counted, and the printed summary begins with the failures
+    (``report.failures.check_answered`` refuses a run with too many). Raises UserError (ConfigError, TraceError) before
+    anything is sent.
     """
     load = load_workload(options)
-    # What could fail after the run fails before it: a finished run must not be lost.
+    # Errors that could come after the run are provoked before it: a finished run must not be lost.
     options.conditions.check()
     for path in (options.json_out, options.html_out):
         if path is not None:
@@ -226,7 +229,7 @@ def run_bench(url: str, options: BenchOptions, console: Console | None = None) -
         run, load, parameter_share=conditions.parameter_share, kv_capacity_tokens=conditions.kv_capacity_tokens,
         merged_capacity_tokens=conditions.merged_capacity_tokens,
     ).as_dict()
-    # Files first: who reads what is printed may have left.
+    # Files first: the reader of the printed output may have closed the pipe.
     if options.json_out is not None:
         write_results(options.json_out, [run])
     if options.html_out is not None:
@@ -243,7 +246,7 @@ def _replay_with_progress(url: str, load: Workload, options: ReplayOptions, cons
         task = progress.add_task(f"{load.name}: requests ended", total=len(load.rows))
 
         def note(ended: int, total: int) -> None:
-            if ended == 1 and not quiet:  # not before: a server that is not there is one line on stderr
+            if ended == 1 and not quiet:  # not before: a missing server is one line on stderr
                 note_phase(f"{load.name}: replaying {total} requests, {load.duration_s:.0f} s", console)
             progress.update(task, completed=ended)
 
@@ -261,7 +264,7 @@ def fairness_of_run(
 ) -> FairnessHeader:
     """The fairness header with demand as this run measured it (queue included).
 
-    Compare runs under one header: the baseline's demand contains the queue that its own shortage made.
+    Compare runs under one header, because a baseline's measured demand contains the queue that its own shortage made.
     """
     records = [_record(row) for row in run.requests_detail or []]
     mean_tokens, peak_tokens = measured_demand(records, load.duration_s)

@@ -1,7 +1,8 @@
-"""What a person should be told of a workload before it is used: rows that were left out, stamps whose unit is in doubt,
+"""Cautions about a workload, shown to the user before it is used: rows that were left out, stamps of a doubtful unit,
 hours without an arrival.
 
-Notes say what was done to a workload; a caution says what may make another experiment of it than was meant.
+Notes list the changes made to a workload; a caution names something that may make it another experiment than the user
+meant.
 """
 
 from __future__ import annotations
@@ -15,27 +16,28 @@ from jettison.report.terminal import print_line, progress_console
 from jettison.workload.rows import Workload
 
 LONG_GAP_S = 3600.0
-"""Without an arrival for so long: time that is replayed, or simulated, for nothing."""
+"""A gap without arrivals from this length on is told: it would be replayed, or simulated, for nothing."""
 
 _NAMED_GAPS = 3
 
 
 def cautions_of(workload: Workload) -> list[str]:
-    """One line each; empty where there is nothing to mind."""
+    """The cautions about a workload, one line each."""
     gaps = _gap_line(workload)
     return [*workload.skipped_rows, *workload.doubts, *([gaps] if gaps else [])]
 
 
 def print_cautions(cautions: Iterable[str], console: Console) -> None:
-    """Print them, each once, beside the progress of what follows: where that is seen, else on stderr."""
+    """Print the cautions, each once, where the progress of the following work is shown: on a terminal there, else on
+    stderr."""
     shown = progress_console(console)
     for line in dict.fromkeys(cautions):
         print_line(f"mind: {line}", shown, "yellow")
 
 
 def _gap_line(workload: Workload) -> str | None:
-    """Where nothing arrives for ``LONG_GAP_S`` and more, from time zero to the last arrival: the longest few, in the
-    order of time."""
+    """A line on the gaps of at least ``LONG_GAP_S`` from time zero to the last arrival: the longest few, in the order
+    of time."""
     arrival_s = np.concatenate([[0.0], workload.columns.arrival_s])
     lengths_s = np.diff(arrival_s)
     long = np.flatnonzero(lengths_s >= LONG_GAP_S)

@@ -1,8 +1,8 @@
 """Open-loop replay of a workload against any OpenAI-compatible server.
 
-Each request is sent at its scheduled arrival whether or not earlier ones have been answered, so a slow
-server gets no mercy. The client measures itself too: how late it sent each request is in the result.
-Latency is counted from the *scheduled* arrival; a late client therefore makes a server look worse, never better.
+Each request is sent at its scheduled arrival whether or not earlier ones have been answered, so a slow server does not
+slow the load down. The client measures itself too: the result holds how late it sent each request. Latency is counted
+from the *scheduled* arrival; a late client therefore makes a server look worse, never better.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ReplayOptions:
 
     name: str = "run"
     model: str | None = None
-    """None asks ``/v1/models``."""
+    """Name of the model; None: the client asks ``/v1/models``."""
     endpoint: Endpoint = "completions"
     prompt_kind: PromptKind = "tokens"
     prompts: PromptMaker = field(default_factory=PromptMaker)
@@ -48,16 +48,16 @@ class ReplayOptions:
     """Ask for exactly the trace's output length (vLLM's extra field; others ignore or refuse it)."""
     api_key: str | None = None
     pool: OfflinePool | None = None
-    """A batch beside the workload. A request of it that is not answered is its sender's last."""
+    """A batch beside the workload. Each of its senders stops after a request that is not answered."""
     offline_fields: Mapping[str, Any] = field(default_factory=lambda: {"service_tier": "flex"})
-    """What tells the server that a request is offline."""
+    """Request fields that mark a request as offline."""
     offline_api_key: str | None = None
-    """Of offline requests, which makes them another tenant's; None: as all others."""
+    """API key of offline requests, which makes them another tenant's; None: the key of all others."""
     max_concurrency: int | None = None
     """At most so many requests at once; the wait counts as client lag. None keeps the loop open."""
     request_timeout_s: float = 600.0
     total_timeout_s: float | None = None
-    """The whole run ends then; what is unfinished or unsent counts as failed."""
+    """Time limit of the whole run; unfinished and unsent requests count as failed."""
     cancel_fraction: float = 0.0
     """This share of requests, by seeded draw, is closed after a uniformly drawn number of chunks."""
     seed: int = 0
@@ -115,7 +115,8 @@ async def _first_model(session: aiohttp.ClientSession, root: str) -> str:
 
 
 def _told(error: Exception) -> str:
-    """What a failed request says; of an answer that was cut off, in plain words and not in the client library's."""
+    """The error message of a failed request; for an answer that was cut off, in plain words instead of the client
+    library's."""
     if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ServerDisconnectedError | ConnectionResetError):
         return "the server closed the connection before its answer was complete"
     return f"{type(error).__name__}: {error}"
@@ -208,7 +209,8 @@ class _Replay:
             await asyncio.gather(batch, return_exceptions=True)
 
     async def _send_batch(self) -> None:
-        """To the batch's end; of one without end until the workload's requests have come, with what is open then."""
+        """Send the batch to its end. A batch without end is sent until the workload's time is over; its open requests
+        are then cancelled."""
         pool = self._options.pool
         if pool is None:
             return
@@ -275,7 +277,8 @@ class _Replay:
             self._options.on_progress(self._num_ended, len(self._records))
 
     async def _send(self, record: RequestRecord, body: bytes) -> None:
-        """One request to its end. Every outcome but the run's own end is recorded, none raises."""
+        """Send one request and read its answer to the end. Every outcome but the run's own end is recorded, and none
+        raises."""
         meter = StreamMeter()
         cancel_after = self._cancel_after[record.index] if record.index < len(self._records) else None
         limit_s = self._options.request_timeout_s if cancel_after != 0 else _EARLY_CANCEL_WAIT_S

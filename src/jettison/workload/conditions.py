@@ -1,6 +1,6 @@
-"""The memory side of a fairness header: what the user said of the cluster, and what a server told of itself.
+"""The memory side of a fairness header: from the user's options, and from the server's deployment document.
 
-What a server tells fills gaps in a report of a run that is over: nothing that it could tell raises here.
+A deployment document fills gaps in the report of a finished run, so no content of it raises an error here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from jettison.types import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the fairness header says of the cluster; None where it is not known. Tokens are of the whole cluster."""
+    """The cluster's part of a fairness header; None where a value is not known. Tokens are of the whole cluster."""
 
     parameter_share: float | None = None
     kv_capacity_tokens: float | None = None
-    """Undropped."""
+    """KV capacity with no parameters dropped."""
     merged_capacity_tokens: float | None = None
     num_instances: int | None = None
 
@@ -37,7 +37,8 @@ class Conditions:
         merged_capacity_factor(self.parameter_share or 0.0, 2 if self.num_instances is None else self.num_instances)
 
     def or_else(self, told: Conditions) -> Conditions:
-        """This, and from ``told`` what is missing; its merged capacity only where nothing was said that decides it."""
+        """These conditions, with missing values from ``told``. Its merged capacity is taken only where these conditions
+        are all unset, as any of them would decide it."""
         said_nothing = self == Conditions()
         return Conditions(
             self.parameter_share if self.parameter_share is not None else told.parameter_share,
@@ -47,7 +48,8 @@ class Conditions:
         )
 
     def completed(self) -> Conditions:
-        """With the merged capacity that follows from the rest. Raises ConfigError as ``check`` does."""
+        """These conditions with the merged capacity that follows from the rest. Raises ConfigError as ``check``
+        does."""
         merged = merged_capacity(
             self.kv_capacity_tokens, self.merged_capacity_tokens, self.parameter_share, self.num_instances or 2
         )
@@ -57,9 +59,9 @@ class Conditions:
 def merged_capacity(
     capacity_tokens: float | None, merged_tokens: float | None, parameter_share: float | None, num_instances: int
 ) -> float | None:
-    """As it was given, or as it follows from the parameters' share; None where neither says it.
+    """The merged capacity as given, or computed from the parameters' share; None where neither is known.
 
-    Raises ConfigError for a share that is none, where it decides.
+    Raises ConfigError for an invalid share, where the capacity is computed from it.
     """
     if merged_tokens is not None or capacity_tokens is None or parameter_share is None:
         return merged_tokens
@@ -67,17 +69,18 @@ def merged_capacity(
 
 
 def conditions_of(run: RunResult) -> Conditions:
-    """What the server of a run told of itself (``config.deployment``); nothing where it is another's server.
+    """The conditions in the deployment document of a run's server (``config.deployment``); all unset for a server
+    without one.
 
-    Capacities are those that its instances begin with, to the block. No share where a copy of the parameters is larger
-    than an instance, as a static pipeline may have it; merged, such a pipeline holds what it holds anyway.
+    Capacities are those at the instances' start, exact to the block. There is no share where a copy of the parameters
+    is larger than an instance, as in a static pipeline; the merged capacity of such a pipeline is its capacity.
     """
     document = run.config.get("deployment")
     if document is None:
         return Conditions()
     try:
         deployment = deployment_from_document(document, "config.deployment")
-    except ConfigError:  # of another version
+    except ConfigError:  # a document of another version
         return Conditions()
     num, shape = deployment.num_instances, deployment.shape
     overload = str(deployment.settings.get("overload", KEYS["overload"].default))
@@ -92,14 +95,15 @@ def conditions_of(run: RunResult) -> Conditions:
 
 
 def capacities(deployment: Deployment) -> tuple[int, int]:
-    """KV tokens of all instances, each alone, and of one group of them all, which the spare copies' bytes join."""
+    """KV tokens of all instances unmerged, and of one group of them all, in which the bytes of the spare copies become
+    KV."""
     groups = separate_and_merged(deployment.num_instances, deployment.shape)
     separate, merged = (round(_capacity_tokens(deployment, each) or 0) for each in groups)
     return separate, merged
 
 
 def _capacity_tokens(deployment: Deployment, groups: Sequence[Sequence[StagePlan]]) -> float | None:
-    """KV tokens of all groups; None: nothing that can be."""
+    """KV tokens of all groups; None where the deployment's sizes make no sense."""
     block_size = deployment.settings.get("block_size", KEYS["block_size"].default)
     if not isinstance(block_size, int) or block_size < 1 or deployment.shape.kv_bytes_per_token_layer < 1:
         return None
@@ -114,7 +118,7 @@ def capacity_tokens(
     shape: ModelShape, groups: Sequence[Sequence[StagePlan]], *, budget_bytes: int, workspace_bytes: int,
     page_bytes: int, block_size: int,
 ) -> int:
-    """KV tokens of instances in these groups, whole pages and blocks: a group has as many as its poorest stage."""
+    """KV tokens of instances in these groups, in whole pages and blocks: a group has as many as its smallest stage."""
     sizes = PageSizes.of(shape, block_size, page_bytes)
 
     def blocks(stage: StagePlan) -> int:
@@ -127,7 +131,8 @@ def capacity_tokens(
 def separate_and_merged(
     num_instances: int, shape: ModelShape
 ) -> tuple[tuple[tuple[StagePlan, ...], ...], tuple[tuple[StagePlan, ...], ...]]:
-    """The groups of instances that hold all layers each, and of the same when all have been merged."""
+    """The groups of instances that each hold all layers, and the groups of the same instances when all have been
+    merged."""
     ids = range(num_instances)
     separate = initial_groups(ids, shape, static_pipeline=False)
     return separate, plan_static_groups(ids, shape, min(num_instances, shape.num_layers))

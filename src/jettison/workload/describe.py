@@ -1,4 +1,4 @@
-"""What a trace is like: rates, how bursty, how long its requests are; and how that is shown.
+"""Statistics of a trace: rates, burstiness, lengths; and their display.
 
 Numbers in, numbers out; :func:`print_info` draws them on a terminal.
 """
@@ -35,18 +35,18 @@ class WindowStats:
     peak_over_mean: float
     p99_over_mean: float
     cv: float
-    """Of the counts."""
+    """Coefficient of variation of the counts."""
     idle_share: float
-    """Windows without an arrival."""
+    """Share of windows without an arrival."""
 
 
 @dataclass(frozen=True, slots=True)
 class LengthStats:
-    """Tokens of one side."""
+    """Statistics of input tokens or of output tokens."""
 
     mean: float
     percentiles: dict[int, float]
-    """Interpolated."""
+    """Interpolated percentiles, by percent."""
     smallest: int
     largest: int
     total: int
@@ -54,13 +54,13 @@ class LengthStats:
 
 @dataclass(frozen=True, slots=True)
 class TraceInfo:
-    """All of it."""
+    """All statistics of one trace."""
 
     name: str
     source: str
     notes: tuple[str, ...]
     stamps: str | None
-    """What was seen of the time stamps in the file, before any jitter."""
+    """Description of the time stamps in the file, before any jitter."""
     num_requests: int
     duration_s: float
     mean_rate_per_s: float
@@ -70,15 +70,15 @@ class TraceInfo:
     inputs: LengthStats
     outputs: LengthStats
     rank_correlation: float
-    """Spearman's, of input and output."""
+    """Spearman's rank correlation of input and output."""
     cached_share: float
     """Cached tokens over input tokens."""
     offline_share: float
     timeline_per_s: tuple[float, ...]
-    """Mean rate of equal parts of the time."""
+    """Mean rate in equal parts of the time."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Plain values, for JSON."""
         return asdict(self)
 
 
@@ -169,7 +169,7 @@ def _mean_ranks(values: npt.NDArray[np.int32]) -> Floats:
 
 
 def print_info(info: TraceInfo, console: Console) -> None:
-    """Where it comes from, a small plot of the rate, and two tables."""
+    """Print the trace's source, a small plot of the rate, and two tables."""
     console.print(f"[bold]{info.name}[/bold]  {info.source}", highlight=False)
     for note in info.notes:
         console.print(f"  {note}", highlight=False, style="dim", soft_wrap=True)

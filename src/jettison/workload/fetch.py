@@ -1,7 +1,7 @@
-"""Public traces by name: where they are, under which licence, and how a download is known to be the right one.
+"""Public traces by name: their addresses, licences, and the digests that downloads are checked by.
 
-A file appears under its name only when it is whole and its SHA-256 is the expected one. Nothing else of this package
-talks to a machine that the caller did not name.
+A file appears under its name only when it is whole and its SHA-256 is the expected one. No other module of this package
+connects to a machine that the caller did not name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jettison.errors import ConfigError, TraceError
 
 CHUNK_BYTES = 1 << 18
 MAX_BYTES = 8 << 30
-"""Of a download whose size is not known."""
+"""Most bytes of a download of unknown size."""
 
 Progress = Callable[[int, int | None], None]
 """(bytes so far, bytes in all where the server says so)."""
@@ -36,19 +36,19 @@ class PublicTrace:
     name: str
     url: str
     sha256: str | None
-    """None: its publisher gives none; the digest of what came is printed."""
+    """None: its publisher gives none; the digest of the download is printed."""
     licence: str
     about: str
 
     @property
     def file_name(self) -> str:
-        """As its publisher calls it."""
+        """The publisher's name of the file."""
         return urlsplit(self.url).path.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a fetch left."""
+    """The result of a fetch."""
 
     path: Path
     sha256: str
@@ -133,9 +133,9 @@ def fetch(
     """Download to ``path``, unless it is there already with the expected digest.
 
     ``url`` names another place that has the same file; ``sha256`` an expected digest where the trace has none.
-    ``timeout_s`` bounds every single wait for the network. Raises TraceError: not reachable, cut short, or another
-    content than expected; nothing is left under ``path`` then. Raises ConfigError for a path or an address that
-    cannot be used, or a file that is there with other content.
+    ``timeout_s`` bounds every single wait for the network. Raises TraceError for an unreachable server, a download cut
+    short, or other content than expected; nothing is left under ``path`` then. Raises ConfigError for an unusable path
+    or address, or an existing file with other content.
     """
     expected = trace.sha256 or (None if sha256 is None else sha256.lower())
     address = url or trace.url

@@ -1,6 +1,6 @@
-"""Formats of published traces: how to recognise each, and what one of its lines says.
+"""Formats of published traces: how to recognise each, and how to parse one of its lines.
 
-Reading files, counting bad lines and sorting are ``traces``' business; a parser sees one line.
+``traces`` reads files, counts bad lines and sorts; a parser here sees one line.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Record = Mapping[str, object]
 
 
 class BadRow(ValueError):
-    """Why one line cannot be used; becomes part of a TraceError."""
+    """A line that cannot be used; the message becomes part of a TraceError."""
 
 
 class OpenFormat(BadRow):
-    """Several formats have a file's columns. What its stamps say may tell which."""
+    """Several formats have a file's columns. Its time stamps may tell which it is."""
 
     def __init__(self, message: str, names: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -44,45 +44,46 @@ class TraceFormat:
     """Columns (CSV) or keys (JSON lines) that are read, the time stamp first."""
     is_json_lines: bool
     parse: Callable[[Record, float | None], TraceRow | None]
-    """One line's request, of a record and of how many of the stamp's units make a second (None: stamps are dates);
-    None where the source says that it failed. Raises BadRow."""
+    """Makes a line's request of its record and the number of the stamp's units in a second (None: stamps are dates).
+    Returns None for a request that failed, by its source. Raises BadRow."""
     unit: str | None = None
-    """Of time stamps that are bare numbers; None where the column's name or the stamp itself says it."""
+    """Unit of time stamps that are bare numbers; None where the column's name or the stamp itself states it."""
     marks: tuple[str, ...] = ()
-    """More columns that are in every file: by them it is known from formats that have the others, too."""
+    """Further columns in every file, which tell the format from others that have all of ``columns`` too."""
     may_have: tuple[str, ...] = ()
-    """Columns that are in some files."""
+    """Columns that only some files have."""
     longest_gap_s: float = LONGEST_GAP_EVER_S
-    """Between two requests on average, where its unit is not to be doubted (``units``)."""
+    """Longest mean gap between two requests at which the unit is not doubted (``units``)."""
     stamp_step_s: float | None = None
-    """Width of the steps to which the published files of this format are rounded down, None where they are not. Of a
-    file it holds where its stamps are multiples of it."""
+    """Width of the steps that the published files' stamps are rounded down to; None where they are not rounded. It
+    applies to a file whose stamps are multiples of it."""
     jitter_by_default: bool = False
-    """Where a file's stamps are seen to be steps (``stamps``)."""
+    """Whether arrivals are jittered by default, in files with stepped stamps (``stamps``)."""
     matches: Callable[[Record], bool] | None = None
     """Tells formats with the same columns apart by their first line of data."""
     is_ours: bool = False
-    """Arrivals count from the workload's start, and its notes stand above the header."""
+    """Whether it is this package's own format: arrivals count from the workload's start, and its notes precede the
+    header."""
 
     def has_all_of(self, names: Collection[str]) -> bool:
-        """No column is unknown to it."""
+        """Whether the format knows all of these columns."""
         return set(names) <= {*self.columns, *self.marks, *self.may_have, *_OF_NO_FORMAT}
 
 
 _OF_NO_FORMAT = ("", "Unnamed: 0", "index")
-"""The numbers of rows that table programs write beside a table."""
+"""Names of the column of row numbers that table programs add."""
 
 
 def formats_of(
     names: Collection[str], is_json_lines: bool, asked: str | None, *, reads_times: bool = True
 ) -> list[TraceFormat]:
-    """The formats that a file with these columns may be of; several only where its first line of data tells them apart.
+    """The formats that a file with these columns may have; several only where its first line of data tells them apart.
 
-    A format is known by all of its columns. Where a file has others beside them it may be another format that is
-    unknown here, with stamps in another unit; where it has fewer, several formats may have those. Without
-    ``reads_times`` (another says their unit, or they are not used) the first that fits will do.
+    A format is recognised by all of its columns. A file with further columns may have an unknown format, with stamps in
+    another unit; a file with fewer may fit several formats. Without ``reads_times`` (the unit is given, or times are
+    not used) the first fitting format is taken.
 
-    Raises ConfigError for a name that is none, BadRow where no format is known, OpenFormat where more than one is.
+    Raises ConfigError for an unknown name, BadRow where no format fits, OpenFormat where more than one does.
     """
     if asked is not None:
         chosen = [f for f in FORMATS if f.name == asked]
@@ -103,7 +104,7 @@ def formats_of(
     if len(parts) == 1:
         return parts
     if not reads_times or (not parts and fits[0].unit is None):
-        return fits  # columns that nothing reads; the stamps' unit is said
+        return fits  # the further columns are not read, and the stamps' unit is given
     told = ", ".join(f"{f.name} (stamps in {f.unit})" for f in parts or fits)
     if parts:
         told = f"its keys are those of more than one trace format: {told}; say which with --format (in a spec: format)"
@@ -114,7 +115,7 @@ def formats_of(
 
 
 def cell(record: Record, key: str) -> object:
-    """What stands there. Raises BadRow."""
+    """The value of a record's key. Raises BadRow where it is missing."""
     if key not in record:
         raise BadRow(f"no {key}")
     return record[key]
@@ -163,7 +164,8 @@ def number(record: Record, key: str, per_unit: float = 1.0) -> float:
 
 
 def arrival_s(record: Record, key: str, per_s: float | None) -> float:
-    """A time stamp in seconds: a number of which ``per_s`` make one, or, with None, a date. Raises BadRow."""
+    """A time stamp in seconds, from a number in units of which ``per_s`` make a second, or, with None, from a date.
+    Raises BadRow."""
     if per_s is not None:
         return number(record, key, per_s)
     raw = str(cell(record, key))
@@ -175,8 +177,8 @@ def arrival_s(record: Record, key: str, per_s: float | None) -> float:
 
 
 def is_date(stamp: object) -> bool:
-    """Whether a time stamp says its unit itself."""
-    if not isinstance(stamp, str) or stamp.strip().isdigit():  # 20240510 is a number, and a day
+    """Whether a time stamp is a date, which needs no unit."""
+    if not isinstance(stamp, str) or stamp.strip().isdigit():  # 20240510 could be a day, but is read as a number
         return False
     try:
         _stamp_s(stamp)
@@ -207,7 +209,7 @@ def _parse_azure(record: Record, per_s: float | None) -> TraceRow | None:
 
 
 def _parse_azure_2024(record: Record, per_s: float | None) -> TraceRow | None:
-    # Unlike 2023's, a few of its rows have generated nothing: not answered.
+    # Unlike 2023's, it has a few rows without generated tokens: requests that were not answered.
     if str(record["GeneratedTokens"]).strip() == "0":
         return None
     return _parse_azure(record, per_s)
@@ -252,7 +254,7 @@ def _parse_ours(record: Record, per_s: float | None) -> TraceRow | None:
 OUR_COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 OUR_EXTRA_COLUMNS = ("cached_tokens", "class")
 TENANT_COLUMN = "tenant"
-"""Behind those, where tenants are told apart."""
+"""A further column, where tenants are told apart."""
 
 PART = "part"
 """Key of the first line above the header of a recording's file: its number from 1. Times of all parts count from the
@@ -261,7 +263,7 @@ recording's start."""
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 _BLOCKS = ("timestamp", "input_length", "output_length")
-"""Of formats with prefixes in numbered blocks: of 512 tokens in Mooncake's, of 16 in Bailian's."""
+"""Columns of formats with prefixes in numbered blocks: of 512 tokens in Mooncake's, of 16 in Bailian's."""
 
 FORMATS: tuple[TraceFormat, ...] = (
     TraceFormat("azure-2024", _AZURE, False, _parse_azure_2024, matches=_has_offset),
@@ -282,4 +284,4 @@ FORMATS: tuple[TraceFormat, ...] = (
         "jettison", OUR_COLUMNS, False, _parse_ours, is_ours=True, may_have=(*OUR_EXTRA_COLUMNS, TENANT_COLUMN)
     ),
 )
-"""Add a format here and nowhere else. Of those that fit a file's columns the first one that matches is taken."""
+"""All formats, registered only here. The first one that fits a file's columns and first line is taken."""

@@ -1,4 +1,4 @@
-"""How long prompts and answers are: distributions by the statistics that papers publish of their data sets.
+"""Lengths of prompts and answers: distributions from the statistics that papers publish of their data sets.
 
 A curve passes exactly through published percentiles; between them it is bent until its mean is the published one as
 well. Where only a mean is published, the shape comes from another set or is assumed. Which is which, per set, is in
@@ -34,7 +34,7 @@ class LengthModel(Protocol):
         ...
 
     def describe(self) -> str:
-        """For the workload's notes."""
+        """One line for the workload's notes."""
         ...
 
 
@@ -117,12 +117,12 @@ class QuantileCurve:
 
     @property
     def mean(self) -> float:
-        """Of the curve, before rounding to whole tokens."""
+        """Mean of the curve, before rounding to whole tokens."""
         return float(self.at((np.arange(_MEAN_STEPS) + 0.5) / _MEAN_STEPS).mean())
 
 
 def through(points: Points, mean: float) -> QuantileCurve:
-    """The curve through all points with this mean. Raises ValueError where no curve through them has it."""
+    """The curve through all points that has this mean. Raises ValueError where there is none."""
     shares, tokens = (np.array(column) for column in zip(*points, strict=True))
     low = float(np.sum(np.diff(shares) * tokens[:-1]))
     room = float(np.sum(np.diff(shares) * np.diff(tokens)))
@@ -132,7 +132,7 @@ def through(points: Points, mean: float) -> QuantileCurve:
 
 
 def scaled(points: Points, mean: float, cap: float = math.inf) -> QuantileCurve:
-    """The shape of ``points``, stretched so that the mean is this one after cutting off at ``cap``."""
+    """The curve of ``points`` stretched to this mean, measured after cutting off at ``cap``."""
     if not 1.0 < mean < cap:
         raise ValueError(f"a mean of {mean:g} is not between 1 and the cap {cap:g}")
 
@@ -166,14 +166,14 @@ class PublishedLengths:
     inputs: QuantileCurve
     outputs: QuantileCurve
     rank_correlation: float
-    """Spearman's, of input and output; 0 where it is not known."""
+    """Spearman's rank correlation of input and output; 0 where it is not known."""
     source: str
     matched: str
-    """Which statistics the draws have, and what is assumed."""
+    """Description for people: the matched statistics, and the assumptions."""
     max_total_tokens: float = math.inf
     """Inputs are cut so that input and output fit, as the source's users did."""
     scale: float = 1.0
-    """All lengths times this."""
+    """Factor on all lengths."""
 
     def draw(
         self, prompt_rng: np.random.Generator, output_rng: np.random.Generator, num_requests: int
@@ -305,7 +305,7 @@ def _times_ten(lengths: PublishedLengths) -> PublishedLengths:
 LENGTHS: dict[str, PublishedLengths] = {
     found.name: found for found in (*_SETS, *(_times_ten(s) for s in _SETS if s.name in ("lmsys", "wildchat")))
 }
-"""By name."""
+"""Sets of lengths by name."""
 
 
 def published_lengths(name: str) -> PublishedLengths:

@@ -1,7 +1,7 @@
 """Watch a server while it is being loaded: ``/metrics`` as time series, ``/jettison/events`` as a log.
 
-Works with any server that exports vLLM's metric names and tolerates one that exports nothing. What is
-kept under which name is in the tables below and in ``docs/results.md``.
+Works with any server that exports vLLM's metric names, and tolerates a server without metrics. The tables below and
+``docs/results.md`` list the kept metrics and their names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COUNTER_EVENTS = {
     "vllm:num_preemptions_total": "preemptions",
     "vllm:request_queue_time_seconds_sum": "queue_seconds",
 }
-"""Totals whose growth during the run becomes a figure under ``events``, beside all of our own counters."""
+"""Totals of vLLM's: the growth of each during the run is a figure under ``events``, beside all of our own counters."""
 
 _OWN = "jettison:"
 _SKIPPED_SUFFIXES = ("_bucket", "_sum", "_count", "_created", "_info")
@@ -88,7 +88,7 @@ class ServerObserver:
         self, session: aiohttp.ClientSession, url: str, clock: Callable[[], float], *, interval_s: float = 0.5,
         counts_tokens: bool = False,
     ) -> None:
-        """``counts_tokens``: first-time tokens by class become series, too."""
+        """``counts_tokens``: also record first-time tokens by class as series."""
         self.series: dict[str, list[SeriesPoint]] = {}
         self.num_failed_polls = 0
         self._session, self._url, self._clock, self._interval_s = session, url.rstrip("/"), clock, interval_s
@@ -126,7 +126,7 @@ class ServerObserver:
                     self.num_failed_polls += 1
                     return
                 gauges, totals = parse_metrics(await response.text())
-        except (aiohttp.ClientError, TimeoutError, ValueError):  # ValueError: a line that is no metric
+        except (aiohttp.ClientError, TimeoutError, ValueError):  # ValueError: a malformed line
             self.num_failed_polls += 1
             return
         now_s = self._clock()
@@ -138,10 +138,10 @@ class ServerObserver:
         self._last_totals = totals
 
     async def events(self) -> dict[str, Any]:
-        """Counts from totals' growth, and the engine's own log where it keeps one.
+        """Counts from the growth of totals, and the engine's own log if there is one.
 
-        ``GET /jettison/events`` answers ``{"now_s": t, "events": [{"t": s, "kind": ..., ...}]}`` on the
-        engine's clock; the log is moved to the run's clock and what happened before the run is left out.
+        ``GET /jettison/events`` answers ``{"now_s": t, "events": [{"t": s, "kind": ..., ...}]}`` on the engine's clock.
+        The log is moved to the run's clock, without events from before the run.
         """
         first = self._first_totals or {}
         counts: dict[str, Any] = {name: value - first.get(name, 0.0) for name, value in self._last_totals.items()}
@@ -151,7 +151,7 @@ class ServerObserver:
         return counts | ({"log": log} if log is not None else {})
 
     async def deployment(self) -> dict[str, Any] | None:
-        """What the server says that it is (``GET /jettison/deployment``); None where it does not."""
+        """The server's deployment document (``GET /jettison/deployment``); None where it has none."""
         body = await self._fetch("/jettison/deployment")
         return body if isinstance(body, dict) and "format" in body else None
 
@@ -169,7 +169,7 @@ class ServerObserver:
 
 
 def shift_log(body: Any, now_s: float) -> list[dict[str, Any]] | None:
-    """The engine's log on the run's clock, from time 0 on; None when ``body`` is not in the agreed form."""
+    """The engine's log on the run's clock, from time 0 on; None when ``body`` has another form."""
     if not isinstance(body, dict) or not isinstance(body.get("now_s"), int | float) or isinstance(body["now_s"], bool):
         return None
     offset_s = now_s - body["now_s"]

@@ -1,4 +1,4 @@
-"""A batch beside a load: requests that no one waits for, drawn as they are sent, so many unfinished at any time."""
+"""A batch beside a load: offline requests, drawn as they are sent, with a fixed number unfinished at any time."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ TENANT = "batch"
 
 @dataclass(frozen=True, slots=True)
 class OfflinePool:
-    """Offline requests, all alike. Endless without ``num_requests``: it is sent from while the load's requests come."""
+    """Offline requests of one distribution. Without ``num_requests`` it has no end, and is sent for as long as the load
+    lasts."""
 
     lengths: LengthModel
     unfinished: int | None = None
-    """So many are in the system at any time: as one ends, the next is sent. None: all at once."""
+    """Requests in the system at any time: as one ends, the next is sent. None: all are sent at once."""
     num_requests: int | None = None
     max_input_tokens: int | None = None
-    """Longer prompts are cut."""
+    """Longer prompts are cut to this length; None: no limit."""
     max_output_tokens: int | None = None
-    """So are longer answers."""
+    """Longer answers are cut to this length; None: no limit."""
     start_s: float = 0.0
     seed: int = 0
     completion_window_s: float | None = None
-    """All are due so long after the start; None: at no time."""
+    """All requests are due so long after the start; None: no deadline."""
     tenant: str = TENANT
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ class OfflinePool:
         rngs = [np.random.default_rng(child) for child in np.random.SeedSequence(self.seed).spawn(2)]
         left = self.num_requests
         while left is None or left > 0:
-            # Always as many, so that a shorter batch is the beginning of a longer one.
+            # Always as many draws at once, so that a shorter batch is the beginning of a longer one.
             inputs, outputs = self.lengths.draw(rngs[0], rngs[1], _AT_ONCE)
             cut = np.minimum(inputs, most_input), np.minimum(outputs, most_output)
             drawn = list(zip(cut[0].tolist(), cut[1].tolist(), strict=True))
@@ -57,7 +58,7 @@ class OfflinePool:
             left = None if left is None else left - len(drawn)
 
     def describe(self) -> str:
-        """For the notes of a run."""
+        """One line for the notes of a run."""
         limits = {"prompts": self.max_input_tokens, "answers": self.max_output_tokens}
         cut = "".join(f", {what} cut to {most:,} tokens" for what, most in limits.items() if most is not None)
         how_many = "an endless batch" if self.num_requests is None else f"a batch of {self.num_requests:,} requests"

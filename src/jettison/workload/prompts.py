@@ -1,4 +1,4 @@
-"""What the requests say: random prompts of a wanted length, from a seed.
+"""The texts of requests: random prompts of a given length, from a seed.
 
 Prompts of different requests share no full block except where a shared prefix is asked for, so that a
 prefix cache cannot help by accident: two blocks of 16 tokens drawn from 96 ids or more agree with a

@@ -1,7 +1,7 @@
-"""What every workload is made of: requests by arrival, held as columns, seen as rows.
+"""The requests of a workload by arrival: stored as columns, read as rows.
 
-A day of production traffic is a million requests and more: as columns they are 20 bytes each, and a row is made when
-a reader looks at it. Reading files is in ``traces``, making arrivals up in ``synthetic``; nothing here knows of either.
+A day of production traffic is a million requests and more: as columns they take 20 bytes each, and a row is made when
+it is read. ``traces`` reads files and ``synthetic`` draws arrivals; nothing here knows of either.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Flags = npt.NDArray[np.bool_]
 _ROWS_AT_ONCE = 1 << 16
 
 MAX_TOKENS = 2**31 - 1
-"""Of one input or one output: columns hold four bytes each."""
+"""Most tokens of one input or one output: columns hold four bytes each."""
 
 MAX_ARRIVAL_S = 1e11
-"""Three thousand years: beyond it float seconds lose their milliseconds."""
+"""Latest arrival, three thousand years: beyond it float seconds lose their milliseconds."""
 
 MAX_REQUESTS = 10**8
-"""Of one workload: two gigabytes of columns, several times what the largest public traces have."""
+"""Most requests of one workload: two gigabytes of columns, several times as many as the largest public traces."""
 
 
 def check_number(num_requests: float, what: str) -> None:
@@ -44,15 +44,15 @@ class TraceRow(NamedTuple):
     input_tokens: int
     output_tokens: int
     cached_tokens: int = 0
-    """Of the input, what a prefix cache gave where this was recorded."""
+    """Tokens of the input that came from a prefix cache where the request was recorded."""
     is_offline: bool = False
-    """Best effort."""
+    """Whether the request is offline (best effort)."""
     tenant: int = 0
-    """Whose it is: tenants are numbered from 1; 0 where clients are not told apart."""
+    """Tenant of the request, from 1; 0 where tenants are not told apart."""
 
 
 class Columns(Sequence[TraceRow]):
-    """Requests as equally long arrays; a sequence of :class:`TraceRow` that makes rows as they are asked for.
+    """Requests as equally long arrays; a sequence of :class:`TraceRow` that makes a row when it is read.
 
     ``cached_tokens``, ``is_offline`` and ``tenant`` are None where all are 0 and False. The arrays must not be changed
     afterwards.
@@ -127,22 +127,22 @@ class Columns(Sequence[TraceRow]):
 
     @property
     def is_plain(self) -> bool:
-        """Arrivals and lengths are all there is."""
+        """Whether the requests have arrivals and lengths only."""
         return self.cached_tokens is None and self.is_offline is None and self.tenant is None
 
     @property
     def all_tenants(self) -> Counts:
-        """``tenant`` as an array in any case."""
+        """``tenant`` as an array, also where the column is None."""
         return np.zeros(len(self), dtype=np.int32) if self.tenant is None else self.tenant
 
     @property
     def all_cached(self) -> Counts:
-        """``cached_tokens`` as an array in any case."""
+        """``cached_tokens`` as an array, also where the column is None."""
         return np.zeros(len(self), dtype=np.int32) if self.cached_tokens is None else self.cached_tokens
 
     @property
     def all_offline(self) -> Flags:
-        """``is_offline`` as an array in any case."""
+        """``is_offline`` as an array, also where the column is None."""
         return np.zeros(len(self), dtype=np.bool_) if self.is_offline is None else self.is_offline
 
     def at(self, index: slice | npt.NDArray[np.generic]) -> Columns:
@@ -163,19 +163,19 @@ class Columns(Sequence[TraceRow]):
         )
 
     def with_lengths(self, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> Columns:
-        """Other lengths at the same times; what was cached cannot exceed the new inputs."""
+        """Other lengths at the same times; cached tokens are cut to the new inputs."""
         cached = None if self.cached_tokens is None else np.minimum(self.cached_tokens, input_tokens)
         return Columns(self.arrival_s, input_tokens, output_tokens, cached, self.is_offline, self.tenant)
 
     def in_order(self) -> Columns:
-        """By arrival; requests that arrive together keep their order."""
+        """The requests sorted by arrival; requests that arrive together keep their order."""
         if np.all(self.arrival_s[1:] >= self.arrival_s[:-1]):
             return self
         return self.at(np.argsort(self.arrival_s, kind="stable"))
 
 
 def _counted(tokens: npt.ArrayLike, what: str = "a length of {} tokens") -> Counts:
-    """As a column. A count that does not fit is refused: a cast would make another number of it."""
+    """Counts as a column. Raises ConfigError for a count that does not fit, which a cast would change silently."""
     counts = np.asarray(tokens)
     if counts.dtype == np.int32 or not counts.size:
         return counts.astype(np.int32, copy=False)
@@ -197,7 +197,7 @@ def as_columns(rows: Iterable[TraceRow]) -> Columns:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests sorted by arrival. ``notes`` says in order what was done to them since the source."""
+    """Requests sorted by arrival. ``notes`` lists in order the changes made to them since the source."""
 
     rows: Sequence[TraceRow]
     name: str
@@ -206,11 +206,12 @@ class Workload:
     span_s: float | None = None
     """Length of the observation window where it is known (a slice's width); else up to the last arrival."""
     stamps: str | None = field(default=None, compare=False)
-    """What was seen of the time stamps in the file; None where the requests are of none."""
+    """Description of the time stamps in the file; None where the requests come from no file."""
     skipped_rows: tuple[str, ...] = field(default=(), compare=False)
-    """Of each file that bad rows were left out of: how many, and the first of them. To be told before it is used."""
+    """A line for each file with bad rows that were left out: their number, and the first of them. Shown before the
+    workload is used."""
     doubts: tuple[str, ...] = field(default=(), compare=False)
-    """What may be another unit of time than was meant. To be told before it is used."""
+    """Lines on time stamps that may have another unit than the one assumed. Shown before the workload is used."""
 
     @property
     def columns(self) -> Columns:
@@ -226,7 +227,7 @@ class Workload:
 
     @property
     def mean_rate_per_s(self) -> float:
-        """Requests per second over ``duration_s``; 0 when that is empty."""
+        """Requests per second over ``duration_s``; 0 where that is 0."""
         return len(self.rows) / self.duration_s if self.duration_s > 0 else 0.0
 
     def with_rows(self, rows: Iterable[TraceRow], note: str, *, span_s: float | None = None) -> Workload:

@@ -1,4 +1,4 @@
-"""ServeGen-like characterisations: clients with a rate and an irregularity in each window, and histograms of lengths.
+"""ServeGen-like characterisations: clients with a rate and a variability in each window, and histograms of lengths.
 
 Not a request log: requests are drawn from it. Windows after ServeGen (Xiang et al., arXiv 2505.09999,
 alibaba/ServeGen), a window of a client in each line: its folder of one ``chunk-<client>-trace.csv`` a client,
@@ -26,7 +26,7 @@ from jettison.workload.traces import read_csv, stem
 WINDOW_COLUMNS = ("client_id", "timestamp", "rate", "cv", "pattern", "param1", "param2")
 CHUNK_COLUMNS = WINDOW_COLUMNS[1:]
 CHUNK_NAME = re.compile(r"chunk-(\d+)-trace\.csv(\.gz)?")
-"""One client's windows, as they are published."""
+"""Name of the published file of one client's windows."""
 
 HISTOGRAM_COLUMNS = ("field", "tokens", "probability")
 FIELDS = ("input_tokens", "output_tokens")
@@ -34,8 +34,8 @@ FIELDS = ("input_tokens", "output_tokens")
 _ONE_TOKEN = TokenHistogram(np.ones(1, dtype=np.int32), np.ones(1))
 
 LEAST_SHAPES = {"Gamma": 1e-3, "Weibull": 0.05}
-"""By pattern: these are known. Below, thousands of requests stand on one instant for each gap, and the mean of a
-Weibull distribution soon is beyond any float. ServeGen's own clients are above 0.01 and 0.2."""
+"""The known patterns, and the least shape of each. Below it, thousands of requests share one instant for each gap, and
+the mean of a Weibull distribution soon exceeds any float. ServeGen's own clients are above 0.01 and 0.2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ClientWindow:
     rate_per_s: float
     pattern: str
     shape: float
-    """Of the inter-arrival distribution; its scale follows from the rate."""
+    """Shape of the inter-arrival distribution; its scale follows from the rate."""
 
     def unit_gaps(self, rng: np.random.Generator, count: int) -> Floats:
         """Gaps of mean 1."""
@@ -62,7 +62,7 @@ def _weibull_mean(shape: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ServeGenProfile:
-    """What was measured of a service: windows by client, in the order of time, and lengths."""
+    """The measurements of a service: windows by client, in the order of time, and lengths."""
 
     name: str
     clients: dict[str, tuple[ClientWindow, ...]]
@@ -70,15 +70,15 @@ class ServeGenProfile:
     inputs: TokenHistogram
     outputs: TokenHistogram
     skipped_rows: tuple[str, ...] = ()
-    """As of a ``Workload``."""
+    """As ``Workload.skipped_rows``."""
 
     @property
     def duration_s(self) -> float:
-        """To the end of the last window."""
+        """Time of the end of the last window."""
         return max(windows[-1].start_s for windows in self.clients.values()) + self.window_s
 
     def expected_requests(self, start_s: float, end_s: float) -> float:
-        """Of all clients together, in [start_s, end_s)."""
+        """Expected requests of all clients together in [start_s, end_s)."""
         return sum(
             window.rate_per_s * max(0.0, min(end_s, window.start_s + self.window_s) - max(start_s, window.start_s))
             for windows in self.clients.values()
@@ -87,8 +87,8 @@ class ServeGenProfile:
 
 
     def compressed(self, start_s: float, every_s: float, part_s: float) -> ServeGenProfile:
-        """Its first ``part_s`` seconds of every ``every_s`` from ``start_s`` on, one part after the other: a day as
-        short as its parts. Requests that are under way at a part's end run on into the next.
+        """The first ``part_s`` seconds of every ``every_s`` from ``start_s`` on, one after the other: a day shortened
+        to its parts. Requests under way at the end of one part run on into the next.
 
         Raises ConfigError where a part is no part of one window, or does not begin with one.
         """
@@ -119,22 +119,22 @@ class ServeGenProfile:
 
 @dataclass(slots=True)
 class _Windows:
-    """What the lines of a characterisation say."""
+    """The windows read from the lines of a characterisation."""
 
     clients: dict[str, list[ClientWindow]] = field(default_factory=dict)
     """Windows with requests, in the order of the lines."""
     starts_s: set[float] = field(default_factory=set)
-    """Of all windows, the idle ones, too."""
+    """Starts of all windows, idle ones included."""
 
     def take(self, client: str, record: Record) -> None:
-        """One line. Raises BadRow."""
+        """Add one line. Raises BadRow."""
         start_s, rate_per_s = number(record, "timestamp"), number(record, "rate")
         pattern = str(record["pattern"])
         if pattern and pattern not in LEAST_SHAPES:
             raise BadRow(f"pattern is {pattern!r}, {' or '.join(LEAST_SHAPES)} is expected")
         if not pattern or rate_per_s == 0:
             self.starts_s.add(start_s)
-            return  # idle: as published, nothing was fitted to it
+            return  # an idle window: published without a fit
         shape, least = number(record, "param1"), LEAST_SHAPES[pattern]
         if not shape >= least:
             raise BadRow(f"param1 is {record['param1']!r}, a {pattern} shape of at least {least:g} is expected")
@@ -164,7 +164,7 @@ def read_servegen(windows: Path, histograms: Path | None, *, skip_bad_rows: bool
 
 
 def _read_windows(windows: Path, skip_bad_rows: bool) -> tuple[_Windows, list[str]]:
-    """What stands there, and what was left out of each file."""
+    """The windows of all files, and a line for each file with bad rows that were left out."""
     read = _Windows()
     if windows.is_dir():
         told = [
@@ -180,7 +180,7 @@ def _read_windows(windows: Path, skip_bad_rows: bool) -> tuple[_Windows, list[st
 
 
 def _read_histograms(path: Path, skip_bad_rows: bool) -> tuple[TokenHistogram, TokenHistogram, list[str]]:
-    """Inputs, outputs, and what was left out."""
+    """The histograms of inputs and outputs, and the lines on bad rows that were left out."""
     tokens: dict[str, list[tuple[int, float]]] = {name: [] for name in FIELDS}
 
     def take_bin(record: Record) -> None:
@@ -211,7 +211,7 @@ def _chunks(folder: Path) -> dict[str, Path]:
 
 
 def _width_s(path: Path, clients: dict[str, tuple[ClientWindow, ...]], starts_s: set[float]) -> float:
-    """The windows' common width: the least distance of two starts, of which all distances must be multiples."""
+    """The common width of windows: the least distance of two starts. All distances must be multiples of it."""
     starts = np.array(sorted(starts_s))
     if len(starts) < 2:
         raise TraceError(f"{path}: windows of at least two times are needed to know how long one is")
@@ -280,8 +280,8 @@ def draw_servegen(
 def _client(
     profile: ServeGenProfile, client: str, rng: np.random.Generator, start_s: float, end_s: float, rate_scale: float
 ) -> Iterator[Floats]:
-    """Its arrivals, by window. What is left of a gap at a window's end runs on at the next one's rate."""
-    left = float(rng.random())  # of the first gap, in gaps: the client has been there before
+    """One client's arrivals, by window. The rest of a gap at the end of a window runs on at the next window's rate."""
+    left = float(rng.random())  # rest of the first gap, in mean gaps: the client was active before the start
     for window in profile.clients[client]:
         lo, hi = max(window.start_s, start_s), min(window.start_s + profile.window_s, end_s)
         if hi <= lo:

@@ -1,7 +1,7 @@
-"""What may be done to a workload between reading it and replaying it: cut, thin, upscale, rescale, swap lengths.
+"""Changes to a workload between reading and replaying it: cut, thin, upscale, rescale, swap lengths.
 
-Every function is pure, returns a new workload and adds a note that says what it did, so that a report can
-print the whole chain. Random draws come from a seed that the caller names.
+Every function is pure, returns a new workload and adds a note on its change, so that a report can print the whole
+chain. Random draws come from a seed that the caller names.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from jettison.workload.rows import MAX_ARRIVAL_S, MAX_TOKENS, Columns, Flags, Fl
 Keep = Literal["requests", "span"]
 
 MAX_SLICES = 10**6
-"""Into which a workload can be cut; all of them are made."""
+"""Most slices of a workload; all of them are made at once."""
 
 LEAST_SPREAD_S = 1e-9
-"""Time is counted in nanoseconds."""
+"""Least ``spread_s``: time is counted in nanoseconds."""
 
 
 def slices(workload: Workload, window_s: float) -> list[Workload]:
-    """Cut into consecutive windows of ``window_s`` seconds: all of them, so that none is picked.
+    """Cut a workload into consecutive windows of ``window_s`` seconds; returns all of them, so that a caller picks none
+    by chance.
 
     Windows without an arrival are kept (silence is part of the trace) and so is a last, shorter one. The
     arrivals of each window are counted from its start. Raises ConfigError unless ``window_s`` is positive, and for more
@@ -39,7 +40,7 @@ def slices(workload: Workload, window_s: float) -> list[Workload]:
     num_windows = max(1, math.ceil(workload.duration_s / window_s))
     columns = workload.columns
     if len(columns) and columns.arrival_s[-1] >= num_windows * window_s:
-        num_windows += 1  # the last arrival stands exactly on the last edge
+        num_windows += 1  # the last arrival is exactly at the last edge
     indices = (columns.arrival_s / window_s).astype(np.int64)
     edges = np.searchsorted(indices, np.arange(num_windows + 1))
     cut = []
@@ -69,7 +70,7 @@ def window(workload: Workload, start_s: float = 0.0, end_s: float | None = None)
 
 
 def skip(workload: Workload, num_requests: int) -> Workload:
-    """Without the first ``num_requests``; the one that comes first then arrives at 0."""
+    """The workload without its first ``num_requests``; the next one then arrives at 0."""
     if num_requests < 0:
         raise ConfigError(f"number of requests to leave out must be at least 0, got {num_requests}")
     if num_requests == 0:
@@ -97,7 +98,7 @@ def thin_by_probability(workload: Workload, keep: float, seed: int) -> Workload:
 
 
 def thin_every(workload: Workload, k: int) -> Workload:
-    """Keep the first of every ``k`` arrivals: what one of ``k`` servers behind a round-robin balancer sees."""
+    """Keep the first of every ``k`` arrivals: the load of one of ``k`` servers behind a round-robin balancer."""
     if k < 1:
         raise ConfigError(f"keep one arrival in k: k must be at least 1, got {k}")
     return workload.with_rows(workload.columns[::k], f"kept every {k}th arrival", span_s=workload.span_s)
@@ -110,7 +111,7 @@ def upscale(
 
     Each arrival becomes floor(``factor``) arrivals at its own time, and one more with the fraction's probability (one
     seeded draw per arrival, whatever the factor). Requests keep their data and order and take the new times in turn. So
-    the rate of every interval is ``factor`` times what it was, while bursts and gaps keep their width. Open loop only.
+    the rate of every interval rises by ``factor``, while bursts and gaps keep their width. Open loop only.
 
     ``keep="requests"`` (the authors') stops at as many arrivals as there are requests, within about the first
     1/``factor`` of the time. ``"span"`` keeps the whole time and takes the requests again from their start when they
@@ -145,9 +146,10 @@ def upscale(
 
 
 def _first_copies(arrival_s: Floats, factor: float, extra: Flags) -> Floats:
-    """As many as there are arrivals, of floor(``factor``) copies of each and one more where ``extra`` says so.
+    """The first copies of arrivals, as many as there are arrivals: floor(``factor``) copies of each, and one more where
+    ``extra`` is true.
 
-    Copies of later arrivals are never made, and no arrival's number of copies is beyond what is wanted in all.
+    Copies of later arrivals are not made, and no arrival has more copies than are wanted in all.
     """
     wanted = len(arrival_s)
     copies = np.minimum(min(math.floor(factor), wanted) + extra, wanted)
@@ -157,7 +159,7 @@ def _first_copies(arrival_s: Floats, factor: float, extra: Flags) -> Floats:
 
 
 def replay_burst(workload: Workload, start_s: float, end_s: float, repeats: int) -> Workload:
-    """Everything up to ``end_s``, then [``start_s``, ``end_s``) again and again: its intervals and its requests.
+    """Everything up to ``end_s``, then ``repeats`` times the intervals and requests of [``start_s``, ``end_s``).
 
     An extreme burst (KunServe v3 section 5.6): the first burst, repeated until every system has run out of memory.
     """
@@ -212,7 +214,8 @@ def scale_lengths(
 ) -> Workload:
     """Multiply input and output lengths by ``factor``, rounded, never below ``floor_tokens``.
 
-    ``input_factor``, where given, is for inputs: prefill and decoding do not weigh the same on every machine.
+    ``input_factor``, where given, is the factor of inputs: the cost of prefill relative to decoding differs between
+    machines.
     """
     if input_factor is None:
         input_factor = factor

@@ -1,7 +1,7 @@
-"""Whether a trace's time stamps are steps of a coarse clock: seen in the stamps, not taken from a format's name.
+"""Detects time stamps that are steps of a coarse clock, from the stamps themselves and not from a format's name.
 
-Bursts that are measured on steps are an artefact, so arrivals on steps are spread inside them; arrivals that are exact
-must stay where they are.
+Bursts measured on such steps are an artefact, so arrivals are spread inside the steps; exact arrivals must stay where
+they are.
 """
 
 from __future__ import annotations
@@ -17,44 +17,46 @@ from jettison.workload.rows import Floats
 Ticks = npt.NDArray[np.int64]
 
 LOOKED_FOR_S = tuple(half / 2 for half in range(2, 21))
-"""Widths of steps, 1 s to 10 s by halves, beside the largest one that measures all stamps exactly. Wider than that what
-stamps have in common is a pattern of the arrivals (a batch a minute, say), and no clock's."""
+"""Widths of steps that are tried, 1 s to 10 s by halves, beside the largest width that divides all stamps exactly. A
+wider common step is a pattern of the arrivals (a batch a minute, say), and not of a clock."""
 
 LEAST_STAMPS = 3
-"""Different ones: any two are a whole number of steps apart. Of three that are exact to the millisecond one triple in a
-million is, by steps of a second or more."""
+"""Least number of different stamps: any two are a whole number of some steps apart. Of three stamps exact to the
+millisecond, one triple in a million is, with steps of a second or more."""
 
 SLACK = 0.005
-"""Of a step: a clock that is read every 3 s is read some milliseconds early or late (Mooncake's: 3)."""
+"""Tolerance as a share of a step: a clock that is read every 3 s is read some milliseconds early or late (Mooncake's:
+3)."""
 
 LEAST_SLACK_STAMPS = 10
-"""Fewer different stamps must be exact multiples: some random ones lie near those of some step."""
+"""With fewer different stamps than this, all must be exact multiples: a few random stamps lie near the multiples of
+some step."""
 
 LEAST_TIED_SHARE = 0.1
-"""Of the requests, in the step of one before: where fewer share one, arrivals are rarer than the steps, and no burst is
-made by them."""
+"""Least share of requests in the same step as an earlier one. Below it, arrivals are rarer than the steps, which then
+make no bursts."""
 
 _TICKS_PER_S = 1_000_000
-"""Stamps are compared in whole microseconds: finer than any clock that is looked for."""
+"""Stamps are compared in whole microseconds, finer than any clock to be detected."""
 
 _LOOKED_AT_FIRST = 1000
-"""Stamps that refute most steps before all are looked at."""
+"""Stamps that are checked first: they rule out most steps before all stamps are checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamps:
-    """What was seen of the time stamps of one file."""
+    """The result for the time stamps of one file."""
 
     step_s: float | None
-    """Width of a coarse clock's steps; None where the stamps are not seen to be of one."""
+    """Width of a coarse clock's steps; None where no steps were found."""
     off_s: float
-    """How far a stamp lies from its step at most; 0 without steps."""
+    """Largest distance of a stamp from its step; 0 without steps."""
     num_different: int
     """Steps with a request in them; without steps, different stamps."""
     num_requests: int
 
     def describe(self) -> str:
-        """For people."""
+        """One line for people."""
         count = f"{self.num_different:,} different ones of {self.num_requests:,} requests"
         if self.step_s is None:
             return f"no steps of a coarse clock ({count})"
@@ -63,7 +65,7 @@ class Stamps:
 
 
 def look_at(arrival_s: Floats) -> Stamps:
-    """See whether a file's stamps are steps; in any order, counted from anywhere."""
+    """Find out whether a file's stamps are steps. They may have any order and any origin."""
     ticks = _ticks(arrival_s)
     if len(ticks) >= LEAST_STAMPS:
         measure_s = int(np.gcd.reduce(np.diff(ticks))) / _TICKS_PER_S
@@ -73,7 +75,7 @@ def look_at(arrival_s: Floats) -> Stamps:
             if off_s is None:
                 continue
             steps = np.unique(np.rint((ticks - ticks[0]) / (step_s * _TICKS_PER_S)).astype(np.int64))
-            is_wider = np.gcd.reduce(np.diff(steps)) > 1  # than any width that is looked for
+            is_wider = np.gcd.reduce(np.diff(steps)) > 1  # wider than any width that is tried
             is_shared = 1.0 - len(steps) / len(arrival_s) >= LEAST_TIED_SHARE
             if len(steps) >= LEAST_STAMPS and is_shared and not is_wider:
                 return Stamps(step_s, off_s, len(steps), len(arrival_s))
@@ -82,7 +84,7 @@ def look_at(arrival_s: Floats) -> Stamps:
 
 
 def fit(arrival_s: Floats, step_s: float) -> bool:
-    """Whether stamps could be steps of this width, however few they are."""
+    """Whether stamps, however few, could be steps of this width."""
     return _off_s(_ticks(arrival_s), step_s) is not None
 
 
@@ -92,8 +94,8 @@ def _ticks(arrival_s: Floats) -> Ticks:
 
 
 def _off_s(ticks: Ticks, step_s: float) -> float | None:
-    """How far the farthest stamp lies from a multiple of the step, counted from where most lie; None where that is too
-    far for a clock of such steps."""
+    """Largest distance of a stamp from a multiple of the step, with the origin where most stamps lie; None where it
+    exceeds the tolerance."""
     step = round(step_s * _TICKS_PER_S)
     most = SLACK * step if len(ticks) >= LEAST_SLACK_STAMPS else 0.0
     for some in (ticks[:_LOOKED_AT_FIRST], ticks):

@@ -1,11 +1,11 @@
-"""What one streamed answer says about time: bytes and their arrival times in, token times out.
+"""The times of one streamed answer: bytes and their arrival times in, token times out.
 
 Sans-I/O, so it is tested byte by byte. The replay client shares two cores with the server it measures:
 a chunk in the middle of an answer is recognised by four substring searches and is never parsed.
 
 Two clocks start. Many servers and gateways open a chat stream with a frame that has only the role, before the prompt is
 read; so the first *token* is the first chunk that carries text (content, reasoning, a tool call, a refusal) or a token,
-and the first *chunk* is the first one with choices, whatever it carries: what vLLM's bench client takes.
+and the first *chunk* is the first one with choices, whatever it carries, as in vLLM's bench client.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ _TEXTS = (
     "content", "reasoning_content", "reasoning", "reasoning_details", "thinking", "thinking_blocks", "refusal",
     "tool_calls", "function_call", "audio",
 )  # fmt: skip
-"""Keys of a delta under which servers put what a model has generated. Named one by one: a frame that opens a stream may
-carry notes of a gateway, too."""
+"""Keys of a delta under which servers put generated text. They are listed one by one, because the opening frame of a
+stream may carry notes of a gateway, too."""
 
 
 class StreamMeter:
     """Reads one server-sent event stream of an OpenAI-compatible server.
 
-    Feed it what the socket gives, with the time in seconds; all bytes of one read share that time. ``close`` it at the
-    end.
+    Feed it the bytes of each read of the socket, with the time in seconds. ``close`` it at the end.
     """
 
     __slots__ = (
@@ -47,30 +46,31 @@ class StreamMeter:
     def __init__(self) -> None:
         self._tail = b""
         self._empty_s: list[float] = []
-        """Chunks before the first text that may each be a token whose text is held back: no role, no reason to end."""
+        """Times of chunks before the first text that have no role and no finish reason: each may be a token with text
+        held back."""
         self._closing_s: float | None = None
-        """The chunk with a reason to end, where it carries no text."""
+        """Time of the chunk with the finish reason, where it carries no text."""
         self.first_chunk_s: float | None = None
-        """First chunk with non-empty ``choices``, text or not."""
+        """Time of the first chunk with non-empty ``choices``, with or without text."""
         self.first_s: float | None = None
-        """First chunk that carried text or a token."""
+        """Time of the first chunk that carried text or a token."""
         self.last_s: float | None = None
-        """Last chunk that carried a token."""
+        """Time of the last chunk that carried a token."""
         self.gaps_s: list[float] = []
         """Times between neighbouring chunks that carried tokens."""
         self.num_chunks = 0
-        """That carried tokens."""
+        """Chunks that carried tokens."""
         self.completion_tokens: int | None = None
         """From the usage chunk; None when the server sent none."""
         self.finish_reason: str | None = None
         self.error: str | None = None
-        """The server's message, when it failed in mid-stream or spoke something else."""
+        """The server's error message in mid-stream, or the description of an invalid stream."""
         self.done = False
-        """``[DONE]`` was seen."""
+        """Whether ``[DONE]`` has come."""
 
     @property
     def num_seen(self) -> int:
-        """Chunks of an answer so far, those before its first text included."""
+        """Chunks of the answer so far, including the ones before its first text."""
         return self.num_chunks + len(self._empty_s)
 
     @property
@@ -79,7 +79,7 @@ class StreamMeter:
         return self.completion_tokens or self.num_chunks
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Take bytes in any cut. Comments and other fields of the event stream are passed over."""
+        """Take bytes, cut anywhere. Comments and other fields of the event stream are ignored."""
         lines = (self._tail + data).split(b"\n")
         self._tail = lines.pop()
         for line in lines:
@@ -87,17 +87,17 @@ class StreamMeter:
                 self._take(line[5:].strip(), now_s)
 
     def close(self) -> None:
-        """The answer is over: count as tokens what the server's own count says that there were.
+        """The answer is over: decide by the server's own count which chunks were tokens.
 
-        A token whose text is incomplete (a part of a character) comes in a chunk without text, and looks like a frame
-        that only opens the stream. Where the server's count is that of all chunks, such chunks were tokens; else they
-        are none, which makes a server look later, never sooner.
+        A token with incomplete text (a part of a character) comes in a chunk without text, like a frame that only opens
+        the stream. Where the server's count equals that of all chunks, such chunks count as tokens; else they do not,
+        which makes a server look later, never sooner.
         """
         num_tokens = self.completion_tokens
         if num_tokens is None:
             return
         num_unseen = num_tokens - self.num_chunks - len(self._empty_s)
-        # Of an answer that ends at its length the closing chunk may be its last token; a stop token always is one.
+        # The closing chunk of an answer cut at its length may be its last token; a stop token always is one.
         likely = (0, 1) if self.finish_reason == "length" else (1,)
         if self._empty_s and num_unseen in (likely if self._closing_s is not None else (0,)):
             seen_s = self._empty_s if self.first_s is None else [*self._empty_s, self.first_s]
@@ -139,7 +139,7 @@ class StreamMeter:
             self._choice(choices[0], bool(num_tokens), now_s)
 
     def _choice(self, choice: dict[str, Any], counts_tokens: bool, now_s: float) -> None:
-        """``counts_tokens``: the chunk itself says that there are tokens by now."""
+        """``counts_tokens``: the chunk itself states a number of tokens so far."""
         if self.first_chunk_s is None:
             self.first_chunk_s = now_s
         reason = choice.get("finish_reason")
@@ -148,9 +148,9 @@ class StreamMeter:
         if _carries(choice):
             self._token(now_s)
         elif reason is not None:
-            self._closing_s = now_s  # without text it is no token: counting it would add a gap of nearly zero
+            self._closing_s = now_s  # not a token without text: counting it would add a gap of nearly zero
         elif self.finish_reason is not None:
-            pass  # what comes behind the end (usage, in some gateways with a choice) is none either
+            pass  # a chunk after the end (usage, in some gateways with a choice) is no token either
         elif self.first_s is not None or counts_tokens:
             self._token(now_s)
         elif not _delta(choice).get("role"):
@@ -166,7 +166,7 @@ class StreamMeter:
 
 
 def _is_middle(payload: bytes) -> bool:
-    """Whether this is a plain token chunk. Quotes inside generated text are escaped, so text cannot fool it."""
+    """Whether this is a plain token chunk. Quotes inside generated text are escaped, so no text can imitate one."""
     return (
         (b'"finish_reason":null' in payload or b'"finish_reason": null' in payload)
         and b'"error"' not in payload
@@ -181,7 +181,7 @@ def _delta(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def _carries(choice: dict[str, Any]) -> bool:
-    """Text, whatever it is called, or a token that is named."""
+    """Whether a choice carries text under any key, or names a token."""
     delta, logprobs = _delta(choice), choice.get("logprobs")
     if choice.get("text") or choice.get("token_ids") or any(delta.get(key) for key in _TEXTS):
         return True

@@ -39,7 +39,7 @@ class SyntheticSpec:
 
 
 def generate(spec: SyntheticSpec, seed: int) -> Workload:
-    """Draw the workload. Raises ConfigError for a spec that makes no sense, naming the field."""
+    """Draw the workload. Raises ConfigError that names the field for an invalid spec."""
     _check(spec)
     return synthesise(
         Steady(spec.rate_per_s, spec.cv, spec.bursts),
@@ -61,8 +61,8 @@ def synthesise(
     name: str = "synthetic",
     source: str = "synthetic",
 ) -> Workload:
-    """Draw arrivals over a time or up to a number, one of the two, and a length for each. A million requests take about
-    a second and 8 + 4 + 4 bytes each. Raises ConfigError for a process or a duration that makes no sense."""
+    """Draw arrivals over ``duration_s`` or up to ``num_requests`` (one of the two), and a length for each. A million
+    requests take about a second and 8 + 4 + 4 bytes each. Raises ConfigError for an invalid process or duration."""
     if (duration_s is None) == (num_requests is None):
         raise ConfigError(f"workload {name}: needs a duration or a number of requests, one of the two")
     arrivals_rng, prompt_rng, output_rng = (

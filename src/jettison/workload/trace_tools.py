@@ -1,7 +1,7 @@
-"""What ``jettison trace`` does: look at a trace, cut it, upscale it, make one up, fetch one.
+"""The functions of ``jettison trace``: describe, cut, upscale, draw or fetch a trace.
 
-The command line only fills these functions' arguments. Every result is a file of our own format with its whole
-history above the header, and a line that says what was written.
+The command line only fills these functions' arguments. Every result is a file of our own format with its whole history
+above the header, and a printed line on the written file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def show_info(
 
 
 def save(workload: Workload, out: Path, console: Console) -> None:
-    """Write and say so. Raises ConfigError when nothing is left to write."""
+    """Write the workload and print a line. Raises ConfigError where it has no requests."""
     if not workload.rows:
         raise ConfigError(f"{workload.name}: no request is left to write ({'; '.join(workload.notes)})")
     write_trace(out, workload)
@@ -74,7 +74,7 @@ def slice_trace(
     skip_bad_rows: bool = False,
     reading: Reading | None = None,
 ) -> None:
-    """Cut by time, leave rows out, thin, and limit what is left, as ``load_workload`` does."""
+    """Cut by time, leave rows out, thin, and limit the rest, as ``load_workload`` does."""
     load = read_trace(trace, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows, reading=reading)
     if start_s or end_s is not None:
         load = shaping.window(load, start_s, end_s)
@@ -100,7 +100,7 @@ def upscale_trace(
     skip_bad_rows: bool = False,
     reading: Reading | None = None,
 ) -> None:
-    """TraceUpscaler, by a factor or to a mean rate."""
+    """Upscale a trace (TraceUpscaler), by a factor or to a mean rate."""
     if (factor is None) == (rate_per_s is None):
         raise ConfigError("give --factor or --rate, one of the two")
     load = read_trace(trace, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows, reading=reading)
@@ -128,7 +128,7 @@ def upscale_trace(
 
 @dataclass(frozen=True, slots=True)
 class SynthOptions:
-    """What a synthetic trace is made of; None where nothing was said. Names are the flags'."""
+    """Options of a synthetic trace; None where not given. Names are the flags'."""
 
     rate: float | None = None
     cv: float | None = None
@@ -172,7 +172,7 @@ _USED: dict[str, tuple[str, ...]] = {
         "windows", "histograms", "start", "duration", "rate_scale", "lengths", "lengths_from", "skip_bad_rows",
     ),
 }
-"""Process -> the options that mean something with it."""
+"""Process -> the options that apply to it."""
 
 _NEEDED = {
     "poisson": ("rate",), "gamma": ("rate", "cv"), "on-off": ("rate", "on", "off"), "diurnal": ("rate",),
@@ -186,7 +186,7 @@ def flag(name: str) -> str:
 
 
 def synthesise_trace(process: ProcessName, options: SynthOptions, out: Path, *, seed: int, console: Console) -> None:
-    """Draw a workload and write it. Raises ConfigError for options that do not go together."""
+    """Draw a workload and write it. Raises ConfigError for options that exclude each other."""
     save(make_workload(process, options, seed), out, console)
 
 

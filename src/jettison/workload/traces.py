@@ -41,7 +41,7 @@ __all__ = ["MOONCAKE_STAMP_STEP_S", "TraceRow", "Workload", "read_csv", "read_tr
 
 _SHOWN_BAD_ROWS = 5
 _MAX_LINE_CHARS = 8 << 20
-"""Longer lines are no trace's; Mooncake's longest have a few thousand characters."""
+"""Most characters of a line; Mooncake's longest have a few thousand."""
 
 
 def read_trace(
@@ -50,24 +50,22 @@ def read_trace(
 ) -> Workload:
     """Read a trace file (gzip or plain), recognising its format by all columns that the first line names.
 
-    ``reading`` says what the file leaves open: its format where several have its columns, the unit of its time stamps
-    where these are bare numbers. A unit that is not said is doubted (``units``): a trace of ``LEAST_REQUESTS`` and more
-    that arrives implausibly fast or slowly by its format's unit is refused, of a shorter one the workload says so
-    (``doubts``). ``only_lengths``: its times are not used, and what is open about them does not matter.
-    ``jitter`` spreads each arrival uniformly inside the file's time-stamp step with a generator seeded by
-    ``seed``; None means the format's default: for Mooncake on where its stamps are seen to be steps (``stamps``), off
-    for the others. ``skip_bad_rows``: leave them out; the workload says how many and which (``skipped_rows``).
-    Arrivals are shifted so that the first source stamp is time 0; not those of our own format, which count from their
-    workload's start, but for a recording's second part and later ones, before which nothing is in the file. Parts that
-    follow each other in one file are one recording.
+    ``reading`` gives what the file leaves open: its format where several formats have its columns, and the unit of time
+    stamps that are bare numbers. Where the unit is not given it is checked (``units``): a trace of ``LEAST_REQUESTS``
+    and more that would be implausibly fast or slow in its format's unit is refused; for a shorter one the workload
+    carries a doubt (``doubts``). ``only_lengths``: its times are not used, so their unit does not matter. ``jitter``
+    spreads each arrival uniformly inside the file's time-stamp step with a generator seeded by ``seed``; None means the
+    format's default: on for Mooncake's files with stepped stamps (``stamps``), off for the others. ``skip_bad_rows``:
+    leave bad rows out; the workload tells their number and the first of them (``skipped_rows``). Arrivals are shifted
+    so that the first source stamp is time 0. Our own format is not shifted, as its arrivals count from the workload's
+    start; a recording that begins with its second part or a later one is. Parts that follow each other in one file are
+    one recording.
 
-    Raises TraceError for a file that cannot be read, has no known header, has no usable row, whose unit is in doubt, or
-    that has bad rows and these are not to be left out: the message lists the first few line numbers with reasons, and
-    the count.
-    Raises ConfigError for ``jitter=True`` on a file whose stamps are no steps, for a format or unit that there is not,
-    and for a unit of dates.
-    Of a file whose columns several formats have, the only one by whose unit it is plausible is taken, and the workload
-    says so; where that decides nothing, TraceError names them.
+    Raises TraceError for a file that cannot be read, has no known header, no usable row or a doubtful unit, and for bad
+    rows without ``skip_bad_rows``: the message lists the first few line numbers with reasons, and the count. Raises
+    ConfigError for ``jitter=True`` on a file without stepped stamps, for an unknown format or unit, and for a unit
+    given for dates. Where several formats have the file's columns, the only one with a plausible unit is taken, and the
+    workload carries a line on it; where there is no single one, TraceError names them all.
     """
     reading = reading or Reading()
     reading.check()
@@ -79,7 +77,7 @@ def read_trace(
 
 
 class _OpenTrace(TraceError):
-    """Several formats have its columns."""
+    """A file with columns that several formats have."""
 
     def __init__(self, message: str, names: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -87,8 +85,8 @@ class _OpenTrace(TraceError):
 
 
 def _the_likely_one(error: _OpenTrace, ways: list[tuple[str, Callable[[], Workload]]]) -> Workload:
-    """The file as the one of several formats by whose unit it could have been recorded; that is told. Raises the error,
-    and what the file is by each, where that decides nothing."""
+    """The file read in the only one of several formats with a plausible unit; the workload carries a line on it. Where
+    there is no single one, raises the error with the result of each format."""
     likely, told = [], []
     for name, read in ways:
         try:
@@ -144,7 +142,7 @@ def _read_as(
 
 
 def _doubts(path: Path, found: _Found, arrival_s: Floats, reading: Reading) -> tuple[str, ...]:
-    """What to tell of the unit that was taken. Raises TraceError where it cannot be left at that."""
+    """Lines on a doubtful unit of the stamps. Raises TraceError where the doubt is too strong to read on."""
     trace_format = found.trace_format
     if trace_format.is_ours and (start_s := float(arrival_s.min())) > LATEST_START_S:
         raise TraceError(
@@ -155,10 +153,10 @@ def _doubts(path: Path, found: _Found, arrival_s: Floats, reading: Reading) -> t
     unit = trace_format.unit or "s"
     told = doubt(arrival_s, unit, trace_format.longest_gap_s)
     is_short = len(arrival_s) < LEAST_REQUESTS
-    if told is None and trace_format.longest_gap_s > LONGEST_GAP_EVER_S:  # as quiet as the format's own may be
+    if told is None and trace_format.longest_gap_s > LONGEST_GAP_EVER_S:  # the format's own traces may be as quiet
         told, is_short = doubt(arrival_s, unit), True
     if told is None or (trace_format.is_ours and (found.has_head or is_short)):
-        return ()  # a file that these tools have written is of seconds, however quiet the server was
+        return ()  # files written by these tools are in seconds, however quiet the server was
     if is_short or trace_format.is_ours:
         return (f"{path.name}: {told} (--unit says which)",)
     say = "Say which with --unit (in a spec: unit)"
@@ -168,7 +166,7 @@ def _doubts(path: Path, found: _Found, arrival_s: Floats, reading: Reading) -> t
 def _jitter_step_s(
     path: Path, trace_format: TraceFormat, arrival_s: Floats, stamps: Stamps, jitter: bool | None
 ) -> float | None:
-    """The step to jitter in; None: arrivals stay. Raises ConfigError where it is asked for and there is none."""
+    """The step to jitter in; None: arrivals stay. Raises ConfigError where jitter is requested and there is no step."""
     if jitter is False or (jitter is None and not (trace_format.jitter_by_default and stamps.step_s)):
         return None
     published_s = trace_format.stamp_step_s
@@ -180,7 +178,7 @@ def _jitter_step_s(
 
 
 def stem(path: Path) -> str:
-    """The file's name without what says how it is packed."""
+    """The file's name without the suffixes of format and compression."""
     name = path.name
     for suffix in (".gz", ".csv", ".jsonl"):
         name = name.removesuffix(suffix)
@@ -212,7 +210,7 @@ class _Lines:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[_Lines]:
-    """The file's lines, unpacked; whatever goes wrong while they are read is a TraceError with the file's name."""
+    """The file's lines, unpacked; every error while they are read becomes a TraceError with the file's name."""
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -237,17 +235,17 @@ class _Found:
     trace_format: TraceFormat
     header: list[str]
     first: str | None
-    """A line of data that was read ahead."""
+    """The line of data that was read ahead."""
     notes: list[str] = field(default_factory=list)
     source: str | None = None
     span_s: float | None = None
     per_s: float | None = None
-    """Of how many of the stamps' units a second is; None: they are dates."""
+    """The number of the stamps' units in a second; None: the stamps are dates."""
     has_head: bool = False
-    """Lines above the header, which say where it is from."""
+    """Whether there are lines above the header, which tell the source."""
     first_part: int = 1
     last_part: int | None = None
-    """Of a recording, as far as it has been read; None: it is none."""
+    """Number of the last part read of a recording; None: the file is no recording."""
 
 
 def _detect(path: Path, lines: _Lines, reading: Reading, only_lengths: bool) -> _Found:
@@ -309,7 +307,7 @@ def _names(first: str) -> tuple[list[str], bool]:
 
 
 def _first_row(names: list[str], is_json: bool, ahead: str | None) -> Record:
-    """The first line of data; empty where it is none."""
+    """The record of the first line of data; empty where there is none."""
     if ahead is None or is_json:
         return json.loads(ahead) if ahead else {}
     cells = _cells(ahead)
@@ -317,7 +315,8 @@ def _first_row(names: list[str], is_json: bool, ahead: str | None) -> Record:
 
 
 def _per_s(path: Path, trace_format: TraceFormat, stamp: object, reading: Reading) -> float | None:
-    """Of how many of the stamps' units a second is; None: they are dates. Raises ConfigError for a unit of dates."""
+    """The number of the stamps' units in a second; None: the stamps are dates. Raises ConfigError for a unit given for
+    dates."""
     says_itself = not trace_format.is_ours and is_date(stamp)
     if says_itself and reading.unit is not None:
         raise ConfigError(f"{path}: its time stamps are dates, which have no unit")
@@ -326,7 +325,7 @@ def _per_s(path: Path, trace_format: TraceFormat, stamp: object, reading: Readin
 
 
 def _hint(first: str) -> str:
-    """What a first line may be that is no header."""
+    """A hint at the likely kind of a first line that is no header."""
     apart = max(";\t|", key=first.count)
     if first.count(apart) >= 2 and "," not in first:
         return f"; its cells stand apart by {apart!r}, those of a trace by commas"
@@ -386,13 +385,13 @@ class BadRows:
         self._count = 0
 
     def add(self, number: int, error: BadRow) -> None:
-        """One more."""
+        """Count one bad row."""
         self._count += 1
         if len(self._shown) < _SHOWN_BAD_ROWS:
             self._shown.append(f"line {number}: {error}")
 
     def end(self, skips: bool) -> str | None:
-        """When all rows have been read: what to tell of those that are left out; None where there are none.
+        """The line on the rows that are left out, after all rows have been read; None where there are none.
 
         Raises TraceError unless ``skips``: nothing of the file is loaded then.
         """
@@ -410,11 +409,11 @@ def read_csv(
     path: Path, columns: tuple[str, ...], parse: Callable[[Record], None], *, has_header: bool = True,
     skip_bad_rows: bool = False,
 ) -> str | None:
-    """Feed every row of a CSV file (gzip or plain) with exactly these columns to ``parse``, which raises BadRow and
-    then has kept nothing of the row. Without a header the first line is a row.
+    """Feed every row of a CSV file (gzip or plain) with exactly these columns to ``parse``, which raises BadRow for a
+    row that it has kept nothing of. Without a header the first line is a row.
 
-    Returns what to tell of bad rows that were left out; None where there are none. Raises TraceError as
-    :func:`read_trace` does, after the last row: what ``parse`` kept is not to be used then.
+    Returns a line on the bad rows that were left out; None where there are none. Raises TraceError as
+    :func:`read_trace` does, after the last row: the caller must then not use the rows that ``parse`` kept.
     """
     bad = BadRows(path)
     with _opened(path) as lines:
@@ -434,9 +433,10 @@ def read_csv(
 
 
 def _data_lines(path: Path, found: _Found, lines: _Lines) -> Iterator[tuple[int, str]]:
-    """Line numbers (from 1) with what stands there; blank lines are passed over, and heads of a recording's next parts.
+    """Line numbers (from 1) with the lines of data; blank lines and the heads of a recording's further parts are
+    skipped.
 
-    Raises TraceError where a part does not follow the one before it.
+    Raises TraceError where a part does not follow its predecessor.
     """
     line = found.first
     while line is not None:
@@ -451,7 +451,7 @@ _PART_LINE = f"# {PART}: "
 
 
 def _take_head(path: Path, found: _Found, lines: _Lines, last_part: int, line: str) -> None:
-    """Of a recording's part that stands behind another, down to its header."""
+    """Read the head of a recording's further part, down to its header."""
     where, part = f"{path}: line {lines.number}", _part(path, line.removeprefix(_PART_LINE).strip())
     if part != last_part + 1:
         raise TraceError(f"{where}: part {part} of a recording does not follow part {last_part}")

@@ -151,7 +151,7 @@ def test_planted_optima_then_growth_and_departures(num_bins: int) -> None:
 
 
 MOST_ITEMS = {Arrive: 19, Depart: 19, Resize: 32}
-"""docs/pack.md has why."""
+"""docs/policies.md has why."""
 
 
 @pytest.mark.parametrize("mix", MIXES)

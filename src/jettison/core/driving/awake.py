@@ -1,7 +1,8 @@
-"""Who has to be awake whatever rungs decide: the first request wakes a worker, and what needs sleepers' memory does.
+"""Which workers have to be awake whatever rungs decide: the first request wakes one, and a request that needs sleepers'
+memory wakes them.
 
-Memory that sleeps is memory: a request that fits with it is accepted. So none of what was accepted may wait for a
-worker that nobody wakes.
+The memory of sleeping workers counts: a request that fits with it is accepted. So no accepted request may wait for a
+worker that nothing wakes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ WhyTooLarge = Callable[[RequestState, Collection[WorkerId]], str | None]
 
 
 class Awake:
-    """Wakes those that are needed."""
+    """Wakes the workers that requests need."""
 
     def __init__(
         self, cluster: ClusterState, moves: Moves, recoveries: Recoveries, sleepers: Sleepers,
@@ -36,7 +37,7 @@ class Awake:
         self.waits_for: WaitsFor = (cluster.unplaced,)
 
     def for_request(self, state: RequestState, now_ns: int) -> list[Action]:
-        """Wake as many as the request cannot do without."""
+        """Wake as many workers as the request cannot run without."""
         actions: list[Action] = []
         while (can_wake := self._sleepers.can_wake) and self._why_too_large(
             state, self._sleepers.out
@@ -45,7 +46,7 @@ class Awake:
         return actions
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Wake one where requests wait, no group is open to them, and none is on its way."""
+        """Wake a worker where requests wait, no group is open to them, and none is about to be."""
         if not (can_wake := self._sleepers.can_wake):
             return []
         is_open = any(not self._moves.is_emptying(g) for g in self._cluster.groups.values())

@@ -1,8 +1,9 @@
-"""Which group takes a request: on its arrival, and again when a full batch or full memory keeps it waiting elsewhere.
+"""Which group takes a request: on its arrival, and again while a full batch or full memory keeps it waiting.
 
-Again means on every tick, and at the moment a merge has been executed: the merged group has the memory for its whole
-queue and would admit it in its next step, beyond what it can usefully run at once. What no other group can run is
-admitted there all the same, up to ``max_num_seqs``: a batch above the limit costs latency, an idle place throughput.
+It is asked again on every tick, and at the moment a merge has been executed: the merged group has the memory for its
+whole queue and would admit all of it in its next step, more than it can usefully run at once. Requests that no other
+group can run are admitted there all the same, up to ``max_num_seqs``: a batch above the limit costs latency, an idle
+place throughput.
 
 The choices are ``policy.dispatch``'s and ``policy.rebalance``'s; here are their views of groups.
 """
@@ -42,9 +43,9 @@ class Dispatcher:
         self.waits_for: WaitsFor = (state.changes.merged,)
         """For ``rebalance_merged``."""
         self._ordered_by: ClusterParams | None = None
-        """The parameters that groups are ordered by: others may be put in their place."""
+        """The parameters that groups are ordered by: ``reconfigure`` may replace them."""
         self._orders: dict[bool, GroupOrder] = {}
-        """By whether offline requests count in them: of those that were asked for since then."""
+        """Orders by whether offline requests count in them; only those asked for since ``_ordered_by`` changed."""
 
     def place(self, state: RequestState) -> bool:
         """Queue a request in the group that dispatch chooses; False if there is none and it has to wait for one."""
@@ -54,6 +55,7 @@ class Dispatcher:
             cluster.groups[packed].queues.enqueue(state)
             return True
         order = self._order_of(counts_offline=state.is_offline or not cluster.params.offline.slo_aware)
+        # No rung has named a group (``pack`` does where there is no pressure): the order of dispatch decides.
         chosen = order.choose(-(-state.num_tokens // cluster.limits.block_size))
         if chosen is None:
             cluster.unplaced[state.request_id] = state
@@ -63,8 +65,8 @@ class Dispatcher:
         return True
 
     def _order_of(self, *, counts_offline: bool) -> GroupOrder:
-        """Groups as they are now. An online request that is harvested beside finds them as if no offline one was there:
-        those make way, and what they hold would send all newcomers to one group."""
+        """Groups in dispatch order, as they are now. Where offline requests make way for online ones, an online
+        request's order leaves offline requests out: the blocks that they hold would send all newcomers to one group."""
         cluster, orders = self._state, self._orders
         cluster.resolve_ledgers()
         if self._ordered_by is not cluster.params:
@@ -112,7 +114,7 @@ class Dispatcher:
     # --- rebalancing ------------------------------------------------------------------------------------------
 
     def rebalance(self, now_ns: int) -> list[Action]:
-        """Waiting requests that a full batch, full memory or the size of their group keeps out go to groups that can
+        """Send waiting requests that a full batch, full memory or the size of their group keeps out to groups that can
         run them."""
         groups, queued = self._state.groups, sorted(self._state.changes.queued)
         if len(groups) < 2 or not queued:
@@ -136,12 +138,12 @@ class Dispatcher:
         return [Record("rebalanced", now_ns, {"requests": len(destinations), "to": sorted(set(destinations))})]
 
     def rebalance_merged(self, now_ns: int) -> list[Action]:
-        """The same where this event has executed a merge: ask before the merged group plans a step."""
+        """``rebalance`` after this event has executed a merge: before the merged group plans a step."""
         self._state.changes.merged.clear()
         return self.rebalance(now_ns)
 
     def _fitting_elsewhere(self, oversized: list[RequestState]) -> list[RequestState]:
-        """Of requests that are too large for their groups, those that some open group could hold."""
+        """The oversized requests that some open group could hold."""
         if not oversized:
             return []
         is_open = (g for g in self._state.groups.values() if not self._moves.is_emptying(g))
@@ -166,7 +168,7 @@ class Dispatcher:
         ]
 
     def _offline_queues(self, limits: _BatchLimits) -> list[GroupQueue]:
-        """Groups where offline requests wait, and groups that have run dry; none unless there are both."""
+        """Groups where offline requests wait, and groups with an empty queue; none unless there are both."""
         groups, changes = self._state.groups, self._state.changes
         queued = [groups[g] for g in sorted(changes.queued) if groups[g].queues.waiting_offline]
         if not queued:
@@ -175,7 +177,7 @@ class Dispatcher:
         return [self._offline_queue(g, limits) for g in (*queued, *dry)] if dry else []
 
     def _takers(self, limits: _BatchLimits) -> set[GroupId]:
-        """Groups with a place that no online request will take, and nothing about to change in them."""
+        """Groups with a place that no online request will take, and without a move or a rung at work on them."""
         busy = self._ladder.worker_ids().union(self._moves.moving_workers())
         return {
             g.group_id for g in self._state.groups.values()
@@ -188,7 +190,7 @@ class Dispatcher:
         return group.head_blocked_by is BlockedBy.MEMORY
 
     def _num_free_places(self, group: Group, limits: _BatchLimits) -> int:
-        """For online requests: where they are harvested beside, offline ones make way."""
+        """Free places for online requests; where offline requests make way for them, their places count as free."""
         return limits[len(group.stages)] - _served(group, counts_offline=not self._state.params.offline.slo_aware)
 
     def _batch_limit(self, num_stages: int) -> int:
@@ -227,7 +229,7 @@ class Dispatcher:
 
 
 def _taken(group: Group, *, counts_offline: bool) -> tuple[int, int]:
-    """Blocks and places that requests have, of both classes or of the online ones."""
+    """Blocks and places that requests have, of both classes or of online ones alone."""
     blocks, num_served = group.blocks, _served(group, counts_offline=counts_offline)
     if num_served == group.queues.num_served:
         return blocks.num_used, num_served
@@ -235,7 +237,7 @@ def _taken(group: Group, *, counts_offline: bool) -> tuple[int, int]:
 
 
 def _served(group: Group, *, counts_offline: bool) -> int:
-    """The places alone: blocks take long to count, and are asked of few groups."""
+    """Places alone: counting blocks takes long, and is done for few groups."""
     return group.queues.num_served if counts_offline else group.queues.num_served_online
 
 

@@ -4,8 +4,8 @@ Nothing is decided here: the order is the policy's, and the group that comes out
 would have found, ties included (a test compares).
 
 Invariant: an open group is in the heap under a key that is not behind its present one. A group that has got fuller
-since is found out when it comes to the top, and put where it belongs; one that may have got freer has to be refreshed
-before the next choice, and only those that something has happened to may have. Another order needs all of them anew.
+since is detected when it comes to the top, and put where it belongs. A group that may have got freer has to be
+refreshed before the next choice; only groups that an event has touched may have. Another order needs all keys anew.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from jettison.types import GroupId
 
 
 class GroupOrder:
-    """``view_of`` a group is None while the group takes nothing new, or is no more. It may show the group as it was
-    some steps ago, freer than it is; after ``catch_up`` it shows it as it is."""
+    """``view_of`` a group is None while the group takes nothing new, or is no more. It may show the group some steps
+    ago, freer than it is; after ``catch_up`` it shows its present state."""
 
     def __init__(
         self, view_of: Callable[[GroupId], GroupFreeness | None], catch_up: Callable[[GroupId], None] = lambda _: None
@@ -29,10 +29,10 @@ class GroupOrder:
         self._order: DispatchOrder = by_freeness
         self._heap: list[DispatchKey] = []
         self._key_of: dict[GroupId, DispatchKey] = {}
-        """Of listed groups, their best entry: others of theirs in the heap are dead."""
+        """The best entry of each listed group: its other entries in the heap are dead."""
 
     def reorder(self, order: DispatchOrder, group_ids: Iterable[GroupId]) -> None:
-        """Put all groups that exist into an order, of which no key is known any more."""
+        """Put all groups that exist into another order; all known keys are dropped."""
         self._order = order
         self._heap.clear()
         self._key_of.clear()
@@ -50,8 +50,9 @@ class GroupOrder:
             heapq.heappush(self._heap, key)
 
     def choose(self, needed_blocks: int) -> GroupId | None:
-        """As ``choose_group`` over all open groups; None without any. O(log groups), and as much for each group before
-        it that has got fuller or is too small; O(groups) where none could hold ``needed_blocks``."""
+        """The result of ``choose_group`` over all open groups; None without any. O(log groups), and as much for each
+        group that comes up first but has got fuller or is too small; O(groups) where none could hold
+        ``needed_blocks``."""
         too_small: list[GroupFreeness] = []
         try:
             chosen = self._first_of(needed_blocks, too_small)
@@ -61,7 +62,8 @@ class GroupOrder:
         return choose_group(too_small, needed_blocks, self._order) if chosen is None else chosen
 
     def _first_of(self, needed_blocks: int, too_small: list[GroupFreeness]) -> GroupId | None:
-        """The first group that could hold so much; those before it are taken from the heap."""
+        """The first group that could hold ``needed_blocks``; groups before it are moved from the heap into
+        ``too_small``."""
         heap = self._heap
         while heap:
             key = heap[0]

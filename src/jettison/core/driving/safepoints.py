@@ -1,7 +1,8 @@
-"""Steps that may be given up: which are armed, and what an online arrival does to the one under way.
+"""Steps that may be given up (safepoints): which steps are armed, and what an online arrival does to the step under
+way.
 
-Whether it is to be given up, and who makes way in the next batch, is ``policy.safepoints``'; here are the views that it
-decides by. What becomes of a step that was given up is ``core.driving.stepping``'s.
+``policy.safepoints`` decides whether the step is given up, and which requests make way in the next batch; here are its
+views. ``core.driving.stepping`` handles a step that was given up.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from jettison.types import NANOSECONDS
 
 
 class Safepoints:
-    """Of the steps of all groups."""
+    """Safepoints of the steps of all groups."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
 
     def arm(self, group: Group, step: RunStep) -> RunStep:
-        """A step that was just planned; with safepoints, if all of its requests are offline."""
+        """Give a step that was just planned safepoints, if all of its requests are offline."""
         params = self._state.params.offline
         if not params.slo_aware or not all(row.state.is_offline for row in step.rows):
             return step
@@ -45,8 +46,9 @@ class Safepoints:
         return group.arm(step.step_id, every)
 
     def online_arrived(self, state: RequestState, now_ns: int) -> list[Action]:
-        """An online request has been queued: where a step of offline ones is in its way, keep its deadline if some way
-        does (ConServe Algorithm 2). An idle group has nothing to give up, and a mixed step cannot be."""
+        """An online request has been queued: where a step of offline requests is in its way, keep its deadline if that
+        is possible (ConServe Algorithm 2). An idle group has nothing to give up, and a mixed step cannot be given
+        up."""
         group = self._state.groups.get(state.group_id)
         flight = None if group is None else next(reversed(group.in_flight.values()), None)
         if group is None or flight is None or not flight.step.safepoint_layers:
@@ -76,7 +78,7 @@ class Safepoints:
     # --- views ------------------------------------------------------------------------------------------------
 
     def _view(self, group: Group, newest: InFlight, now_ns: int) -> ArrivalView | None:
-        """None where there is no deadline, or too little is known to say how long steps take."""
+        """The policy's view; None where there is no deadline, or step times are not known."""
         goals = self._objectives()
         left_s = self._left_s(group, goals, now_ns)
         if left_s is None or goals.tpot_s is None:
@@ -90,7 +92,7 @@ class Safepoints:
             newest_s, elapsed_s = predicted_s, (now_ns - flight.issued_ns) / NANOSECONDS
             remaining.append(max(0.0, newest_s - elapsed_s))
         *before, own_s = remaining
-        # A group has a step less under way before it begins another.
+        # A pipeline whose stages are all busy has to end one of its steps before it begins another.
         place_s = min(before) if len(remaining) == len(group.stages) > 1 else 0.0
         stage_s, num_layers = newest_s * self._first_share(group), len(group.stages[0].layers)
         stage_left_s = max(0.0, stage_s - elapsed_s)
@@ -101,15 +103,16 @@ class Safepoints:
         return ArrivalView(left_s, len(group.stages), None if is_asked else runs_on, given_up, goals.tpot_s)
 
     def _left_s(self, group: Group, goals: Objectives, now_ns: int) -> float | None:
-        """Until the earliest deadline of its waiting requests; None without any, or where none can be named yet."""
+        """Seconds until the earliest deadline of its waiting requests; None without any, or while the objective is not
+        known."""
         arrivals = [s.request.arrival_ns for s in group.queues.waiting if s.first_token_ns is None]
         if goals.ttft_s is None or not arrivals:
             return None
         return goals.ttft_s - (now_ns - min(arrivals)) / NANOSECONDS
 
     def _works(self, group: Group, offline: list[RequestState], *, given_up: bool) -> Callable[[int], StepWork]:
-        """The next batch by how many of the offline requests are in it: the online ones that run and wait go first, as
-        far as one step's tokens go."""
+        """The next batch's work, by how many of the offline requests are in it. Online requests that run and wait go
+        first, as far as one step's tokens go."""
         queues, room = group.queues, group.limits.max_num_batched_tokens
         online = (s for s in queues.running.values() if not s.is_offline)
         work = NOTHING
@@ -138,7 +141,7 @@ class Safepoints:
 
 
 def _with(work: StepWork, state: RequestState, room: int, *, given_up: bool) -> StepWork:
-    """A batch and what a request would have in it beside, within ``room`` tokens."""
+    """A batch's work with one more request in it, within ``room`` tokens."""
     context = state.num_computed + (0 if given_up else state.num_pending)
     return work.with_prompt(min(max(1, state.num_tokens - context), room - work.num_tokens), context)
 

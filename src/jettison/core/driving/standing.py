@@ -1,10 +1,11 @@
-"""Offline work that stands still, and why: looked at on every tick, told in the log, decided elsewhere.
+"""Offline work that stands still, and why: looked at on every tick and written to the event log; nothing is decided
+here.
 
-A group's offline work *stands* while no step has computed something of it for the first time, nor is one under way that
-would, unless such steps are given up again and again.
-``offline_stands`` is told when it has stood for ``LEAST_NS``, and again when the reason becomes another one;
-``offline_goes_on`` when it has got on, or is no more. Where a group gets on, a key's requests may stand all the same:
-then the record names the one that is next of them (``request``). What keeps it out is ``policy.standing``'s to say.
+A group's offline work *stands* (makes no progress) while no step computes tokens of it for the first time. A step under
+way that would do so counts as progress, unless such steps are given up again and again. ``offline_stands`` is recorded
+when the work has stood for ``LEAST_NS``, and again when the reason changes; ``offline_goes_on`` when it has made
+progress, or has ended. Where a group makes progress, one key's requests may stand all the same: then the record names
+the next of them (``request``). ``policy.standing`` says what keeps the work out.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from jettison.policy.standing import StandingView, Standstill, why_standing
 from jettison.types import NANOSECONDS, GroupId, RequestId
 
 LEAST_NS = NANOSECONDS // 5
-"""Less is the way of steps and copies, and no news."""
+"""Shorter standstills are normal between steps and copies, and are not recorded."""
 
 Subject = tuple[GroupId | None, RequestId | None]
-"""A group's offline work, or one request that waits there while others get on; without a group: those that no worker
-can take."""
+"""A group's offline work, or one request that waits there while others make progress; without a group: the requests
+that no worker can take."""
 
 Reason = Callable[[int], tuple[Standstill, dict[str, Any]]]
-"""Called with the time: why it stands, and by which numbers."""
+"""Called with the time (ns): why the work stands, and by which numbers."""
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class _Told:
 
 
 class StandingWatch:
-    """Of all groups."""
+    """Watches the offline work of all groups."""
 
     def __init__(self, state: ClusterState, moves: Moves, hosted: Hosted) -> None:
         self._state = state
@@ -54,21 +55,21 @@ class StandingWatch:
         self._hosted = hosted
         self._told: dict[Subject, _Told] = {}
         self._formed_ns: dict[GroupId, int] = {}
-        """When each group was first seen, 0 where no offline work was there before: else it may have got on elsewhere
-        until then."""
+        """When each group was first seen; 0 where the cluster had no offline work before. A new group's work may have
+        made progress elsewhere until then."""
         self._was_idle = True
         self._waiting_ns: dict[Subject, int] = {}
-        """Since when keys' next requests, and those without a group, have been seen to wait."""
+        """Since when keys' next requests, and requests without a group, have been seen to wait."""
 
     @property
     def awaits_tick(self) -> bool:
-        """Offline work that was admitted stands, or what was told may be over. (Where some waits, a tick is awaited
-        anyway.)"""
+        """Admitted offline work stands, or a recorded standstill may be over. (Where offline work waits, a tick is
+        awaited anyway.)"""
         groups, harvesting = self._state.groups, self._state.changes.harvesting
         return bool(self._told) or any(g in groups and _may_stand(groups[g]) for g in harvesting)
 
     def look(self, now_ns: int) -> list[Record]:
-        """What has begun to stand, or goes on."""
+        """Records of work that has begun to stand, or goes on."""
         if not self._told and not self._has_work():
             self._was_idle = True
             return []
@@ -96,7 +97,7 @@ class StandingWatch:
         return records
 
     def _has_work(self) -> bool:
-        """Some offline request may be there."""
+        """Some offline request may exist."""
         state = self._state
         if state.changes.harvesting or self._moves.moving_workers():
             return True
@@ -105,7 +106,7 @@ class StandingWatch:
         return any(state.groups[group_id].queues.waiting_offline for group_id in state.changes.queued)
 
     def _is_over(self, subject: Subject, since_ns: int) -> bool:
-        """It is in a step; whether it has got on since: what is under way may still be given up."""
+        """Whether a subject that no longer stands has made progress since: a step under way may still be given up."""
         group_id, request_id = subject
         group = None if group_id is None else self._state.groups.get(group_id)
         if group is None or request_id is not None or not _has_offline(group):
@@ -114,7 +115,7 @@ class StandingWatch:
         return group.counters.fresh.offline_ns > since_ns
 
     def _standing(self, now_ns: int) -> Iterator[tuple[Subject, int, Reason]]:
-        """Who stands, since when, and whom to ask for the reason."""
+        """The subjects that stand, since when, and the function that names the reason."""
         state, before = self._state, self._waiting_ns
         self._waiting_ns = {}
         if num_unplaced := len(state.unplaced) - len(state.unplaced_online()):
@@ -194,7 +195,8 @@ class StandingWatch:
         return group.blocks.cached_prefix(head)[1] + (group.blocks.watermark if group.queues.running else 0)
 
     def _changes_layout(self, group: Group) -> bool:
-        """Its steps are held, or nobody runs and nothing comes back before its workers are as they are to be."""
+        """Its steps are held; or its workers move, and none of its offline requests can run or come back before they
+        have settled."""
         if group.paused:
             return True
         if self._moves.moving_workers().isdisjoint(group.worker_ids):
@@ -211,14 +213,15 @@ def _has_offline(group: Group) -> bool:
 
 
 def _may_stand(group: Group) -> bool:
-    """No step under way computes something of an offline request for the first time, or the last such was given up."""
+    """No step under way computes something of an offline request for the first time, or the last such step was given
+    up."""
     return _has_offline(group) and (group.counters.fresh.num_abandoned_steps > 0 or not any(
         _is_fresh(row) for flight in group.in_flight.values() for row in reversed(flight.step.rows)
     ))
 
 
 def _kept_waiting(group: Group) -> list[RequestState]:
-    """The next requests of keys of which none is served."""
+    """The next requests of the keys that have no request in service."""
     heads = group.queues.waiting_offline.heads()
     if not heads:
         return []
@@ -238,7 +241,7 @@ def _in_step(group: Group) -> bool:
 
 
 def _lacks_block(group: Group, state: RequestState) -> bool:
-    """Its next token has no block, and there is none."""
+    """Its next token needs a block, and none can be allocated."""
     ledger = group.blocks.ledgers[0]
     held = ledger.num_blocks_of(state.request_id) * group.limits.block_size
     return state.num_computed + state.num_pending >= held and not group.blocks.num_allocatable
@@ -249,7 +252,7 @@ def _num_places(group: Group) -> int:
 
 
 def _num_free(group: Group) -> int:
-    """For who comes back or is let in."""
+    """Free blocks for a request that comes back or is admitted."""
     return max(0, group.blocks.num_free)
 
 

@@ -1,7 +1,7 @@
-"""The life of steps in the core: planned group by group, taken back with their tokens, failed, or abandoned.
+"""The life of steps in the core: planned group by group, then completed with their tokens, failed, or abandoned.
 
-Which requests a step holds is the group's (``core.serving.group``, ``policy.batching``); what a step's end means for
-requests that are being moved is told to ``core.moving.moves``.
+The group chooses a step's requests (``core.serving.group``, ``policy.batching``). Where a request ends, its moves are
+stopped.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from jettison.types import NANOSECONDS, FinishReason
 
 
 class Stepping:
-    """Steps that are under way, of all groups."""
+    """Steps under way, of all groups."""
 
     def __init__(
         self, state: ClusterState, loads: Loads, moves: Moves,
         safepoints: Safepoints, stop_moves_of: Callable[[RequestState], list[Action]],
     ) -> None:
-        """``stop_moves_of`` is told of a request that is ending."""
+        """``stop_moves_of`` is called with a request that is ending."""
         self._state = state
         self._loads = loads
         self._moves = moves
         self._safepoints = safepoints
         self._stop_moves_of = stop_moves_of
         self._group_of_step: dict[int, Group] = {}
-        """Of steps that have not ended; those of groups that died meanwhile may be named, too."""
+        """The group of each step that has not ended; steps of groups that died meanwhile may be among them."""
 
     def forget_ended(self) -> None:
-        """Groups have died, and their steps with them."""
+        """Drop the steps of groups that have died."""
         self._group_of_step = {i: g for i, g in self._group_of_step.items() if i in g.in_flight}
 
     def plan(self, now_ns: int) -> list[Action]:
         """Plan what every touched group can run, in order of formation.
 
-        Groups that share a worker change each other's room: those after a group that was planned are planned after it
-        in the same event, those before it in the next.
+        Groups that share a worker change each other's room: groups after a planned one are planned after it in the same
+        event, groups before it in the next event.
         """
         state = self._state
         state.resolve_ledgers()
@@ -61,7 +61,7 @@ class Stepping:
                 continue
             num_before = len(actions)
             while (step := group.next_step(state.next_step_id, now_ns)) is not None:
-                # Its own steps are no reason to ask it again. What it changes without one (a preemption) is.
+                # Its own steps are no reason to plan it again; a change without a step (a preemption) is.
                 touched.discard(group_id)
                 if step.rows[-1].state.is_offline:
                     step = self._safepoints.arm(group, step)
@@ -76,11 +76,11 @@ class Stepping:
                     if other > group_id and other not in todo:
                         changes.unnoted.add(other)
                         heapq.heappush(todo, other)
-        changes.ledgers.clear()  # of the groups just planned, and of their sharers
+        changes.ledgers.clear()  # these were changed by the groups just planned, and by their sharers
         return actions
 
     def on_completed(self, event: StepCompleted, now_ns: int) -> list[Action]:
-        """Tokens go out, requests end, models learn; nothing for a step that no group waits for any more."""
+        """Emit tokens, end requests, and have predictors learn; nothing for a step that no group waits for any more."""
         group = self._take_step(event.step_id)
         if group is None:
             return []
@@ -89,6 +89,7 @@ class Stepping:
             self._moves.first_served.step_ended(group, event.step_id, now_ns)
         self._loads.note_step(group, flight.step, flight.work, flight.issued_ns, event.compute_ns, now_ns)
         actions: list[Action] = []
+        # A chunk that ran before an earlier chunk of its request had run on KV that was not there.
         for state in group.overtaking(event.step_id):
             self._state.distrust(state)
             overtaken = {"group": group.group_id, "step": event.step_id, "request": state.request_id}
@@ -127,7 +128,8 @@ class Stepping:
         return actions + self._stop_moves_of(state)
 
     def on_failed(self, event: StepFailed, now_ns: int) -> list[Action]:
-        """Its requests end with an error, unless a worker's death or a peer's silence is to blame: then they go on."""
+        """End the step's requests with an error, unless a worker's death or a peer's silence is to blame: then they go
+        on."""
         group = self._take_step(event.step_id)
         if group is None:
             return []
@@ -151,7 +153,8 @@ class Stepping:
         return actions
 
     def on_abandoned(self, event: StepAbandoned, now_ns: int) -> list[Action]:
-        """Its requests are as they were before it: what it has written lies behind what counts as computed."""
+        """The step's requests are as they were before it: the KV that it has written lies behind the tokens that count
+        as computed."""
         group = self._take_step(event.step_id)
         if group is None:
             return []
@@ -175,7 +178,8 @@ class Stepping:
         return actions
 
     def _compute_again(self, group: Group, step_id: int) -> list[Action]:
-        """A peer did not compute attention: rows that need none run again; others start again from their tokens."""
+        """A peer did not compute attention: rows without remote attention run again; the others start again from their
+        tokens."""
         remote = {r.state.request_id for r in group.in_flight[step_id].step.rows if r.remote}
         actions: list[Action] = []
         for state in group.fail(step_id):

@@ -1,6 +1,7 @@
-"""Requests without a group, queues that a new group should share, and the largest request that could ever run.
+"""Unplaced requests (without a group), queues that a new group should share, and the largest request that could ever
+run.
 
-Which group takes a request is the cluster core's decision, passed in; who is dead is ``core.moving.recovering``'s.
+The choice of a group is passed in by the cluster core; ``core.moving.recovering`` knows which workers are dead.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ class Unplaced:
         """Since when each unplaced request has been without a group."""
         self.waits_for: WaitsFor = (cluster.unplaced, self._since_ns)
         self._room_tokens: int | None = None
-        """What memory has left for one request; None while no worker is gone for good."""
+        """Tokens that memory has for one request; None while no worker is gone for good."""
         self._home_tokens = 0
-        """What one instance has for a request: all that an offline one may ask for, as none merge for it."""
+        """Tokens that one instance has for a request: the bound for an offline one, as no groups merge for it."""
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Queue unplaced requests, in order, as soon as some group can take them; end those that wait too long."""
+        """Queue unplaced requests, in order, as soon as some group can take them; end the requests that have waited too
+        long."""
         waiting = self._cluster.unplaced
         for state in in_service_order(waiting.values(), self._cluster.limits.scheduling_policy):
             if not self._place(state):
                 break
-        # An outage may outlast many requests' patience: each has its own, from its arrival or its group's end on.
+        # Each request waits for its own time, from its arrival or its group's end on: an outage may outlast many of
+        # them.
         since_ns = {i: self._since_ns.get(i, now_ns) for i in waiting}
         self._since_ns.clear()
         self._since_ns |= since_ns
@@ -51,14 +54,14 @@ class Unplaced:
         ]
 
     def note_room(self, num_blocks: int, num_home_blocks: int) -> None:
-        """A worker is gone for good, or back after all: one request can have so many blocks now, and so many while
-        nothing merges."""
+        """A worker is gone for good, or back after all: one request can have ``num_blocks`` now, ``num_home_blocks``
+        while nothing merges."""
         is_whole = not any(w.is_gone for w in self._cluster.workers.values())
         self._room_tokens = None if is_whole else num_blocks * self._cluster.limits.block_size
         self._home_tokens = num_home_blocks * self._cluster.limits.block_size
 
     def cut_to_room(self, state: RequestState) -> str | None:
-        """Cut a length that is a default where memory now ends; why the request can never be held, if it cannot."""
+        """Cut a default length where memory now ends; returns why the request can never be held, if it cannot."""
         room = self._home_tokens if state.is_offline else self._room_tokens
         if room is None:
             return None
@@ -66,19 +69,20 @@ class Unplaced:
         return self._why_too_long(state, room)
 
     def why_too_large(self, state: RequestState, num_blocks: int, num_home_blocks: int) -> str | None:
-        """Why so many blocks, or an offline one's so many of one instance, could never hold the request; None where
-        they could."""
+        """Why ``num_blocks`` (for an offline request ``num_home_blocks``, of one instance) could never hold the
+        request; None where they could."""
         room = (num_home_blocks if state.is_offline else num_blocks) * self._cluster.limits.block_size
         return self._why_too_long(state, room)
 
     def _why_too_long(self, state: RequestState, room: int) -> str | None:
         longest = self._cluster.limits.max_model_len
-        # What an answer without a given length may grow to is no reason to end it, beyond the context least of all.
+        # An answer without a given length is not ended for the length that it may grow to, nor for one beyond the
+        # context.
         num_more = min(state.num_tokens_to_hold, longest) - state.num_prompt
         return why_too_long(state.num_prompt, num_more, longest, room)
 
     def share_queues(self) -> None:
-        """A new group is there: deal out again what waits."""
+        """A new group has been formed: deal the waiting requests out again."""
         groups = self._cluster.groups
         queued = [groups[g] for g in sorted(self._cluster.changes.queued)]
         queues = [g.queues for g in queued if not g.paused]
@@ -93,12 +97,12 @@ def max_request_blocks(
     cluster: ClusterState, homes: Iterable[tuple[StagePlan, ...]], *, may_merge: bool,
     without: Collection[WorkerId] = (),
 ) -> int:
-    """Blocks that one request could ever get: an undropped member's (of the poorest: any may be given the request), or
-    those of the tightest stage when all members merge, each with its own capacity.
+    """Blocks that one request could ever get: those of the poorest undropped member (any member may be given the
+    request), or of the tightest stage when all members merge, each with its own capacity.
 
-    Dead workers count unless they are gone for good: requests can wait for them. So do those that sleep, whom a request
-    that needs them wakes; ``without`` do not. A home of several (a static pipeline) that has lost a member is not
-    formed again. 0 where no home is left.
+    Dead workers count unless they are gone for good: requests can wait for them. So do sleeping workers, as a request
+    that needs them wakes them; the workers ``without`` do not. A home of several (a static pipeline) that has lost a
+    member is not formed again. 0 where no home is left.
     """
     shape, workers_of = cluster.shape, cluster.workers
     missing = {w.worker_id for w in workers_of.values() if w.is_gone}.union(without)
@@ -109,7 +113,7 @@ def max_request_blocks(
     least = min(w.full_blocks for w in workers)
     if not may_merge:
         return least
-    workers.sort(key=lambda w: w.full_blocks)  # of more than there are layers, not the richest may merge
+    workers.sort(key=lambda w: w.full_blocks)  # of more workers than layers, the poorest may be the ones that merge
     budgets = {w.worker_id: cluster.member_budget_bytes(w) for w in workers[: shape.num_layers]}
     everyone = [MergeCandidate(w, (w,), (shape.all_layers,), 0.0, 0, (budget,)) for w, budget in budgets.items()]
     stages = plan_ranges(everyone, shape)

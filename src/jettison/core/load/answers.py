@@ -1,4 +1,4 @@
-"""How long offline answers are: of late, and those of each batch, by which what is left of it is foreseen.
+"""How long offline answers are: of late, and of each batch, from which the rest of that batch is predicted.
 
 A batch is known here by its tenant and its deadline: lines of one have the same.
 """
@@ -11,18 +11,18 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.virtualtokens import BatchKey, key_of
 
 MOST_BATCHES = 256
-"""That are remembered, the last ones."""
+"""Batches that are remembered, the last ones."""
 
 MEAN_OF_LAST = 200
-"""Answers."""
+"""Answers that the means remember."""
 
 
 @dataclass(slots=True)
 class OfflineAnswers:
-    """Fed with each offline request that is accepted, and as it has ended."""
+    """Lengths of offline answers; fed with each offline request when it is accepted and when it has ended."""
 
     has_deadlines: bool = False
-    """A request has come that has one."""
+    """A request with a deadline has come."""
     _of_batch: dict[BatchKey, tuple[int, int]] = field(default_factory=dict)
     """(answers, their tokens)."""
     _num: int = 0
@@ -35,7 +35,7 @@ class OfflineAnswers:
             self.has_deadlines = True
 
     def note_end(self, state: RequestState) -> None:
-        """It has its answer."""
+        """An offline request has its answer."""
         key, longest = key_of(state), state.request.params.max_tokens
         num, tokens = self._of_batch.pop(key, (0, 0))
         self._of_batch[key] = num + 1, tokens + state.num_output
@@ -50,8 +50,8 @@ class OfflineAnswers:
         return self._of_batch.get(key, (0, 0))
 
     def usual_tokens(self, longest: float) -> float:
-        """Of an answer that may have so many: as answers were of late, in tokens or in the part of what they might have
-        had, whichever is more. All that it may have, while none has been seen."""
+        """Expected tokens of an answer that may have ``longest``: the recent mean in tokens, or the recent mean share
+        of the longest lengths, whichever gives more. ``longest`` while no answer has been seen."""
         if not self._num:
             return longest
         part = self._mean_tokens / self._mean_longest if self._mean_longest else 1.0

@@ -1,4 +1,4 @@
-"""How long pipeline stages stand still while their pipeline has work: bubbles, measured where they happen.
+"""Bubbles: how long pipeline stages stand still while their pipeline has work, measured at the stages.
 
 Every stage reports when it began and ended its part of a step, on its own clock; only differences of one worker's times
 are taken, so workers on other machines may have other clocks. Groups of one stage have no bubbles and are not counted.
@@ -69,7 +69,7 @@ class BubbleMeter:
             total.bubble_ns += sum(step.busy_ns.get(w, 0) for w in before)
 
     def keep_groups(self, groups: Container[GroupId]) -> None:
-        """A worker has died: steps of groups other than these will not end, or no meter asks when."""
+        """A worker has died: forget the steps of all other groups, which will not end, or no longer matter."""
         self._open = {i: step for i, step in self._open.items() if step.group_id in groups}
         self._num_open = {g: num for g, num in self._num_open.items() if g in groups}
         self._last_end_ns = {key: end_ns for key, end_ns in self._last_end_ns.items() if key[0] in groups}

@@ -1,7 +1,8 @@
-"""How far workers are from each other, as the core knows it: machines as it was told, networks by what they carried.
+"""How far workers are from each other, as the core knows it: machines from its parameters, networks from measured
+transfers.
 
-Which machine a worker is in is ``ClusterParams.machine_of``: of a simulated cluster from its topology, of a live one
-from the placements of its workers. What a network carries is learned from the KV that exchanges have sent over it.
+``ClusterParams.machine_of`` has each worker's machine: in a simulated cluster from its topology, in a live one from the
+placements of its workers. A network's rate is learned from the KV that exchanges have sent over it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from jettison.core.state import ClusterState
 from jettison.policy.links import FAR, Links, MachineId
 
 SLOWER = 4.0
-"""Each such factor below the fastest network's rate is one step further. Transfers that share a port with others
-measure less than their link could carry; only a multiple of that says that the link is of another kind."""
+"""Each such factor below the fastest network's rate makes a distance one step longer. Transfers that share a port with
+others measure less than their link could carry; only a multiple of that says that the link is of another kind."""
 
 
 def known_links(cluster: ClusterState) -> Links | None:
-    """What is known of distances between the workers; None where all are alike.
+    """Known distances between the workers; None where all are alike.
 
-    They are where no machine was named, where one has all workers, and where each worker has a
-    machine of its own and no network has been seen to be slower than the others.
+    All are alike where no machine was named, where one machine has all workers, and where each worker has a machine of
+    its own and no network has been slower than the others.
     """
     if not cluster.params.machine_of:
         return None
@@ -33,7 +34,7 @@ def known_links(cluster: ClusterState) -> Links | None:
 
 
 def network_rates(cluster: ClusterState) -> dict[tuple[MachineId, MachineId], float]:
-    """By (from, to) of two machines, bytes per second of the best transfers between them; only what was measured."""
+    """By (from, to) of two machines, bytes per second of the best transfers between them; only measured pairs."""
     machine = Links(cluster.params.machine_of).machine
     rates: dict[tuple[MachineId, MachineId], float] = {}
     for (src, dst), rate in cluster.link_rates.items():
@@ -44,7 +45,7 @@ def network_rates(cluster: ClusterState) -> dict[tuple[MachineId, MachineId], fl
 
 
 def _slow_networks(cluster: ClusterState) -> dict[tuple[MachineId, MachineId], float]:
-    """Distances of the pairs of machines whose best transfers were slow; one that was never used counts as fast."""
+    """Distances of the pairs of machines with slow best transfers; a pair that was never used counts as fast."""
     rates = network_rates(cluster)
     fastest = max(rates.values(), default=0.0)
     steps = {pair: math.floor(math.log(fastest / rate, SLOWER)) for pair, rate in rates.items()}

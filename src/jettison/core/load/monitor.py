@@ -1,4 +1,4 @@
-"""Rates and dwell times that the overload and restore policies need; fed by the cluster core, time as an argument."""
+"""Rates and dwell times for the overload and restore policies; fed by the cluster core, time as an argument."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ WINDOW_SPAN = 1.25
 """The window may begin a tick earlier than that, and end a tick ago: as far back as this many times its length."""
 
 MAX_DOUBLINGS = 7
-"""Of the dwell time of a group whose moves fail."""
+"""Most doublings of the dwell time of a group whose moves fail."""
 
 NUM_FILLS = 8
 """Steps over which the prompts' share of the token budget is averaged: a burst's beginning has to show."""
 
 LEAST_FILL = 1e-3
-"""Less of the token budget is nothing."""
+"""A smaller share of the token budget counts as 0."""
 
 NUM_STAYS = 50
 """How many ended requests the mean stay remembers: it has to follow the load's own step times."""
@@ -41,29 +41,29 @@ EPISODE_NS = NANOSECONDS // 2
 """Verdicts of overload that are further apart belong to different bursts."""
 
 NEWS_INTERVAL_NS = 5 * NANOSECONDS
-"""Between two entries of the event log that say that nothing was done."""
+"""Least time between two entries of the event log that say that nothing was done."""
 
 SURGE_WINDOW_NS = NANOSECONDS
-"""A burst has to show in the arrivals of so long: a few requests, or chance is taken for one."""
+"""The window in which a burst has to show: it holds a few requests, or chance would be taken for a burst."""
 
 TRAFFIC_WINDOW_NS = 10 * NANOSECONDS
-"""What arrives is averaged over longer than a burst: a merged group has to catch up afterwards, not during it."""
+"""Arrivals are averaged over longer than a burst: a merged group has to catch up afterwards, not during it."""
 
 
 @dataclass(slots=True)
 class TrafficMonitor:
-    """What arrives of one class at the whole cluster, and how long its answers are."""
+    """Arrivals of one class at the whole cluster, and how long its answers are."""
 
     ticks: TickTimes = field(default_factory=TickTimes)
     num_arrived: int = 0
     num_prompt_tokens: int = 0
     num_ended: int = 0
     mean_output_tokens: float = 0.0
-    """Of the last few hundred answers."""
+    """Mean of about the last 200 answers."""
     num_stays: int = 0
     mean_stay_s: float | None = None
-    """How long a block stays with a request, over the last ended ones: block-seconds over blocks given back (what has
-    grown late has not stayed long). None until one has ended."""
+    """How long a block stays with a request, over the last ended ones: block-seconds over blocks given back (a block
+    taken late has not stayed long). None until a request has ended."""
     num_prompts: int = 0
     _mean_prompt_tokens: float = 0.0
     _mean_cached_tokens: float = 0.0
@@ -83,12 +83,12 @@ class TrafficMonitor:
         self._totals.note(self.num_arrived, self.num_prompt_tokens)
 
     def note_end(self, num_output_tokens: int) -> None:
-        """A request has produced all that it will."""
+        """A request has produced its last token."""
         self.num_ended += 1
         self.mean_output_tokens += (num_output_tokens - self.mean_output_tokens) / min(self.num_ended, 200)
 
     def note_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """A prompt has been computed; so many of its tokens were in the prefix cache."""
+        """A prompt has been computed; ``num_cached_tokens`` of its tokens were in the prefix cache."""
         self.num_prompts += 1
         weight = 1.0 / min(self.num_prompts, NUM_PROMPTS)
         self._mean_prompt_tokens += (num_tokens - self._mean_prompt_tokens) * weight
@@ -100,7 +100,8 @@ class TrafficMonitor:
         return self._mean_cached_tokens / self._mean_prompt_tokens if self.num_prompts else 0.0
 
     def note_stay(self, num_first_blocks: int, num_blocks: int, stay_s: float) -> None:
-        """A request has given its blocks back, so long after it was first scheduled with the first of them."""
+        """A request has given ``num_blocks`` back, ``stay_s`` after it was first scheduled with
+        ``num_first_blocks``."""
         self.num_stays += 1
         weight = 1.0 / min(self.num_stays, NUM_STAYS)
         self._mean_blocks += (num_blocks - self._mean_blocks) * weight
@@ -110,11 +111,11 @@ class TrafficMonitor:
 
     @property
     def admitted_share(self) -> float:
-        """Of the blocks that a request gives back, those that it was admitted with; the others it took as it grew."""
+        """Share of the blocks that a request gives back with which it was admitted; it took the others as it grew."""
         return self._mean_first_blocks / self._mean_blocks if self._mean_blocks else 1.0
 
     def traffic(self) -> Traffic | None:
-        """The last seconds; None while too little has been seen."""
+        """The traffic of the last seconds; None while too little has been seen."""
         changes = self._totals.changes(TRAFFIC_WINDOW_NS)
         if changes is None or not self.num_ended:
             return None
@@ -130,17 +131,17 @@ class BlockRates(NamedTuple):
     """Blocks a second, as means over the last window."""
 
     freed: float
-    """Given back by ended requests, less those that running ones took beyond their admission."""
+    """Given back by ended requests, less the blocks that running ones took beyond their admission."""
     released: float
     """Given back by ended requests."""
     arrived: float
-    """Of the online prompts that were dispatched to the group."""
+    """Need of the online prompts that were dispatched to the group."""
     demanded: float
-    """Of those, and taken by running requests beyond their admission."""
+    """``arrived``, and the blocks that running requests took beyond their admission."""
     used: float
-    """Change of what is held."""
+    """Change of the blocks that are held."""
     let_in: float
-    """Of the online queue's need, what was let in, less what was preempted and waits again."""
+    """Need of the online requests that were admitted, less that of requests that were preempted and wait again."""
 
 
 class Stays(NamedTuple):
@@ -154,10 +155,10 @@ UNKNOWN_STAYS = Stays()
 
 
 def _stay_of_used(group: Group, stays: Stays, now_ns: int) -> float | None:
-    """How long a block stays that the group holds, over both classes; None while no online stay is known."""
+    """Mean stay of a block that the group holds, in seconds, over both classes; None while no online stay is known."""
     if not stays.online_s:
         return None
-    # A burst of longer answers than those that have ended shows in the age of what runs.
+    # A burst of answers longer than the ended ones shows in the age of running requests.
     online_s = max(stays.online_s, group.queues.mean_age_s(now_ns) or 0.0)
     offline_age_s = group.queues.mean_age_s(now_ns, is_offline=True)
     if offline_age_s is None:
@@ -170,11 +171,11 @@ def _stay_of_used(group: Group, stays: Stays, now_ns: int) -> float | None:
 
 @dataclass(slots=True)
 class GroupMonitor:
-    """What is remembered of one group between two looks at it."""
+    """History of one group between two looks at it."""
 
     ticks: TickTimes = field(default_factory=TickTimes)
     num_arrived_blocks: int = 0
-    """Of the online prompts that were dispatched to this group."""
+    """Need of the online prompts that were dispatched to this group."""
     foreseen_since_ns: int | None = None
     behind_since_ns: int | None = None
     overloaded_since_ns: int | None = None
@@ -189,15 +190,15 @@ class GroupMonitor:
     num_failures: int = 0
     """Moves in a row that failed: each doubles the time to the next attempt."""
     _unrelieved_tick: int | None = None
-    """Number of the tick that comes after the last plan that could not relieve it."""
+    """Number of the tick that comes after the last plan that could not relieve the group."""
     _last_news_ns: int | None = None
     _online_used: Totals | None = None
-    """Blocks that are held without offline requests', of a merged group."""
+    """Blocks that online requests of a merged group hold."""
     _totals: Totals | None = None
     """Blocks freed, grown, arrived, held and let in, since they were first noted."""
 
     def note_behind(self, is_behind: bool, now_ns: int) -> float:
-        """Follow for how long compute has bound a pipeline; in seconds."""
+        """Follow for how long compute has bound a pipeline; returns seconds."""
         if not is_behind:
             self.behind_since_ns = None
         elif self.behind_since_ns is None:
@@ -210,18 +211,18 @@ class GroupMonitor:
         self.prefill_fill = fill if fill >= LEAST_FILL else 0.0
 
     def note_decodes(self, num_steps: int) -> None:
-        """So many steps have ended in which no request had a prompt to compute."""
+        """``num_steps`` steps have ended in which no request had a prompt to compute."""
         for _ in range(num_steps):
             if self.prefill_fill == 0.0:
                 break
             self.note_fill(0.0)
 
     def patience(self, dwell_s: float) -> float:
-        """Time to the next move, given what the last ones came to."""
+        """Seconds to the next move: doubled for each move in a row that failed."""
         return dwell_s * 2.0 ** min(self.num_failures, MAX_DOUBLINGS)
 
     def is_news(self, now_ns: int) -> bool:
-        """Whether a decision not to act should be told again: not more often than every few seconds."""
+        """Whether a decision not to act should be recorded again: not more often than every few seconds."""
         news = self._last_news_ns is None or now_ns - self._last_news_ns >= NEWS_INTERVAL_NS
         if news:
             self._last_news_ns = now_ns
@@ -240,7 +241,7 @@ class GroupMonitor:
             self._totals.note(*totals)
 
     def note_growth(self, group: Group, times_ns: Sequence[int]) -> None:
-        """Of what the group holds, the last blocks were taken one by one at these times, some of them before ticks."""
+        """The last blocks that the group took were taken one by one at these times, some of them before ticks."""
         counters, late = group.counters, len(times_ns)
         if self._totals is None:
             return
@@ -252,7 +253,7 @@ class GroupMonitor:
             )
 
     def rates(self) -> BlockRates | None:
-        """The last seconds, as the last tick saw them; None while too little has been seen."""
+        """Rates of the last seconds, as the last tick saw them; None while too little has been seen."""
         changes = None if self._totals is None else self._totals.changes(WINDOW_NS)
         if changes is None:
             return None
@@ -261,8 +262,8 @@ class GroupMonitor:
         return BlockRates(*(per_s(change, duration_ns) for change in blocks))
 
     def note_online_used(self, num_blocks: int) -> float:
-        """Follow on every tick what a merged group holds without offline requests; its change a second, a mean over the
-        last window, 0.0 while too little has been seen."""
+        """Follow on every tick the blocks that online requests of a merged group hold. Returns their change a second, a
+        mean over the last window; 0.0 while too little has been seen."""
         if self._online_used is None:
             self._online_used = Totals(self.ticks, num_blocks)
         else:
@@ -271,15 +272,15 @@ class GroupMonitor:
         return 0.0 if changes is None else per_s(changes[0][0], changes[1])
 
     def let_in_per_s(self, window_ns: int) -> float:
-        """Blocks of requests that were let in, less those of preempted ones, a mean over the last window; 0.0 while too
-        little has been seen."""
+        """Blocks a second of requests that were admitted, less those of preempted ones, a mean over the last window;
+        0.0 while too little has been seen."""
         changes = None if self._totals is None else self._totals.changes(window_ns)
         return 0.0 if changes is None else per_s(changes[0][-1], changes[1])
 
     def note_verdict(self, overloaded: bool, declines: bool, now_ns: int) -> float:
-        """Follow for how long the group has been overloaded without a verdict against a drop; in seconds.
+        """Follow for how long the group has been overloaded without a verdict against a drop; returns seconds.
 
-        That nothing waits for memory just now is no such verdict: each request that ends lets the next one in.
+        A moment in which nothing waits for memory is no such verdict: each request that ends lets the next one in.
         """
         if declines or (self.overloaded_seen_ns is not None and now_ns - self.overloaded_seen_ns > EPISODE_NS):
             self.overloaded_since_ns = None
@@ -290,7 +291,7 @@ class GroupMonitor:
         return 0.0 if self.overloaded_since_ns is None else (now_ns - self.overloaded_since_ns) / NANOSECONDS
 
     def note_unrelieved(self) -> None:
-        """No plan relieves the group: until the next tick another would come to the same."""
+        """No plan relieves the group: until the next tick another plan would come to the same."""
         self._unrelieved_tick = self.ticks.num_ticks
 
     @property
@@ -299,7 +300,7 @@ class GroupMonitor:
         return self._unrelieved_tick == self.ticks.num_ticks
 
     def note_foreseen(self, missing_blocks: float, now_ns: int) -> float:
-        """Follow for how long memory has been foreseen to run out; in seconds."""
+        """Follow for how long memory has been foreseen to run out; returns seconds."""
         if missing_blocks <= 0.0:
             self.foreseen_since_ns = None
         elif self.foreseen_since_ns is None:
@@ -317,27 +318,29 @@ class GroupMonitor:
     def _freed_per_s(
         self, group: Group, rates: BlockRates | None, stays: Stays, now_ns: int
     ) -> float | None:
-        """Blocks that come free in the near future: as measured net of growth, or as the present load will give back.
+        """Blocks a second that come free in the near future: as measured, net of growth, or as the present load will
+        give back.
 
-        The measured rate is a mean over seconds. At the start of a burst it still knows the calm before it, and would
-        call a wait of a few steps a long one; what is held now comes free within about one mean stay (Little's law).
-        Growth is not taken off there: where it finds no room, it makes the newest request give way, not the queue wait.
+        The measured rate is a mean over seconds. At the start of a burst it still reflects the calm before, and would
+        make a wait of a few steps look long. Blocks held now come free within about one mean stay (Little's law).
+        Growth is not taken off there: growth without room preempts the newest request, and does not keep the queue
+        waiting.
         """
         mean_stay_s = _stay_of_used(group, stays, now_ns)
         if not mean_stay_s:
             return None if rates is None else rates.freed
         expected = group.blocks.num_used / mean_stay_s
         if mean_stay_s > TRAFFIC_WINDOW_NS / NANOSECONDS:
-            # What has come since the window began has its stay before it. What came a stay ago leaves now, as fast as
-            # its like did during the window: slower, where a burst has begun since or slows its answers down.
-            # One request at least is foreseen to end in such a window.
+            # Requests that came since the window began have most of their stay ahead. Requests that came a stay ago
+            # leave now, at the rate seen during the window: slower, where a burst has begun since or slows answers
+            # down. One request at least is foreseen to end in such a window.
             least = group.blocks.num_used / max(1, len(group.queues.running)) * NANOSECONDS / TRAFFIC_WINDOW_NS
             return min(max(self._released_per_s(expected), least), expected)
         return expected if rates is None else max(rates.freed, expected)
 
     def _released_per_s(self, expected_per_s: float) -> float:
-        """Blocks given back by ended requests, a mean over the window of the traffic; what of it was not seen (a group
-        that is new) counts as expected."""
+        """Blocks given back by ended requests, a mean over the window of the traffic; the part of the window that was
+        not seen (of a new group) counts as expected."""
         changes = None if self._totals is None else self._totals.changes(TRAFFIC_WINDOW_NS)
         if changes is None:
             return expected_per_s
@@ -346,7 +349,7 @@ class GroupMonitor:
         return (freed * NANOSECONDS + expected_per_s * unseen_ns) / (duration_ns + unseen_ns)
 
     def head_need_blocks(self, group: Group) -> int:
-        """What the head of the queue needs to be admitted, watermark included; 0 when nothing waits."""
+        """Blocks that the head of the queue needs to be admitted, watermark included; 0 when nothing waits."""
         head = group.queues.waiting.head
         return 0 if head is None else group.limits.blocks_for(head.num_tokens) + group.blocks.watermark
 
@@ -360,7 +363,7 @@ class GroupMonitor:
         """The group as the overload policy sees it."""
         queues = group.queues
         unfinished = queues.unfinished_tokens()
-        # Beside a step's prompts; where those come first it has room for nothing else.
+        # Decodes beside a step's prompts; where prompts come first, a step has room for nothing else.
         num_decodes, kv_tokens = len(queues.running), group.blocks.num_used * group.limits.block_size
         if group.limits.prefill_first and len(group.stages) == 1:
             num_decodes = kv_tokens = 0
@@ -392,8 +395,8 @@ class GroupMonitor:
         )
 
     def _admitted_per_s(self, group: Group, rates: BlockRates | None, blocked_s: float | None) -> float | None:
-        """What a queue got that memory has kept out over the whole window; where none was let in, as if its head were
-        now."""
+        """Blocks a second that the queue was given while memory kept its head out over the whole window; at least as if
+        its head were admitted now. None where memory did not keep it out so long."""
         if rates is None or blocked_s is None or blocked_s < WINDOW_SPAN * WINDOW_S:
             return None
         return max(rates.let_in, self.head_need_blocks(group) / WINDOW_S)

@@ -1,7 +1,7 @@
-"""What ports carry and what they have to carry, as known at one decision (``policy.links.PortMap``).
+"""Rates of ports, and the bytes that they have to carry, as known at one decision (``policy.links.PortMap``).
 
-A card's rate may be told (``ClusterParams.card_bytes_per_s``). Else a port is taken for the fastest link through it:
-transfers that have shared it with others have measured less than it carries.
+A card's rate may be a parameter (``ClusterParams.card_bytes_per_s``). Else a port has the rate of the fastest link
+through it: transfers that have shared the port with others have measured less than it carries.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from jettison.policy.links import PortId, PortKind
 
 
 class PortRates:
-    """Of the ports that some links take."""
+    """Rates of the ports that some links take."""
 
     def __init__(self, cluster: ClusterState, links: Iterable[LinkId]) -> None:
-        """``links``: those that are asked for."""
+        """``links``: the links that rates are wanted of."""
         self._ports, rates = cluster.params.ports, PullRates(cluster)
         self._rates: dict[PortId, float | None] = {}
         for link in dict.fromkeys(links):
@@ -36,11 +36,11 @@ class PortRates:
             self._rates[port] = rate if before is None else max(before, rate or before)
 
     def of(self, port: PortId) -> float | None:
-        """Bytes a second; None where nothing is known of it."""
+        """Bytes a second of a port; None where its rate is not known."""
         return self._rates.get(port)
 
     def by_port(self, link_bytes: Mapping[LinkId, int]) -> dict[PortId, int]:
-        """What goes over links, as what goes through ports."""
+        """Bytes over links, as bytes through ports."""
         found: dict[PortId, int] = {}
         for link, num_bytes in link_bytes.items():
             for port in self._ports.of(*link):

@@ -1,7 +1,7 @@
-"""At which rate shards would travel before a drop: as profiled, as KV transfers measured, or as shared memory has it.
+"""Rates at which shards would travel before a drop: as profiled, as measured by KV transfers, or shared memory's.
 
-A pull is worth its time only where its time is known: a link of which nothing is known gets no pull that is to
-pay for itself. The exchange of the first drop between two machines, which needs none, measures it.
+A pull can be worth its time only where its time is known: no such pull goes over a link of unknown rate. The exchange
+of the first drop between two machines, which needs no pull, measures the link.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jettison.types import WorkerId
 
 
 class PullRates:
-    """As known at one decision."""
+    """Rates of links, as known at one decision."""
 
     def __init__(self, cluster: ClusterState) -> None:
         params = cluster.params
@@ -24,16 +24,16 @@ class PullRates:
         self._cluster = cluster
         self._profiled = None if params.profiled_link is None else params.profiled_link[0]
         self._near = params.near_bytes_per_s
-        # What was neither told nor measured is taken for shared memory, but only where it is: between workers of one
-        # machine, whose links are what ``jettison profile`` measures, or, without a profile, carry 1 GB/s.
+        # A link that is neither profiled nor measured has shared memory's rate, but only between workers of one
+        # machine: ``jettison profile`` measures such links, and without a profile they are assumed to carry 1 GB/s.
         self._shared_memory = params.link_bytes_per_s if profile is None else profile.link_bytes_per_s
         self._is_shared_memory = params.has_profiled_links
-        """All links are: no worker was placed elsewhere."""
+        """All links are shared memory: no worker is on another machine."""
         self._machine = Links(params.machine_of).machine
         self._networks = {} if self._is_shared_memory else network_rates(cluster)
 
     def of(self, link: LinkId) -> float | None:
-        """Bytes per second of one direction of a link; None where nothing is known of it."""
+        """Bytes per second of one direction of a link; None where its rate is not known."""
         if self._profiled is not None:
             return self._profiled
         rate = self._cluster.link_rates.get(link)
@@ -43,14 +43,14 @@ class PullRates:
         return self._shared_memory if self._is_shared_memory or src == dst else self._networks.get((src, dst))
 
     def of_kv(self, link: LinkId) -> float | None:
-        """The same for a request's KV, whose ends are known when it is asked for: what plans of drops count on is the
-        slowest link that they might come to."""
+        """The same for a request's KV. Its ends are known when this is asked, so the near rate may be used; plans of
+        drops count on the slowest link that they might use."""
         if self._near is not None and self._machine(link[0]) == self._machine(link[1]):
             return self._near
         return self.of(link)
 
     def slowest(self, worker_ids: Iterable[WorkerId]) -> float:
-        """Of the links between these workers that have been measured; without one, shared memory's."""
+        """The slowest measured rate between these workers; without a measured link, shared memory's."""
         if self._profiled is not None:
             return self._profiled
         among = set(worker_ids)

@@ -1,9 +1,9 @@
-"""Rates of totals as if each had been sampled on every tick, at the cost of what has changed.
+"""Rates of totals as if each total had been sampled on every tick, at the cost of the changes alone.
 
-A rate is the change of a monotone total over a window that ends at the last tick and begins at a tick. A thousand
-groups sampled ten times a second are work that hardly any policy ever reads. But a total that has not changed since the
-tick before would give the same sample again, so it is enough to note totals when they change, with the number of the
-tick that sees them first, and to remember when the last ticks were. Both sums are then the same, to the last bit.
+A rate is the change of a monotone total over a window that ends at the last tick and begins at a tick. Sampling a
+thousand groups ten times a second is work for numbers that policies hardly ever read. A total that has not changed
+since the tick before would give the same sample again. So it is enough to note totals when they change, with the number
+of the tick that sees them first, and to remember the times of the last ticks. The rates are the same, to the last bit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from jettison.types import NANOSECONDS
 
 LONGEST_WINDOW_NS = 10 * NANOSECONDS
-"""No rate is a mean over more: older ticks are forgotten."""
+"""No rate is a mean over a longer time: older ticks are forgotten."""
 
 
 class TickTimes:
@@ -25,22 +25,22 @@ class TickTimes:
     def __init__(self) -> None:
         self._times: list[int] = []
         self._first = 0
-        """Number of the first one that is remembered."""
+        """Number of the first tick that is remembered."""
         self._trim_at = 256
 
     @property
     def num_ticks(self) -> int:
-        """So far; also the number of the next one."""
+        """Ticks so far; also the number of the next one."""
         return self._first + len(self._times)
 
     def add(self, now_ns: int) -> None:
-        """A tick."""
+        """Note a tick."""
         self._times.append(now_ns)
         if len(self._times) >= self._trim_at:
             self._trim()
 
     def add_all(self, times_ns: Iterable[int]) -> None:
-        """Ticks between which nothing has changed."""
+        """Note ticks between which nothing has changed."""
         self._times += times_ns
         if len(self._times) >= self._trim_at:
             self._trim()
@@ -54,7 +54,7 @@ class TickTimes:
         self._trim_at = 2 * len(self._times) + 256
 
     def number_at(self, time_ns: int) -> int:
-        """Of the first tick at that time or later; the next one's where there was none yet."""
+        """Number of the first tick at that time or later; the next tick's where there was none yet."""
         return self._first + bisect_left(self._times, time_ns)
 
     def window(self, window_ns: int, not_before: int = 0) -> tuple[int, int, int] | None:
@@ -78,7 +78,7 @@ class Totals:
     __slots__ = ("_born", "_notes", "_ticks", "_trim_at")
 
     def __init__(self, ticks: TickTimes, *totals: int) -> None:
-        """What they are now; ticks that were before do not count."""
+        """``totals``: what they are now; earlier ticks do not count."""
         self._ticks = ticks
         self._born = ticks.num_ticks
         self._notes: list[tuple[int, tuple[int, ...]]] = [(self._born, totals)]
@@ -86,11 +86,11 @@ class Totals:
         self._trim_at = 64
 
     def note(self, *totals: int) -> None:
-        """What they are now."""
+        """Note the present totals."""
         self.note_since(self._ticks.num_ticks, *totals)
 
     def note_since(self, tick: int, *totals: int) -> None:
-        """What they were when this tick came, or will be; nothing later has been noted."""
+        """Note the totals that this tick saw, or will see; nothing later has been noted."""
         number, before = self._notes[-1]
         if totals == before:
             return
@@ -105,12 +105,13 @@ class Totals:
             self._trim_at = 2 * len(self._notes) + 64
 
     def _index_at(self, tick: int) -> int:
-        """Of the note that a tick has seen."""
+        """Index of the note that a tick has seen."""
         # A pair with an empty tuple sorts before all others of its tick.
         return bisect_right(self._notes, (tick + 1, ())) - 1
 
     def changes(self, window_ns: int) -> tuple[tuple[int, ...], int] | None:
-        """By how much each has changed over the last window, and how long that was; None while too little was seen."""
+        """By how much each total has changed over the last window, and its length (ns); None while too little was
+        seen."""
         window = self._ticks.window(window_ns, self._born)
         if window is None:
             return None

@@ -1,4 +1,4 @@
-"""What is known of load: monitors of groups and traffic, step times, and the views that policies decide by.
+"""Knowledge of load: monitors of groups and traffic, step times, and the views that policies decide by.
 
 Nothing is decided here and nothing is started: the rungs of ``core.ladder`` read these views, ``core.cluster`` feeds
 them.
@@ -32,7 +32,7 @@ class Loads:
     def __init__(self, state: ClusterState) -> None:
         self.ticks = TickTimes()
         self.traffic = TrafficMonitor(self.ticks)
-        """Of online requests: what policies decide by."""
+        """Traffic of online requests, by which policies decide."""
         self.offline_traffic = TrafficMonitor(self.ticks)
         self.offline_answers = OfflineAnswers()
         self._state = state
@@ -42,12 +42,12 @@ class Loads:
         self._num_dissolved = 0
         """Groups dissolved when monitors were last forgotten."""
         self._compute_loads: dict[int, float | None] = {}
-        """By number of stages; good until anything that they are made from is fed."""
+        """By number of stages; valid until an input of them changes."""
         self._waiting_since_ns: int | None = None
         """Since when online requests have waited without a break."""
 
     def forget_predictions(self) -> None:
-        """Parameters have changed: what was computed from them is computed again."""
+        """Parameters have changed: compute again what was computed from them."""
         self._compute_loads.clear()
 
     # --- feeding ----------------------------------------------------------------------------------------------
@@ -63,8 +63,8 @@ class Loads:
         self.ticks.add_all(times_ns)
 
     def note_group(self, group: Group, now_ns: int) -> None:
-        """Follow a group that an event has touched, at the event's end: what it holds, and whether memory keeps its
-        queue out."""
+        """Follow a group that an event has touched, at the event's end: its totals, and whether memory keeps its queue
+        out."""
         monitor = self.monitor(group)
         monitor.note_blocked(group, now_ns)
         monitor.note_totals(group)
@@ -81,11 +81,12 @@ class Loads:
             self._waiting_since_ns = now_ns
 
     def predicted_wait_s(self, now_ns: int) -> float:
-        """How long an online request that came now would wait, behind all that wait already; 0.0 where none does."""
+        """Seconds that an online request that came now would wait, behind all waiting ones; 0.0 where none waits."""
         if self._waiting_since_ns is None:
             return 0.0
         state, waited_ns = self._state, now_ns - self._waiting_since_ns
-        # What was let in before there was a queue came as it liked, and says nothing of how fast a queue moves.
+        # Requests admitted before there was a queue came at their own rate, which says nothing of how fast a queue
+        # moves.
         window_ns = min(TRAFFIC_WINDOW_NS, waited_ns)
         known = [self._monitors[g] for g in state.groups if g in self._monitors]  # asking must change nothing
         let_in_per_s = sum(monitor.let_in_per_s(window_ns) for monitor in known)
@@ -94,7 +95,7 @@ class Loads:
         return predicted_wait_s(queued + unplaced, let_in_per_s, waited_ns / NANOSECONDS)
 
     def note_totals(self, group: Group) -> None:
-        """The totals alone, where a tick comes before the event that touched the group has been followed up."""
+        """Note the totals alone, where a tick comes before the event that touched the group has been followed up."""
         self.monitor(group).note_totals(group)
 
     def _traffic_of(self, state: RequestState) -> TrafficMonitor:
@@ -107,7 +108,7 @@ class Loads:
             self.offline_answers.note_accepted(state)
 
     def note_arrival(self, group: Group, state: RequestState) -> None:
-        """A new request was dispatched to a group. One that changes its queue later is no new demand."""
+        """A new request was dispatched to a group. A request that changes its queue later is no new demand."""
         if state.is_offline:
             return
         self._compute_loads.clear()
@@ -120,13 +121,13 @@ class Loads:
         self._traffic_of(state).note_prompt(state.num_prompt, state.num_cached)
 
     def note_end(self, group: Group, state: RequestState, now_ns: int) -> None:
-        """A request of the group has produced all that it will."""
+        """A request of the group has produced its last token."""
         self._compute_loads.clear()
         traffic = self._traffic_of(state)
         traffic.note_end(state.num_output)
         if state.is_offline:
             self.offline_answers.note_end(state)
-        if not state.num_output:  # no token has told that its prompt is computed
+        if not state.num_output:  # no token has shown that its prompt is computed
             traffic.note_prompt(state.num_prompt, state.num_cached)
         if state.first_scheduled_ns is not None:
             stay_s = (now_ns - state.first_scheduled_ns) / NANOSECONDS
@@ -134,7 +135,7 @@ class Loads:
             traffic.note_stay(first, last, stay_s)
 
     def note_cut_short(self, state: RequestState) -> None:
-        """A request ends before it has produced all that it would have."""
+        """A request ends before its answer is complete."""
         if state.num_output:
             self._compute_loads.clear()
             self._traffic_of(state).note_end(state.num_output)
@@ -146,7 +147,7 @@ class Loads:
     ) -> None:
         """A step of the group has ended, of which its last stage has computed for ``compute_ns``.
 
-        What it took a pipeline is known if all its places were taken since the step before ended.
+        A pipeline's period is known if all its stages have been busy since the step before ended.
         """
         self._compute_loads.clear()
         monitor = self.monitor(group)
@@ -154,7 +155,7 @@ class Loads:
         if num_prefilled:
             num_prefilled -= sum(
                 row.num_tokens - 1 for row in step.rows
-                if row.state.is_offline or row.state.group_id != group.group_id  # that arrived elsewhere
+                if row.state.is_offline or row.state.group_id != group.group_id  # a guest: it arrived elsewhere
             )
         monitor.note_fill(num_prefilled / group.limits.max_num_batched_tokens)
         since_ns, monitor.step_ended_ns = monitor.step_ended_ns, now_ns
@@ -171,8 +172,8 @@ class Loads:
             observe(work, (since_ns, now_ns), group.group_id, period_of(num_stages))
 
     def note_steps(self, group: Group, work: StepWork, times_ns: Sequence[int]) -> None:
-        """Decode steps of a group of one stage have followed each other: the first, of this work, was issued at the
-        first of the times, and each ended, and the next was issued, at the next.
+        """Decode steps of a group of one stage have followed each other. The first, of this work, was issued at the
+        first of the times; each ended, and the next was issued, at the next time.
         """
         self._compute_loads.clear()
         monitor = self.monitor(group)
@@ -190,7 +191,7 @@ class Loads:
             monitor.num_failures = monitor.num_failures + 1 if failed else 0
 
     def forget_dissolved(self) -> None:
-        """Drop the monitors of groups that are no more."""
+        """Drop the monitors of dissolved groups."""
         if self._num_dissolved != self._state.num_dissolved:
             self._num_dissolved = self._state.num_dissolved
             for group_id in [g for g in self._monitors if g not in self._state.groups]:
@@ -200,23 +201,23 @@ class Loads:
     # --- reading ----------------------------------------------------------------------------------------------
 
     def monitor(self, group: Group) -> GroupMonitor:
-        """What is remembered of a group."""
+        """The monitor of a group, made if need be."""
         found = self._monitors.get(group.group_id)
         if found is None:
             found = self._monitors[group.group_id] = GroupMonitor(self.ticks)
         return found
 
     def blocks_beside_step(self, group: Group, time_share: float) -> int | None:
-        """Blocks whose copies to or from the host add at most so much of its time to a step like the group's last;
-        where none is in flight, to its next decodes. None while too little is known."""
+        """How many blocks can be copied to or from the host so that a step like the group's last one (without one in
+        flight, its next decodes) takes at most ``time_share`` longer. None while too little is known."""
         return self.blocks_within(group, lambda step_s: (1.0 + time_share) * step_s)
 
     def blocks_within(
         self, group: Group, bound_s: Callable[[float], float], *, beside_steps: bool = False
     ) -> int | None:
-        """The same for copies with which the step takes at most so long as ``bound_s`` makes of its time without.
+        """The same where the step may take as long as ``bound_s`` says, given its time without copies.
 
-        ``beside_steps``: while it runs, no more than the link is known to carry in that time.
+        ``beside_steps``: copies run during the step, and no more than the link is known to carry in that time.
         """
         state, part = self._state, step_of(len(group.stages))
         last = next(reversed(group.in_flight.values()), None)
@@ -233,12 +234,12 @@ class Loads:
         )
 
     def _most_beside(self, group: Group, seconds: float, most: int) -> int:
-        """Blocks that the links of all its workers carry in that time; ``most`` where their rate is not known."""
+        """Blocks that the links of all its workers carry in ``seconds``; ``most`` where their rate is not known."""
         block_s = self.copied_beside_s(group, 1)
         return int(min(most, seconds / block_s)) if block_s > 0.0 else most
 
     def copied_beside_s(self, group: Group, num_blocks: int) -> float:
-        """What the links of all its workers need for so many blocks; 0 where their rate is not known."""
+        """Seconds that the links of all its workers need for ``num_blocks``; 0 where their rate is not known."""
         state, profile = self._state, self._state.params.profile
         if profile is None:
             return 0.0
@@ -247,9 +248,11 @@ class Loads:
         return num_blocks * largest / profile.copies_beside_bytes_per_s
 
     def group_rates(self) -> dict[int, float]:
-        """Tokens of answers a second of groups by their number of stages, for what arrives; empty without a profile.
+        """Output tokens a second of groups, by their number of stages, for the present traffic; empty without a
+        profile.
 
-        Of a length that pipelines have served with, as they did: their bubbles and their uneven microbatches are in it.
+        For a number of stages that pipelines have served with, the rate is theirs: it has their bubbles and uneven
+        microbatches in it.
         """
         profile, traffic = self._state.params.profile, self.traffic.traffic()
         if profile is None:
@@ -268,7 +271,7 @@ class Loads:
         return since is None or now_ns - since >= monitor.patience(self._state.params.drop_dwell_s) * NANOSECONDS
 
     def dwell_left_s(self, group: Group, now_ns: int) -> float:
-        """How long until then."""
+        """Seconds until ``has_dwelled``."""
         monitor = self.monitor(group)
         since = monitor.settled_since_ns
         if since is None:
@@ -276,7 +279,8 @@ class Loads:
         return max(0.0, monitor.patience(self._state.params.drop_dwell_s) - (now_ns - since) / NANOSECONDS)
 
     def compute_load(self, num_stages: int) -> float | None:
-        """Of the whole cluster, were it made of groups of so many members; None while too little is known."""
+        """Compute load of the whole cluster if all its groups had ``num_stages`` members; None while too little is
+        known."""
         if num_stages not in self._compute_loads:
             self._compute_loads[num_stages] = self._compute_load(num_stages)
         return self._compute_loads[num_stages]
@@ -288,12 +292,12 @@ class Loads:
         return compute_load(traffic, arrangement, self._state.predictor)
 
     def _steady_step(self, num_stages: int) -> StepWork | None:
-        """What an instance's share of the steps would come to; None while too little is known."""
+        """A steady step of an instance in such a cluster; None while too little is known."""
         traffic, arrangement = self.traffic.traffic(), self._arrangement(num_stages)
         return None if traffic is None or arrangement is None else steady_step(traffic, arrangement)
 
     def _arrangement(self, num_stages: int) -> Arrangement | None:
-        """All live workers as groups of so many stages; None without any."""
+        """All live workers as groups of ``num_stages`` stages; None without a live worker."""
         shape, limits = self._state.shape, self._state.limits
         token_bytes = shape.num_layers * shape.block_bytes_per_layer(limits.block_size) / limits.block_size
         num_alive, least_full_blocks = self._state.alive_workers()
@@ -309,7 +313,7 @@ class Loads:
         """Whether ``assess`` could find the group overloaded, or a drop not worth it: a look at its queue alone."""
         params = self._state.params.overload
         if params.horizon_s > 0.0:
-            return True  # memory that will be missing is foreseen from rates
+            return True  # a shortage of memory is foreseen from rates, too
         monitor = self.monitor(group)
         reason = why_queue_is_no_reason(
             len(group.queues.waiting), group.blocks.num_used, monitor.head_need_blocks(group), group.blocks.capacity,
@@ -346,7 +350,8 @@ class Loads:
         return Stays(self.traffic.mean_stay_s, self.offline_traffic.mean_stay_s)
 
     def _stay_s(self, group: Group, now_ns: int) -> float:
-        """How long its online requests stay: as others did, or as they have already; 0 while nothing is known."""
+        """Seconds that its online requests stay: as ended ones did, or their own mean age if that is more; 0 while
+        nothing is known."""
         return max(self.traffic.mean_stay_s or 0.0, group.queues.mean_age_s(now_ns) or 0.0)
 
     def _least_partner(self, group: Group) -> int:
@@ -377,25 +382,25 @@ class Loads:
         return load._replace(behind_s=monitor.note_behind(is_behind, now_ns))
 
     def without_offline(self, group: Group, load: MergedLoad) -> MergedLoad:
-        """The same group if its offline requests had given their blocks up; to be asked on every tick.
+        """The load of the group if its offline requests had given their blocks up; to be asked on every tick.
 
-        Who has come since the last step was planned counts as let in: steps that are filled up keep newcomers for
-        longer, and on a busy group somebody would wait at every look.
+        A request that has come since the last step was planned counts as admitted: filled steps keep newcomers waiting
+        longer, and on a busy group some request would wait at every look.
         """
         queues = group.queues
         used = group.blocks.num_used_without(s.request_id for s in queues.holding_offline())
         trend = self.monitor(group).note_online_used(used)
         num_waiting = load.num_waiting - sum(s.is_offline for s in queues.moving.values())
         if group.head_blocked_by is None:
-            # Of a prefix that others hold nobody takes more.
+            # A newcomer takes no blocks for a prefix that others hold.
             taken = sum(group.blocks.cached_prefix(s)[1] for s in queues.waiting)
             num_waiting, used = num_waiting - len(queues.waiting), used + taken
         return load._replace(used_blocks=used, usage_trend_blocks_per_s=trend, num_waiting=num_waiting)
 
     def _separate_pace(self, group: Group) -> float | None:
-        """Time of a decode step on one member as an instance, over its way through the pipeline: as both were seen.
+        """Time of a decode step on one member as an instance, over its time through the pipeline; both as learned.
 
-        Either has its share of the requests in a step: a microbatch of the pipeline, or a member's own.
+        Both have the same share of the requests in a step: a microbatch of the pipeline, or a member's own batch.
         """
         predictor, work = self._state.predictor, self._microbatch(group)
         merged, separate = predictor.predict_s(work, step_of(len(group.stages))), predictor.predict_s(work, LONE_STEP)
@@ -406,9 +411,10 @@ class Loads:
         return None if not rate else self._state.limits.block_size / (rate * len(group.stages))
 
     def _recomputed_tokens_per_s(self, group: Group, num_tokens: int, num_stages: int) -> float | None:
-        """Of requests with so many tokens that are prefilled again on a group of so many stages."""
+        """Tokens a second at which requests of ``num_tokens`` are prefilled again on a group of ``num_stages``
+        stages."""
         budget = self._state.limits.max_num_batched_tokens
-        # A request longer than the budget is computed in chunks: on average half of the others lie before one.
+        # A request longer than the budget is computed in chunks; on average half of the other tokens precede a chunk.
         return self._state.predictor.prefill_tokens_per_s(
             budget, num_stages=num_stages, prompt_tokens=num_tokens, num_context=max(0, num_tokens - budget) // 2
         )
@@ -419,8 +425,7 @@ class Loads:
         return max(1, group.blocks.num_used * self._state.limits.block_size // max(1, num_requests))
 
     def exchange_costs(self, group: Group) -> ExchangeCosts:
-        """Prices as they were met so far: links by the transfers that have ended (before: as profiled), compute by the
-        steps."""
+        """Prices as measured so far: links by ended transfers (before any: as profiled), compute by the steps."""
         num_stages, mean_tokens = len(group.stages), self._mean_tokens(group)
         assumed, round_trip_s = self._state.params.profiled_link or (None, 0.0)
         usual = ExchangeCosts()

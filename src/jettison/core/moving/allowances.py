@@ -1,4 +1,4 @@
-"""What each group may still copy to and from host pools with the step that it has issued last.
+"""Allowances: how many blocks each group may still copy to and from host pools with its newest step.
 
 How much a step may carry is decided elsewhere; here it is only counted, so that no step carries more.
 """
@@ -15,10 +15,10 @@ from jettison.types import GroupId
 
 @dataclass(slots=True)
 class Allowance:
-    """Of one group."""
+    """The allowance of one group, in blocks."""
 
     num_steps: int = -1
-    """The group's step count when it was renewed."""
+    """The group's step count when the allowance was renewed."""
     left: int = 0
 
 
@@ -29,13 +29,13 @@ class Allowances:
         self._cluster = cluster
         self._by_group: dict[GroupId, Allowance] = {}
         self._num_dissolved = 0
-        """Groups dissolved when this was last rid of them."""
+        """The cluster's count of dissolved groups when these were last dropped here."""
 
     def __len__(self) -> int:
         return len(self._by_group)
 
     def of(self, group: Group, budget_blocks: Callable[[Group], int], *, is_copying: bool) -> Allowance:
-        """What is left. ``is_copying``: something that was sent before has not ended."""
+        """The group's allowance, renewed if due. ``is_copying``: a copy that was sent before has not ended."""
         self._forget_dissolved()
         allowance = self._by_group.setdefault(group.group_id, Allowance())
         nothing_to_hide_behind = not group.in_flight and not is_copying

@@ -1,7 +1,7 @@
-"""Requests whose KV is on its way: which transfers each of them waits for, and what it may do meanwhile.
+"""Requests with KV on its way: which transfers each of them waits for, and what it may do meanwhile.
 
 Bookkeeping of one exchange: nothing here sends, allocates or decides. A transfer may carry blocks for several requests
-(a shared prefix travels once), so a transfer that ends tells all of its users.
+(a shared prefix travels once), so the end of a transfer concerns all of its users.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from jettison.types import RequestId, TransferId
 
 @dataclass(slots=True)
 class Arriving:
-    """One request."""
+    """One request and the transfers that it waits for."""
 
     state: RequestState
     first: set[TransferId] = field(default_factory=set)
     """Without these it cannot run at all."""
     parts: dict[RemotePart, set[TransferId]] = field(default_factory=dict)
-    """Live: what it attends to elsewhere until these have ended."""
+    """Live: parts that it attends to at their old home until these transfers have ended."""
 
     @property
     def remote(self) -> tuple[RemotePart, ...]:
-        """What is elsewhere now."""
+        """The parts that are still at their old home."""
         return tuple(part for part, transfers in self.parts.items() if transfers)
 
     @property
@@ -51,7 +51,7 @@ class ArrivingSet:
                 self._users.setdefault(transfer_id, set()).add(entry.state.request_id)
 
     def forget(self, request_id: RequestId) -> None:
-        """The request waits for nothing any more, for whatever reason."""
+        """The request no longer waits for transfers, for whatever reason."""
         entry = self.entries.pop(request_id, None)
         if entry is not None:
             for transfers in (entry.first, *entry.parts.values()):
@@ -63,7 +63,7 @@ class ArrivingSet:
         return bool(self._users.get(transfer_id, set()) - {request_id})
 
     def ended(self, transfer_id: TransferId) -> list[Arriving]:
-        """A transfer is over: those who waited for it, and now do so no more."""
+        """A transfer is over; returns the requests that waited for it."""
         entries = [self.entries[r] for r in sorted(self._users.pop(transfer_id, set()))]
         for entry in entries:
             entry.first.discard(transfer_id)

@@ -1,17 +1,17 @@
 """One running request goes to another group as tokens: the destination computes them while the source goes on decoding
 (ServerlessLLM section 5.2, MELL section V).
 
-    COPY     rounds: the destination prefills what is known, in chunks (``core.serving.guests``); what the source makes
-             meanwhile is the next round's
+    COPY     rounds: the destination prefills the known tokens, in chunks (``core.serving.guests``); tokens that the
+             source makes meanwhile are the next round's
     FINAL    at most 16 tokens are missing there: the request stands still and finishes its step in flight
-    DONE     the destination owns the request, and computes what is missing in the step that samples its next token
+    DONE     the destination owns the request, and computes the missing tokens in the step that samples its next one
     FAILED   the request has never left its source, which has lost nothing
 
 From COPY it may go on as KV (``go_on_as_kv``): what has been computed stays, and the rest is sent.
 
 It falls back at once, whatever is under way: a step of the destination that still writes to the request's blocks has
 them under another name until it ends. Nothing travels, so the groups share no worker; and as no transfer reads the
-source's blocks, the source may preempt the request, store it, or lose it to whatever else: then it falls back.
+source's blocks, the source may preempt the request, store it, or lose it in any other way: then it falls back.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from jettison.memory.kvtransfers import MigrationKind
 from jettison.types import TransferId
 
 MAX_FINAL_TOKENS = 16
-"""Computed in the step of the next token; what is more is computed while the request decodes at its source."""
+"""Most tokens computed in the step of the next token; more are computed while the request decodes at its source."""
 
 
 class TokenRelocation(Passage):
-    """See the module. The destination has reserved blocks for all tokens that are known."""
+    """See the module. The destination has reserved blocks for all known tokens."""
 
     kind = MigrationKind.TOKENS
 
@@ -43,9 +43,9 @@ class TokenRelocation(Passage):
         num_cached_blocks: int = 0, is_paced: bool = False,
         on_kv: Callable[[TokenRelocation, int, int], list[Action]] | None = None,
     ) -> None:
-        """The request must decode. ``max_step_tokens``: of guests in a step that has tokens of this one.
-        ``is_paced``: that may be changed. ``on_kv``: has it go on as KV: told of it, of the blocks that are there, and
-        of the time; None: it may not."""
+        """The request must decode. ``max_step_tokens``: most tokens of guests in a step that has tokens of this one;
+        ``is_paced``: it may be changed on the way. ``on_kv``: has the request go on as KV, called with this relocation,
+        the number of blocks that are there, and the time; None: it may not."""
         super().__init__(
             cluster, state, source, destination, now_ns, on_over,
             max_rounds=max_rounds, num_cached_blocks=num_cached_blocks,
@@ -57,7 +57,7 @@ class TokenRelocation(Passage):
         self._num_preemptions = state.num_preemptions
         self._is_paced, self._on_kv = is_paced, on_kv
         self.num_final_blocks = 0
-        """Of its last round as KV; 0: it goes on as tokens."""
+        """Most blocks of its last round as KV; 0: it goes on as tokens."""
         self._round_end = state.num_computed
         """Tokens that this round is to reach."""
         self._round_length = state.num_computed
@@ -84,7 +84,7 @@ class TokenRelocation(Passage):
                 self._stand_still(now_ns)
             elif self._is_last_round():
                 return self._fall_back("the request grows as fast as it is computed")
-        # What is copied to host pools is a prefix of what is computed where the request runs: there, too.
+        # Invariant: KV in host pools is a prefix of what is computed where the request runs. It must hold there, too.
         may_land = self._is_close(state.num_tokens) and hosted_tokens(state.residences) <= guest.num_computed
         if self.phase is RelocationPhase.FINAL and not state.num_pending and may_land:
             return self._land(now_ns)
@@ -99,20 +99,21 @@ class TokenRelocation(Passage):
 
     @property
     def may_change(self) -> bool:
-        """How it goes on is still open."""
+        """Its pace and kind may still be changed."""
         return self._is_paced and self.phase is RelocationPhase.COPY and not self.num_final_blocks
 
     @property
     def may_go_as_kv(self) -> bool:
-        """So may the rest."""
+        """The rest may still go as KV."""
         return self.may_change and self._on_kv is not None
 
     def pace(self, max_step_tokens: int) -> None:
-        """The destination's batch is another one now, and takes so many tokens beside it; >= 1."""
+        """The destination's batch has changed: it now takes at most ``max_step_tokens`` beside it; >= 1."""
         self._guest.max_step_tokens = max_step_tokens
 
     def go_on_as_kv(self, num_final_blocks: int, now_ns: int) -> list[Action]:
-        """Send the rest, as soon as no step computes tokens of it; so many blocks of it at last."""
+        """Send the rest as KV, as soon as no step computes tokens of it; at most ``num_final_blocks`` in the last
+        round."""
         assert self.may_go_as_kv and num_final_blocks > 0, self.state
         self.num_final_blocks = num_final_blocks
         self._guest.max_step_tokens = 0
@@ -130,15 +131,15 @@ class TokenRelocation(Passage):
 
     @property
     def has_left(self) -> bool:
-        """The request is ending, its source has it no more, or had to let go of its KV."""
+        """The request is ending, or has left its source, or the source had to let go of its KV."""
         return self._has_left or self.state.num_preemptions != self._num_preemptions
 
     def _is_close(self, num_tokens: int) -> bool:
-        """The destination lacks few of so many tokens."""
+        """The destination lacks few enough of ``num_tokens`` for the last step."""
         return num_tokens - self._guest.num_computed <= MAX_FINAL_TOKENS
 
     def _is_last_round(self) -> bool:
-        """A round has ended, and another one would be one too many, or no shorter."""
+        """A round has ended, and no further round is allowed, or the next one would be no shorter."""
         num_computed = self._guest.num_computed
         if num_computed < self._round_end:
             return False
@@ -148,7 +149,7 @@ class TokenRelocation(Passage):
         return self.num_rounds == self._max_rounds or self._round_length >= before
 
     def _compute_on(self) -> list[Action]:
-        """Have the destination go on; its table grows first, where the request has grown."""
+        """Have the destination compute on; its table grows first, where the request has grown."""
         guest, state, blocks = self._guest, self.state, self.destination.blocks
         if guest.num_computed == state.num_computed:
             return []
@@ -177,7 +178,7 @@ class TokenRelocation(Passage):
         return self._on_over(self)
 
     def let_go(self) -> None:
-        """Leave the request where it is, at once, with nothing of it at the destination."""
+        """Leave the request at its source, at once, and nothing of it at the destination."""
         super().let_go()
         self._leave()
 
@@ -204,7 +205,7 @@ class TokenRelocation(Passage):
 
 
 def _release(workers: list[WorkerState], name: str) -> None:
-    """Where a death has not done so before."""
+    """Release ghosts, unless a worker's death has done so before."""
     for worker in workers:
         if worker.ghosts.pop(name, None) is not None:
             worker.ledger.release(name)

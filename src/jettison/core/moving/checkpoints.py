@@ -2,15 +2,15 @@
 
     runs --copy--> CHECKPOINT --freed--> STORED --brought back--> CHECKPOINT      (the phases of ``core.moving.hosted``)
 
-Rule 1. Only sealed blocks are copied: full ones behind what has been computed, of a request that runs and whose KV is
-        all in its group's arenas. A checkpoint is a prefix of them; what is beyond is computed again.
+Rule 1. Only sealed blocks are copied: full and computed ones, of a running request with all of its KV in its group's
+        arenas. A checkpoint is a prefix of them; what is beyond is computed again.
 Rule 2. A piece holds what it reads and what it writes under a name of its own, in the worker's ledger and in its pool,
-        until it has ended. So nobody waits for a piece: the request may be freed, preempted, moved or ended meanwhile,
-        and what the piece touches comes free one piece later.
+        until it has ended. So no move waits for a piece: the request may be freed, preempted, moved or ended meanwhile,
+        and the blocks and slots of the piece come free when it ends.
 Rule 3. A checkpoint reaches as far as its slots are written in the pools of all stages. Blocks with the same content
-        are copied once; of a shared one that has failed no checkpoint counts on anything from there on.
-Rule 4. A checkpoint whose request has changed groups is kept: its pools have all layers. It grows no more unless the
-        group's own workers are what it is in; when the request has twice as much, it is given up for a new one.
+        are copied once. Where the copy of a shared block has failed, every checkpoint with that block ends before it.
+Rule 4. A checkpoint is kept when its request changes groups: its pools have all layers. It grows only while it is in
+        the pools of the group's own workers; when the request has twice as much, it is given up for a new one.
 
 Which requests, how many blocks and when is decided in ``core.ladder.harvest``.
 """
@@ -39,14 +39,14 @@ class _Piece:
 
     worker_id: WorkerId
     name: RequestId
-    """Under which it holds blocks and slots."""
+    """The name under which it holds blocks and slots."""
     group_id: GroupId
     num_blocks: int
     is_first_stage: bool
 
 
 class Checkpoints:
-    """Those of all requests of a cluster."""
+    """The checkpoints of all requests of a cluster."""
 
     def __init__(self, cluster: ClusterState, hosted: Hosted) -> None:
         self._cluster = cluster
@@ -58,7 +58,7 @@ class Checkpoints:
     # --- reading ----------------------------------------------------------------------------------------------
 
     def num_copied_blocks(self, state: RequestState, group: Group) -> int:
-        """Leading sealed blocks that are copied, or on their way; all that can be, where the checkpoint is kept as it
+        """Leading sealed blocks that are copied, or on their way; all sealed ones, where the checkpoint is kept as it
         is (rule 4)."""
         entry = self._hosted.entry(state)
         if entry is None:
@@ -69,7 +69,7 @@ class Checkpoints:
         return min(num_copied, num_sealed)
 
     def num_written_blocks(self, state: RequestState) -> int:
-        """Leading blocks that would stay at the host, were it freed now."""
+        """Leading blocks that would stay in host pools if the request were freed now."""
         entry = self._hosted.entry(state)
         if entry is None or entry.phase is not HostedPhase.CHECKPOINT:
             return 0
@@ -87,7 +87,8 @@ class Checkpoints:
     def send(
         self, group: Group, decided: Iterable[tuple[RequestId, int]], budget_blocks: Callable[[Group], int]
     ) -> list[Action]:
-        """Issue pieces beside the steps just issued: of what comes back first, then of what was decided to copy."""
+        """Issue pieces beside the steps just issued: first of requests that come back, then of the copies decided
+        on."""
         coming = self._hosted.of(group, HostedPhase.IN, is_checkpoint=True)
         chosen = [(s, n) for r, n in decided if (s := group.queues.running.get(r)) is not None and is_copyable(s)]
         if not coming and not chosen:
@@ -109,7 +110,8 @@ class Checkpoints:
         return actions
 
     def _num_under_way(self, group: Group) -> int:
-        """Blocks of the group: each has a piece in every stage, and the stages' links carry them at the same time."""
+        """Blocks of the group under way: each has a piece in every stage, and the stages' links carry them at the same
+        time."""
         by_worker = dict.fromkeys(group.worker_ids, 0)
         for piece in self._pieces.values():
             if piece.group_id == group.group_id:
@@ -117,7 +119,8 @@ class Checkpoints:
         return max(by_worker.values())
 
     def _copy(self, state: RequestState, group: Group, most_blocks: int) -> list[Action]:
-        """Copy the next sealed blocks; as many more as the pools have already, from others, count for nothing."""
+        """Copy the next sealed blocks, at most ``most_blocks``; blocks that the pools have already, from other
+        requests, do not count."""
         entry = self._hosted.entry(state)
         if entry is not None and not _is_in_pools_of(entry, group.stages):
             self._hosted.forget(entry)
@@ -125,6 +128,7 @@ class Checkpoints:
         if entry is None:
             entry = self._hosted.open(state, HostedPhase.CHECKPOINT)
             state.residences = changed(state.residences, None, entry.pools)
+        # Blocks that every stage's pool has already cost nothing; only what is missing somewhere uses up the allowance.
         first, end = self._num_slots(entry), self._num_sealed(state)
         pools = {s: self._hosted.pools[s.worker_id] for s in group.stages}
         contents = {s: self._contents(state, s, first, end) for s in pools}
@@ -143,7 +147,7 @@ class Checkpoints:
         return actions
 
     def _contents(self, state: RequestState, stage: StagePlan, first: int, end: int) -> list[Hashable | None]:
-        """What blocks hold, in the layers of a stage; None where that is not known."""
+        """The contents of blocks in the layers of a stage; None where a block has no hash."""
         hashes = state.hashes[first:end]
         known: list[Hashable | None] = [(block_hash, stage.layers) for block_hash in hashes]
         return known + [None] * (end - first - len(known))
@@ -168,9 +172,11 @@ class Checkpoints:
     # --- room in the pools ------------------------------------------------------------------------------------
 
     def _make_room(self, state: RequestState, group: Group, num_blocks: int) -> int:
-        """Free so many slots in each pool, or as many as can be: checkpoints of later victims go, the last ones first.
+        """Free ``num_blocks`` slots in each pool, or as many as possible: checkpoints of later victims go, the last
+        victims first.
 
-        Of offline requests the oldest goes first; those of online ones go last, and for no offline one.
+        Checkpoints of offline requests go first, the oldest request's first; those of online requests go last, and
+        never for an offline one.
         """
         pools = [self._hosted.pools[w] for w in group.worker_ids]
         num_free = min(pool.num_free for pool in pools)
@@ -191,7 +197,7 @@ class Checkpoints:
     # --- freeing ----------------------------------------------------------------------------------------------
 
     def _freed(self, state: RequestState) -> int:
-        """A request gives its blocks up now: so many of its leading tokens stay at the host."""
+        """A request gives its blocks up now; returns how many of its leading tokens stay in host pools."""
         entry, counters = self._hosted.entry(state), self._cluster.counters
         num_tokens = 0
         if entry is not None and entry.phase is HostedPhase.CHECKPOINT:
@@ -210,12 +216,12 @@ class Checkpoints:
         return num_tokens
 
     def refresh(self, entry: HostedKV) -> None:
-        """Note how far it reaches by now (rule 3)."""
+        """Note how far a checkpoint reaches by now (rule 3)."""
         state, size = entry.state, self._cluster.limits.block_size
         known = (entry.pools.num_tokens or 0) // size
         pools = (self._hosted.pools[w] for w in entry.pools.worker_ids)
         written = min(pool.num_written(state.request_id, known) for pool in pools)
-        # One that has gone to another group as tokens may have less there than its last piece has copied.
+        # A request that went to another group as tokens may have less there than its last piece has copied.
         self._set_reach(entry, min(written, state.num_computed // size))
 
     def _set_reach(self, entry: HostedKV, num_blocks: int) -> None:
@@ -227,7 +233,7 @@ class Checkpoints:
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
-        """Take the end of a piece: what it has held is free, or its request's alone."""
+        """Take the end of a piece: its blocks and slots are free, or its request's alone."""
         piece = self._pieces.pop(event.transfer_id)
         worker, pool = self._cluster.workers[piece.worker_id], self._hosted.pools[piece.worker_id]
         worker.copying.discard(piece.name)
@@ -250,7 +256,7 @@ class Checkpoints:
         return []
 
     def _cut(self, worker_id: WorkerId, lost: set[int]) -> None:
-        """These slots were not written: no checkpoint has them any more, or anything behind them."""
+        """These slots were not written: every checkpoint with one of them is cut before it."""
         for entry in [e for e in self._hosted.checkpoints() if worker_id in e.pools.worker_ids]:
             slots = self._hosted.pools[worker_id].slots(entry.state.request_id)
             first = next((i for i, slot in enumerate(slots) if slot in lost), None)
@@ -266,7 +272,7 @@ class Checkpoints:
     # --- checks -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """What pieces hold, and how far checkpoints reach. Raises AssertionError."""
+        """Check what pieces hold, and how far checkpoints reach. Raises AssertionError."""
         assert self._pieces.keys() <= self._cluster.book.transfers.keys()
         for worker in self._cluster.workers.values():
             names = {piece.name for piece in self._pieces.values() if piece.worker_id == worker.worker_id}
@@ -280,7 +286,7 @@ class Checkpoints:
 
 
 def is_copyable(state: RequestState) -> bool:
-    """All of its KV is in its group's arenas, and it stays there for now (rule 1)."""
+    """It runs, and no move touches it: all of its KV is in its group's arenas (rule 1)."""
     return state.phase is Phase.RUNNING and state.is_settled
 
 
@@ -293,5 +299,5 @@ def _is_in_pools_of(entry: HostedKV, stages: Sequence[StagePlan]) -> bool:
 
 
 def _age(state: RequestState) -> tuple[int, tuple[int, int, int]]:
-    """Lower for older ones: the later victims."""
+    """Lower for older requests, which are the later victims."""
     return state.first_scheduled_ns or 0, state.order

@@ -1,8 +1,8 @@
 """The exchange after a merge: running requests' KV goes to where the new stages want it (KunServe v3 section 4.2).
 
 Owns the transfers of one merge and the pages under KV that a member no longer runs. Nothing here changes queues of
-other groups or drops parameters: that is ``core.moving.merging``, which drives it. What happens to each stalled request
-(transfer, recompute, live) is asked of ``core.advice``.
+other groups or drops parameters: that is ``core.moving.merging``, which drives it. ``core.advice`` says what happens to
+each stalled request (transfer, recompute, live).
 
     plan(states)    before the drop: which requests will have to move, so that their KV is kept (``spec``)
     begin(group)    the merged group exists; its requests are resumed, stalled or recomputed
@@ -41,11 +41,11 @@ from jettison.memory.stages import StagePlan
 from jettison.types import NANOSECONDS, LayerRange, TransferId, WorkerId
 
 COUNTS_PER_EXCHANGE = 16
-"""What must still be sent is counted again when one in so many of the transfers under way has ended: counting reads
-them all, and pages are given back by the quarter."""
+"""Blocks still to be sent are counted again when 1 / ``COUNTS_PER_EXCHANGE`` of the transfers under way have ended:
+counting reads all transfers, and pages are given back by the quarter."""
 
 WAITED_FOR_ATTEMPTS = 8
-"""So many failed attempts to give pages back, one after the other, stalled requests wait for; then for none."""
+"""Stalled requests wait for up to so many failed attempts in a row to give pages back, then no longer."""
 
 
 class Exchange:
@@ -60,26 +60,27 @@ class Exchange:
         self.num_moved_bytes = 0
         self._relayouts: list[Relayout] = []
         self._landing: list[tuple[RequestState, tuple[KVTransferPlan, ...]]] = []
-        """Stalled requests whose transfers have not started, in service order."""
+        """Stalled requests with transfers that have not started, in service order."""
         self._transfers: dict[TransferId, SendKV] = {}
         self._links: set[Link] = set()
-        """On which something has been sent."""
+        """Links that have carried something."""
         self._landed = LandedBlocks(cluster)
-        """Shared prefixes travel once."""
+        """Blocks by where they land: shared prefixes travel once."""
         self._arriving = ArrivingSet()
         self.num_by_choice: Counter[ExchangeMode] = Counter()
         self._started_ns = 0
         self._num_foreign: dict[WorkerId, int] | None = None
-        """Blocks of layers that left a worker and must still be sent, by worker; None = has to be counted again."""
+        """Blocks of layers that a worker no longer runs and that must still be sent, by worker; None = has to be
+        counted again."""
         self._num_ended = 0
-        """Transfers since that was counted."""
+        """Transfers that have ended since that was counted."""
         self._retry_ns = 0
         self._num_refused = 0
-        """Attempts to give pages back that have failed since one did not."""
+        """Attempts to give pages back that have failed since the last success."""
 
     @property
     def num_stalled(self) -> int:
-        """Requests whose transfers have not started."""
+        """How many stalled requests have transfers that have not started."""
         return len(self._landing)
 
     @property
@@ -93,7 +94,7 @@ class Exchange:
 
     @property
     def waits_for_time(self) -> bool:
-        """What is to be started depends on prices, or what failed is to be tried again later."""
+        """The next transfers depend on prices, or a failed attempt is to be repeated later."""
         return bool(self._landing) or self._retry_ns > 0
 
     # --- before the drop --------------------------------------------------------------------------------------
@@ -112,7 +113,8 @@ class Exchange:
         self._landing = []
 
     def _foreign_blocks(self, worker_ids: Iterable[WorkerId]) -> dict[WorkerId, tuple[RetainedKV, ...]]:
-        """Of these members, KV of layers outside the new range that must still be sent, or may still be attended to."""
+        """For each of these members: KV of layers outside its new range that must still be sent, or may still be
+        attended to."""
         tables = {w: self._cluster.workers[w].ledger for w in worker_ids}
         foreign: dict[WorkerId, list[tuple[LayerRange, Sequence[int]]]] = {w: [] for w in tables}
         for state, transfers in self._landing:
@@ -129,14 +131,14 @@ class Exchange:
         return {w: tuple(RetainedKV(*kept) for kept in by_layers(found)) for w, found in foreign.items()}
 
     def _attended(self) -> Iterator[tuple[RequestState, RemotePart]]:
-        """KV that steps attend to, or will, where it lies."""
+        """KV that steps attend to, or will, at its old home."""
         for entry in self._arriving.entries.values():
             yield from ((entry.state, part) for part in entry.remote)
         if self.group is not None:
             yield from self._in_flight()
 
     def _in_flight(self) -> Iterator[tuple[RequestState, RemotePart]]:
-        """What steps that have been issued may still ask for."""
+        """Remote KV that issued steps may still ask for."""
         assert self.group is not None
         for flight in self.group.in_flight.values():
             for row in flight.step.rows:
@@ -150,7 +152,7 @@ class Exchange:
     # --- the merged group -------------------------------------------------------------------------------------
 
     def begin(self, group: Group, states: Iterable[RequestState], now_ns: int) -> None:
-        """Put the requests of the old groups into the merged one; those that lack KV stall."""
+        """Put the requests of the old groups into the merged one; requests that lack KV stall."""
         self.group = group
         self._started_ns = now_ns
         self._landing = []
@@ -181,11 +183,11 @@ class Exchange:
                 self._landing.append((state, transfers))
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Start what can be started, and tell admission what is still to land."""
+        """Start transfers that can be started, and reserve blocks against admission for those still to land."""
         assert self.group is not None
         actions = self._start_transfers(now_ns)
         while self._landing and not self._may_get_room(now_ns):
-            # Nothing is under way that could make room: one is recomputed.
+            # Nothing under way could make room: recompute one request.
             state = self._cluster.advice.give_up([s for s, _ in self._landing])
             self._landing = [entry for entry in self._landing if entry[0] is not state]
             self.num_by_choice[ExchangeMode.RECOMPUTE] += 1
@@ -195,7 +197,7 @@ class Exchange:
         return actions
 
     def _may_get_room(self, now_ns: int) -> bool:
-        """Something is under way that could let stalled requests land, or will be when a failed attempt is repeated."""
+        """Something under way, or a failed attempt that will be repeated, could make room for stalled requests."""
         repeats = now_ns < self._retry_ns and self._num_refused <= WAITED_FOR_ATTEMPTS
         assert self.group is not None
         leaves = any(s.recompute for s in self.group.queues.moving.values())
@@ -204,7 +206,7 @@ class Exchange:
     # --- events -----------------------------------------------------------------------------------------------
 
     def note_answers(self, now_ns: int) -> list[Action]:
-        """Something was answered: layout changes that are over are forgotten."""
+        """A call was answered: forget layout changes that are over."""
         for relayout in [r for r in self._relayouts if r.is_over]:
             self._relayouts.remove(relayout)
             failed = relayout.phase is RelayoutPhase.FAILED
@@ -244,7 +246,7 @@ class Exchange:
             self._num_foreign = None
 
     def cancel(self, state: RequestState) -> list[Action]:
-        """The request is ending or starts again: stop its transfers unless another request needs what they carry."""
+        """The request is ending or starts again: stop its transfers unless another request needs their blocks."""
         if any(s is state for s, _ in self._landing):
             self._landing = [entry for entry in self._landing if entry[0] is not state]
             self._num_foreign = None
@@ -255,7 +257,7 @@ class Exchange:
             if m in self._transfers and not self._arriving.others_need(m, state.request_id)
         ]
         for transfer in cancelled:
-            # No request may count on blocks of which perhaps nothing has arrived.
+            # No request may count on blocks that perhaps never arrive.
             self._landed.forget(state, transfer)
         return [CancelTransfer(transfer.src, transfer.transfer_id) for transfer in cancelled]
 
@@ -287,7 +289,7 @@ class Exchange:
             self._recompute(state)
         for entry in begun:
             self._try_resume(entry, now_ns)
-        # Layer by layer over all live requests; what stalls a request goes before (part -1).
+        # Layer by layer over all live requests; transfers that a stalled request waits for go before (part -1).
         actions = urgent + [action for _, action in sorted(bulk, key=lambda item: item[0])]
         return actions + self._give_back_foreign(bool(self._landing or self.group.queues.has_waiting), now_ns)
 
@@ -295,7 +297,7 @@ class Exchange:
         self, group: Group, state: RequestState, transfers: tuple[KVTransferPlan, ...], given_up: list[RequestState],
         now_ns: int,
     ) -> ExchangeMode | None:
-        """What to do with a stalled request, given all that goes before it."""
+        """What to do with a stalled request, given all requests before it."""
         waited_s = (now_ns - self._started_ns) / NANOSECONDS
         num_given_up = sum(s.num_computed for s in given_up)
         stalled = Stalled(state, transfers, num_given_up, waited_s, self._links)
@@ -306,6 +308,9 @@ class Exchange:
         urgent: list[Action], bulk: list[tuple[int, Action]],
     ) -> Arriving | None:
         """Reserve landing blocks and start all transfers of a request; None if a destination lacks room."""
+        # A stalled request waits for its own transfers and for those of others that carry its shared prefix. A live one
+        # waits only for its open block; its full blocks follow in parts of layers, each attended to remotely until it
+        # arrives.
         prefixes = self._reserve(state, transfers)
         if prefixes is None:
             return None
@@ -339,7 +344,8 @@ class Exchange:
     def _reserve(
         self, state: RequestState, transfers: tuple[KVTransferPlan, ...]
     ) -> dict[WorkerId, list[Landed]] | None:
-        """Take landing blocks at every destination; what of them is shared, or None if one lacks room."""
+        """Take landing blocks at every destination. Returns the shared ones of each; None if a destination lacks
+        room."""
         workers = self._cluster.workers
         table_len = max(workers[m.src].ledger.num_blocks_of(state.request_id) for m in transfers)
         new_here = [dst for dst in sorted({m.dst for m in transfers}) if not workers[dst].ledger.has(state.request_id)]
@@ -390,7 +396,8 @@ class Exchange:
         }
 
     def _try_resume(self, entry: Arriving, now_ns: int) -> None:
-        """Run the request if what it cannot do without is there; note what is still elsewhere."""
+        """Run the request if the transfers that it cannot run without have ended; note which KV is still at its old
+        home."""
         group, state = self.group, entry.state
         if group is None or state.ending is not None or state.recompute or entry.first:
             return
@@ -408,7 +415,7 @@ class Exchange:
                     ledger.seal(state.request_id, index, state.hashes[index])
 
     def _recompute(self, state: RequestState) -> None:
-        """Do not transfer this request's KV: it starts again from its tokens, when nothing copies from its blocks."""
+        """Do not transfer this request's KV: it starts again from its tokens, once nothing copies from its blocks."""
         assert self.group is not None
         self._num_foreign = None
         if state.transfers:  # it has just turned back from the host, and pieces are still under way
@@ -435,7 +442,7 @@ class Exchange:
         if now_ns < self._retry_ns or not self._kept():
             return []
         if self._num_foreign is None or not self._transfers:
-            # Without a transfer the last steps that ask for foreign KV are what it still waits for.
+            # Without a transfer it waits for the last steps that may ask for foreign KV.
             self._num_ended = 0
             found = self._foreign_blocks(self._stages)
             self._num_foreign = {w: sum(len(k.block_ids) for k in kept) for w, kept in found.items()}

@@ -1,9 +1,10 @@
-"""How soon a drop serves those who waited for it: the time from its decision to the first step with one of them.
+"""How soon a drop serves the requests that waited for it: the time from its decision to the first step with one of
+them.
 
 A drop is to help within about one step: the step in flight at the decision ends, pages are remapped, and the queue is
-admitted. This watches every merge until it has, and says in one record (``queue_served``) how long it took, how long
-the step that was in flight at the decision took, and how many steps the busiest group ended in between (a pipeline has
-some in flight at once, one in each stage).
+admitted. This module watches every merge until it has, and says in one record (``queue_served``) how long it took, how
+long the step that was in flight at the decision took, and how many steps the busiest group ended in between (a pipeline
+has some in flight at once, one in each stage).
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ class FirstServed:
 
     def __init__(self) -> None:
         self.open: list[_Decision] = []
-        """While it is empty, steps need not be told of."""
+        """While it is empty, steps need not be reported here."""
 
     def begun(self, merge: Merging, now_ns: int) -> None:
-        """A merge has been decided on; before anything of it is done."""
+        """A merge has been decided on; called before any of it is done."""
         self.abandoned(merge.worker_ids)
         if any(group.queues.waiting for group in merge.sources):
             self.open.append(_Decision(merge, now_ns))
@@ -79,7 +80,8 @@ class FirstServed:
                 decision.step_in_flight_ns = max(decision.step_in_flight_ns, now_ns - issued_ns)
 
     def step_issued(self, step: RunStep, now_ns: int) -> list[Record]:
-        """A step goes to its stages: the record of each decision whose queue it is the first to serve."""
+        """A step goes to its stages; returns the record of each decision with a queue that this step is the first to
+        serve."""
         served: list[_Decision] = []
         for decision in self.open:
             if decision.involves(step.group_id) and any(r.state.request_id in decision.queued for r in step.rows):

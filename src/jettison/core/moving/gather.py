@@ -1,14 +1,13 @@
-"""Shards that workers have mapped and lack: from peers, then from the model folder.
+"""Gathering the shards that workers have mapped and not filled: from peers, then from the model folder.
 
     wanted --a worker has it--> pulled from there --did not arrive--> from the next holder ... --none is left--.
        '--no worker has it--------------------------------------------------------------------------------------> loaded
 
-The nearest are asked first, and of these a move's members: their links are the group's own. Any other that serves and
-has the shard is asked before the folder; it may change its layout meanwhile, which ends the transfer incomplete, and
-the next holder is asked. What has to be read from the folder (from the operating system's page cache, where it is still
-there) is read one shard after the other at each worker, so that no more than one has to be waited for when the move is
-called off. What the folder does not give either is the caller's affair: a move fails, a recovery
-(``core.moving.recovering``) begins anew.
+The nearest holders are asked first, and of these the move's members: their links are the group's own. Any other serving
+holder is asked before the folder; it may change its layout meanwhile, which ends the transfer incomplete, and the next
+holder is asked. Each worker reads from the folder (or the operating system's page cache) one shard after the other, so
+that a move that is called off waits for one at most. The caller handles a shard that the folder does not give either: a
+move fails, a recovery (``core.moving.recovering``) begins anew.
 """
 
 from __future__ import annotations
@@ -22,31 +21,31 @@ from jettison.types import ShardId, TransferId, WorkerId
 
 
 class Gather:
-    """What one restore fetches, the pulls of one merge, or one attempt at filling a survivor of a death
-    or of a failed drop."""
+    """The shards that one restore fetches, the pulls of one merge, or one attempt at filling a survivor of a death or
+    of a failed drop."""
 
     def __init__(
         self, cluster: ClusterState, owner: Owner, members: tuple[WorkerId, ...], *, loads_first: bool = False
     ) -> None:
-        """``loads_first``: no peer is asked; for who begins anew where that fails."""
+        """``loads_first``: no peer is asked; for a caller that begins anew where loading fails."""
         self._cluster = cluster
         self._owner = owner
         self._members = members
         self._asks_peers = not loads_first
         self.failure: str | None = None
-        """Why the last load that failed did; see ``take_failure``."""
+        """Why a load has failed, the last one; see ``take_failure``."""
         self._is_called_off = False
         self.transfers: dict[TransferId, SendShard] = {}
-        """Under way."""
+        """Transfers under way."""
         self.loads: dict[int, LoadShard] = {}
-        """Under way, by call id: one a worker."""
+        """Loads under way, by call id: one a worker."""
         self._to_load: defaultdict[WorkerId, deque[ShardId]] = defaultdict(deque)
-        """Behind the load that is under way."""
+        """Shards to load behind the load under way."""
         self._asked: defaultdict[tuple[WorkerId, ShardId], set[WorkerId]] = defaultdict(set)
-        """(who lacks it, shard) -> who was asked for it."""
+        """(worker that lacks a shard, shard) -> workers that were asked for it."""
         self._num_asked: Counter[WorkerId] = Counter()
         self.num_bytes = 0
-        """That have come from peers."""
+        """Bytes that have come from peers."""
 
     @property
     def is_idle(self) -> bool:
@@ -54,12 +53,13 @@ class Gather:
         return not self.transfers and not self.loads
 
     def fetch_all(self, worker_id: WorkerId) -> list[Action]:
-        """Everything that a worker has mapped and not filled."""
+        """Fetch every shard that a worker has mapped and not filled."""
         missing = sorted(self._cluster.workers[worker_id].unfilled)
         return [a for shard in missing for a in self.fetch(worker_id, shard)]
 
     def fetch(self, worker_id: WorkerId, shard: ShardId, source: WorkerId | None = None) -> list[Action]:
-        """One that a worker has mapped and not filled. ``source``: who is asked first, where that has been planned."""
+        """Fetch a shard that a worker has mapped and not filled. ``source``: the peer that is asked first, where a plan
+        names one."""
         if source is None and self._asks_peers:
             source = self._next_holder(worker_id, shard)
         if source is not None:
@@ -86,7 +86,7 @@ class Gather:
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
-        """Take the end of a transfer; what did not arrive is fetched elsewhere."""
+        """Take the end of a transfer; a shard that did not arrive is fetched from elsewhere."""
         transfer = self.transfers.pop(event.transfer_id)
         self.num_bytes += event.num_bytes
         self._cluster.counters.pulled_bytes += event.num_bytes
@@ -113,7 +113,7 @@ class Gather:
     # --- asking -----------------------------------------------------------------------------------------------
 
     def _next_holder(self, worker_id: WorkerId, shard: ShardId) -> WorkerId | None:
-        """A worker that has a shard, is to keep it, and was not asked yet."""
+        """A worker that has a shard, is to keep it, and has not been asked yet."""
         asked = self._asked[worker_id, shard]
         holders = [
             w.worker_id for w in self._cluster.workers.values()

@@ -1,6 +1,6 @@
-"""KV of requests in host pools: copied out of the arenas, kept, and brought back to wherever the request's group runs.
+"""Hosted KV: KV of requests in host pools, copied out of the arenas, kept, and brought back to the request's group.
 
-What is where is said by the request's residences; here is what is done about it.
+The request's residences say where its KV is; this module moves it.
 
     OUT      not scheduled; its blocks, which stay its own, are copied to the host pools of its stages, piece by piece
     STORED   only host pools have its KV; it holds no device blocks, and goes along with its group when that changes
@@ -15,15 +15,16 @@ What is where is said by the request's residences; here is what is done about it
                  become STORED at once; when it has come back it is in CHECKPOINT again
 
 Rule 1. A step carries at most the budget's blocks, both directions together, leavers before returners. The allowance is
-        renewed with every step issued, and where no step is in flight. Pieces follow the step in the worker's stream:
-        they are copied while the controller takes the step's tokens and plans the next, which begins when they are:
-        its time has them in it, and the predictor is told of them with it (``Group.copies``).
-Rule 2. Blocks are given back, and a request is scheduled again, only when the copy has ended. A leaver has no step in
-        flight, so nothing writes what is being read; sealed blocks that it shares may be read meanwhile.
-Rule 3. No request of a group whose layouts change is in OUT or IN (``give_way``): a stored one is in no arena.
+        renewed with every step issued, and where no step is in flight. Pieces follow the step in the worker's stream.
+        They are copied while the controller takes the step's tokens and plans the next step, which begins when they
+        are copied: that step's time includes them, and the predictor is fed with both (``Group.copies``).
+Rule 2. Blocks are given back, and a request is scheduled again, only when the copy has ended. A leaving request has no
+        step in flight, so nothing writes the blocks being read; other requests may read sealed blocks that it shares
+        meanwhile.
+Rule 3. No request of a group with changing layouts is in OUT or IN (``give_way``): a stored one is in no arena.
 
-What goes and what returns is decided elsewhere (``core.ladder.swap``, ``core.ladder.harvest``); which slot holds what
-is in the book of ``memory.hostpool``.
+The rungs ``core.ladder.swap`` and ``core.ladder.harvest`` decide which requests go and return; ``memory.hostpool`` is
+the book of slots.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ class Hosted:
         self.pools = {w: worker.pool for w, worker in cluster.workers.items()}
         self._entries: dict[RequestId, HostedKV] = {}
         self._travelling: dict[RequestId, HostedKV] = {}
-        """Of those, OUT and IN."""
+        """Entries in OUT and IN."""
         self._num_stored = 0
-        """So far."""
+        """Entries opened so far."""
         self._allowances = Allowances(cluster)
-        """Of what is swapped."""
+        """Allowances of swapped requests."""
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -71,20 +72,21 @@ class Hosted:
         return [e for e in here if e is not None and e.phase in phases and e.is_checkpoint is is_checkpoint]
 
     def entry(self, state: RequestState) -> HostedKV | None:
-        """What is known of a request's KV in host pools."""
+        """A request's entry, if it has KV in host pools."""
         return self._entries.get(state.request_id)
 
     def entry_named(self, request_id: RequestId) -> HostedKV | None:
-        """The same of a request that may be no more."""
+        """The entry of a request that may have ended."""
         return self._entries.get(request_id)
 
     def checkpoints(self) -> list[HostedKV]:
-        """Of all running requests that have one."""
+        """Entries of all requests that run with a checkpoint."""
         return [entry for entry in self._entries.values() if entry.phase is HostedPhase.CHECKPOINT]
 
     def owed(self, group: Group, *, is_checkpoint: bool = False) -> list[HostedKV]:
-        """Requests of a group that will take blocks again before newcomers do: those that were swapped out, or (with
-        ``is_checkpoint``) online ones that were freed. Without those that the group could not hold."""
+        """Owed blocks: entries of a group's requests that will take blocks again before newcomers do. These are
+        swapped-out requests, or (with ``is_checkpoint``) online ones that were freed; without requests that the group
+        could not hold."""
         phases = HostedPhase.OUT, HostedPhase.STORED, HostedPhase.TURNING
         entries = self.of(group, *phases, is_checkpoint=is_checkpoint)
         return [
@@ -92,26 +94,26 @@ class Hosted:
         ]
 
     def owed_blocks(self, group: Group, *, is_checkpoint: bool = False) -> int:
-        """What ``owed`` requests will take at each stage, those included that still hold their blocks (OUT)."""
+        """Blocks that ``owed`` requests will take at each stage, requests that still hold theirs (OUT) included."""
         return sum(self.blocks_to_return(e) for e in self.owed(group, is_checkpoint=is_checkpoint))
 
     def oversized(self, group: Group, *, is_checkpoint: bool = False) -> tuple[RequestId, ...]:
-        """Stored requests that would not fit into what their group has become, even alone: they could never return."""
+        """Stored requests that would not fit into their group as it is now, even alone: they could never return."""
         entries = self.of(group, HostedPhase.STORED, is_checkpoint=is_checkpoint)
         return tuple(e.state.request_id for e in entries if group.blocks.is_oversized(e.state))
 
     def groups(self) -> list[Group]:
-        """Groups that requests which were swapped out belong to, in order of formation."""
+        """Groups of the swapped-out requests, in order of formation."""
         swapped = (e for e in self._entries.values() if not e.is_checkpoint)
         ids = {e.state.group_id for e in swapped if e.phase is not HostedPhase.LEAVING}
         return [self._cluster.groups[g] for g in sorted(ids)]
 
     def worker_ids(self) -> tuple[WorkerId, ...]:
-        """Workers of those groups."""
+        """Workers of the groups of swapped-out requests."""
         return tuple(sorted({w for group in self.groups() for w in group.worker_ids}))
 
     def num_free_slots(self, worker_ids: Iterable[WorkerId]) -> int:
-        """In the fullest of these pools."""
+        """Free slots of the fullest of these pools."""
         return min(self.pools[w].num_free for w in worker_ids)
 
     def blocks_to_return(self, entry: HostedKV) -> int:
@@ -140,7 +142,7 @@ class Hosted:
         return entry
 
     def store(self, state: RequestState) -> None:
-        """A running request leaves its group's arenas. The caller has seen free slots for all of its blocks."""
+        """A running request leaves its group's arenas. The caller has made sure of free slots for all of its blocks."""
         group = self._cluster.groups[state.group_id]
         if (checkpoint := self.entry(state)) is not None:
             self.forget(checkpoint)
@@ -156,7 +158,7 @@ class Hosted:
         state.num_preemptions += 1
 
     def bring_back(self, state: RequestState) -> None:
-        """A stored request takes blocks in its group. The caller has seen that they are free."""
+        """A stored request takes blocks in its group. The caller has made sure that they are free."""
         entry, group = self._entries[state.request_id], self._cluster.groups[state.group_id]
         assert entry.phase is HostedPhase.STORED, entry
         entry.phase, entry.num_sent = HostedPhase.IN, 0
@@ -170,7 +172,7 @@ class Hosted:
         state.residences = (entry.pools, group.residence.at(0))
 
     def send(self, budget_blocks: Callable[[Group], int]) -> list[Action]:
-        """Issue pieces of what is swapped behind the steps just issued, within each group's allowance (rule 1)."""
+        """Issue pieces of swapped requests behind the steps just issued, within each group's allowance (rule 1)."""
         by_group: dict[GroupId, list[HostedKV]] = {}
         for entry in self._travelling.values():
             if not entry.is_checkpoint:
@@ -186,7 +188,7 @@ class Hosted:
         return actions
 
     def send_some(self, entry: HostedKV, most_blocks: int) -> tuple[int, list[Action]]:
-        """The next piece of what is on its way, of so many blocks at most: its blocks, and the actions."""
+        """The next piece of a request on its way, of at most ``most_blocks``: its number of blocks, and the actions."""
         num_blocks = min(most_blocks, entry.num_blocks - entry.num_sent)
         if num_blocks <= 0 or entry.state.ending is not None or entry.failed:
             return 0, []
@@ -217,8 +219,8 @@ class Hosted:
         return actions
 
     def noted(self, piece: SendKV, group: Group) -> SendKV:
-        """What a worker copies by itself runs between two steps or beside them; from another's pool it comes in bulk
-        turns."""
+        """Note a piece in its group's steps. A copy inside one worker runs between steps or beside them; a piece from
+        another worker's pool comes in the link's bulk turns, and is not noted."""
         if piece.src == piece.dst:
             num_bytes = self._cluster.book.transfers[piece.transfer_id].num_bytes
             group.note_copy(piece.transfer_id, num_bytes, beside_steps=piece.beside_steps)
@@ -252,16 +254,16 @@ class Hosted:
         return []
 
     def _pieces(self, state: RequestState) -> set[TransferId]:
-        """Of it, under way. One that runs on may be in an exchange besides, with transfers of that."""
+        """Its pieces under way. A request that runs on may be in an exchange besides, with transfers of that."""
         transfers = self._cluster.book.transfers
         return {i for i in state.transfers if transfers[i].purpose is Purpose.HOST}
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """What a piece's end makes possible begins before the next step."""
+        """The end of a piece begins nothing: what it makes possible begins before the next step."""
         return []
 
     def _note_arrived(self, entry: HostedKV) -> None:
-        """All that has been sent is there, in the direction that the request goes."""
+        """All sent blocks have arrived, in the direction that the request goes."""
         state = entry.state
         arrived = min(entry.num_sent * self._cluster.limits.block_size, state.num_computed)
         if entry.phase is HostedPhase.OUT:
@@ -276,7 +278,7 @@ class Hosted:
         state, group = entry.state, self._group(entry)
         if entry.phase is HostedPhase.IN:
             state.num_sealed = 0  # its blocks are new ones, not yet findable
-            if entry.is_checkpoint:  # what the host has is as good as before
+            if entry.is_checkpoint:  # the copy in the host pools is still good
                 entry.phase = HostedPhase.CHECKPOINT
                 del self._travelling[state.request_id]
                 self._cluster.counters.prefetched_blocks += entry.num_blocks
@@ -291,7 +293,7 @@ class Hosted:
         self._cluster.counters.swapped_out_blocks += entry.num_blocks
 
     def _keep(self, entry: HostedKV) -> None:
-        """From now on only the host pools have it."""
+        """From now on only the host pools have the request's KV."""
         state, group = entry.state, self._group(entry)
         self._travelling.pop(state.request_id, None)
         entry.phase, entry.num_sent = HostedPhase.STORED, 0
@@ -304,13 +306,13 @@ class Hosted:
         for worker in self._cluster.workers.values():
             if worker.alive and worker.ledger.has(state.request_id):
                 worker.ledger.release(state.request_id)
-        # What came of those pieces does not matter: the slots have all of it.
+        # Whether these pieces arrived does not matter: the slots have all of the KV.
         entry.phase, entry.failed = HostedPhase.STORED, False
         if entry.is_lost:
             self.give_up(entry.state)
 
     def forget(self, entry: HostedKV) -> None:
-        """Its slots are free."""
+        """Drop an entry, and free its slots."""
         state, request_id = entry.state, entry.state.request_id
         del self._entries[request_id]
         self._travelling.pop(request_id, None)
@@ -319,7 +321,7 @@ class Hosted:
         state.residences = changed(state.residences, entry.pools, None) or NOWHERE
         self._cluster.touch(state)
 
-    # --- what others do ---------------------------------------------------------------------------------------
+    # --- effects of other moves -------------------------------------------------------------------------------
 
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: forget it. With a piece under way it is forgotten when that has ended."""
@@ -329,7 +331,8 @@ class Hosted:
         return []
 
     def give_way(self, worker_ids: Collection[WorkerId]) -> None:
-        """Layouts of these workers are about to change: what is on its way there or back is broken off (rule 3)."""
+        """Layouts of these workers are about to change: break off requests on their way to host pools or back (rule
+        3)."""
         for entry in list(self._travelling.values()):
             group = self._group(entry)
             if any(w in worker_ids for w in group.worker_ids):
@@ -337,11 +340,11 @@ class Hosted:
                 self.break_off(entry)
 
     def break_off(self, entry: HostedKV) -> None:
-        """What is on its way to a host pool or back goes no further."""
+        """A request on its way to a host pool or back goes no further."""
         state, group = entry.state, self._group(entry)
         del self._travelling[state.request_id]
         if entry.phase is HostedPhase.OUT:
-            # All of its blocks are still its own, and nothing has been written since.
+            # All of its blocks are still its own, and nothing has written to them since.
             entry.phase = HostedPhase.LEAVING
             group.queues.resume(state)
             if not state.transfers:
@@ -355,7 +358,7 @@ class Hosted:
 
     def abandon(self, broken: Collection[Group]) -> set[TransferId]:
         """These groups are about to be dissolved because a worker is dead: their requests start again. Returns the
-        pieces under way: later ones into their slots follow those."""
+        pieces under way: later copies into their slots have to follow these."""
         pieces: set[TransferId] = set()
         ids = {group.group_id for group in broken}
         for entry in [e for e in self._entries.values() if e.state.group_id in ids]:
@@ -367,7 +370,7 @@ class Hosted:
         return pieces
 
     def lose_pool(self, worker_id: WorkerId) -> None:
-        """A worker is dead, and its pool with it: requests of other groups that have KV there are computed again."""
+        """A worker is dead, and its pool with it: requests of other groups with KV there are computed again."""
         self.pools[worker_id].forget_contents()
         for entry in [e for e in self._entries.values() if worker_id in e.pools.worker_ids]:
             if entry.phase is HostedPhase.LEAVING or entry.state.ending is not None:
@@ -376,7 +379,7 @@ class Hosted:
                 self.forget(entry)
                 continue
             entry.failed = entry.is_lost = True
-            if not entry.state.transfers:  # else when those have ended
+            if not entry.state.transfers:  # else when its transfers have ended
                 self.give_up(entry.state)
 
     def give_up(self, state: RequestState) -> None:
@@ -386,7 +389,7 @@ class Hosted:
         self._cluster.groups[state.group_id].preempt(state)
 
     def drop_checkpoints(self) -> None:
-        """No request has one any more: those that were freed are computed again, as soon as nothing travels."""
+        """Drop all checkpoints: freed requests are computed again, as soon as nothing of them travels."""
         for entry in [e for e in self._entries.values() if e.is_checkpoint]:
             if entry.phase is HostedPhase.CHECKPOINT:
                 self.forget(entry)
@@ -400,7 +403,8 @@ class Hosted:
     # --- checks -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """The pools' books, and that exactly the requests with KV in host pools hold slots. Raises AssertionError."""
+        """Check the pools' books, and that exactly the requests with KV in host pools hold slots. Raises
+        AssertionError."""
         for worker_id, pool in self.pools.items():
             pool.check()
             here = {r for r, e in self._entries.items() if worker_id in e.pools.worker_ids}

@@ -1,6 +1,6 @@
-"""One request's KV in host pools: in which phase it is, and how far it has come.
+"""One request's KV in host pools: its phase, and how far it has come.
 
-What is done about it is ``core.moving.hosted``'s, which says what the phases are, and ``core.moving.checkpoints``'.
+``core.moving.hosted``, which explains the phases, and ``core.moving.checkpoints`` work on it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class HostedPhase(StrEnum):
     IN = "in"
     TURNING = "turning"
     LEAVING = "leaving"
-    """It runs on; its slots are free when the pieces under way have ended."""
+    """The request runs on; its slots are free when the pieces under way have ended."""
     CHECKPOINT = "checkpoint"
-    """It runs, and so far nothing of its own is on its way to or from a host pool."""
+    """The request runs, and has a copy of its leading blocks in host pools."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,18 +32,18 @@ class HostedKV:
 
     state: RequestState
     number: int
-    """In the order in which they left."""
+    """Rank in the order in which entries were opened."""
     num_blocks: int
-    """Blocks with content: so many slots in each pool. CHECKPOINT: known when it ends."""
+    """Blocks with content, and slots of it in each pool. CHECKPOINT: known only when the request is freed."""
     pools: Residence
-    """Of the request: which pool has which layers, and how much of them."""
+    """The residence in host pools: which pool has which layers, of how many tokens."""
     phase: HostedPhase = HostedPhase.OUT
     num_sent: int = 0
-    """Leading blocks whose piece has been issued, in this direction."""
+    """Leading blocks for which pieces have been issued, in this direction."""
     failed: bool = False
     is_lost: bool = False
-    """A worker that has some of it in its pool is dead."""
+    """A worker with some of it in its pool is dead."""
     is_checkpoint: bool = False
     """It was copied while it ran; else it was swapped out."""
     parts: tuple[KVTransferPlan, ...] = ()
-    """IN: from which pool to which stage."""
+    """IN: the transfers from pools to stages."""

@@ -1,7 +1,8 @@
-"""Which blocks of an exchange have landed where, so that a prefix that several requests share travels once.
+"""Landed blocks: where the blocks of an exchange have arrived (or will), so that a prefix that several requests share
+travels once.
 
-Bookkeeping of one merge: nothing here sends, allocates or decides. An entry counts only while the request whose
-transfer carries the block still holds it at the destination; afterwards the block may be anybody's.
+Bookkeeping of one merge: nothing here sends, allocates or decides. An entry counts only while its owner, the request
+for which the block was sent, still holds it at the destination; afterwards any request may have the block.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ class Landed(NamedTuple):
 
     block: int
     owner: RequestId
-    """The request whose transfer carries it."""
+    """The request for which it was sent."""
     generation: int
-    """Of the owner's table at the destination: another one, or none, says that the owner has let go."""
+    """Generation of the owner's table at the destination: another one, or no table, means that the owner has let go."""
 
 
 class LandedBlocks:
@@ -32,7 +33,7 @@ class LandedBlocks:
         self._entries: dict[tuple[WorkerId, WorkerId, int], Landed] = {}
 
     def find(self, src: WorkerId, dst: WorkerId, block: int) -> Landed | None:
-        """Where a block has landed or will land, if that can be counted on."""
+        """Where a block has landed or will land, while its owner holds it there."""
         landed = self._entries.get((src, dst, block))
         if landed is None:
             return None

@@ -1,16 +1,16 @@
-"""One worker on its way to sleep: what it serves goes elsewhere or comes to its end, and no stream ends for it.
+"""One worker on its way to sleep: its requests go elsewhere or end there, and none is cut off.
 
     LEAVING     its group takes nothing new. Queued requests are dispatched again; running online ones migrate, the
-                largest first, to where they fit, as many at once as their links and destinations take; what is in
-                prefill gets to its first token before; offline ones are checkpointed as far as they were computed when
-                the worker was told, for ``KEEP_S`` at most and while no online request waits anywhere, and give their
-                blocks up (what is in host pools goes along). What no other group can take is served here to its end.
+                largest first, to where they fit, as many at once as their links and destinations take; those in
+                prefill get to their first token before. Offline ones are checkpointed as far as they were computed at
+                the order to sleep, for ``KEEP_S`` at most and while no online request waits anywhere, and give their
+                blocks up (KV in host pools goes along). Requests that no other group can take are served here.
                 At level 1 the worker writes shards that the machine's host copy lacks.
     DONE        nothing is left: the group may go, and the layout with it (``core.moving.sleeping``)
     STAYS       called off, or no other complete copy of the parameters is left: the group serves on
 
-Until DONE nothing has been given up, so it can be called off at any moment. Who is put to sleep, and when, is decided
-elsewhere.
+Until DONE nothing has been given up, so the move can be called off at any moment. Which workers are put to sleep, and
+when, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from jettison.memory.kvtransfers import MigrationKind
 from jettison.types import NANOSECONDS, RequestId, ShardId
 
 KEEP_S = 1.0
-"""For how long offline work may hold up a worker's sleep, to be copied to the host: it would be computed again, on
-devices that serve; the device that is to sleep has nothing else to do."""
+"""Longest time that copies of offline work to the host may hold up a worker's sleep: uncopied work would be computed
+again on serving devices, while the device that is to sleep has nothing else to do."""
 
 COPY_BLOCKS = 64
-"""On their way to the host at a time, beside a step."""
+"""Blocks on their way to the host at a time, beside a step."""
 
 
 class LeavingPhase(StrEnum):
@@ -57,8 +57,9 @@ class Leaving:
         why_stay: Callable[[Leaving], str | None], may_go: Callable[[Leaving], bool],
         on_over: Callable[[Leaving, int], list[Action]],
     ) -> None:
-        """``open_groups``: that take requests. ``kept``: shards of the machine's host copy. ``why_stay``: why the
-        worker cannot sleep any more. ``may_go``: nobody needs it now. ``on_over`` is called once, at the end."""
+        """``open_groups``: groups that take requests. ``kept``: shards of the machine's host copy. ``why_stay``: why
+        the worker can no longer sleep. ``may_go``: no recovery or move needs the worker now. ``on_over`` is called
+        once, at the end."""
         self._cluster = cluster
         self._migrations = migrations
         self._checkpoints = checkpoints
@@ -76,15 +77,15 @@ class Leaving:
         """Why the worker stays."""
         self.num_migrated = 0
         self._num_waited: Counter[RequestId] = Counter()
-        """Epochs in which those who might migrate were told to wait."""
+        """Epochs in which each request that might migrate had to wait."""
         size = cluster.limits.block_size
         self._to_copy = {s.request_id: s.num_computed // size for s in group.queues.running_offline()}
-        """Blocks of offline requests that are to be at the host before they go."""
+        """Blocks of offline requests that are to be copied to host pools before the requests go."""
         self._is_keeping = False
         """A shard is being written to the host copy."""
         self._retry_ns = 0
 
-    # --- what all moves have ----------------------------------------------------------------------------------
+    # --- common to all moves ----------------------------------------------------------------------------------
 
     @property
     def worker_ids(self) -> tuple[int, ...]:
@@ -103,7 +104,7 @@ class Leaving:
 
     @property
     def waits_for_time(self) -> bool:
-        """Other groups, which are not its own, may get room."""
+        """Other groups, whose events it does not see, may get room."""
         return not self.is_over
 
     def cancel(self, state: RequestState) -> list[Action]:
@@ -141,14 +142,15 @@ class Leaving:
         return actions
 
     def _is_served(self, now_ns: int) -> bool:
-        """Somebody might go now: other groups are looked at only then."""
+        """Some request might go now: other groups are looked at only then."""
         queues = self.group.queues
         if queues.has_waiting or queues.num_running_offline or queues.stored:
             return True
         return now_ns >= self._retry_ns and bool(queues.running)
 
     def _checkpoint(self, now_ns: int) -> list[Action]:
-        """Copy what offline requests had sealed; who has nothing left to copy, or no time for it, may go."""
+        """Copy blocks that offline requests had sealed. A request with nothing left to copy, or no time for it, may
+        go."""
         cluster, checkpoints = self._cluster, self._checkpoints
         is_late = now_ns - self.started_ns >= KEEP_S * NANOSECONDS
         if is_late or not cluster.params.offline.checkpoints or cluster.changes.queued_online:
@@ -163,12 +165,12 @@ class Leaving:
             elif (missing := num_blocks - checkpoints.num_copied_blocks(state, self.group)) > 0:
                 wanted.append((request_id, missing))
         actions = checkpoints.send(self.group, wanted, lambda group: COPY_BLOCKS)
-        if not self.worker.copying:  # nothing of what is left can be copied: the pool has no room for it
+        if not self.worker.copying:  # none of the remaining blocks can be copied: the pool has no room
             self._to_copy.clear()
         return actions
 
     def _send_away(self, homes: list[Group]) -> None:
-        """Whatever holds no arenas, or need not hold them."""
+        """Send away requests that hold no blocks, or need not hold them."""
         queues = self.group.queues
         for state in queues.running_offline():
             if state.num_pending == 0 and state.is_settled and state.request_id not in self._to_copy:
@@ -186,8 +188,8 @@ class Leaving:
                 self._cluster.counters.hosted_carried += 1
 
     def _migrate(self, homes: list[Group], now_ns: int) -> list[Action]:
-        """Begin with as many as links and destinations take, the largest first; the others are asked again when one has
-        arrived, and in the next epoch."""
+        """Begin as many migrations as links and destinations take, the largest first. The others are tried again when
+        one has arrived, and in the next epoch."""
         if now_ns < self._retry_ns:
             return []
         running, kind = self.group.queues.running.values(), self._cluster.params.migration.kind
@@ -211,8 +213,8 @@ class Leaving:
         return actions
 
     def _placed(self, states: list[RequestState], homes: list[Group]) -> Iterator[tuple[RequestState, Group]]:
-        """Where each goes: the largest first, to who has most room when those before it are there. Who is on the way
-        has its blocks there already, and will run there."""
+        """A home for each request, the largest first: the group with most room once the requests before it are there. A
+        request on its way has its blocks there already, and counts as running there."""
         coming = Counter(migration.destination.group_id for migration in self._migrations.under_way)
         seats = {h: h.max_running - len(h.queues.running) - coming[h.group_id] for h in homes}
         room = {h: h.blocks.num_free - h.blocks.watermark for h in homes if seats[h] > 0}
@@ -234,11 +236,11 @@ class Leaving:
 
     @property
     def is_kept(self) -> bool:
-        """The host copy has all that this level asks of it."""
+        """The host copy has all shards that this level asks for."""
         return self.level != 1 or self._kept >= self._cluster.shape.all_shards
 
     def _keep(self) -> list[Action]:
-        """Have the next shard written that the host copy lacks."""
+        """Have the worker write the next shard that the host copy lacks."""
         if self._is_keeping or self.is_kept:
             return []
         book, shard = self._cluster.book, min(self._cluster.shape.all_shards - self._kept)
@@ -269,5 +271,5 @@ class Leaving:
 
 
 def _load(group: Group) -> tuple[int, int]:
-    """Lower for those with more room."""
+    """Lower for groups with more room."""
     return group.blocks.num_used + group.queues.queued_blocks() - group.blocks.capacity, group.group_id

@@ -8,10 +8,10 @@
     EXCHANGE  the merged group serves; running requests of the old groups are stalled until the KV of the layers
               that changed hands has arrived; queued requests run meanwhile
     SETTLED   every request is in place, the KV of foreign layers is freed
-    GIVE_BACK a shard could not be had: members unmap what they mapped for it, and the merge has FAILED
+    GIVE_BACK a shard could not be fetched: members unmap what they mapped for it, and the merge has FAILED
     REVERTING a member could not remap: the others map everything again (tried again until it works)
-    REFILLING ... and fetch what was overwritten meanwhile (``core.moving.gather``; what could not be had is asked
-              for anew)
+    REFILLING ... and fetch shards overwritten meanwhile (``core.moving.gather``; a shard that could not be fetched is
+              asked for anew)
     FAILED    ... and the old groups serve on as if nothing had happened
 
 Transfers, landing space and pages under foreign KV: ``core.moving.exchanging``.
@@ -86,7 +86,7 @@ class Merging:
 
     @property
     def stages(self) -> tuple[StagePlan, ...]:
-        """What the merged group is to be, in pipeline order."""
+        """The stages of the merged group, in pipeline order."""
         return self._stage_order
 
     @property
@@ -136,7 +136,8 @@ class Merging:
                 group.release(DROP, GroupHold.STEPS)
 
     def _is_still(self, *, moves_blocks: bool) -> bool:
-        """No step is in flight; and, where blocks may have to move, nothing that gave way is still landing."""
+        """No step is in flight; and, where blocks may have to move, no KV of a move that gave way is still on its way
+        here."""
         if any(group.in_flight for group in self._sources):
             return False
         return not moves_blocks or not self._cluster.book.lands_at(self.worker_ids)
@@ -205,7 +206,7 @@ class Merging:
         for worker_id in self._stages:
             worker = self._cluster.workers[worker_id]
             self._before[worker_id] = self._pulling.before.get(worker_id, worker.layout)
-            # A member that runs new layers keeps the KV of its others beside theirs: its blocks may get fewer.
+            # A member that runs new layers keeps the KV of its other layers, too: its blocks may get fewer.
             is_new_range = worker_id in self._pulling.before
             relayout = Relayout(self._cluster, self, worker, self._exchange.spec(worker_id), shrinks=is_new_range)
             self._relayouts.append(relayout)
@@ -213,11 +214,11 @@ class Merging:
         return actions
 
     def _revert(self, now_ns: int) -> list[Action]:
-        """Some member refused: those that have dropped take everything back; no request has used the new blocks."""
+        """Some member refused: members that have dropped map everything again. No request has used the new blocks."""
         self.phase = MergePhase.REVERTING
         self.failure = next(r.failure for r in self._relayouts if r.failure is not None)
         self._exchange.call_off()
-        # Also those that stayed as they were, with what they had mapped for this merge.
+        # Also members that refused, if they had mapped shards for this merge.
         applied = [r.worker for r in self._relayouts if r.worker.layout != self._before[r.worker.worker_id]]
         self._relayouts = []
         for worker in applied:
@@ -247,7 +248,8 @@ class Merging:
         return self._fetch(now_ns)
 
     def _fetch(self, now_ns: int) -> list[Action]:
-        """Fetch what is missing. When nothing is under way and some could not be had, every holder is asked again."""
+        """Fetch missing shards. When no fetch is under way and some shard is still missing, every holder is asked
+        again."""
         lacking = [w for w in self._stages if self._cluster.workers[w].unfilled]
         if not lacking:
             return self._reverted(now_ns)
@@ -264,19 +266,19 @@ class Merging:
                 ledger.forget_cached()
             for state in group.queues.all_requests():
                 state.num_sealed = 0
-                # Those that ended while the ledgers were locked.
+                # Requests that ended while the ledgers were locked.
                 self._cluster.reap(state)
         return [Record("drop_failed", now_ns, {"reason": self.failure, "workers": list(self._stages)})]
 
     # --- merge ------------------------------------------------------------------------------------------------
 
     def _form(self, now_ns: int) -> list[Action]:
-        """The members become one group. Requests whose KV is in place go on; others stall; queues are joined."""
+        """The members become one group. Requests with their KV in place go on; others stall; queues are joined."""
         self.phase = MergePhase.EXCHANGE
         results = [r.result for r in self._relayouts if r.result is not None]
         self._relayouts = []
         for worker_id in self._pulling.before:
-            # Its blocks lack the layers that it has just taken on, until the exchange has brought them.
+            # Its blocks lack KV of the layers that it has just taken on, until the exchange has brought it.
             self._cluster.workers[worker_id].ledger.forget_cached()
         group = self._cluster.form_group(self._stage_order)
         self.group = group

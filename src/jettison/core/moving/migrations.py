@@ -1,9 +1,9 @@
 """Migrations: running requests on their way between groups that share no worker, as KV (``core.moving.relocate``) or
 as tokens (``core.moving.astokens``).
 
-Each is begun where the destination has room for all of the request at once, and called off when layouts are to change
-or a worker dies. A group may take part in several, a request in one. Which request goes where, how, and how many at a
-time is decided elsewhere (``core.ladder``).
+Each begins only where the destination has room for all of the request at once, and is called off when layouts are to
+change or a worker dies. A group may take part in several, a request in one. The rungs (``core.ladder``) decide which
+request goes where, how, and how many at a time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from jettison.memory.kvtransfers import MigrationKind
 from jettison.types import RequestId, TransferId, WorkerId
 
 MAX_ROUNDS = 8
-"""Rounds with decoding before a migration is given up: the request grows as fast as the destination catches up."""
+"""Rounds with decoding after which a migration is given up: the request grows as fast as the destination catches up."""
 
 
 def may_go(state: RequestState) -> bool:
-    """It decodes, all of its KV is where it runs, and nothing moves it: one in prefill would be copied while it is
+    """It decodes, all of its KV is where it runs, and no move touches it. In prefill its KV would be copied while it is
     written."""
     return (
         state.phase is Phase.RUNNING and state.num_output > 0 and state.num_tokens - state.num_computed <= 1
@@ -36,7 +36,7 @@ def may_go(state: RequestState) -> bool:
 
 
 class Migrations:
-    """All that are under way."""
+    """All migrations under way."""
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
@@ -54,7 +54,7 @@ class Migrations:
 
     @property
     def may_change(self) -> bool:
-        """How some request goes is still open."""
+        """The kind or pace of some request under way may still be changed."""
         return any(isinstance(m, TokenRelocation) and m.may_change for m in self.under_way)
 
     def is_moving(self, state: RequestState) -> bool:
@@ -74,14 +74,15 @@ class Migrations:
         kind: MigrationKind = MigrationKind.KV, max_step_tokens: int | None = None,
         max_final_blocks: int = MAX_FINAL_BLOCKS, may_change: Collection[MigrationKind] = (),
     ) -> list[Action]:
-        """Begin to move a running request that no migration moves (``may_go`` says which can go in either way); nothing
-        where the destination has no room for it, or where it cannot go as tokens: it does not decode (yet), or may be
-        what kills workers, and is tried alone.
+        """Begin to move a running request that no migration moves (``may_go`` says which can go in either kind).
+        Nothing begins where the destination has no room for it, or where it cannot go as tokens: it does not decode
+        (yet), attends to remote KV, is to be recomputed, or is on trial, that is, runs alone because it may be what
+        kills workers.
 
-        ``on_over`` is told when it has ended or failed; not of one that gave way. ``max_step_tokens``: as tokens, so
-        many of such requests at most go into one step of the destination, where that is what leaves its decodes
-        undisturbed; None: whatever its steps have room for. ``max_final_blocks``: as KV, what travels while it stands
-        still. ``may_change``: as tokens, it may be told to go on in these ways, and at another pace.
+        ``on_over`` is called when it has ended or failed, not when it gave way. ``max_step_tokens``: as tokens, most
+        tokens of guests in one step of the destination, so that its decodes are not disturbed; None: as many as its
+        steps have room for. ``max_final_blocks``: as KV, most blocks that travel while the request stands still.
+        ``may_change``: as tokens, it may be changed to these kinds on its way, and to another pace.
         """
         assert not set(source.worker_ids) & set(destination.worker_ids), "groups that share a worker"
         as_tokens = kind is MigrationKind.TOKENS
@@ -114,7 +115,7 @@ class Migrations:
     def _go_on_as_kv(
         self, before: TokenRelocation, num_blocks: int, on_over: Callable[[Passage], None], now_ns: int
     ) -> list[Action]:
-        """The rest of a request goes as KV; its leading ``num_blocks`` have been computed, or found, at the
+        """The rest of a request goes as KV; its leading ``num_blocks`` have been computed or found cached at the
         destination."""
         self.under_way.remove(before)
         migration = Relocation(
@@ -159,7 +160,7 @@ class Migrations:
         return [Record("migrated", migration.ended_ns, done)]
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Let those whose groups were touched go on."""
+        """Advance migrations with a touched group."""
         changed = {group.group_id for group in self._cluster.changed_groups()}
         actions: list[Action] = []
         for migration in list(self.under_way):
@@ -168,12 +169,12 @@ class Migrations:
         return actions
 
     def after_steps(self) -> list[Action]:
-        """What was planned since has perhaps taken requests that go as tokens away from their sources: nothing of them
-        is left at their destinations at the end of an event."""
+        """Steps planned since may have taken requests that go as tokens away from their sources (by a preemption):
+        cancel these, so that nothing of them is left at their destinations at the end of an event."""
         left = [m for m in self.under_way if isinstance(m, TokenRelocation) and m.has_left]
         return [action for migration in left for action in migration.cancel()]
 
-    # --- what others do ---------------------------------------------------------------------------------------
+    # --- effects of other moves -------------------------------------------------------------------------------
 
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending."""
@@ -182,8 +183,8 @@ class Migrations:
     def give_way(self, worker_ids: Collection[WorkerId]) -> list[Action]:
         """Layouts of these workers are about to change: requests on their way to or from there stay at their sources.
 
-        What has been reserved at a destination is left under another name until no transfer can write to it any more;
-        so the request itself is free at once, wherever its source goes.
+        Blocks reserved at a destination stay under another name until no transfer can write to them any more. So the
+        request itself is free at once, whatever becomes of its source.
         """
         actions: list[Action] = []
         for migration in [m for m in self.under_way if any(w in worker_ids for w in m.worker_ids)]:
@@ -213,11 +214,11 @@ class Migrations:
             pending.owner = pending.waiter = self
             book.disown(pending)
         if state.ending is not None:
-            self._cluster.reap(state)  # it waited for these transfers, and for nothing else
+            self._cluster.reap(state)  # its end waited for these transfers alone
         return [CancelTransfer(p.transfer.src, p.transfer.transfer_id) for p in transfers]
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
-        """A transfer of a migration that gave way has ended: what it could write to is free."""
+        """A transfer of a migration that gave way has ended: free the blocks that it could write to."""
         left = self._left.pop(event.transfer_id, None)
         if left is not None:
             worker_id, name = left
@@ -231,12 +232,13 @@ class Migrations:
         return []
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """Nothing waits for what was left behind."""
+        """Nothing waits for transfers that were left behind."""
         return []
 
     def abandon(self, broken: Collection[Group]) -> tuple[set[TransferId], list[Action]]:
-        """These groups are about to be dissolved because a worker is dead. Requests whose source is among them start
-        again; those whose destination is stay where they are. Returns the transfers that have lost their owner."""
+        """These groups are about to be dissolved because a worker is dead. Requests with their source among them start
+        again; requests with their destination among them stay where they are. Returns the transfers that have lost
+        their owner."""
         moves: set[TransferId] = set()
         actions: list[Action] = []
         for migration in list(self.under_way):
@@ -248,8 +250,8 @@ class Migrations:
         return moves, actions
 
     def check(self) -> None:
-        """No request takes part in two migrations, and each is a guest where it goes as tokens, and nowhere else.
-        Raises AssertionError."""
+        """Check that no request takes part in two migrations, and that each one as tokens is a guest at its
+        destination, and nowhere else. Raises AssertionError."""
         ids = [migration.state.request_id for migration in self.under_way]
         assert len(set(ids)) == len(ids), "a request takes part in two migrations"
         as_tokens = [m for m in self.under_way if m.kind is MigrationKind.TOKENS]

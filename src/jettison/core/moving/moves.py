@@ -1,13 +1,13 @@
 """The drops and restores under way, and workers that leave for sleep: begun, advanced, followed up, and taken out when
 a member dies.
 
-Whether to begin one is decided in ``core.ladder``, but for what follows from one that ended half-way: a restore called
-off after its split is merged again, and where that fails it goes on. What happens inside one is
-``core.moving.merging``'s and ``core.moving.restoring``'s. Recoveries only count here as users of workers.
+The ladder (``core.ladder``) decides whether to begin one, except after a move that ended half-way: a restore called off
+after its split is merged again, and where that merge fails it goes on. The phases of a move are in
+``core.moving.merging`` and ``core.moving.restoring``. Recoveries only count here as users of workers.
 
-An event concerns few of them, so each is found by its workers: a worker is in one move at a time. A move is advanced
-when a group on its workers was touched, when it was told or asked something, when its last advance did something, and
-on every event while it waits for the clock or for prices (``waits_for_time``).
+An event concerns few moves, so each is found by its workers: a worker is in one move at a time. A move is advanced when
+a group on its workers was touched, when a call or transfer of it was answered or it got an order, when its last advance
+did something, and on every event while it waits for the clock or for prices (``waits_for_time``).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Move = Merging | Restoring | Leaving
 
 
 class Moves:
-    """One move a worker at a time: who begins one has looked at ``moving_workers``."""
+    """One move a worker at a time: a caller that begins one has looked at ``moving_workers``."""
 
     def __init__(
         self, state: ClusterState, loads: Loads, recoveries: Recoveries,
         clear: Callable[[Collection[WorkerId]], list[Action]],
     ) -> None:
-        """``clear`` breaks off what is on its way to or from arenas of these workers: their layouts change next."""
+        """``clear`` breaks off KV on its way to or from arenas of these workers: their layouts change next."""
         self.merges: list[Merging] = []
         self.restores: list[Restoring] = []
         self.leavings: list[Leaving] = []
@@ -49,19 +49,19 @@ class Moves:
         self._recoveries = recoveries
         self._clear = clear
         self._of_worker: dict[WorkerId, Move] = {}
-        """Of those under way, by member."""
+        """The move under way of each member."""
         self._number_of: dict[Move, int] = {}
-        """In the order in which they were begun."""
+        """Rank of each move in the order in which they were begun."""
         self._num_begun = 0
         self._due: set[Move] = set()
-        """To be advanced in any case."""
+        """Moves to be advanced in any case."""
         self.waits_for: WaitsFor = (self._of_worker, state.book.told)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
     @property
     def under_way(self) -> list[Move]:
-        """All of them, merges first."""
+        """All moves under way, merges first."""
         return [*self.merges, *self.restores, *self.leavings]
 
     @property
@@ -70,21 +70,21 @@ class Moves:
         return not self._of_worker
 
     def moving_workers(self) -> Set[WorkerId]:
-        """Workers whose layout is being changed, or recovered."""
+        """Workers in a move or a recovery."""
         if self._recoveries.is_idle:
             return self._of_worker.keys()
         return self._of_worker.keys() | self._recoveries.busy_workers()
 
     def changing_workers(self) -> Set[WorkerId]:
-        """The same without those that only leave: these keep all of their layers until nothing is left, and what is in
-        host pools comes back there where no other group can take it."""
+        """The same without workers that only leave. These keep all of their layers until they are empty, and requests
+        in host pools come back there where no other group can take them."""
         if not self.leavings:
             return self.moving_workers()
         moving = {w for w, move in self._of_worker.items() if not isinstance(move, Leaving)}
         return moving | self._recoveries.busy_workers()
 
     def is_moving(self, group: Group) -> bool:
-        """No move of the group may begin: some worker of it is in one, or on its way back."""
+        """No move of the group may begin: some worker of it is in a move, or in a recovery."""
         if any(w in self._of_worker for w in group.worker_ids):
             return True
         return not self._recoveries.is_idle and not self._recoveries.busy_workers().isdisjoint(group.worker_ids)
@@ -95,7 +95,8 @@ class Moves:
         return next((move for move in moves if isinstance(move, Restoring)), None)
 
     def is_emptying(self, group: Group) -> bool:
-        """A pipeline whose members already serve on their own takes nothing new, nor does who is about to sleep."""
+        """Whether the group takes nothing new: a pipeline whose members already serve on their own, or a worker about
+        to sleep."""
         if self.leavings and isinstance(self._of_worker.get(group.worker_ids[0]), Leaving):
             return True
         restore = self.restore_of(group) if self._of_worker else None
@@ -119,9 +120,10 @@ class Moves:
         self, group: Group, split: SplitPlan, now_ns: int, reason: str, homes: list[Group] | None = None, *,
         max_overflow_blocks: int = 0,
     ) -> list[Action]:
-        """Begin to split a group. ``max_overflow_blocks``: of what does not fit, so much is computed again.
+        """Begin to split a group. ``max_overflow_blocks``: most blocks of requests that do not fit and are computed
+        again.
 
-        With ``homes`` it has been split already, and its requests go on returning to them.
+        With ``homes`` the group has been split already, and its requests go on returning to them.
         """
         yields = RESTORE in group.blocks.caps
         actions = self._clear(group.worker_ids)
@@ -142,7 +144,7 @@ class Moves:
         return actions
 
     def end_leaving(self, leaving: Leaving, now_ns: int) -> list[Action]:
-        """It is over: the worker's group is gone, or open again."""
+        """A leaving is over: the worker's group is gone, or open again."""
         self.leavings.remove(leaving)
         self._forget(leaving)
         return leaving.on_over(leaving, now_ns)
@@ -153,13 +155,13 @@ class Moves:
         return restore.turn_round(now_ns, reason)
 
     def take_queue_along(self, restore: Restoring, now_ns: int) -> list[Action]:
-        """Let a restore split although requests wait: they wait for compute."""
+        """Let a restore split although requests wait, as they wait for compute."""
         self._due.add(restore)
         restore.take_queue_along()
         return restore.advance(now_ns)
 
     def _return_again(self, merge: Merging, now_ns: int) -> list[Action]:
-        """A merge failed. If it was to put a turned restore together again, its requests go on returning home."""
+        """A merge failed. If it was to merge a called-off restore again, its requests go on returning home."""
         for group in merge.sources:
             homes = [g for g in merge.sources if g is not group]
             if homes and all(set(g.worker_ids) <= set(group.worker_ids) for g in homes):
@@ -183,7 +185,7 @@ class Moves:
     # --- events -----------------------------------------------------------------------------------------------
 
     def cancel(self, state: RequestState) -> list[Action]:
-        """The request is ending: stop what these moves do with it."""
+        """The request is ending: stop its transfers of these moves."""
         group = self._state.groups.get(state.group_id) if self._of_worker else None
         if group is None:
             return []
@@ -194,7 +196,7 @@ class Moves:
         return move.cancel(state)
 
     def take_out(self, dead: WorkerId) -> list[Move]:
-        """Moves that this worker was part of: they end here, and ``core.moving.recovering`` abandons them."""
+        """Take out the moves that this worker was part of; ``core.moving.recovering`` abandons them."""
         involved = [m for m in self.under_way if dead in m.worker_ids]
         self.merges = [m for m in self.merges if m not in involved]
         self.restores = [r for r in self.restores if r not in involved]
@@ -207,7 +209,7 @@ class Moves:
     # --- progress ---------------------------------------------------------------------------------------------
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Let each that something has happened to go as far as it can, and do what follows from those that are over."""
+        """Advance each move that is due as far as it can go, and follow up the moves that are over."""
         told = self._state.book.take_told()
         if not self._of_worker:
             return []
@@ -223,7 +225,7 @@ class Moves:
                 self._loads.note_settled(merge.worker_ids, now_ns, failed=merge.phase is MergePhase.FAILED)
                 if merge.phase is MergePhase.FAILED:
                     actions += self._return_again(merge, now_ns)
-        due |= self._due  # what has just begun again
+        due |= self._due  # restores that have just begun again
         for restore in sorted((r for r in due if isinstance(r, Restoring)), key=self._number_of.__getitem__):
             actions += self._advance(restore, now_ns)
             if restore.is_over:

@@ -1,14 +1,15 @@
-"""One running request on its way to another group, however it travels: whose it is, who runs it, and how that ends.
+"""One running request on its way to another group, however it travels: which group owns it, which runs it, and how the
+move ends.
 
-    COPY           what it has at its source comes to be at the destination too, while the source goes on decoding it
+    COPY           its KV comes to the destination, too, while the source goes on decoding it
     FINAL          little is left: the request stands still, finishes its step in flight, and the rest follows
     DONE           the destination owns the request
-    FALLING_BACK   it stays where it is; what is under way is being called off
+    FALLING_BACK   it stays at its source; transfers under way are being called off
     FAILED         nothing is under way any more: the request has never left its source
 
 Ownership: the source owns the request, and has all of its KV, in every phase before DONE; the destination's blocks are
 reserved before anything is written to them. How it travels: ``core.moving.relocate`` (as KV), ``core.moving.astokens``.
-Who goes where, when, and what follows from a failure is the caller's affair.
+The caller decides which request goes where and when, and what follows from a failure.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Passage(ABC):
         """The request must be running, all of its KV in place. ``on_over`` is called once, at the end.
 
         ``max_rounds``: rounds with decoding before it is given up, as the request grows as fast as the destination
-        catches up. ``num_cached_blocks``: leading ones that the destination had in its prefix cache, and has reserved.
+        catches up. ``num_cached_blocks``: leading blocks that the destination had in its prefix cache, and has
+        reserved.
         """
         assert state.phase is Phase.RUNNING and state.group_id == source.group_id, state
         self._cluster = cluster
@@ -62,21 +64,21 @@ class Passage(ABC):
         self.phase = RelocationPhase.COPY
         self.failure: str | None = None
         self.lost_transfer = False
-        """What was under way was lost, and it had not been called off: another try at once may fare no better."""
+        """A transfer or step under way was lost without being called off: another try at once may fare no better."""
         self.num_rounds = 0
         self.num_bytes = 0
-        """Of KV, sent."""
+        """Bytes of KV sent."""
         self.num_tokens = 0
-        """Computed at the destination."""
+        """Tokens computed at the destination."""
         self.num_computed_blocks = 0
-        """Leading ones that were, before the rest was sent."""
+        """Leading blocks computed at the destination before the rest was sent as KV."""
         self.num_sent_blocks = num_cached_blocks
         """Leading blocks that are there, or on their way."""
         self.started_ns = now_ns
         self.stopped_ns: int | None = None
         """Since when the request stands still."""
         self.ended_ns: int | None = None
-        """When the destination had everything."""
+        """When the destination had all of its KV."""
         self._there: Residence | None = None
         self._resides_there(destination.residence.at(num_cached_blocks * cluster.limits.block_size))
 
@@ -94,7 +96,7 @@ class Passage(ABC):
 
     @property
     def _has_left(self) -> bool:
-        """The request is ending, or its source has it no more."""
+        """The request is ending, or no longer runs at its source."""
         state = self.state
         return state.ending is not None or state.phase is not Phase.RUNNING or state.group_id != self.source.group_id
 
@@ -105,32 +107,33 @@ class Passage(ABC):
         """Go as far as the state allows."""
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """Something that it has under way has ended."""
+        """A transfer of it has ended."""
         return self.advance(now_ns)
 
     @abstractmethod
     def _fall_back(self, reason: str) -> list[Action]:
-        """Leave the request where it is, and call off what is under way."""
+        """Leave the request at its source, and call off transfers under way."""
 
     def cancel(self) -> list[Action]:
-        """Leave the request where it is (it is ending, or its caller thought better of it)."""
+        """Leave the request at its source (it is ending, or the caller no longer wants the move)."""
         if self.is_over or self.phase is RelocationPhase.FALLING_BACK:
             return []
         return self._fall_back("cancelled")
 
     def let_go(self) -> None:
-        """Leave the request where it is, at once: the caller takes care of transfers under way, and of what they write
-        to."""
+        """Leave the request at its source, at once: the caller takes care of transfers under way, and of the blocks
+        that they write to."""
         self.phase = RelocationPhase.FAILED
         self.failure = "it gave way to a change of layouts"
         self._resides_there(None)
         self._let_run()
 
     def lose_source(self) -> set[TransferId]:
-        """The source is dead, and the request starts again from its tokens: transfers that are nobody's now."""
+        """The source is dead, and the request starts again from its tokens. Returns the transfers that now have no
+        owner."""
         return self.state.transfers
 
-    # --- what all do ------------------------------------------------------------------------------------------
+    # --- common to both kinds ---------------------------------------------------------------------------------
 
     def _stand_still(self, now_ns: int) -> None:
         self.phase = RelocationPhase.FINAL
@@ -139,7 +142,7 @@ class Passage(ABC):
         self._cluster.touch(self.state)
 
     def _hand_over(self, now_ns: int) -> list[Action]:
-        """From here on the request is the destination's. What is full of its blocks there can be found there."""
+        """From here on the destination owns the request. Its full blocks can be found in the prefix cache there."""
         state = self.state
         self.phase, self.ended_ns = RelocationPhase.DONE, now_ns
         self.source.queues.take_out(state)
@@ -153,7 +156,7 @@ class Passage(ABC):
         return self._on_over(self)
 
     def _resides_there(self, there: Residence | None) -> None:
-        """So much of its KV is at the destination now."""
+        """Note how much of its KV is at the destination now; None: nothing counts."""
         self.state.residences = changed(self.state.residences, self._there, there)
         self._there = there
 

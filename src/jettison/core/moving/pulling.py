@@ -29,7 +29,7 @@ class Pulling:
         self._relayouts: list[Relayout] = []
         self._fetching = Gather(cluster, owner, tuple(sorted({w for p in pulls for w in (p.src, p.dst)})))
         self.before: dict[WorkerId, LayoutSpec] = {}
-        """Layouts of the members that receive something, before anything was mapped."""
+        """Layouts of the members that receive shards, before anything was mapped."""
         self.failure: str | None = None
 
     @property
@@ -48,7 +48,7 @@ class Pulling:
         return actions
 
     def send(self) -> list[Action]:
-        """Fetch what is mapped and not intact; nothing where some member had no room."""
+        """Fetch shards that are mapped and not intact; none where some member had no room."""
         self.failure = self.failure or next((r.failure for r in self._relayouts if r.failure is not None), None)
         if self.failure is not None:
             return []
@@ -56,7 +56,7 @@ class Pulling:
         return [action for p in missing for action in self._fetching.fetch(p.dst, p.shard, p.src)]
 
     def give_back(self) -> list[Action]:
-        """Unmap what was mapped in vain. May be called again for those that could not."""
+        """Unmap what was mapped in vain. May be called again for members that failed to."""
         self._relayouts = []
         actions: list[Action] = []
         for worker_id, layout in self.before.items():
@@ -75,7 +75,7 @@ class Pulling:
         return relayout.start()
 
     def note_answers(self) -> list[Action]:
-        """Something was answered: where a shard could be had nowhere, the others are called off."""
+        """A call or transfer was answered: where a shard could not be fetched from anywhere, call the others off."""
         why = self._fetching.take_failure()
         if why is None:
             return []

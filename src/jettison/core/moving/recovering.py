@@ -1,26 +1,26 @@
 """When workers die: what happens to their groups, to requests, and to the survivors' memory (design 5.1, "Faults").
 
-A dead worker takes with it every group it is a member of, and every move that involves it. For the requests that is
-over at once: they keep their tokens, lose their KV, and are queued again in the old order (``lose``). For each
-survivor that a broken group or move has touched it is a way back, of its own and independent of the others':
+A dead worker takes with it every group it is a member of, and every move that involves it. The requests are done with
+at once: they keep their tokens, lose their KV, and are queued again in the old order (``lose``). Each survivor that a
+broken group or move has touched has a way back of its own, independent of the others':
 
-    FENCE   the survivor has been told (FenceWorker); steps, transfers and layout calls of the past come to an end
+    FENCE   the survivor has its order (FenceWorker); steps, transfers and layout calls of the past come to an end
     MAP     the layers of its home are mapped again                            (tried again until it works)
-    FILL    missing shards are fetched (core.moving.gather); what could not be had is asked for anew     (likewise)
+    FILL    missing shards are fetched (core.moving.gather); those not fetched are asked for anew        (likewise)
     DONE    the survivor can serve at home
 
 A worker that was started again goes the same way from FILL on: it comes back with its layers mapped and nothing in
 them, since the model folder may hold other weights by now.
 
 A worker's *home* is the group that it started in: itself alone, or a static pipeline (a baseline), which is formed
-again as soon as all its members are there. A survivor that already has another group beside the broken one (a restore
-after its split, the other end of a migration) serves on all the while, and is DONE after FENCE. A survivor that dies
-during its recovery is only one dead worker more.
+again as soon as all its members are there. A survivor that already has another group beside the broken one (after the
+split of a restore, or as the other end of a migration) serves on all the while, and is DONE after FENCE. A survivor
+that dies during its recovery is just one more dead worker.
 
-Ownership: what a request leaves behind at a survivor is a *ghost*: its table under another name, so that the request
-itself can start again anywhere at once. A ghost's blocks are given back only when nothing of the past can write to
+Ownership: a request leaves a *ghost* at a survivor: its block table under another name, so that the request itself can
+start again anywhere at once. A ghost's blocks are given back only when no step or transfer of the past can write to
 them: the fence has been answered (so every old step has finished) and the transfers into them have ended. A transfer
-from the dead worker ends with the fence, one to it at once; no other end is needed to come.
+from the dead worker ends with the fence, one to it at once; neither waits for any other report.
 
 Nothing here chooses groups for requests (``core.cluster``) or starts processes (``live.engine.restart``).
 """
@@ -59,7 +59,7 @@ from jettison.types import FinishReason, TransferId, WorkerId
 
 
 class AbandonableMove(Owner, Protocol):
-    """What a move must offer so that a death can end it."""
+    """The interface of a move that a death can end."""
 
     @property
     def phase(self) -> StrEnum:
@@ -67,14 +67,14 @@ class AbandonableMove(Owner, Protocol):
 
     @property
     def worker_ids(self) -> tuple[WorkerId, ...]:
-        """Members."""
+        """Its members."""
 
     @property
     def broken_groups(self) -> Sequence[Group]:
         """Groups that cannot serve on if the move is abandoned now, whichever worker is dead."""
 
     def abandon(self) -> None:
-        """Forget the move; what it has under way is handed over to others."""
+        """Forget the move; its calls and transfers under way are handed over to recoveries."""
 
 
 class RecoveryPhase(StrEnum):
@@ -95,27 +95,27 @@ class Recovery:
         self._home = home
         self.phase = RecoveryPhase.FENCE
         self.relayouts: list[Relayout] = []
-        """Under way: of the past, or its own attempt at MAP."""
+        """Layout changes under way: of past moves, or its own attempt at MAP."""
         self._fetching = Gather(cluster, self, (worker.worker_id,))
         """The present attempt at FILL, or none yet."""
         self._retry_ns = 0
         self._started_ns = now_ns
         self.trouble: str | None = None
-        """Why a shard could not be had at the last attempt; it is asked for again all the same."""
+        """Why a shard could not be fetched at the last attempt; it is asked for again all the same."""
         self._told: str | None = None
-        """The trouble that has been recorded: not every attempt is news."""
+        """The trouble that has been recorded: not every attempt is recorded."""
         self.end = "recovered"
-        """What is recorded when it is done. The end of a restore, and a sleeper's waking, count as no recovery."""
+        """The record's kind when it is done. The end of a restore, and a sleeper's wake, do not count as recoveries."""
         self.is_loaded = False
         """At the first attempt the machine's copy or the folder is asked for shards, not peers."""
         self.on_end: Callable[[WorkerId, int], dict[str, object]] | None = None
-        """Told when it is done; what it adds to the record."""
+        """Called when it is done; returns fields to add to the record."""
         self._mapped_ns = now_ns
 
     # --- events -----------------------------------------------------------------------------------------------
 
     def inherit(self, pending: PendingCall) -> None:
-        """A move that is no more had this call under way here: it must end first (FENCE)."""
+        """An abandoned move had this call under way here: the call must end first (FENCE)."""
         pending.owner = self
         if isinstance(pending.waiter, Relayout):
             pending.waiter.call_off()
@@ -133,7 +133,7 @@ class Recovery:
         return []
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """Something was answered. (All recoveries are advanced at each event.)"""
+        """A call or transfer was answered. (All recoveries are advanced at each event.)"""
         for relayout in [r for r in self.relayouts if r.is_over]:
             self.relayouts.remove(relayout)
             self._retry_ns = now_ns + RETRY_NS if relayout.failure is not None else 0
@@ -151,7 +151,7 @@ class Recovery:
     # --- progress ---------------------------------------------------------------------------------------------
 
     def advance(self, now_ns: int, *, is_fenced: bool, is_waiting: bool) -> list[Action]:
-        """Go as far as the state allows. ``is_waiting``: a transfer of the past that has an end here has not ended."""
+        """Go as far as the state allows. ``is_waiting``: a transfer of a past move, to or from here, has not ended."""
         actions: list[Action] = []
         if self.phase is RecoveryPhase.FENCE:
             if not is_fenced:
@@ -162,7 +162,7 @@ class Recovery:
             if self._cluster.groups_of[self.worker.worker_id]:
                 return [self._done(now_ns)]
             if self.worker.ledger.num_held:
-                return []  # of a request that was on its way here, and stays where it is
+                return []  # blocks of a request that was on its way here, and stays at its source
             self.phase = RecoveryPhase.MAP
         if self.phase is RecoveryPhase.MAP:
             if self.worker.layout != self._home:
@@ -171,7 +171,7 @@ class Recovery:
         if self.phase is RecoveryPhase.FILL:
             if self.worker.unfilled:
                 return self._fill(now_ns)
-            # What is cached was computed for the layers of another stage.
+            # Cached blocks were computed for the layers of another stage.
             self.worker.ledger.forget_cached()
             actions.append(self._done(now_ns))
         return actions
@@ -189,7 +189,8 @@ class Recovery:
         return relayout.start()
 
     def _fill(self, now_ns: int) -> list[Action]:
-        """Fetch what is missing. When nothing is under way and some could not be had, every holder is asked again."""
+        """Fetch missing shards. When no fetch is under way and some shard is still missing, every holder is asked
+        again."""
         if not self._fetching.is_idle or now_ns < self._retry_ns:
             return []
         self._fetching = Gather(self._cluster, self, (self.worker.worker_id,), loads_first=self.is_loaded)
@@ -225,22 +226,22 @@ class Recovery:
 
 @dataclass(slots=True)
 class _Fence:
-    """A survivor that has been told of a death and has not answered."""
+    """A fence that a survivor was sent after a death and has not answered."""
 
     survivor: WorkerId
     transfers: list[TransferId] = field(default_factory=list)
-    """Transfers from the dead worker to this one: with the answer they are over."""
+    """Transfers from the dead worker to this one: they are over with the answer."""
 
 
 class Recoveries:
-    """All that follows from deaths and returns of workers."""
+    """The consequences of deaths and returns of workers."""
 
     def __init__(
         self, cluster: ClusterState, homes: Sequence[tuple[StagePlan, ...]], hosted: Hosted, migrations: Migrations
     ) -> None:
         self._cluster = cluster
         self.homes = homes
-        """Groups that workers started in; those whose members are all free are formed again."""
+        """Groups that workers started in; a home is formed again when all of its members are free."""
         self._home_layers = {s.worker_id: s.layers for home in homes for s in home}
         self._hosted = hosted
         self._migrations = migrations
@@ -251,8 +252,8 @@ class Recoveries:
         """Ends of transfers that dead or abandoned owners have left under way."""
         self._num_ghosts = 0
         self._homes_formed_for: int | None = None
-        """``num_dissolved`` when homes were last formed: without another dissolved group, a recovery that is done or a
-        worker that joins no home becomes free. None: some recovery is done."""
+        """``num_dissolved`` when homes were last formed: a home becomes free only after another group has dissolved, or
+        a recovery is done. None: some recovery is done."""
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -262,23 +263,23 @@ class Recoveries:
         return not self.by_worker
 
     def busy_workers(self) -> set[WorkerId]:
-        """Workers that no other move may touch: those on their way back.
+        """Workers in recovery, which no other move may touch.
 
-        Both ends of a transfer of KV that one of them waits for in FENCE are among them. Who sends a shard need not
-        be: should it drop the shard meanwhile, the transfer ends incomplete and another is asked.
+        Both ends of a transfer of KV that one of them waits for in FENCE are among them. The sender of a shard need not
+        be: should it drop the shard meanwhile, the transfer ends incomplete and another holder is asked.
         """
         return set(self.by_worker)
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """Why workers are still on their way back, where it is not only time that they need."""
+        """Why recoveries are stuck, where they are."""
         return tuple(r.trouble for _, r in sorted(self.by_worker.items()) if r.trouble is not None)
 
     def _home_layout(self, worker_id: WorkerId) -> LayoutSpec:
         return self._cluster.stage_layout(self._home_layers[worker_id])
 
     def _form_homes(self) -> None:
-        """Form the homes whose members are all there, and in no other group."""
+        """Form the homes with all members awake and alive, in no other group and no recovery."""
         taken = {w for g in self._cluster.groups.values() for w in g.worker_ids} | self.by_worker.keys()
         taken |= {w.worker_id for w in self._cluster.workers.values() if not w.alive or w.is_asleep}
         free = [home for home in self.homes if not any(s.worker_id in taken for s in home)]
@@ -289,7 +290,7 @@ class Recoveries:
     # --- death ------------------------------------------------------------------------------------------------
 
     def lose(self, worker_id: WorkerId, moves: Iterable[AbandonableMove], now_ns: int) -> list[Action]:
-        """A worker is dead. ``moves``: those that it is a member of; they are forgotten by the caller.
+        """A worker is dead. ``moves``: the moves that it is a member of; the caller forgets them.
 
         Every request that ran with it is unplaced afterwards (the caller finds it a group) or, if workers keep
         dying of it, has ended. The caller also ends the transfers to it (``ended_with``).
@@ -333,7 +334,7 @@ class Recoveries:
         return actions
 
     def end_transfers_to(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
-        """Transfers to a dead worker: nothing else will tell their end."""
+        """End the transfers to a dead worker: no report of their end will come."""
         book = self._cluster.book
         return book.end_lost([i for i, p in book.transfers.items() if p.ends[1] == worker_id], now_ns)
 
@@ -412,7 +413,7 @@ class Recoveries:
         return self.by_worker[worker_id]
 
     def _inherit(self, pending: PendingTransfer) -> list[Action]:
-        """A move that is no more had this transfer under way: it is called off, and its end is waited for."""
+        """An abandoned move had this transfer under way: call it off, and wait for its end."""
         pending.owner = pending.waiter = self
         transfer = pending.transfer
         self._past[transfer.transfer_id] = pending.ends
@@ -441,7 +442,8 @@ class Recoveries:
         self, worker_id: WorkerId, now_ns: int, *, is_loaded: bool,
         on_end: Callable[[WorkerId, int], dict[str, object]],
     ) -> None:
-        """A worker that has slept gets the layers of its home back. ``is_loaded``: not from peers, where it can be."""
+        """A sleeping worker gets the layers of its home back. ``is_loaded``: at first from the machine's copy or the
+        folder, not from peers."""
         recovery = self._recovery_of(worker_id, now_ns)
         recovery.phase, recovery.end = RecoveryPhase.MAP, "woken"
         recovery.is_loaded, recovery.on_end = is_loaded, on_end
@@ -453,12 +455,13 @@ class Recoveries:
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
-        """A survivor uses nothing of a dead worker any more: transfers from there are over with that."""
+        """A survivor has answered a fence: it uses nothing of the dead worker any more, so transfers from there are
+        over."""
         fence = self._fences.pop(event.call_id, None)
         return [] if fence is None else self._cluster.book.end_lost(fence.transfers, now_ns)
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
-        """A transfer of the past has ended: what waited for it at either end may go on."""
+        """A transfer of the past has ended: ghosts and recoveries that waited for it may go on."""
         del self._past[event.transfer_id]
         transfer = pending.transfer
         if event.complete and isinstance(transfer, SendShard):

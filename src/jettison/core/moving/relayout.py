@@ -1,10 +1,11 @@
-"""Changing the layout of one worker: offer, evacuate, apply, then tell the ledger.
+"""Changing the layout of one worker (a relayout): offer, evacuate, apply, then update the ledger.
 
     offer --LayoutOffered--> (plan compaction) --apply--> LayoutApplied -> DONE
       |                            |                        |
       '------- CallFailed ---------'--- cannot evacuate ----'--CallFailed--> FAILED (worker and ledger as before)
 
-The ledger changes only after the worker has said yes: a refused or rolled-back layout leaves both as they were.
+The ledger changes only after the worker has applied the layout: a refused or rolled-back layout leaves both as they
+were.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jettison.memory.layout import LayoutResult, LayoutSpec
 from jettison.types import NANOSECONDS
 
 RETRY_NS = NANOSECONDS // 10
-"""Between attempts at what has to succeed some day: mapping back, giving pages back, dropping again, fetching."""
+"""Pause between attempts that have to succeed in the end: mapping back, giving pages back, dropping again, fetching."""
 
 
 class RelayoutPhase(StrEnum):
@@ -33,8 +34,8 @@ class RelayoutPhase(StrEnum):
 class Relayout:
     """One worker's way to ``spec``.
 
-    ``shrinks`` says that blocks may have to move: then no group may plan steps on this worker meanwhile, and the
-    ledger is locked (ended requests are reaped afterwards).
+    ``shrinks``: blocks may have to move. Then no group may plan steps on this worker meanwhile, and the ledger is
+    locked (ended requests are reaped afterwards).
     """
 
     def __init__(
@@ -68,14 +69,14 @@ class Relayout:
         return [book.open_call(call, self._owner, self)]
 
     def call_off(self) -> None:
-        """Do not apply what has only been offered. An answer still comes, and ends this change."""
+        """Do not apply a layout that has only been offered. An answer still comes, and ends this change."""
         self._called_off = True
 
     def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
         """Take the answer to the offer, or to the change itself."""
         if isinstance(event, CallFailed):
             if self._copies:
-                # Blocks may have been copied before the mapping failed: free ones no longer hold what was cached.
+                # Blocks may have been copied before the mapping failed, over cached blocks: their content is lost.
                 self.worker.ledger.forget_cached()
             self._close(RelayoutPhase.FAILED, event.message)
             return []

@@ -1,15 +1,16 @@
 """One running request's KV goes from one group to another while it goes on decoding (Llumnix; MELL section V).
 
-    COPY           rounds: full blocks travel while the request decodes at its source; what it fills meanwhile is the
-                   next round's
+    COPY           rounds: full blocks travel while the request decodes at its source; blocks that it fills meanwhile
+                   are the next round's
     FINAL          at most 16 blocks are left: the request stands still, finishes its step in flight, and they travel
     DONE           the destination has everything: it owns the request
     FALLING_BACK   a transfer failed, the destination has no room to grow, rounds do not converge, or the request is
                    ending: transfers are called off; its blocks at the destination are given back when they have ended
-    FAILED         they are: the request has never left its source
+    FAILED         its blocks are given back: the request has never left its source
 
-The groups may differ in shape, and may share workers: there the request's blocks are one table, which the source lets
-grow, and only layers that a worker lacks travel. What the destination has in its prefix cache does not travel.
+The groups may differ in shape, and may share workers. On a shared worker the request's blocks are one table, which
+grows with the source, and only layers that a worker lacks travel. Blocks that the destination has in its prefix cache
+do not travel.
 
 Used by ``core.moving.migrations`` (between groups that share no worker) and ``core.moving.returning`` (home after a
 split).
@@ -31,7 +32,7 @@ from jettison.memory.kvtransfers import MigrationKind, plan_kv_transfers
 from jettison.types import NANOSECONDS, TransferId, WorkerId
 
 MAX_FINAL_BLOCKS = 16
-"""Blocks sent while a request stands still; what is more is sent while it decodes (Llumnix's last stage, MELL)."""
+"""Most blocks sent while a request stands still; more are sent while it decodes (Llumnix's last stage, MELL)."""
 
 
 class Relocation(Passage):
@@ -45,8 +46,8 @@ class Relocation(Passage):
         max_rounds: int | None = None, num_cached_blocks: int = 0,
         max_final_blocks: int = MAX_FINAL_BLOCKS,
     ) -> None:
-        """``owner``: of the transfers; none named: it stands for itself. ``max_final_blocks``: sent while the request
-        stands still; >= 1."""
+        """``owner``: the move that owns the transfers; None: this one. ``max_final_blocks``: most blocks sent while the
+        request stands still; >= 1."""
         super().__init__(
             cluster, state, source, destination, now_ns, on_over,
             max_rounds=max_rounds, num_cached_blocks=num_cached_blocks,
@@ -55,7 +56,7 @@ class Relocation(Passage):
         self._purpose = purpose
         self._plan = plan_kv_transfers(in_arenas(state.residences).places, destination.stages)
         self._transfers: dict[TransferId, WorkerId] = {}
-        """Under way -> where from."""
+        """Transfers under way, with their sources."""
         self._max_final_blocks = max_final_blocks
         self._final_sent = False
 
@@ -63,11 +64,11 @@ class Relocation(Passage):
 
     @property
     def is_landing(self) -> bool:
-        """The last blocks are on their way: the request is there sooner than back."""
+        """Landing: the last blocks are on their way, so the request arrives sooner than it could be called back."""
         return self.phase is RelocationPhase.FINAL and self._final_sent
 
     def _new_ledgers(self) -> list[BlockLedger]:
-        """Of the destination's workers that the source does not use."""
+        """Ledgers of the destination's workers that the source does not use."""
         pairs = zip(self.destination.worker_ids, self.destination.blocks.ledgers, strict=True)
         return [ledger for worker_id, ledger in pairs if worker_id not in self.source.worker_ids]
 
@@ -91,14 +92,15 @@ class Relocation(Passage):
         return self.advance(now_ns) if self._final_sent else []
 
     def let_go(self) -> None:
-        """Leave the request where it is, at once: the caller takes care of what is under way and reserved."""
+        """Leave the request at its source, at once: the caller takes care of transfers under way and reserved
+        blocks."""
         self._transfers.clear()
         super().let_go()
 
     # --- rounds -----------------------------------------------------------------------------------------------
 
     def reserve(self, num_blocks: int) -> None:
-        """Take blocks at the destination, beyond those that it has, before they are needed."""
+        """Take further blocks at the destination, before they are needed."""
         for ledger in self._new_ledgers():
             ledger.allocate(self.state.request_id, num_blocks)
 
@@ -133,8 +135,9 @@ class Relocation(Passage):
     def _send(self, end: int) -> list[Action]:
         """Send the blocks up to ``end``; the destination's table grows first.
 
-        On a link that others migrate over too, only first rounds wait: a request that stands still must not wait for
-        rounds of others, and one whose second round waits for a first one grows by more than it has left."""
+        On a link that other requests migrate over, too, only first rounds wait their turn. A request that stands still
+        must not wait for rounds of others, and a second round that waits for a first one would let its request grow by
+        more than it has left."""
         state, first = self.state, self.num_sent_blocks
         ledgers = self._new_ledgers()
         missing = end - min((ledger.num_blocks_of(state.request_id) for ledger in ledgers), default=end)
@@ -159,7 +162,7 @@ class Relocation(Passage):
         return actions
 
     def _crowded_links(self) -> set[tuple[WorkerId, WorkerId]]:
-        """Through whose ports other requests migrate."""
+        """Links of this move with ports that other requests migrate through, too."""
         links = {(part.src, part.dst) for part in self._plan}
         return {link for link in links if self._cluster.book.is_shared(*link, Purpose.MIGRATION)}
 

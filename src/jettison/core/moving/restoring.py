@@ -1,12 +1,12 @@
 """Restore and split as one phase table (KunServe v3 section 4.4; design 5.1).
 
-A group is split into instances, or, where all of its requests would not fit into one member's memory, into two groups
-of every second member (``policy.restore.plan_splits``); these are split again when their turn comes. Of three members
-one may be *left over*: it stays as it is, in the pipeline alone, until all requests have gone home to the other two;
-then it holds nothing any more and comes home by itself (``core.moving.recovering``), as an instance.
+A group is split into instances or, where its requests together would not fit into one member's memory, into two groups
+of every second member (``policy.restore.plan_splits``); these are split again later. Of three members one may be *left
+over*: it stays as it is, in the pipeline alone, until all requests have gone home to the other two. Then it is empty
+and comes home by itself (``core.moving.recovering``), as an instance.
 
     DRAIN_1    the group finishes its steps in flight
-    MAP        every member maps the shards of its next layout (KV shrinks to what is left; blocks move down)
+    MAP        every member maps the shards of its next layout (KV shrinks accordingly; blocks move down)
     PULL       the group serves as a pipeline while missing shards come (``core.moving.gather``), behind its
                activations
     FIT        all shards are here; wait until all requests fit into the next layouts
@@ -20,8 +20,9 @@ then it holds nothing any more and comes home by itself (``core.moving.recoverin
     TURNED     the pipeline (and, after a split, the groups beside it) can be merged again; should that merge
                fail, another restore goes on from RETURN
 
-Ownership: until its last move has ended, a request runs in the pipeline and its blocks stay at every member. So one
-that is left over can be turned round, or die, as the others can: until DONE it is a stage of the pipeline.
+Ownership: until its last move has ended, a request runs in the pipeline and its blocks stay at every member. So a
+restore with a member left over can be turned round, and that member can die, as others can: until DONE it is a stage of
+the pipeline.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from jettison.memory.stages import SplitPlan, StagePlan, stage_bytes
 from jettison.types import RequestId, WorkerId
 
 HEADROOM = 20
-"""One part in so many of a member's blocks stays free at a split, so that running requests can grow."""
+"""1 / ``HEADROOM`` of a member's blocks stays free at a split, so that running requests can grow."""
 
 
 class RestorePhase(StrEnum):
@@ -72,22 +73,23 @@ class Restoring:
         """With ``homes`` the group has been split already, and its requests go on returning to them.
 
         ``with_queue``: split although requests wait (they wait for compute, and the members have more of it apart).
-        ``max_overflow_blocks``: of what does not fit at the split, so much may be given up and computed again.
+        ``max_overflow_blocks``: most blocks of requests that do not fit at the split, to be given up and computed
+        again.
         """
         self._cluster = cluster
         self.group = group
         self.phase = RestorePhase.RETURN if homes else RestorePhase.DRAIN_1
         self.returning = Returning(cluster, self, group, homes) if homes else None
-        """Once split."""
+        """None until the split."""
         self.reason = reason
         """Why it was begun."""
         self.failure: str | None = None
         self.has_failed = False
-        """It was called off because a member could not do its part, not because it was needed."""
+        """It was called off because a member failed, not because the pipeline was needed."""
         self.split_plan = split
         self._next_layers = {stage.worker_id: stage.layers for part in split.parts for stage in part}
         self.left_over = tuple(w for w in group.worker_ids if w not in self._next_layers)
-        """Members that no new group has."""
+        """Members that are in no new group."""
         self._with_queue = with_queue
         self._max_overflow_blocks = max_overflow_blocks
         self._num_recomputed = 0
@@ -95,7 +97,7 @@ class Restoring:
         self._relayouts: list[Relayout] = []
         self._fetching = Gather(cluster, self, group.worker_ids)
         self._retry_ns: int | None = None
-        """When members that could not drop again try once more."""
+        """When members that failed to drop again try once more."""
         if not homes:
             group.hold(RESTORE, GroupHold.STEPS)
 
@@ -118,17 +120,18 @@ class Restoring:
 
     @property
     def may_still_wait(self) -> bool:
-        """The members have not taken their layers' KV back yet: whether that ever fits depends on what is admitted."""
+        """The members have not given KV pages to all of their layers yet: whether requests ever fit depends on what is
+        admitted."""
         before = (RestorePhase.DRAIN_1, RestorePhase.MAP, RestorePhase.PULL, RestorePhase.FIT)
         return self.phase in before
 
     def take_queue_along(self) -> None:
-        """Requests wait for compute, of which the members have more apart: split although there is a queue."""
+        """Split although requests wait: they wait for compute, and the members have more of it apart."""
         self._with_queue = True
 
     @property
     def lacks_offline_room(self) -> bool:
-        """All shards are here, and nothing but offline requests keeps the group from splitting."""
+        """All shards are here, and only offline requests keep the group from splitting."""
         return self.phase is RestorePhase.FIT and not self._fits() and self._fits(without_offline=True)
 
     @property
@@ -182,13 +185,13 @@ class Restoring:
 
     @property
     def _is_quiet(self) -> bool:
-        """Nothing that was asked for is still to come."""
+        """No call or transfer of this restore is under way."""
         is_still = self._fetching.is_idle and (self.returning is None or self.returning.is_idle)
         return is_still and all(r.is_over for r in self._relayouts)
 
     @property
     def _is_still(self) -> bool:
-        """No step is in flight, and nothing that gave way is still landing: blocks may be moved."""
+        """No step is in flight, and no KV of a move that gave way is still on its way here: blocks may be moved."""
         return not self.group.in_flight and not self._cluster.book.lands_at(self.worker_ids)
 
     def advance(self, now_ns: int) -> list[Action]:
@@ -254,7 +257,7 @@ class Restoring:
         for relayout in self._relayouts:
             assert relayout.result is not None
             num_intact += len(relayout.result.intact_shards)
-            # Also what an earlier restore mapped, did not fetch, and then could not drop again.
+            # Also shards that an earlier restore mapped, did not fetch, and then could not drop again.
             actions += self._fetching.fetch_all(relayout.worker.worker_id)
         actions.append(
             Record(
@@ -285,7 +288,8 @@ class Restoring:
         )
 
     def _give_up_overflow(self) -> None:
-        """Preempt what does not fit; it is computed again at home. Last steps may have made it a little more."""
+        """Preempt requests that do not fit; they are computed again at home. The last steps may have made them a few
+        more."""
         if not self._max_overflow_blocks:
             return
         for state in overflow(self._cluster, self.group, self.split_plan, self.group.blocks.capacity) or ():
@@ -358,7 +362,7 @@ class Restoring:
         if self.has_split:
             return self._over(now_ns)
         if any(w.layout.kv_layers != s.layers for s in self.group.stages for w in [self._cluster.workers[s.worker_id]]):
-            # Stopped while pages were given to all layers: that layout holds no KV outside the stages yet.
+            # It stopped while pages were given to all layers, when the new layers hold no KV yet.
             self.group.hold(RESTORE, GroupHold.STEPS)
         self.phase = RestorePhase.REDROP
         specs = {s.worker_id: self._cluster.stage_layout(s.layers) for s in self.group.stages}
@@ -370,7 +374,7 @@ class Restoring:
         failed = [r for r in self._relayouts if r.phase is RelayoutPhase.FAILED]
         if not failed:
             return self._over(now_ns)
-        # The group serves on with the room that the member has; but some request may need more than that.
+        # The group serves on with the room that the member has; but some request may need more room than that.
         if self._retry_ns is None:
             self._retry_ns = now_ns + RETRY_NS
         if now_ns < self._retry_ns:
@@ -400,11 +404,11 @@ def room_blocks(cluster: ClusterState, part: tuple[StagePlan, ...]) -> int:
 def overflow(
     cluster: ClusterState, group: Group, split: SplitPlan, max_blocks: int, *, without_offline: bool = False
 ) -> list[RequestState] | None:
-    """The newest running requests without which the others fit into the parts of ``split``.
+    """The newest running requests to preempt so that the others fit into the parts of ``split``.
 
     Until requests have moved, every member holds blocks of all of them, in the layers of its next layout; then each
-    part holds its own. None if ``max_blocks`` given up are not enough; ``without_offline``: beside what offline
-    requests hold.
+    part holds its own. None if giving up ``max_blocks`` is not enough. ``without_offline``: as if offline requests held
+    nothing.
     """
     room = {index: room_blocks(cluster, part) for index, part in enumerate(split.parts)}
     most = max(room.values())
@@ -438,11 +442,12 @@ def _has_room(
     cluster: ClusterState, split: SplitPlan, room: dict[int, int], held: dict[WorkerId, int],
     given_up: list[RequestState],
 ) -> bool:
-    """Whether every member can hold so many blocks, but for these requests', in the layers of its next layout."""
+    """Whether every member can hold its ``held`` blocks, less those of the requests given up, in the layers of its next
+    layout."""
     for index, part in enumerate(split.parts):
         for stage in part:
             ledger = cluster.workers[stage.worker_id].ledger
-            # Shared prefix blocks stay: this errs on the side of giving up more.
+            # Shared prefix blocks count as staying, so too much may be given up, but not too little.
             freed = sum(ledger.num_exclusive_blocks(s.request_id) for s in given_up)
             if held[stage.worker_id] - freed > room[index] - room[index] // HEADROOM:
                 return False
@@ -453,17 +458,18 @@ def fits(
     cluster: ClusterState, group: Group, split: SplitPlan, max_overflow_blocks: int = 0, *,
     without_offline: bool = False,
 ) -> bool:
-    """Whether all requests of ``group``, or all online ones, fit into the parts of ``split``, but for so many blocks of
-    the newest."""
+    """Whether all requests of ``group``, or all online ones, fit into the parts of ``split``, except for at most
+    ``max_overflow_blocks`` of the newest."""
     return overflow(cluster, group, split, max_overflow_blocks, without_offline=without_offline) is not None
 
 
 def will_hold(cluster: ClusterState, group: Group, split: SplitPlan, usual_output: float) -> bool:
-    """Whether each part of ``split`` will have room for any one online request as long as it is foreseen to become.
+    """Whether each part of ``split`` will have room for any one online request at its foreseen length.
 
-    One that outgrows its home is preempted there, makes the members merge again and is computed twice. It then holds
-    more than a member has room for, so the members stay merged until it ends: it is dropped for once. An offline one
-    keeps no members merged for what it may become: at home it gives way, and waits for the next pipeline.
+    A request that outgrows its home is preempted there, makes the members merge again and is computed twice. It then
+    holds more than a member has room for, so the members stay merged until it ends: such a drop happens once a request.
+    An offline request does not keep members merged for its foreseen length: at home it gives way, and waits for the
+    next pipeline.
     """
     room = min(room_blocks(cluster, part) for part in split.parts)
     foreseen = (s.num_tokens_foreseen(usual_output) for s in group.queues.online_requests())

@@ -1,7 +1,7 @@
 """After a split: running requests leave the pipeline one by one for the groups that its members have become.
 
-The pipeline and the new groups serve on the same workers meanwhile, and how one request goes from one to the other is
-``core.moving.relocate``'s; here is who goes where, whose turn it is, and what follows when its way is lost.
+The pipeline and the new groups serve on the same workers meanwhile. ``core.moving.relocate`` moves one request; this
+module chooses each request's home and turn, and handles a lost transfer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jettison.core.state import ClusterState
 from jettison.types import GroupId, RequestId
 
 MAX_RETURNING = 4
-"""Requests whose KV travels at the same time: short stops for few rather than long ones for all."""
+"""Most requests with KV on its way at the same time: short stops for few rather than long ones for all."""
 
 
 class Returning:
@@ -29,7 +29,7 @@ class Returning:
         self.homes = homes
         self.num_returned_bytes = 0
         self.on_their_way: dict[RequestId, Relocation] = {}
-        """Whose turn it is."""
+        """Requests that are returning now."""
         self._is_called_off = False
 
     @property
@@ -50,7 +50,7 @@ class Returning:
         return [] if relocation is None else relocation.cancel()
 
     def call_off(self) -> list[Action]:
-        """Stop what can be stopped. A request that already stands still for its last blocks goes home."""
+        """Stop the returns that can be stopped. A request with its last blocks already on their way goes home."""
         self._is_called_off = True
         relocations = [r for r in self.on_their_way.values() if not r.is_landing]
         return [action for relocation in relocations for action in relocation.cancel()]
@@ -58,7 +58,7 @@ class Returning:
     # --- on the way -------------------------------------------------------------------------------------------
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Start the next rounds of the requests whose turn it is."""
+        """Send all waiting and stored requests home, and advance the running ones in turn."""
         for lost in [r for r in self.on_their_way.values() if r.lost_transfer]:
             self._leaves(lost)
         for state in [*self._pipeline.queues.waiting, *self._pipeline.queues.waiting_offline]:
@@ -100,15 +100,15 @@ class Returning:
         return []
 
     def _leaves(self, relocation: Passage) -> None:
-        """It is another request's turn. One whose way home is lost, perhaps for good, is computed again there: another
-        try may fare no better."""
+        """It is another request's turn. A request with a lost transfer is computed again: another try may fare no
+        better, perhaps ever."""
         state = relocation.state
         del self.on_their_way[state.request_id]
         if relocation.lost_transfer and not self._is_called_off and state.ending is None:
             self._cluster.distrust(state)
 
     def _home(self, state: RequestState) -> Group:
-        """Where a request will live: the group with more room, counting those already on their way."""
+        """The home of a request: the group with more room, counting requests already on their way."""
         assigned = {g.group_id: g.blocks.num_used_by(g.queues.running) for g in self.homes}
         for request_id, relocation in self.on_their_way.items():
             home = relocation.destination
@@ -116,8 +116,8 @@ class Returning:
         return min(self.homes, key=lambda g: (assigned[g.group_id], g.group_id))
 
     def _home_of_stored(self, state: RequestState) -> Group:
-        """Where a stored request will be brought back: a group that can hold it, of those the emptiest. What none can
-        hold waits there for the next pipeline (``Hosted.oversized``)."""
+        """The home of a stored request: the emptiest group that can hold it. A request that none can hold waits in the
+        emptiest for the next pipeline (``Hosted.oversized``)."""
 
         def rank(home: Group) -> tuple[bool, int, GroupId]:
             owed = sum(home.limits.blocks_for(other.num_tokens) for other in home.queues.stored.values())

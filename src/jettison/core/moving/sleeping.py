@@ -1,15 +1,15 @@
-"""Workers that sleep: alive, with an empty layout, in no group, no home and no plan, until they are woken.
+"""Sleepers: workers that sleep are alive, with an empty layout, in no group, no home and no plan, until they are woken.
 
     serves --sleep--> LEAVING (``core.moving.leaving``) --nothing is left--> its layout is emptied --> asleep
       ^                  |  wake: it serves on             (tried again until it is)                      |
       '------------------'--------------- as after a death: MAP, FILL (``core.moving.recovering``) <--wake--'
 
-Parameters may go only while another complete copy is in memory: of each shard, one at a worker that is awake and is to
-stay so (groups have one copy together, so any of their members counts); at level 1, and where it stands already, the
-host copy, of which a machine has one. The disk is none. Peers may die while a worker sleeps: then the host copy, and in
-its absence the model folder, is what fills it.
+A worker may give its parameters up only while another complete copy is in memory. Either each shard is at some worker
+that is awake and is to stay so (a group has one copy together, so any of its members counts); or the machine has a host
+copy, which level 1 makes. The disk does not count. Peers may die while a worker sleeps: then the host copy fills it or,
+without one, the model folder.
 
-A worker that dies while it sleeps, or is about to, comes back asleep: what its new process has mapped is given up.
+A worker that dies while it sleeps, or is about to, comes back asleep: its new process gives up what it has mapped.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from jettison.types import NANOSECONDS, LayerRange, ShardId, WorkerId
 EMPTY = LayoutSpec(frozenset(), LayerRange(0, 0))
 
 LEVELS = (1, 2)
-"""1: the machine keeps a copy of the parameters in host memory. 2: none but what peers have."""
+"""1: the machine keeps a copy of the parameters in host memory. 2: only peers have them."""
 
 
 class SleepState(StrEnum):
-    """As people are told."""
+    """A worker's state, as shown to users."""
 
     AWAKE = "awake"
     LEAVING = "leaving"
@@ -50,14 +50,14 @@ class SleepState(StrEnum):
 
 
 class Expected(NamedTuple):
-    """What was predicted of one wake."""
+    """The prediction of one wake."""
 
     seconds: float | None
-    """From the order on until it serves; None: not known."""
+    """Seconds from the order until it serves; None: not known."""
     source: str
-    """Where its parameters are to come from."""
+    """The source of its parameters."""
     is_loaded: bool
-    """From the machine's copy or the model folder, though peers may have them."""
+    """Parameters come from the machine's copy or the model folder, though peers may have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Woken:
 
 
 class Sleepers:
-    """All that sleep, or are on their way there."""
+    """All workers that sleep, or are about to."""
 
     def __init__(
         self, cluster: ClusterState, moves: Moves, recoveries: Recoveries, migrations: Migrations,
@@ -84,22 +84,22 @@ class Sleepers:
         self._checkpoints = checkpoints
         self._why_needed = why_needed
         self.asleep: set[WorkerId] = set()
-        """Those that sleep, dead ones and those whose layout is going included."""
+        """Sleeping workers, including dead ones and ones that are still emptying their layout."""
         self._emptying: dict[WorkerId, Relayout] = {}
         self.waits_for: WaitsFor = (self._emptying,)
         self._to_wake: set[WorkerId] = set()
-        """Of those, wanted awake again."""
+        """Sleeping workers that are to be woken once their layout is empty."""
         self._since_ns: dict[WorkerId, int] = {}
-        """When each was told to sleep, until it does."""
+        """When each was ordered to sleep, until it does."""
         self._retry_ns = 0
         self.host_copies: dict[str, set[ShardId]] = {}
         """Shards that the host copy of each machine has."""
         self.predict: Callable[[WorkerId], Expected] | None = None
-        """How long a wake will take: asked where who orders one does not say."""
+        """How long a wake will take: asked where the order does not say."""
         self._asked: dict[WorkerId, tuple[int, Expected | None]] = {}
-        """Those that are being woken: since when, and what was predicted."""
+        """Workers that are being woken: since when, and the prediction."""
         self.woken: deque[Woken] = deque(maxlen=64)
-        """Wakes that are over, for who learns from them and takes them out."""
+        """Wakes that are over; the reader that learns from them takes them out."""
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -110,33 +110,33 @@ class Sleepers:
 
     @property
     def leaving(self) -> list[WorkerId]:
-        """Those on their way there, that may still be called back at once."""
+        """Workers on their way to sleep, which can still be called back at once."""
         return [leaving.worker.worker_id for leaving in self._moves.leavings]
 
     @property
     def out(self) -> set[WorkerId]:
-        """Those whose memory nobody is to count on until they are woken."""
+        """Workers that sleep or are about to, and are not being woken: their memory does not count."""
         return (self.asleep | set(self.leaving)) - self._to_wake
 
     @property
     def can_wake(self) -> list[WorkerId]:
-        """Whom ``wake`` helps with: those on their way first, who serve on at once, and the dead last."""
+        """Workers that can be woken: first those on their way to sleep, which serve on at once, and dead ones last."""
         workers = self._cluster.workers
         sleepers = [w for w in self.asleep - self._to_wake if not workers[w].is_gone]
         return self.leaving + sorted(sleepers, key=lambda w: (not workers[w].alive, w))
 
     @property
     def is_waking(self) -> bool:
-        """A worker whose layout is going is wanted again."""
+        """A worker that is still emptying its layout is to be woken."""
         return bool(self._to_wake)
 
     @property
     def waking(self) -> list[WorkerId]:
-        """Those on their way back."""
+        """Workers that are being woken."""
         return sorted(self._to_wake | {w for w, r in self._recoveries.by_worker.items() if r.end == "woken"})
 
     def expected_ns(self, worker_id: WorkerId) -> int | None:
-        """When one that is being woken is predicted to serve; None: nobody knows."""
+        """When a worker that is being woken is predicted to serve (ns); None: not known."""
         asked_ns, expected = self._asked.get(worker_id, (0, None))
         if expected is None or expected.seconds is None:
             return None
@@ -147,7 +147,7 @@ class Sleepers:
         return frozenset(self.host_copies.get(self._machine(worker_id), ()))
 
     def state_of(self, worker_id: WorkerId) -> SleepState:
-        """Where a worker is between serving and sleep."""
+        """A worker's state between serving and sleep."""
         if worker_id in self.asleep:
             return SleepState.EMPTYING if worker_id in self._emptying else SleepState.ASLEEP
         if worker_id in self.leaving:
@@ -168,7 +168,8 @@ class Sleepers:
 
     def why_not(self, worker_ids: Sequence[WorkerId], level: int) -> str | None:
         """Why these workers cannot be put to sleep now; None: they can. Each must serve by itself, with no change of
-        layers under way; what has been accepted must not need them, unless all sleep: then it ends first."""
+        layers under way; no accepted request may need them, unless all workers are to sleep: then requests end
+        first."""
         for worker_id in worker_ids:
             worker, groups = self._cluster.workers[worker_id], self._cluster.groups_of[worker_id]
             if worker.is_asleep or worker_id in self.leaving:
@@ -210,8 +211,8 @@ class Sleepers:
     def sleep(
         self, worker_ids: Sequence[WorkerId], level: int, now_ns: int, reason: str = "requested"
     ) -> list[Action]:
-        """Begin, and say why. Raises ValueError, with nothing begun, where ``why_not`` says so or there is no such
-        level."""
+        """Begin to put workers to sleep, for ``reason``. Raises ValueError, with nothing begun, where ``why_not`` says
+        so or there is no such level."""
         if level not in LEVELS:
             raise ValueError(f"there is no level {level} of sleep: 1 keeps a host copy, 2 does not")
         if (why := self.why_not(worker_ids, level)) is not None:
@@ -232,8 +233,8 @@ class Sleepers:
         return actions
 
     def wake(self, worker_id: WorkerId, now_ns: int, expected: Expected | None = None) -> list[Action]:
-        """Have it serve again: at once where it has not left yet. ``expected``: what the order goes by. Raises
-        ValueError for one that does not sleep."""
+        """Have a worker serve again, at once where it has not left yet. ``expected``: the prediction that the order is
+        based on. Raises ValueError for a worker that does not sleep."""
         worker = self._cluster.workers[worker_id]
         for leaving in self._moves.leavings:
             if leaving.worker is worker:
@@ -253,7 +254,7 @@ class Sleepers:
         worker = self._cluster.workers[worker_id]
         self._note(worker, is_asleep=False)
         _, expected = self._asked.get(worker_id, (now_ns, None))
-        if worker.alive:  # a dead one is formed into its home when it is back
+        if worker.alive:  # a dead worker's home is formed when it is back
             is_loaded = expected is not None and expected.is_loaded
             self._recoveries.wake(worker_id, now_ns, is_loaded=is_loaded, on_end=self._served)
         else:
@@ -264,7 +265,7 @@ class Sleepers:
         return [Record("waking", now_ns, fields)]
 
     def _served(self, worker_id: WorkerId, now_ns: int) -> dict[str, object]:
-        """A wake is over: what is told beside what it took."""
+        """A wake is over; returns fields for the record."""
         asked_ns, expected = self._asked.pop(worker_id, (now_ns, None))
         self.woken.append(Woken(worker_id, expected, now_ns - asked_ns))
         fields: dict[str, object] = {"since_order_ms": (now_ns - asked_ns) / 1e6}
@@ -288,7 +289,7 @@ class Sleepers:
 
     def _may_go(self, leaving: Leaving) -> bool:
         if self._recoveries.by_worker.get(leaving.worker.worker_id) is not None:
-            return False  # something of a death has yet to end here
+            return False  # its recovery has not ended
         return not self._awake() or self._why_needed(self.leaving) is None
 
     def _left(self, leaving: Leaving, now_ns: int) -> list[Action]:
@@ -308,7 +309,7 @@ class Sleepers:
         return self._empty(worker_id)
 
     def lost(self, worker_id: WorkerId, *, was_leaving: bool) -> None:
-        """A worker is dead. One that was on its way to sleep has nothing to leave any more."""
+        """A worker is dead. One that was on its way to sleep has nothing left to leave, and sleeps."""
         self._emptying.pop(worker_id, None)
         self._asked.pop(worker_id, None)
         worker = self._cluster.workers[worker_id]
@@ -349,14 +350,14 @@ class Sleepers:
         return actions
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Try again what was refused."""
+        """Try again to empty layouts where that was refused."""
         if now_ns < self._retry_ns:
             return []
         refused = [worker_id for worker_id, relayout in self._emptying.items() if relayout.is_over]
         return [action for worker_id in refused for action in self._empty(worker_id)]
 
     def check(self) -> None:
-        """No group has a worker that sleeps. Raises AssertionError."""
+        """Check that no group has a worker that sleeps. Raises AssertionError."""
         for worker in self._cluster.workers.values():
             assert worker.is_asleep == (worker.worker_id in self.asleep)
             if worker.is_asleep:

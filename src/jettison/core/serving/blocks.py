@@ -1,7 +1,8 @@
-"""The blocks of one group's requests, alike in every stage: what room there is, who takes and gives it, what is cached.
+"""The blocks of one group's requests, alike in every stage: how much room there is, which requests take and give it,
+what is cached.
 
-Over the ledgers of the group's workers, which it may share with other groups. Which requests there are is
-``core.serving.queues``', and which of them gets blocks is decided in ``core.serving.group``.
+It works on the ledgers of the group's workers, which other groups may share. ``core.serving.queues`` has the requests,
+and ``core.serving.group`` decides which of them gets blocks.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ class GroupBlocks:
         changes: Changes,
     ) -> None:
         self.ledgers = tuple(ledgers[w] for w in worker_ids)
-        """Of its workers, in pipeline order."""
+        """Ledgers of its workers, in pipeline order."""
         self.landing: Mapping[WorkerId, int] = {}
         """Blocks that incoming KV will need, of all owners: admission leaves them free. ``reserve`` sets it."""
         self.admission_cap: int | None = None
-        """Admission stops at so many blocks, the least that an owner asks for, although more are free: the group is to
-        fit into less memory soon. ``cap_admission`` and ``uncap_admission`` set it."""
+        """Admission stops at this number of blocks, the least that an owner asks for, although more are free: the group
+        is to fit into less memory soon. ``cap_admission`` and ``uncap_admission`` set it."""
         self.caps: dict[Owner, int] = {}
-        """At which each owner that has asked for it stops admission. Read it."""
+        """The cap that each owner has asked for. Read it."""
         self._reserved: dict[Owner, Mapping[WorkerId, int]] = {}
         self._group_id = group_id
         self._worker_ids = worker_ids
         self._limits = limits
         self._hasher = hasher
         self._changes = changes
-        # Most groups have one stage: what is asked for at every step then needs no loop.
+        # Most groups have one stage: numbers read at every step then need no loop.
         self._only_ledger = self.ledgers[0] if len(worker_ids) == 1 else None
         self._seals = limits.enable_prefix_caching
 
-    # --- what others may set ----------------------------------------------------------------------------------
+    # --- settings of other modules ----------------------------------------------------------------------------
 
     @property
     def seals(self) -> bool:
@@ -63,9 +64,9 @@ class GroupBlocks:
             self._changes.touch(self._group_id)
 
     def reserve(self, owner: Owner, blocks: Mapping[WorkerId, int]) -> None:
-        """Admission leaves so many blocks free at each worker for ``owner``, beside what it leaves for others.
+        """Admission leaves ``blocks`` free at each worker for ``owner``, beside the reservations of others.
 
-        They take the place of those that the owner asked for before; without blocks it asks for none.
+        They replace the owner's earlier reservation; an empty one removes it.
         """
         if blocks == self._reserved.get(owner, {}):
             return
@@ -83,12 +84,12 @@ class GroupBlocks:
         self.reserve(owner, dict.fromkeys(self._worker_ids, num_blocks) if num_blocks else {})
 
     def cap_admission(self, owner: Owner, num_blocks: int) -> None:
-        """Admission stops at so many blocks until ``owner`` asks for no cap; where several ask, at the least."""
+        """Admission stops at ``num_blocks`` until ``owner`` removes its cap; of several caps the least holds."""
         self.caps[owner] = num_blocks
         self._note_caps()
 
     def uncap_admission(self, owner: Owner) -> None:
-        """``owner`` asks for no cap any more. Idempotent."""
+        """Remove the cap of ``owner``. Idempotent."""
         self.caps.pop(owner, None)
         self._note_caps()
 
@@ -102,7 +103,7 @@ class GroupBlocks:
 
     @property
     def version(self) -> int:
-        """Grows with every change of a ledger, by whichever group."""
+        """Grows with every change of a ledger, by any group."""
         if self._only_ledger is not None:
             return self._only_ledger.version
         return sum(ledger.version for ledger in self.ledgers)
@@ -116,14 +117,14 @@ class GroupBlocks:
 
     @property
     def num_allocatable(self) -> int:
-        """Free and cached blocks of the tightest stage, whatever they are kept for."""
+        """Free and cached blocks of the tightest stage, reserved ones included."""
         if self._only_ledger is not None:
             return self._only_ledger.num_free
         return min(ledger.num_free for ledger in self.ledgers)
 
     @property
     def num_free(self) -> int:
-        """Allocatable blocks of the tightest stage, less what incoming KV will need; negative above the cap."""
+        """Allocatable blocks of the tightest stage, less those reserved for incoming KV; negative above the cap."""
         if self.landing:
             num_free = min(
                 ledger.num_free - self.landing.get(worker_id, 0)
@@ -143,24 +144,24 @@ class GroupBlocks:
         return max(ledger.num_held for ledger in self.ledgers)
 
     def num_used_by(self, request_ids: Iterable[RequestId]) -> int:
-        """Blocks of these requests (the ledgers may hold those of other groups, too)."""
+        """Blocks of these requests (the ledgers may hold blocks of other groups' requests, too)."""
         tables = self.ledgers[0].tables
         return sum([len(tables[request_id].ids) for request_id in request_ids if request_id in tables])
 
     def num_distinct(self, request_ids: Iterable[RequestId]) -> int:
-        """The same, each block once. O(their blocks), where any is shared."""
+        """Blocks of these requests, each block once. O(their blocks), where any is shared."""
         tables, shared = self.ledgers[0].tables, self.ledgers[0].shared
         held = [tables[request_id].ids for request_id in request_ids if request_id in tables]
         twice = [i for ids in held if not shared.isdisjoint(ids) for i in ids if i in shared] if shared else []
         return sum(map(len, held)) - len(twice) + len(set(twice))
 
     def num_used_without(self, request_ids: Iterable[RequestId]) -> int:
-        """Blocks that are held, but for those that only one of these requests holds."""
+        """Held blocks, without the blocks that one of these requests holds alone."""
         ledger = self.ledgers[0]
         return self.num_used - sum(ledger.num_exclusive_blocks(r) for r in request_ids if ledger.has(r))
 
     def num_to_grow(self, states: Iterable[RequestState], num_steps: int) -> int:
-        """Blocks that these requests take in so many more steps of a token each."""
+        """Blocks that these requests take in ``num_steps`` more steps of a token each."""
         tables, size = self.ledgers[0].tables, self._limits.block_size
         total = 0
         for state in states:
@@ -176,17 +177,17 @@ class GroupBlocks:
         return int(self._limits.watermark * self.capacity)
 
     def is_oversized(self, state: RequestState) -> bool:
-        """It could not be held even if it were alone: it has to wait for a larger group."""
+        """The group could not hold the request even if it were alone: it has to wait for a larger group."""
         return self._limits.blocks_for(state.num_tokens) > self.capacity
 
     # --- taking and giving ------------------------------------------------------------------------------------
 
     def admit(self, state: RequestState, num_cached_tokens: int) -> int:
-        """Take blocks for all tokens of a request; those of its cached prefix are shared.
+        """Take blocks for all tokens of a request; the blocks of its cached prefix are shared.
 
         Returns how many tokens are cached after all: an admission before this one in the same plan may have evicted
-        cached blocks that the plan counted on. They were counted as allocatable as well, so there is room to compute
-        them instead.
+        cached blocks that the plan counted on. The plan counted these as allocatable as well, so there is room to
+        compute them instead.
         """
         assert not self.ledgers[0].has(state.request_id), f"{state} has blocks already"
         num_cached_blocks = 0
@@ -203,7 +204,8 @@ class GroupBlocks:
 
     def can_admit(self, state: RequestState, num_cached_tokens: int) -> bool:
         """Whether there is room for a request that was planned with so many cached tokens. A plan counts on blocks that
-        others hold; where they follow on a cached one, and growth in the same plan has evicted that, none is found."""
+        other requests hold. Where these come after a cached block in the chain, and growth in the same plan has evicted
+        that one, the look-up finds none of them."""
         if not num_cached_tokens:
             return True
         hashes = state.hashes[: num_cached_tokens // self._limits.block_size]
@@ -250,7 +252,7 @@ class GroupBlocks:
     def cached_prefix(self, state: RequestState, most_tokens: int | None = None) -> tuple[int, int]:
         """(tokens found in the cache of every stage, allocatable blocks that admission takes).
 
-        ``most_tokens``: no more are asked for; None: all but the last, which is to be computed.
+        ``most_tokens``: most tokens to look up; None: all but the last, which is to be computed.
         """
         total = self._limits.blocks_for(state.num_tokens)
         if not self.uses_cache(state):
@@ -266,7 +268,8 @@ class GroupBlocks:
         return num * self._limits.block_size, total - shared
 
     def num_with_one_holder(self, state: RequestState, num_cached_tokens: int) -> int:
-        """Of a request's cached prefix the blocks, in some stage, that one other request holds and nobody else."""
+        """Blocks of a request's cached prefix that exactly one other request holds, in the stage that has the most of
+        them."""
         hashes = self._hashes(state, num_cached_tokens // self._limits.block_size)
         return max(
             sum(ledger.is_held(block) and not ledger.is_shared(block) for block in ledger.lookup(hashes))
@@ -275,12 +278,13 @@ class GroupBlocks:
 
     def seal(self, state: RequestState) -> None:
         """Register the blocks that have become full."""
-        # Blocks that lie elsewhere are not in the prefix cache of the stage that lacks them.
+        # A stage that attends to a block remotely must not have it in its prefix cache.
         if state.ending is None and not state.remote:
             state.num_sealed = self.seal_between(state, state.num_sealed, state.num_computed)
 
     def seal_between(self, state: RequestState, num_sealed: int, num_tokens: int) -> int:
-        """Register the full blocks of so many leading tokens, but for those that are; how many are registered then."""
+        """Register the full blocks of ``num_tokens`` leading tokens, except for the first ``num_sealed``, which are
+        registered. Returns how many are registered now."""
         if not self._seals:
             return num_sealed
         num_full = num_tokens // self._limits.block_size

@@ -18,7 +18,7 @@ class InFlight:
     issued_ns: int
     work: StepWork
     guests: tuple[Guest, ...] = ()
-    """Whose rows are its first, one each."""
+    """Guests with a row each in it; their rows come first."""
 
     @property
     def own_rows(self) -> tuple[StepRow, ...]:
@@ -27,7 +27,7 @@ class InFlight:
 
 
 def work_of(rows: Sequence[StepRow]) -> StepWork:
-    """``StepWork.of`` rows, of which most are decodes."""
+    """``StepWork.of`` these rows, faster where most are decodes."""
     num_tokens = num_kv_tokens = num_more_pairs = 0
     for _, context_len, num, _, _ in rows:
         num_kv_tokens += context_len

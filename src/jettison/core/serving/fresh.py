@@ -1,4 +1,4 @@
-"""What a group has computed for the first time, by class: throughput counts this and nothing else."""
+"""Fresh tokens: those that a group has computed for the first time, by class. Throughput counts these alone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class FreshTokens:
     offline_prompt: int = 0
     offline_output: int = 0
     offline_ns: int = 0
-    """When a step has last computed some of the offline ones."""
+    """When a step last computed fresh offline tokens."""
     num_abandoned_steps: int = 0
     """Steps of offline requests that were given up since."""
 
     @property
     def num_offline(self) -> int:
-        """Offline ones."""
+        """Fresh offline tokens."""
         return self.offline_prompt + self.offline_output
 
     def note_step(self, num_offline_before: int, now_ns: int) -> None:
@@ -31,7 +31,7 @@ class FreshTokens:
             self.offline_ns, self.num_abandoned_steps = now_ns, 0
 
     def add(self, other: FreshTokens) -> None:
-        """Those of a group that is gone."""
+        """Add the tokens of a group that is gone."""
         self.online_prompt += other.online_prompt
         self.online_output += other.online_output
         self.offline_prompt += other.offline_prompt

@@ -1,9 +1,9 @@
 """The serving loop of one group, sans-I/O: plan, execute, commit.
 
 ``next_step`` asks the batching policy and applies its plan (blocks change hands here); the driver runs the step;
-``commit`` takes the sampled tokens back. A group has two parts, which know nothing of each other: ``queues`` (who
-waits, runs, moves and is stored) and ``blocks`` (what room there is, and what is cached). It knows nothing of other
-groups, of moves, of time or of devices.
+``commit`` takes the sampled tokens back. A group has two parts, which know nothing of each other: ``queues`` (the
+requests that wait, run, move and are stored) and ``blocks`` (how much room there is, and what is cached). It knows
+nothing of other groups, of moves, of time or of devices.
 
 Reading order for newcomers: ``Group.next_step``, ``core.serving.stepplan``, ``Group.commit``, then
 ``policy.batching``.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jettison.core.changes import Changes
-from jettison.core.ports import RunStep, StepCompleted, StepRow
+from jettison.core.ports import RunStep, StepCompleted, StepRow, step_row
 from jettison.core.requests import Hold, RequestState
 from jettison.core.residence import NOWHERE, arenas_of, hosted_only
 from jettison.core.serving.blocks import GroupBlocks
@@ -68,7 +68,7 @@ class GroupCounters:
     num_grown_blocks: int = 0
     """Blocks that running requests took beyond their admission."""
     num_queue_blocks: int = 0
-    """Blocks of online requests that were let in, cached ones included, less those of preempted ones."""
+    """Blocks of online requests that were admitted, cached ones included, less those of preempted ones."""
 
 
 class RowEnd(NamedTuple):
@@ -79,6 +79,11 @@ class RowEnd(NamedTuple):
     """Its last token; None where it asked for none."""
     finish_reason: FinishReason
     stop_token_id: int | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """It got a token before it ended."""
+        return self.token is not None and self.finish_reason is not FinishReason.ERROR
 
 
 @dataclass(slots=True)
@@ -114,10 +119,10 @@ class Group:
         pace: Callable[[], Pace | None] = lambda: None,
         kept_tokens: Callable[[RequestState], int] = lambda state: 0,
     ) -> None:
-        """``prices``: what chunks cost its last stage, as far as is known; ``changes``, ``tokens``: the cluster's.
+        """``prices``: the cost of chunks in its last stage, as far as known; ``changes``, ``tokens``: the cluster's.
 
-        ``pace``: what its steps may take; None: offline requests are behind online ones by priority alone.
-        ``kept_tokens``: of a request that gives its blocks up, leading tokens whose KV is kept elsewhere.
+        ``pace``: bounds on the time of its steps; None: offline requests are behind online ones by priority alone.
+        ``kept_tokens``: for a request that gives its blocks up, how many leading tokens keep their KV elsewhere.
         """
         self.group_id = group_id
         self.epoch = epoch
@@ -127,49 +132,51 @@ class Group:
         self.limits = limits
         self._changes = changes or Changes()
         self.residence = arenas_of(stages)
-        """Where its requests run; all of them share it."""
+        """The residence in which its requests run; all of them share it."""
         self.queues = Queues(group_id, self.residence, limits, self._changes, tokens, offline_tokens)
         self.blocks = GroupBlocks(group_id, self.worker_ids, ledgers, limits, hasher, self._changes)
         self.guests = Guests()
-        """Requests that run elsewhere and are to run here."""
+        """Requests that run in another group and are to run here."""
         self.counters = GroupCounters()
         self.in_flight: dict[int, InFlight] = {}
         self.copies: dict[TransferId, int] = {}
-        """Bytes that its workers copy to or from the host behind its last step, and have not: the next one waits."""
+        """Bytes of copies to or from the host that its workers have queued behind its last step: the next step waits
+        for them."""
         self.copies_beside: dict[TransferId, int] = {}
-        """Likewise beside steps, begun while none was under way: they go on beside the next one."""
+        """Bytes of copies beside steps that began while no step was under way: they go on beside the next one."""
         self.stranded: dict[RequestId, RequestState] = {}
-        """Of steps that failed because a member is lost: under way when it died, though its death is not known yet."""
+        """Requests of steps that failed because a member is lost: they were under way when it died, though its death is
+        not known yet."""
         self.head_blocked_by: BlockedBy | None = None
-        """What keeps the head of the online queue out; an offline head that has to wait is no news."""
+        """What keeps the head of the online queue out; an offline head that has to wait does not count."""
         self.prices = prices
         self.pace = pace
         self._kept_tokens = kept_tokens
         self.planner = StepPlanner(self)
         self.sitting_out: Collection[RequestId] = ()
-        """Running offline requests that the next step is planned without, and no step gets newcomers of their class
-        before it: an online request's deadline needs the time."""
+        """Sitting out: running offline requests that the next step is planned without, as an online request's deadline
+        needs the time. Until then no offline newcomer is admitted."""
         self.abandoning: int | None = None
-        """The step that was asked to be given up last; it may have ended."""
+        """The last step that was told to give up; it may have ended."""
         self.longest_alone_s: float | None = None
-        """What a step of offline requests alone may take; None: no limit (``policy.safepoints.shortened_s``)."""
+        """How long a step of offline requests alone may take; None: no bound (``policy.safepoints.shortened_s``)."""
         self._held: dict[GroupHold, set[Owner]] = {
             GroupHold.STEPS: set(), GroupHold.PREEMPTION: set(), GroupHold.OFFLINE: self.queues.offline_holders,
         }
         self.paused: Set[Owner] = self._held[GroupHold.STEPS]
-        """Owners for which it begins no step; false without any."""
+        """Owners that keep it from beginning a step; empty: none does."""
         self.holds_preemption: Set[Owner] = self._held[GroupHold.PREEMPTION]
-        """Owners for which it recomputes no request: what is missing will be free without that."""
+        """Owners that keep it from preempting for recomputation: missing blocks will come free without that."""
 
     def touch(self) -> None:
-        """Note that something is different for the group: what it may do next has to be asked again."""
+        """Note that the group has changed: its next step has to be planned again."""
         self._changes.touch(self.group_id)
 
-    # --- what others may read and set -------------------------------------------------------------------------
+    # --- read and set by other modules ------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
-        """Grows with every change of its queues, or of a ledger it uses (others may use it too)."""
+        """Grows with every change of its queues, or of a ledger that it uses (other groups may use it, too)."""
         return self.queues.version + self.blocks.version
 
     @property
@@ -178,7 +185,7 @@ class Group:
         return self.limits.max_num_seqs * len(self.stages)
 
     def hold(self, owner: Owner, what: GroupHold) -> None:
-        """``owner`` keeps the group from ``what`` until it releases that itself. Idempotent."""
+        """``owner`` keeps the group from ``what`` until the same owner releases it. Idempotent."""
         owners = self._held[what]
         if not owners:
             self._changes.reshaped += what is GroupHold.STEPS
@@ -186,7 +193,7 @@ class Group:
         owners.add(owner)
 
     def release(self, owner: Owner, what: GroupHold) -> None:
-        """``owner`` keeps the group from ``what`` no more; others may. Idempotent."""
+        """``owner`` no longer keeps the group from ``what``; other owners may. Idempotent."""
         owners = self._held[what]
         if owner in owners:
             owners.remove(owner)
@@ -196,27 +203,27 @@ class Group:
 
     @property
     def shares_steps(self) -> bool:
-        """Offline requests fill its steps as far as objectives of online ones allow: what a step holds depends on what
-        it would take."""
+        """Offline requests fill its steps as far as objectives of online ones allow, so a step's content depends on its
+        predicted time."""
         pace = self.pace()
         return pace is not None and pace.offline.slo_aware and self.queues.has_both_classes
 
     @property
     def absent(self) -> Collection[RequestId]:
-        """Running requests that the next step is planned without: those that sit out, and those of a step that is being
-        given up, for what would follow on its tokens may have nothing to follow on."""
+        """Running requests that the next step is planned without: requests that sit out, and requests of a step that is
+        being given up, as further tokens would follow on tokens that may never be computed."""
         if self.abandoning not in self.in_flight:
             return self.sitting_out
         return {row.state.request_id for row in self.in_flight[self.abandoning].step.rows}.union(self.sitting_out)
 
     @property
     def pending_copies(self) -> tuple[int, int]:
-        """Bytes that its next step waits for, and that are copied beside it."""
+        """(bytes that its next step waits for, bytes copied beside it)."""
         return sum(self.copies.values()), sum(self.copies_beside.values())
 
     def note_copy(self, transfer_id: TransferId, num_bytes: int, *, beside_steps: bool) -> None:
-        """Its workers begin to copy to or from the host. Each byte is one step's: of those beside steps the newest's,
-        which began with them or just before."""
+        """Its workers begin a copy to or from the host. Each byte counts in one step: bytes beside steps in the newest
+        step, which began with the copy or just before."""
         if not beside_steps:
             self.copies[transfer_id] = num_bytes
         elif not self.in_flight:
@@ -226,7 +233,7 @@ class Group:
             flight.work = flight.work._replace(num_beside_bytes=flight.work.num_beside_bytes + num_bytes)
 
     def note_copied(self, transfer_id: TransferId) -> None:
-        """A copy has ended: no step that is still to come has to do with it."""
+        """A copy has ended: no further step counts it."""
         self.copies.pop(transfer_id, None)
         self.copies_beside.pop(transfer_id, None)
 
@@ -253,7 +260,7 @@ class Group:
         step = self._apply(self.planner.next_plan(now_ns), step_id, now_ns)
         if self.sitting_out:
             self.sitting_out = ()
-            if step is None:  # nobody else can run
+            if step is None:  # no other request can run
                 step = self._apply(self.planner.next_plan(now_ns), step_id, now_ns)
         if len(self.stages) > 1:
             self.planner.note_applied()
@@ -269,8 +276,9 @@ class Group:
         for request_id in plan.preemptions:
             self.preempt(queues.running[request_id])
         rows: list[StepRow] = []
+        running = queues.running
         for request_id, num_tokens, num_new_blocks in plan.chunks:
-            state = queues.running[request_id]
+            state = running[request_id]
             if num_new_blocks:
                 self.blocks.grow(state, num_new_blocks)
                 self.counters.num_grown_blocks += num_new_blocks
@@ -286,6 +294,7 @@ class Group:
                 rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
         if not queues.waiting:
             self.head_blocked_by = None
+        # After the group's own rows are chosen: guests get only the room that these leave.
         guests = self._add_guests(rows) if self.guests else ()
         if not rows:
             return None
@@ -302,7 +311,8 @@ class Group:
         return step
 
     def _add_guests(self, rows: list[StepRow]) -> tuple[Guest, ...]:
-        """Put chunks of guests before the rows of a step, as many as it has room for. No suspect's step has others."""
+        """Put chunks of guests before the rows of a step, as many as it has room for. A group with suspects computes no
+        guests."""
         if self.queues.suspects:
             return ()
         limits = self.planner.limits()
@@ -336,10 +346,10 @@ class Group:
         context = state.num_computed + state.num_pending
         state.num_pending += num_tokens
         samples = context + num_tokens == state.num_tokens and state.wants_output
-        return StepRow(state, context, num_tokens, samples, state.remote)
+        return step_row((state, context, num_tokens, samples, state.remote))
 
     def arm(self, step_id: int, safepoint_layers: int) -> RunStep:
-        """A step that was just planned, with safepoints."""
+        """Give a step that was just planned safepoints."""
         flight = self.in_flight[step_id]
         flight.step = flight.step._replace(safepoint_layers=safepoint_layers)
         return flight.step
@@ -347,8 +357,8 @@ class Group:
     # --- commit -----------------------------------------------------------------------------------------------
 
     def overtaking(self, step_id: int) -> list[RequestState]:
-        """Requests of a step whose chunk has ended before the chunk that it follows: that one got stuck on its way
-        through the stages, as word of its failure may be later than this, and this one ran on KV that was not there."""
+        """Requests of a step with a chunk that has ended before the chunk that it follows. The earlier chunk got stuck
+        in the stages (the report of its failure may come later), so this one ran on KV that was not there."""
         if len(self.in_flight) < 2:
             return []
         return [
@@ -365,7 +375,7 @@ class Group:
         going_on, tokens_of = outcome.going_on, outcome.tokens
         tokens = iter(done.tokens)
         block_size, seals = self.limits.block_size, self.blocks.seals
-        fresh = self.counters.fresh
+        fresh, num_offline = self.counters.fresh, 0
         if flight.guests:
             end_chunks(flight.guests, self.blocks, are_computed=True)
         for index, row in enumerate(flight.own_rows, len(flight.guests)):
@@ -395,11 +405,9 @@ class Group:
                 continue
             if queues.suspects and state.on_trial and state.suspicion.note_token_alone():
                 queues.note_trusted(state)
-            state.add_token(token_id)
-            if state.is_offline:
-                fresh.offline_output += 1
-            else:
-                fresh.online_output += 1
+            state.output.append(token_id)  # ``add_token``, for every row of every step
+            state.num_tokens += 1
+            num_offline += state.is_offline
             if state.first_token_ns is None:
                 state.first_token_ns = now_ns
                 outcome.with_first.append(state)
@@ -408,35 +416,40 @@ class Group:
                 tokens_of.append(token)
             else:
                 outcome.ended.append(end)
+        num_tokens = len(going_on) + sum(end.is_fresh for end in outcome.ended)
+        fresh.offline_output += num_offline
+        fresh.online_output += num_tokens - num_offline
         if queues.prefilling:
             queues.note_tokens([*going_on, *(end.state for end in outcome.ended)])
         if queues.are_charged:
             for state in going_on:
                 queues.charge(state, 0, 1)
             for end in outcome.ended:
-                if end.token is not None and end.finish_reason is not FinishReason.ERROR:
+                if end.is_fresh:
                     queues.charge(end.state, 0, 1)
         outcome.is_plain = outcome.is_plain and not outcome.ended
         return outcome
 
     def repeat(self, num_steps: int, token_id: int, now_ns: int) -> tuple[RunStep, list[int]]:
-        """Commit the step in flight and ``num_steps - 1`` like it, and plan after each the same rows again.
+        """Commit the step in flight and ``num_steps - 1`` like it, and plan the same rows again after each.
 
         The caller has made sure that no row ends, nothing else could be planned and the blocks suffice
         (``core.driving.fastforward``). Blocks are taken in the order in which single plans would have taken them.
-        Returns the step that is in flight then, and after which of the steps (from 1) each block was taken.
+        Returns the step that is in flight then, and the number of the step (from 1) after which each block was taken.
         """
         ((step_id, flight),) = self.in_flight.items()
         rows, size = flight.step.rows, self.limits.block_size
+        tables = self.blocks.ledgers[0].tables
         growth: list[tuple[int, int]] = []
-        for index, row in enumerate(rows):
-            room = self.blocks.ledgers[0].num_blocks_of(row.state.request_id) * size - row.context_len - 1
-            growth += ((number, index) for number in range(room + 1, num_steps + 1, size))
+        for index, (state, context_len, *_) in enumerate(rows):
+            room = len(tables[state.request_id].ids) * size - context_len - 1
+            if room < num_steps:
+                growth += [(number, index) for number in range(room + 1, num_steps + 1, size)]
         growth.sort()
         for _, index in growth:
             self.blocks.grow(rows[index].state, 1)
         self.counters.num_grown_blocks += len(growth)
-        num_offline = sum(row.state.is_offline for row in rows)
+        num_offline = len([True for row in rows if row.state.is_offline]) if self.queues.has_offline else 0
         self.counters.fresh.offline_output += num_steps * num_offline
         self.counters.fresh.online_output += num_steps * (len(rows) - num_offline)
         repeated: list[StepRow] = []
@@ -446,7 +459,7 @@ class Group:
             state.add_tokens(token_id, num_steps)
             if is_charged:
                 self.queues.charge(state, 0, num_steps)
-            repeated.append(StepRow(state, context_len + num_steps, 1, True))
+            repeated.append(step_row((state, context_len + num_steps, 1, True, ())))
         self.queues.version += 2 * num_steps
         self.counters.num_steps += num_steps
         step = flight.step._replace(rows=tuple(repeated))
@@ -455,7 +468,7 @@ class Group:
         return step, [number for number, _ in growth]
 
     def _add_prompt_logprobs(self, state: RequestState, row: StepRow, entries: list[TokenLogprobs]) -> None:
-        """Append what is new: after a preemption the same positions are computed again."""
+        """Append new entries only: after a preemption the same positions are computed again."""
         assert state.prompt_logprobs is not None
         # Entry i belongs to prompt position context_len + 1 + i.
         known = len(state.prompt_logprobs) - (row.context_len + 1)
@@ -463,7 +476,7 @@ class Group:
             state.prompt_logprobs += entries[known:]
 
     def fail(self, step_id: int) -> list[RequestState]:
-        """A step raised or was given up: the group's own requests in it, with nothing of the step counted."""
+        """A step raised or was given up. Returns the group's own requests in it; nothing of the step counts."""
         self.queues.note_change()
         flight = self.in_flight.pop(step_id)
         end_chunks(flight.guests, self.blocks, are_computed=False)
@@ -494,8 +507,8 @@ class Group:
         state.residences = hosted_only(state.residences)
 
     def preempt(self, state: RequestState) -> None:
-        """Have the request give its blocks up, at once. With a checkpoint it is stored from now on and computes what is
-        beyond that again; without one it is queued, and recomputed from all its tokens."""
+        """Have the request give its blocks up, at once. With a checkpoint it is stored from now on and later computes
+        the tokens beyond it again; without one it is queued, and recomputed from all its tokens."""
         assert state.num_pending == 0 and not state.transfers, "a request in flight cannot be preempted"
         num_kept = self._kept_tokens(state)
         self.queues.take_out(state)

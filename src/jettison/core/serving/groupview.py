@@ -1,4 +1,5 @@
-"""What planning a step reads of a group. ``Group`` is one; the views that policies get are made of this alone."""
+"""The part of a group that planning a step reads. ``Group`` implements it; the policies' views are made of this
+alone."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Requests that run elsewhere and are to run here: a group computes their tokens beforehand, chunk by chunk.
+"""Guests: requests that run in another group and are to run here. The group computes their tokens beforehand, chunk by
+chunk.
 
-A guest has blocks here, under its request's id, and is in none of the group's queues: it is in no view that policies
-decide by, nothing of it is sampled, charged, or counted as load or as fresh work. Its chunks go into what the group's
-own requests leave of a step, before their rows (``core.serving.flights``), one chunk of a guest at a time. It computes
-no further than its request is computed where it runs.
+A guest has blocks here, under its request's id, and is in none of the group's queues. It is in no view that policies
+decide by; no token of it is sampled, charged, or counted as load or as fresh work. Its chunks go into the room that the
+group's own requests leave in a step, before their rows (``core.serving.flights``), one chunk of a guest at a time. A
+guest is computed no further than its request is at its source.
 
-Who is a guest, and when it becomes the group's own, is ``core.moving.astokens``'.
+``core.moving.astokens`` decides which request is a guest, and when it becomes the group's own.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from jettison.types import RequestId
 
 @dataclass(slots=True, eq=False)
 class Guest:
-    """What a group has of a request that runs elsewhere."""
+    """A group's part of a request that runs in another group."""
 
     state: RequestState
     max_step_tokens: int
-    """No step that has tokens of it has more tokens of guests than this."""
+    """Most tokens of guests in a step that has tokens of this one."""
     num_computed: int
-    """Leading tokens whose KV is here."""
+    """Leading tokens with KV here."""
     num_sealed: int
     """Leading blocks that can be found in the prefix cache here."""
     num_pending: int = 0
@@ -36,11 +37,11 @@ class Guest:
     failure: str | None = None
     """Why a step with tokens of it failed."""
     on_left: Callable[[], None] | None = None
-    """It is a guest no more, but a step still writes to its blocks: called when that has ended."""
+    """Called when a step that still writes to the blocks of a former guest has ended."""
 
 
 class Guests:
-    """Those of one group."""
+    """The guests of one group."""
 
     def __init__(self) -> None:
         self._by_id: dict[RequestId, Guest] = {}
@@ -55,16 +56,16 @@ class Guests:
 
     @property
     def num_missing_tokens(self) -> int:
-        """That they have where they run, and not here."""
+        """Tokens that are computed at the guests' sources, and not here."""
         return sum(guest.state.num_computed - guest.num_computed for guest in self._by_id.values())
 
     def num_missing_before(self, state: RequestState) -> int:
-        """The same of those that came before this one, which get their chunks first."""
+        """The same for guests that came before this one, which get their chunks first."""
         before = takewhile(lambda guest: guest.state is not state, self._by_id.values())
         return sum(guest.state.num_computed - guest.num_computed for guest in before)
 
     def add(self, guest: Guest) -> None:
-        """Its request has blocks here, and no step has tokens of it."""
+        """Add a guest. Its request has blocks here, and no step has tokens of it."""
         assert guest.state.request_id not in self._by_id, f"{guest.state} is a guest already"
         self._by_id[guest.state.request_id] = guest
 
@@ -73,7 +74,8 @@ class Guests:
         del self._by_id[guest.state.request_id]
 
     def plan_rows(self, num_tokens: int, num_rows: int, blocks: GroupBlocks) -> tuple[tuple[Guest, ...], list[StepRow]]:
-        """Chunks for a step that has so much room left, in the order in which guests came; changes nothing."""
+        """Chunks for a step with room for ``num_tokens`` and ``num_rows`` more, in the order in which guests came;
+        changes nothing."""
         guests: list[Guest] = []
         rows: list[StepRow] = []
         num_taken = 0
@@ -96,7 +98,8 @@ def begin_chunks(guests: Sequence[Guest], rows: Sequence[StepRow]) -> None:
 
 
 def end_chunks(guests: Sequence[Guest], blocks: GroupBlocks, *, are_computed: bool) -> None:
-    """Their step has ended. What is full is final: it can be found at once, whatever becomes of the guest."""
+    """Their step has ended. Full blocks are final, so they can be found in the prefix cache at once, whatever becomes
+    of the guest."""
     for guest in guests:
         num_tokens, guest.num_pending = guest.num_pending, 0
         if guest.on_left is not None:

@@ -1,7 +1,7 @@
-"""What keeps a group from going on as usual, and for whom. No owner can lift what another holds.
+"""Holds: what keeps a group from going on as usual, by owner. No owner can lift another's hold.
 
-A group is held by name: an owner is a rung (by its ``name``) or one of the moves below. What is held by amount, blocks
-that admission leaves free and the cap of admission, is ``core.serving.blocks``', by the same owners.
+A group is held by name: an owner is a rung (by its ``name``) or one of the moves below. Holds with an amount, that is,
+reserved blocks and the cap of admission, are in ``core.serving.blocks``, by the same owners.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import Final
 
 Owner = str
-"""The name of what holds a group."""
+"""The name of the rung or move that holds a group."""
 
 DROP: Final = "drop"
 """The members of a merge are about to be remapped."""
@@ -20,7 +20,7 @@ EXCHANGE: Final = "exchange"
 """KV of running requests is on its way between members of a merged group."""
 LOST_PEER: Final = "lost peer"
 """A step failed because a member is lost, and its death is not known yet. The death dissolves the group, so nothing
-releases this."""
+releases this hold."""
 
 
 class GroupHold(Enum):
@@ -31,4 +31,4 @@ class GroupHold(Enum):
     PREEMPTION = auto()
     """It recomputes no request (``Group.holds_preemption``)."""
     OFFLINE = auto()
-    """It lets no offline request in (``Queues.offline_holders``)."""
+    """It admits no offline request (``Queues.offline_holders``)."""

@@ -1,4 +1,4 @@
-"""Bounds that hold for every group. What a group makes of them is its own."""
+"""Bounds that hold for every group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SchedulerLimits:
     block_size: int
     max_num_batched_tokens: int
     max_num_seqs: int
-    """Requests running, for each instance; no microbatch has more rows."""
+    """Most running requests for each instance; no microbatch has more rows."""
     max_model_len: int
     watermark: float = 0.01
     """Share of the blocks that admission leaves free."""
@@ -25,7 +25,7 @@ class SchedulerLimits:
     prefill_first: bool = False
     """Prompts take a step's token budget before decodes do (in pipelines without lookahead, too)."""
     scheduling_policy: SchedulingPolicy = "fcfs"
-    """Whose requests go first: ``policy.order``."""
+    """Which requests go first: ``policy.order``."""
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` tokens fill."""

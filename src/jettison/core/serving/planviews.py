@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from jettison.core.requests import UNSCHEDULED, RequestState
 from jettison.core.residence import hosted_tokens
 from jettison.core.serving.groupview import GroupView
-from jettison.policy.batching import RunningRow, VictimRow, WaitingRow
+from jettison.policy.batching import RunningRow, VictimRow, WaitingRow, running_row
 
 
 def running_rows(group: GroupView, states: Iterable[RequestState]) -> list[RunningRow]:
-    """Of running requests those that have tokens to schedule."""
+    """Rows of the running requests that have tokens to schedule."""
     block_size = group.limits.block_size
     tables = group.blocks.ledgers[0].tables
     absent = group.absent
@@ -26,12 +26,12 @@ def running_rows(group: GroupView, states: Iterable[RequestState]) -> list[Runni
             continue
         room = len(tables[request_id].ids) * block_size - scheduled
         is_first = state.num_tokens == state.num_prompt
-        rows.append(RunningRow(request_id, ready, room, state.num_pending > 0, is_first, scheduled))
+        rows.append(running_row((request_id, ready, room, state.num_pending > 0, is_first, scheduled)))
     return rows
 
 
 def waiting_row(group: GroupView, state: RequestState) -> WaitingRow:
-    """A waiting request, and what its admission takes."""
+    """The row of a waiting request, with the blocks that its admission takes."""
     blocks = group.blocks
     if blocks.is_oversized(state):
         total = group.limits.blocks_for(state.num_tokens)
@@ -41,7 +41,7 @@ def waiting_row(group: GroupView, state: RequestState) -> WaitingRow:
 
 
 def waiting_row_beside_victims(group: GroupView, state: RequestState) -> WaitingRow:
-    """The same where others may give way: they may be all that holds blocks of its cached prefix."""
+    """The same where other requests may give way: they may be the only holders of blocks of its cached prefix."""
     row = waiting_row(group, state)
     if not row.num_cached_tokens:
         return row
@@ -49,7 +49,7 @@ def waiting_row_beside_victims(group: GroupView, state: RequestState) -> Waiting
 
 
 def victim_rows(group: GroupView, states: Iterable[RequestState]) -> list[VictimRow]:
-    """Of running requests those that may be preempted, in the order given."""
+    """Rows of the running requests that may be preempted, in the order given."""
     ledgers = group.blocks.ledgers
     return [
         VictimRow(
@@ -62,7 +62,7 @@ def victim_rows(group: GroupView, states: Iterable[RequestState]) -> list[Victim
 
 
 class EachTime:
-    """Rows that are made anew whenever they are iterated over, and only as far."""
+    """Rows that are made anew in each iteration, and only as far as it goes."""
 
     def __init__(self, make: Callable[[], Iterator[WaitingRow]]) -> None:
         self._make = make

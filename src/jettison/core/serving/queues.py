@@ -1,7 +1,7 @@
-"""Who waits, runs, moves and is stored in one group, in which order, and what that sums up to.
+"""The requests that wait, run, move and are stored in one group, their order, and their sums.
 
-Every change is noted (``core.changes``). Blocks are ``core.serving.blocks``'; which requests go into a step, and what
-comes of it, is ``core.serving.group``'s.
+Every change is noted (``core.changes``). ``core.serving.blocks`` has the blocks; ``core.serving.group`` chooses the
+requests of a step and commits it.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ class Queues:
         tokens: VirtualTokens | None = None,
         offline_tokens: VirtualTokens | None = None,
     ) -> None:
-        """``residence``: where its requests run; all of them share it."""
+        """``residence``: the one in which its requests run; all of them share it."""
         self._tokens = tokens or VirtualTokens()
         self._offline_tokens = offline_tokens or VirtualTokens()
         self.waiting = WaitingQueue(self._tokens, limits.scheduling_policy)
-        """Online requests: what waits here is what overload, restores and dispatch are about."""
+        """Waiting online requests: overload, restores and dispatch look at these."""
         self.waiting_offline = WaitingQueue(self._offline_tokens, limits.scheduling_policy)
-        """Offline requests: let in behind the others, and no reason for anything."""
+        """Waiting offline requests: admitted after online ones, and no reason for overload or moves."""
         self._offline_ids: set[RequestId] = set()
-        """Of ``waiting_offline``."""
+        """Ids in ``waiting_offline``."""
         self.running: dict[RequestId, RequestState] = {}
-        """``in_order``, as it was when the last one came, or what gives way changed."""
+        """In the order of ``in_order``, as of when the last one came, or other batches began to give way."""
         self._tenants: set[str] = set()
-        """Whose requests have run here since nobody did."""
+        """Tenants with requests that have run here since the running set was last empty."""
         self._newest_turns = [0, 0]
-        """Of those that have run here: online, offline."""
+        """Newest turn of the requests that have run here: online, offline."""
         self.moving: dict[RequestId, RequestState] = {}
         self.stored: dict[RequestId, RequestState] = {}
-        """Requests whose KV is in host pools only: they hold no blocks and wait to be brought back."""
+        """Requests with KV in host pools only: they hold no blocks and wait to be brought back."""
         self.suspects: dict[RequestId, RequestState] = {}
-        """Of ``waiting`` and ``running``, those that may be what kills workers."""
+        """Suspects: waiting and running requests that may be what kills workers."""
         self.version = 0
         """Grows with every change: plans made before are stale."""
         self._group_id = group_id
@@ -62,30 +62,31 @@ class Queues:
         self._harvesting = changes.harvesting
         self._stir = changes.stir
         self.offline_holders: set[Owner] = set()
-        """Owners for which no offline request is let in or comes back from the host. ``Group.hold`` sets it."""
-        # Sums that would cost O(queue) whenever dispatch or the monitor asks; ``check`` compares.
+        """Owners that keep offline requests from being admitted and from coming back from host pools. ``Group.hold``
+        sets it."""
+        # Sums are kept, as dispatch and the monitor would cost O(queue) each time; ``check`` compares.
         self._num_queued_blocks = 0
         self._num_queued_tokens = 0
         self.largest_queued_tokens = 0
-        """No waiting request has more; lowered only when the queue is empty."""
+        """No waiting request has more tokens; lowered only when the queue is empty."""
         self.prefilling: dict[RequestId, RequestState] = {}
-        """Of ``running``, all those with more than one token to compute (and perhaps some with fewer). Read it;
-        ``note_tokens`` takes out."""
+        """All running requests with more than one token to compute (and perhaps some with fewer). Read it;
+        ``note_tokens`` takes requests out."""
         self._sum_scheduled_ns = 0
         """When the running requests were first scheduled, summed."""
         self._num_offline = 0
         """Running offline requests."""
         self._sum_offline_ns = 0
-        """The sum of those alone."""
+        """The same sum for running offline requests alone."""
         self._counts_priority = counts_priority(limits.scheduling_policy)
 
     def note_change(self) -> None:
-        """Note that the queues, or what is left to do for their requests, are different."""
+        """Note that the queues, or the progress of their requests, have changed."""
         self.version += 1
         self._touched.add(self._group_id)
         self._freer.add(self._group_id)
 
-    # --- what others may read ---------------------------------------------------------------------------------
+    # --- read by other modules --------------------------------------------------------------------------------
 
     @property
     def has_waiting(self) -> bool:
@@ -108,7 +109,7 @@ class Queues:
 
     @property
     def has_both_classes(self) -> bool:
-        """Offline requests run or wait here, and online ones are served or wait."""
+        """Offline requests run or wait here, and online ones have been admitted or wait."""
         return self.has_offline and (bool(self.waiting) or self.serves_online)
 
     @property
@@ -117,7 +118,7 @@ class Queues:
         return self._num_offline
 
     def queue_of(self, state: RequestState) -> WaitingQueue:
-        """Where a request of its class waits."""
+        """The waiting queue of a request's class."""
         return self.waiting_offline if state.is_offline else self.waiting
 
     def all_requests(self) -> list[RequestState]:
@@ -125,46 +126,46 @@ class Queues:
         return [*self.waiting, *self.waiting_offline, *self.served()]
 
     def online_requests(self) -> list[RequestState]:
-        """The online ones of those."""
+        """All online requests of the group."""
         return [*self.waiting, *(s for s in self.served() if not s.is_offline)]
 
     def served(self) -> Iterator[RequestState]:
-        """Those that have been admitted: running, moving and stored."""
+        """Admitted requests: running, moving and stored."""
         return chain(self.running.values(), self.moving.values(), self.stored.values())
 
     def running_offline(self) -> list[RequestState]:
-        """Of the running requests the offline ones: O(their number), as they are the last."""
+        """Running offline requests, the last first: O(their number), as they come after all online ones."""
         return list(takewhile(lambda s: s.is_offline, reversed(self.running.values())))
 
     def holding_offline(self) -> list[RequestState]:
-        """Offline requests that have blocks: those that run, and those on their way here."""
+        """Offline requests that have blocks: running ones, and moving ones."""
         return [*self.running_offline(), *(s for s in self.moving.values() if s.is_offline)]
 
     @property
     def admits_offline(self) -> bool:
-        """Waiting offline requests may be let in: they are not paused, and none that has been served before waits to
+        """Waiting offline requests may be admitted: offline work is not paused, and no stored offline request waits to
         come back."""
         return not (self.offline_holders or any(s.is_offline for s in self.stored.values()))
 
     def newcomers(self) -> Iterator[RequestState]:
-        """Waiting requests that may be let in, in the order of service."""
+        """Waiting requests that may be admitted, in the order of service."""
         return chain(self.waiting, self.waiting_offline) if self.admits_offline else iter(self.waiting)
 
     @property
     def num_served(self) -> int:
-        """Requests that have been admitted: running, moving, or stored."""
+        """How many requests have been admitted: running, moving, or stored."""
         return len(self.running) + len(self.moving) + len(self.stored)
 
     @property
     def num_served_online(self) -> int:
-        """The online ones of those."""
+        """How many online requests have been admitted."""
         if not (self._num_offline or self.moving or self.stored):
             return len(self.running)
         others = chain(self.moving.values(), self.stored.values())
         return len(self.running) - self._num_offline + sum(not s.is_offline for s in others)
 
     def queued_blocks(self) -> int:
-        """Need of all waiting online requests."""
+        """Blocks that all waiting online requests need."""
         return self._num_queued_blocks
 
     def queued_tokens(self) -> int:
@@ -186,7 +187,8 @@ class Queues:
         return (num * now_ns - sum_ns) / NANOSECONDS / num if num else None
 
     def in_order(self, states: Iterable[RequestState]) -> list[RequestState]:
-        """Requests as the group serves them: what gives way (``policy.lending``) goes last, as it does in a queue."""
+        """Requests in the group's order of service: batches that give way (``policy.lending``) go last, as in a
+        queue."""
         in_order = in_service_order(states, self._limits.scheduling_policy)
         return sorted(in_order, key=self._gives_way) if self._offline_tokens.gives_way else in_order
 
@@ -215,7 +217,7 @@ class Queues:
             self._queued_online.add(self._group_id)
 
     def note_suspect(self, state: RequestState) -> None:
-        """One of its requests may have become one that kills workers."""
+        """Note a request of the group as a suspect, if it is on trial."""
         if state.on_trial:
             self.suspects[state.request_id] = state
 
@@ -234,7 +236,7 @@ class Queues:
     def take_waiting(
         self, request_ids: Sequence[RequestId], steps_aside: Callable[[RequestState], bool]
     ) -> list[RequestState]:
-        """Take these out of the queue, in order; those that have stepped aside stay in front."""
+        """Take these out of the queue, in order; requests that have stepped aside stay in front."""
         online = [r for r in request_ids if r not in self._offline_ids] if self._offline_ids else request_ids
         offline = request_ids[len(online) :]
         taken = self.waiting.take(online, steps_aside) if online else []
@@ -246,7 +248,7 @@ class Queues:
         return taken
 
     def resume(self, state: RequestState) -> None:
-        """Take a request whose KV is complete in every stage into the running set."""
+        """Take a request with complete KV in every stage into the running set."""
         assert state.first_scheduled_ns is not None, f"{state} has never been admitted"
         self.note_change()
         self._stir(state.request_id)
@@ -286,7 +288,7 @@ class Queues:
         if last.is_offline != state.is_offline:
             return state.is_offline
         if self._offline_tokens.gives_way and (self._gives_way(last) or self._gives_way(state)):
-            return not self._gives_way(last)  # of those that give way, which hardly ever begin, each is put in order
+            return not self._gives_way(last)  # a request that gives way hardly ever begins: sort then
         if len(self._tenants) == 1:
             return last.order <= state.order
         if not is_newest or (self._counts_priority and state.order[0] < last.order[0]):
@@ -295,7 +297,7 @@ class Queues:
         return own is None or own.order <= state.order
 
     def note_lending(self) -> None:
-        """Other offline work gives way than before."""
+        """Other batches give way than before."""
         if self.has_offline:
             self.note_change()
         if self._num_offline:
@@ -312,11 +314,11 @@ class Queues:
 
     @property
     def are_charged(self) -> bool:
-        """Whether anybody asks what tenants have been served."""
+        """Whether the tenants' counts matter, as there are several."""
         return self._tokens.are_shared or self._offline_tokens.are_shared
 
     def charge(self, state: RequestState, num_prompt: int, num_output: int = 0) -> None:
-        """So many of its tokens have been computed for the first time, or will be from now on: its tenant's count."""
+        """Charge its tenant for tokens that have been computed for the first time, or will be from now on."""
         tokens = self._offline_tokens if state.is_offline else self._tokens
         tokens.charge(state.tenant, PROMPT_WEIGHT * num_prompt + OUTPUT_WEIGHT * num_output)
 
@@ -325,7 +327,7 @@ class Queues:
         self.suspects.pop(state.request_id, None)
 
     def keep_stored(self, state: RequestState) -> None:
-        """Take a request whose KV is in host pools only: it was moving here, or comes from another group."""
+        """Take a request with KV in host pools only: it was moving here, or comes from another group."""
         self.note_change()
         self._stir(state.request_id)
         self.moving.pop(state.request_id, None)
@@ -335,7 +337,7 @@ class Queues:
         self._harvesting.add(self._group_id)
 
     def take_all(self) -> list[RequestState]:
-        """Empty all queues (the group is about to be dissolved); return what was in them."""
+        """Empty all queues (the group is about to be dissolved); returns their requests."""
         self.note_change()
         states = self.all_requests()
         for state in states:
@@ -354,7 +356,7 @@ class Queues:
         return states
 
     def take_out(self, state: RequestState) -> None:
-        """Remove a request from whatever queue it is in; its blocks stay where they are."""
+        """Remove a request from the queue that it is in; its blocks stay where they are."""
         self.note_change()
         self._stir(state.request_id)
         self.suspects.pop(state.request_id, None)

@@ -1,8 +1,8 @@
-"""Steps of a group that has online and offline requests: its classes as ``policy.filling`` sees them, and what a step
-of both may take.
+"""Steps of a group that has online and offline requests: its classes as ``policy.filling`` sees them, and the time that
+a step of both may take.
 
-Reads a group, changes nothing in it. Only where the group has requests of both classes, and objectives are kept
-(``--offline harvest``): everywhere else ``core.serving.stepplan`` plans all of them together.
+It reads a group, and changes nothing in it. It is used only where the group has requests of both classes, and
+objectives are kept (``--offline harvest``); elsewhere ``core.serving.stepplan`` plans all requests together.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def plan_shared(group: GroupView, pace: Pace, limits: BatchLimits, planned: Plan
 def planned_within(
     group: GroupView, pace: Pace, planned: Planned, view: BatchView, limits: BatchLimits
 ) -> BatchPlan:
-    """What ``planned`` makes of online requests, cut to the TPOT objective where they decode.
+    """The plan that ``planned`` makes of online requests, cut to the TPOT objective where they decode.
 
-    Where prompts come first decodes wait for them whatever they take.
+    Where prompts come first, nothing is cut: decodes wait for prompts, however long these take.
     """
     if group.limits.prefill_first:
         return planned(view, limits)
@@ -63,7 +63,7 @@ def planned_within(
 
 
 def _seconds(group: GroupView, offline: OfflineParams, goals: Objectives, now_ns: int) -> float | None:
-    """What a step may take; None: nobody online is here to wait for it."""
+    """Seconds that a step may take; None: no bound, as no online request here waits for it."""
     queues = group.queues
     if not queues.serves_online and all(group.blocks.is_oversized(s) for s in queues.waiting):
         return None
@@ -73,7 +73,8 @@ def _seconds(group: GroupView, offline: OfflineParams, goals: Objectives, now_ns
 
 
 def online_share(group: GroupView, enough: float = 0.0) -> float:
-    """Part of the blocks that online requests hold; up to ``enough`` those that several hold may count for each."""
+    """Share of the blocks that online requests hold. A result up to ``enough`` may count shared blocks once a holder,
+    so it may be too high; a larger one is exact."""
     states = [*online_states(group), *(s for s in group.queues.moving.values() if not s.is_offline)]
     ids, capacity = [s.request_id for s in states], max(1, group.blocks.capacity)
     at_most = group.blocks.num_used_by(ids) / capacity
@@ -81,7 +82,8 @@ def online_share(group: GroupView, enough: float = 0.0) -> float:
 
 
 def _longest_wait_s(group: GroupView, now_ns: int) -> float | None:
-    """Of the online requests that run or wait and have no first token; None without any. O(their number)."""
+    """Longest wait of the running and waiting online requests without a first token; None without any. O(their
+    number)."""
     queues, blocks = group.queues, group.blocks
     arrivals = [s.request.arrival_ns for s in online_states(group) if s.first_token_ns is None]
     arrivals += [
@@ -93,8 +95,8 @@ def _longest_wait_s(group: GroupView, now_ns: int) -> float | None:
 def room_of_last_step(
     group: GroupView, limits: BatchLimits, state: RequestState | None, now_ns: int
 ) -> StepRoom | None:
-    """What the newest step under way is, and what it would be with one token more of an offline request; None without
-    either."""
+    """The size of the newest step under way, and its time with one token more of ``state``, an offline request; None
+    without a step or a request."""
     flight = next(reversed(group.in_flight.values()), None)
     if flight is None or state is None:
         return None
@@ -123,8 +125,8 @@ def online_states(group: GroupView) -> list[RequestState]:
 
 
 def online_view(group: GroupView) -> BatchView:
-    """Online requests as if they were alone, in the blocks that are free. Its waiting rows may be iterated over again;
-    they are made anew each time."""
+    """Online requests as if they were alone, with the free blocks. Its waiting rows may be iterated over again; they
+    are made anew each time."""
     blocks, states = group.blocks, online_states(group)
     num_allocatable = blocks.num_allocatable
     make = waiting_row_beside_victims if blocks.seals else waiting_row
@@ -137,8 +139,8 @@ def online_view(group: GroupView) -> BatchView:
 
 
 def offline_view(group: GroupView) -> OfflineView:
-    """Offline requests. They give way even while preemption is held: what is on its way to a host pool is not theirs
-    to wait for."""
+    """Offline requests. They give way even while preemption is held: online requests do not wait for swaps while
+    offline ones have blocks."""
     queues = group.queues
     newest_first = queues.running_offline()
     waiting = queues.waiting_offline if queues.admits_offline and not group.sitting_out else ()

@@ -1,8 +1,8 @@
-"""What a group's next microbatch is: its queues as the policies see them, and the microbatches planned ahead.
+"""Plans of a group's next microbatch: its queues as the policies see them, and the microbatches planned ahead.
 
-Reads a group, changes nothing in it; ``Group`` applies the plans. Which tokens go where is decided in
-``policy.lookahead`` (pipelines), ``policy.filling`` (offline requests beside online ones) and ``policy.batching``
-(everything else, and all that concerns memory).
+It reads a group, and changes nothing in it; ``Group`` applies the plans. ``policy.lookahead`` (pipelines),
+``policy.filling`` (offline requests beside online ones) and ``policy.batching`` (everything else, and memory) decide
+which tokens go where.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class StepPlanner:
     def __init__(self, group: GroupView) -> None:
         self._group = group
         self._ahead: deque[dict[RequestId, int]] = deque()
-        """Microbatches planned ahead, as tokens a request; good for ``_ahead_version`` of the group only."""
+        """Microbatches planned ahead, as tokens a request; valid for ``_ahead_version`` of the group only."""
         self._ahead_version = -1
         self._was_alone = False
-        """The last step was a suspect's."""
+        """The last step was a suspect's own."""
         self._limits: BatchLimits | None = None
-        """Good for ``_limits_capacity``: nothing else in them ever changes."""
+        """Valid for ``_limits_capacity``: no other input of them ever changes."""
         self._limits_capacity = -1
 
     def next_plan(self, now_ns: int) -> BatchPlan:
@@ -69,18 +69,19 @@ class StepPlanner:
         return self._planned()(self.view(), self.limits())
 
     def _saturating_limits(self, pace: Pace) -> BatchLimits:
-        """Of a microbatch of offline requests alone: all decodes, and as many prompt tokens as saturate the device."""
+        """Limits of a microbatch of offline requests alone: all decodes, and as many prompt tokens as saturate the
+        device."""
         limits = self.limits()
         num_tokens = saturating_tokens(pace.predictor, limits.max_num_tokens, len(self._group.stages))
         return limits._replace(
             max_num_tokens=min(limits.max_num_tokens, len(self._group.queues.running) + num_tokens))
 
     def note_applied(self) -> None:
-        """The plan was applied: what is planned beyond it still holds, until something else happens."""
+        """The plan was applied: microbatches planned ahead stay valid until the group changes in another way."""
         self._ahead_version = self._group.version
 
     def _planned(self, *, online_only: bool = False) -> Planned:
-        """What plans the next microbatch: within the shares of those planned ahead, or plain budgets where there is
+        """The function that plans the next microbatch: within shares planned ahead, or by plain budgets where there is
         little to balance."""
         limits = self._group.limits
         if len(self._group.stages) > 1 and limits.lookahead.enabled:
@@ -98,7 +99,7 @@ class StepPlanner:
         return self._ahead.popleft() if self._ahead else None
 
     def _plan_balanced(self, shares: dict[RequestId, int], view: BatchView, limits: BatchLimits) -> BatchPlan:
-        """Within shares; by plain budgets where memory allows nothing of what was planned."""
+        """Plan within shares; by plain budgets where memory allows none of the shares."""
         plan = plan_batch(view, limits, shares)
         if plan.is_empty or plan.preemptions:
             self._ahead.clear()
@@ -107,10 +108,11 @@ class StepPlanner:
         return plan_prefill_first(view, limits) if self._group.limits.prefill_first else plan_batch(view, limits)
 
     def _trial_plan(self) -> BatchPlan:
-        """While some request may be what kills workers: it runs alone, in turn with steps of all others.
+        """The plan while some request may be what kills workers (a suspect): it runs alone, in turn with steps of all
+        others.
 
-        One step is in flight at a time, so what was there when a worker dies is known. Suspects wait for each other;
-        no request passes one that waits for memory or a place, or it would never be tried.
+        One step is in flight at a time, so the requests under way at a worker's death are known. Suspects wait for each
+        other. No request passes a suspect that waits for memory or a place, or the suspect would never be tried.
         """
         group = self._group
         if group.in_flight:
@@ -122,6 +124,8 @@ class StepPlanner:
         alone = plan_batch(
             self.view()._replace(waiting=own_row), limits, {suspect.request_id: limits.max_num_tokens}
         )
+        # Turns: a step of the suspect alone, then one of the others. Where one side has nothing to run, the other goes
+        # on.
         if not alone.is_empty and not self._was_alone:
             self._was_alone = True
             return alone
@@ -159,7 +163,8 @@ class StepPlanner:
         group, blocks, running = self._group, self._group.blocks, self._group.queues.running
         num_allocatable = blocks.num_allocatable
         return BatchView(
-            group.version, running_rows(group, running.values()), len(running), EachTime(self._waiting_rows),
+            group.version, running_rows(group, running.values()), len(running),
+            EachTime(self._waiting_rows) if group.queues.has_waiting else (),
             self._victims, num_allocatable, num_allocatable - blocks.num_free,
         )
 
@@ -167,8 +172,8 @@ class StepPlanner:
         return map(partial(waiting_row, self._group), self._waiting())
 
     def _waiting(self) -> Iterator[RequestState]:
-        """Online requests, then offline ones that may be let in, unless some that run sit out; each in the order of
-        service."""
+        """Online requests, then offline ones that may be admitted, unless running ones sit out; each class in the order
+        of service."""
         queues = self._group.queues
         return iter(queues.waiting) if self._group.sitting_out else queues.newcomers()
 

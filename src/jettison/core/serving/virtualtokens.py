@@ -1,13 +1,14 @@
 """How much each tenant has been served, in virtual tokens (``policy.order``), counted over all groups.
 
-One set a class. Counts survive when requests change groups. What a count means for the order of service is
-``policy.order``'s; who waits in which group is ``core.serving.waiting``'s.
+There is one set of counts a class. Counts survive when requests change groups. ``policy.order`` turns counts into the
+order of service; ``core.serving.waiting`` has the queues of groups.
 
 Rule 1. A request is *in line* from when it first waits in a group until it has its turn, or ends before; dealing it out
         again changes nothing.
-Rule 2. A tenant of whose requests none was in line is lifted to the least count of those that have some, or where there
-        is none to that of the one who left last: idleness earns no credit (Sheng et al., OSDI 2024, algorithm 2).
-Rule 3. Of a tenant without requests a count that its return would lift anyway is forgotten: it makes no difference.
+Rule 2. A tenant without a request in line, when one comes, is lifted to the least count of the tenants with requests in
+        line or, without such tenants, to the count of the tenant that left the line last: idleness earns no credit
+        (Sheng et al., OSDI 2024, algorithm 2).
+Rule 3. The count of a tenant without requests is forgotten if its return would lift it anyway: it makes no difference.
 """
 
 from __future__ import annotations
@@ -20,48 +21,49 @@ from jettison.core.requests import RequestState
 TenantId = str
 
 BatchKey = tuple[TenantId, int | None]
-"""(tenant, deadline in ns): lines of one batch have the same. None: of requests that are due at no time."""
+"""(tenant, deadline in ns): lines of one batch have the same key. None: requests without a deadline."""
 
 LEAST_SWEEP = 64
-"""Tenants beyond those kept last time, before anybody is forgotten."""
+"""Tenants beyond those kept last time, before any tenant is forgotten."""
 
 
 def key_of(state: RequestState) -> BatchKey:
-    """Of the batch that an offline request belongs to."""
+    """Key of the batch that an offline request belongs to."""
     return state.tenant, state.request.deadline_ns
 
 
 class VirtualTokens:
-    """While a tenant has requests its count only grows: a rank that is out of date is too early, never too late."""
+    """Counts of all tenants. While a tenant has requests its count only grows: a rank that is out of date is too early,
+    never too late."""
 
     __slots__ = ("_catch_up", "_counts", "_in_line", "_last", "_living", "_num_kept", "gives_way", "num_turns")
 
     def __init__(
         self, living: Callable[[], Iterable[TenantId]] = tuple, catch_up: Callable[[], None] = lambda: None
     ) -> None:
-        """``living``: tenants that have requests; ``catch_up``: has groups tell of all steps that have ended."""
+        """``living``: tenants that have requests; ``catch_up``: has all groups commit the steps that have ended."""
         self.num_turns = 0
-        """Turns so far: of requests that were served for the first time, or have stepped aside."""
+        """Turns so far: a request takes one when it is first served, or steps aside."""
         self.gives_way: frozenset[BatchKey] = frozenset()
-        """Batches that lend others their turns (``policy.lending``): what is lent is counted here, too."""
+        """Batches that lend others their turns (``policy.lending``): counts include lent turns."""
         self._counts: dict[TenantId, int] = {}
         self._in_line: dict[TenantId, int] = {}
-        """Requests of each tenant in line, of those that have any."""
+        """Requests in line of each tenant that has any."""
         self._last: TenantId | None = None
-        """Who left the line last."""
+        """The tenant that left the line last."""
         self._num_kept = 0
         self._living, self._catch_up = living, catch_up
 
     # --- reading ----------------------------------------------------------------------------------------------
 
     def of(self, tenant: TenantId) -> int:
-        """Its count; 0 for one that is not known."""
+        """A tenant's count; 0 for one that is not known."""
         return self._counts.get(tenant, 0)
 
     @property
     def are_shared(self) -> bool:
-        """Whether anybody but one tenant is known. Otherwise nothing is charged: who comes next is lifted to that one's
-        count, whatever it is."""
+        """Whether several tenants are known. A single one is not charged: the next tenant is lifted to its count,
+        whatever that is."""
         return len(self._counts) > 1
 
     def catch_up(self) -> None:
@@ -71,7 +73,7 @@ class VirtualTokens:
     # --- changing ---------------------------------------------------------------------------------------------
 
     def queue(self, state: RequestState) -> None:
-        """It waits in a group. Idempotent; nothing where it has had its turn."""
+        """A request waits in a group. Idempotent; nothing where it has had its turn."""
         if state.is_in_line or state.turn is not None:
             return
         state.is_in_line = True
@@ -81,13 +83,13 @@ class VirtualTokens:
         self._in_line[state.tenant] = num + 1
 
     def take_turn(self, state: RequestState) -> None:
-        """It is served for the first time, or steps aside."""
+        """A request is served for the first time, or steps aside."""
         self.leave(state)
         self.num_turns += 1
         state.turn = self.num_turns
 
     def leave(self, state: RequestState) -> None:
-        """It is in line no longer, if it was."""
+        """A request is no longer in line, if it was."""
         if not state.is_in_line:
             return
         state.is_in_line = False
@@ -98,7 +100,7 @@ class VirtualTokens:
             self._last = tenant
 
     def charge(self, tenant: TenantId, num_virtual: int) -> None:
-        """It has been served so much."""
+        """A tenant has been served ``num_virtual`` virtual tokens."""
         if self.are_shared:
             self._counts[tenant] += num_virtual
 
@@ -107,7 +109,7 @@ class VirtualTokens:
         if len(counts) + (tenant not in counts) < 2:
             counts.setdefault(tenant, 0)
             return
-        self._catch_up()  # before anybody is new: until then a lone tenant was charged nothing
+        self._catch_up()  # before the new tenant counts: until then a lone tenant was charged nothing
         least = self._least()
         if tenant not in counts and len(counts) >= 2 * self._num_kept + LEAST_SWEEP:
             kept = {self._last, *self._living()}
@@ -116,7 +118,7 @@ class VirtualTokens:
         counts[tenant] = max(counts.get(tenant, 0), least)
 
     def _least(self) -> int:
-        """What idle tenants are lifted to."""
+        """The count that idle tenants are lifted to."""
         if self._in_line:
             return min(map(self._counts.__getitem__, self._in_line))
         return 0 if self._last is None else self._counts[self._last]
@@ -124,7 +126,7 @@ class VirtualTokens:
     # --- checks -----------------------------------------------------------------------------------------------
 
     def check(self, requests: Iterable[RequestState]) -> None:
-        """Invariants, for tests and idle moments; ``requests``: all there are of the class. Raises AssertionError."""
+        """Invariants, for tests and idle moments; ``requests``: all requests of the class. Raises AssertionError."""
         in_line = [s for s in requests if s.is_in_line]
         assert self._in_line == Counter(s.tenant for s in in_line) and all(s.turn is None for s in in_line)
         assert self._in_line.keys() <= self._counts.keys()

@@ -1,6 +1,6 @@
-"""The waiting queue of one group: a line for each tenant, and who is next.
+"""The waiting queue of one group: a line of requests for each tenant, and the request that is next.
 
-Keeps what ``policy.order`` decides; what else a request needs to be let in is ``policy.batching``'s business. A pick
+It keeps the order that ``policy.order`` decides; ``policy.batching`` decides whether a request is admitted. A pick
 costs O(log tenants), and as much for each tenant that was served meanwhile; with one tenant the queue is that tenant's
 line and nothing else.
 """
@@ -26,13 +26,14 @@ class WaitingQueue:
         self._tokens = tokens or VirtualTokens()
         self._policy: SchedulingPolicy = policy
         self._lines: dict[TenantId, deque[RequestState]] = {}
-        """Of tenants that wait; each in its tenant's own order, what gives way behind the rest; none empty."""
+        """Lines of tenants with waiting requests, none empty: in the tenant's own order, batches that give way behind
+        the rest."""
         self._keys: dict[TenantId, LineKey] = {}
-        """Of those tenants, as they were ranked: ``line_key``, or less where they have been served since."""
+        """Keys of these tenants as ranked: ``line_key``, or a smaller key where they have been served since."""
         self._ranked: list[tuple[LineKey, TenantId]] = []
-        """Tenants by ``_keys``. Empty (and ``_keys``, too) while fewer than two wait."""
+        """Tenants sorted by ``_keys``. Empty (and ``_keys``, too) while fewer than two tenants wait."""
         self._gave_way = self._tokens.gives_way
-        """By which it is in order."""
+        """The batches that gave way when it was last put in order."""
         self._num = 0
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -73,7 +74,7 @@ class WaitingQueue:
         return self._lines[tenant][0]
 
     def ahead_of(self, served: RequestState) -> list[RequestState]:
-        """Who would go before a request that has been served, if that had to wait again. O(length)."""
+        """The requests that would go before a request that has been served, if that had to wait again. O(length)."""
         return [s for line in self._lines.values() for s in line if goes_before(s, served, self._policy)]
 
     def _by_tokens(self) -> Iterator[RequestState]:
@@ -81,7 +82,7 @@ class WaitingQueue:
         self._tokens.catch_up()
         heap = self._ranked.copy()  # sorted, so a heap
         lines: dict[TenantId, Iterator[RequestState]] = {}
-        """Of tenants that have been come to: what follows their heads in the heap."""
+        """For tenants reached so far: the rest of their lines, behind their heads in the heap."""
         heads: dict[TenantId, RequestState] = {}
         tokens: dict[TenantId, int] = {}
         while heap:
@@ -125,7 +126,7 @@ class WaitingQueue:
             self._rank(tenant)
 
     def remove(self, state: RequestState) -> None:
-        """It waits here no longer, and was not served. Raises ValueError where it does not wait here."""
+        """Take out a request that was not served. Raises ValueError where it does not wait here."""
         if self._gave_way is not self._tokens.gives_way:
             self._refresh()
         line = self._lines.get(state.tenant, deque())
@@ -137,7 +138,7 @@ class WaitingQueue:
         self._rank(state.tenant)
 
     def clear(self) -> list[RequestState]:
-        """Empty it; returns what was in it, in the order of service."""
+        """Empty the queue; returns its requests, in the order of service."""
         states = list(self)
         for part in (self._lines, self._keys, self._ranked):
             part.clear()
@@ -149,8 +150,8 @@ class WaitingQueue:
     ) -> list[RequestState]:
         """Serve these, which come in the order of service.
 
-        A request that is passed over stays; one that steps aside has had its turn by that, and is first again as soon
-        as the group can hold it.
+        A request that is passed over stays. A request that steps aside has thereby had its turn, and is first again as
+        soon as the group can hold it.
         """
         taken: list[RequestState] = []
         seen: list[RequestState] = []
@@ -178,7 +179,7 @@ class WaitingQueue:
             self._tokens.take_turn(state)
 
     def _rank(self, tenant: TenantId) -> None:
-        """A tenant's next request may be another one, or has had a turn; or it has been served."""
+        """Rank a tenant again: its next request may have changed or had its turn, or the tenant has been served."""
         if not self._lines[tenant]:
             del self._lines[tenant]
         if len(self._lines) < 2:
@@ -204,7 +205,7 @@ class WaitingQueue:
         return key_of(state) in self._gave_way, state.order
 
     def _refresh(self) -> None:
-        """Other work gives way than when it was put into order."""
+        """Put the lines in order again: other batches give way than before."""
         self._gave_way = self._tokens.gives_way
         self._lines = {tenant: deque(sorted(line, key=self._own_key)) for tenant, line in self._lines.items()}
         if len(self._lines) > 1:

@@ -8,9 +8,9 @@
     PagePool.discard  cuMemUnmap at every address, cuMemRelease: the card has the memory back
 
 A page costs tens of microseconds to map, whatever its size, and may be mapped at many addresses at no cost of memory or
-speed (``docs/gpu.md``). So ``there`` (what the driver has mapped at a position) and ``owned`` (what the caller has) are
-two books: ``map`` and ``unmap`` change the second, and call the driver only where the first stands in the way. A
-change of layout that was prepared calls nothing, nor does one that has been there before.
+speed (``docs/performance.md``). So ``there`` (what the driver has mapped at a position) and ``owned`` (what the caller
+has) are two books: ``map`` and ``unmap`` change the second, and call the driver only where the first stands in the way.
+A change of layout that was prepared calls nothing, nor does one that has been there before.
 
 Invariants, which ``check`` holds: a position has one page in each book; where it owns a page, that page is there; a
 page is owned by one position at most, though it may be there at several; what is there has a handle. A mapping is taken

@@ -1,7 +1,7 @@
 """uint8 tensors over addresses that nothing need be behind, by DLPack.
 
 PyTorch asks the driver nothing about memory that comes this way, so a tensor may cover a span that is mapped in part or
-not at all (``docs/gpu.md``; ``__cuda_array_interface__`` asks, and cannot).
+not at all (``docs/performance.md``; ``__cuda_array_interface__`` asks, and cannot).
 """
 
 from __future__ import annotations

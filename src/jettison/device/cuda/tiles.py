@@ -1,4 +1,4 @@
-"""Sizes of attention's tiles: the one place for what a card answered (docs/gpu.md), and what may be changed freely.
+"""Sizes of attention's tiles: what a card answered (docs/performance.md), and what may be changed freely.
 
 ``SPLIT`` and ``POSITIONS`` decide in which groups a token's sums are taken, so they decide bits: one value for all
 shapes and batches. Stages and programs change no bit. Rows and warps decide which instructions multiply, and which

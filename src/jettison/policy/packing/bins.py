@@ -1,7 +1,7 @@
-"""One device's part of a packing: who is on it and what that takes.
+"""One device's part of a packing (a bin): the requests on it and the blocks that they take.
 
-Requests below C/8 are kept as they are. A multi-item (MELL, section VI.C) is cut out of them when one has to travel
-(``Bin.unit``): so it grows, is split and is merged without a move, and what is left below C/8 is a device's open one.
+Requests below C/8 are kept one by one. A multi-item (MELL, section VI.C) is cut out of them when one has to travel
+(``Bin.unit``). So multi-items grow, split and merge without a move, and a rest below C/8 is a device's open multi-item.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jettison.policy.packing.types import Grip, ShareKey, SizeClass, size_class
 from jettison.types import GroupId, RequestId
 
 Entry: TypeAlias = "tuple[str, tuple[int, ...]]"
-"""The name of an index, and the key under which it has something of a bin."""
+"""The name of an index, and the key under which that index has a bin or one of its requests."""
 
 Prefix: TypeAlias = "tuple[ShareKey, int]"
 """A key and the blocks that it stands for: requests that name one key with unlike lengths share nothing."""
@@ -31,7 +31,7 @@ class Item:
     request_id: RequestId
     num_blocks: int
     order: int
-    """Of arrival."""
+    """Number of its arrival."""
     size_class: SizeClass
     share_key: Prefix | None = None
     shared_blocks: int = 0
@@ -41,12 +41,12 @@ class Item:
 
     @property
     def own_blocks(self) -> int:
-        """What it takes on a device where somebody else has its prefix already."""
+        """Blocks that it takes on a device where another request has its prefix already."""
         return self.num_blocks - self.shared_blocks
 
     @property
     def is_big(self) -> bool:
-        """Of class S, M or L: what decides a device's category."""
+        """Of class S, M or L: these classes decide a device's category."""
         return self.size_class >= SizeClass.S
 
     @property
@@ -64,13 +64,13 @@ class Bin:
     is_taking: bool = True
     used: int = 0
     loose: int = 0
-    """Blocks that come free at least where all T and small requests leave that may be moved."""
+    """Blocks that come free at least if all T and small requests that may be moved leave."""
     bigs: list[Item] = field(default_factory=list)
     fillers: dict[RequestId, Item] = field(default_factory=dict)
     """T and small requests: they lie where there is room, and make room for bigs."""
     sharers: dict[Prefix, int] = field(default_factory=dict)
     entries: tuple[Entry, ...] = ()
-    """Under which it stands in the book's indices now."""
+    """Its present entries in the book's indices."""
 
     @property
     def free(self) -> int:
@@ -79,16 +79,16 @@ class Bin:
 
     @property
     def category(self) -> SizeClass:
-        """The class of its largest request; T where there are small ones only."""
+        """The class of its largest request; T where it has T and small ones only."""
         return max((item.size_class for item in self.bigs), default=SizeClass.T)
 
     @property
     def num_requests(self) -> int:
-        """On it."""
+        """Requests on it."""
         return len(self.bigs) + len(self.fillers)
 
     def count(self, size_class: SizeClass) -> int:
-        """Of its requests of class S, M or L."""
+        """How many of its requests are of this class: S, M or L."""
         return sum(item.size_class is size_class for item in self.bigs)
 
     def is_complete(self) -> bool:
@@ -97,11 +97,11 @@ class Bin:
         return category is SizeClass.L or self.count(category) >= (2 if category is SizeClass.M else 3)
 
     def blocks_of(self, item: Item) -> int:
-        """What the item would add."""
+        """Blocks that the item would add."""
         return item.own_blocks if item.share_key in self.sharers else item.num_blocks
 
     def put(self, item: Item) -> None:
-        """Take it in, whatever room there is."""
+        """Add the item, whatever room there is."""
         self.used += self.blocks_of(item)
         if item.share_key is not None:
             self.sharers[item.share_key] = self.sharers.get(item.share_key, 0) + 1
@@ -113,7 +113,7 @@ class Bin:
         item.bin = self
 
     def take(self, item: Item) -> None:
-        """Let it go."""
+        """Remove the item."""
         if item.share_key is not None:
             self.sharers[item.share_key] -= 1
             if not self.sharers[item.share_key]:
@@ -127,7 +127,7 @@ class Bin:
         item.bin = None
 
     def resize(self, item: Item, num_blocks: int) -> None:
-        """Another size, and the class that goes with it."""
+        """Give the item another size, and the class of that size."""
         present = size_class(num_blocks, self.capacity)
         if item.is_big or present >= SizeClass.S:
             self.take(item)
@@ -140,12 +140,13 @@ class Bin:
         self.loose += more if item.is_free else 0
 
     def unit(self, limit: int) -> list[Item]:
-        """What of T size may leave within ``limit`` blocks; empty where nothing may."""
+        """A T or a multi-item that may leave, of at most ``limit`` blocks; empty where none may."""
         return self._cut([item for item in self.fillers.values() if item.grip is Grip.FREE], limit)
 
     def victims(self) -> list[Item]:
-        """Who leaves where it is overfull: of the fillers the smallest that suffices, or a unit; then of the bigs the
-        smallest, but not a lone one. Who is held leaves after his like; empty where nobody may."""
+        """The requests that leave an overfull bin: of the fillers the smallest that suffices, or a unit; else the
+        smallest big, unless it is alone. Held requests leave after free ones of their kind; empty where no request may
+        leave."""
         lacking = self.used - self.capacity
         for grip in (Grip.FREE, Grip.HELD):
             fillers = [item for item in self.fillers.values() if item.grip is grip]
@@ -160,7 +161,7 @@ class Bin:
         return [min(bigs, key=lambda item: (item.grip, item.num_blocks, -item.order))]
 
     def _cut(self, fillers: Iterable[Item], limit: int) -> list[Item]:
-        """The largest T, else a multi-item of the largest small requests: above C/8, or all that there are."""
+        """The largest T, else a multi-item of the largest small requests: above C/8, or all of them."""
         fitting = [item for item in fillers if item.num_blocks <= limit]
         # Two stable sorts by a number each take half the time of one by pairs.
         fitting.sort(key=_ORDER)
@@ -178,7 +179,8 @@ class Bin:
         return chosen
 
     def surplus(self) -> list[Item]:
-        """Bigs that do not belong together: besides an L one M or S that fits with it; M and S not on one device."""
+        """Bigs that break the rules for one device: beside an L belongs only one M or S that fits with it, and M and S
+        do not share a device."""
         bigs = sorted(self.bigs, key=lambda item: (-item.grip, -item.num_blocks, item.order))
         large = next((item for item in bigs if item.size_class is SizeClass.L), None)
         if large is not None:

@@ -1,6 +1,7 @@
-"""The books of a packing: which request is on which device, devices by what they have room for, what a batch changed.
+"""The books of a packing: which request is on which device, devices by the room that they have, and what a batch has
+changed.
 
-Decides nothing. All look-ups are by sorted indices: O(log n) in devices and requests.
+It decides nothing. All look-ups are by sorted indices: O(log n) in devices and requests.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Changes(NamedTuple):
 
     departs: list[Item]
     resizes: list[tuple[Item, int]]
-    """With their blocks."""
+    """With their new blocks."""
     arrivals: list[Arrive]
 
 
@@ -52,13 +53,13 @@ class Book:
         self.away: set[GroupId] = set()
         """Devices that are not packed."""
         self.over: set[GroupId] = set()
-        """That hold more than their capacity."""
+        """Devices that hold more than their capacity."""
         self.indices: defaultdict[str, Index] = defaultdict(SortedList)
         self.by_key: defaultdict[Prefix, dict[GroupId, None]] = defaultdict(dict)
         self.by_order: dict[int, Item] = {}
         self._entries = entries
         self._is_unbounded = devices is None
-        # The last one that was closed is the first to be opened: it may still be warm.
+        # The device closed last is opened first: it may still be warm.
         self._idle = dict.fromkeys(reversed(list(devices or ())))
         self._next_device = self._next_order = 0
         self._origins: dict[RequestId, GroupId | None] = {}
@@ -66,11 +67,11 @@ class Book:
         self._closed: dict[GroupId, None] = {}
 
     def can_open(self) -> bool:
-        """Whether another device is to be had."""
+        """Whether another device can be opened."""
         return self._is_unbounded or bool(self._idle)
 
     def open(self) -> Bin | None:
-        """Another device; None where there is none."""
+        """The bin of another device; None where there is none."""
         if not self._idle and not self._is_unbounded:
             return None
         if self._idle:
@@ -115,7 +116,7 @@ class Book:
         return item
 
     def forget(self, items: Iterable[Item]) -> None:
-        """They are over. The indices are told once a device, however many leave it."""
+        """Drop requests that are over. The indices are updated once a device, however many leave it."""
         left: set[GroupId] = set()
         for item in items:
             del self.items[item.request_id], self.by_order[item.order]
@@ -128,14 +129,14 @@ class Book:
         self._reindex_all(left)
 
     def put(self, item: Item, bin_: Bin) -> None:
-        """Place it there."""
+        """Place the item in the bin."""
         bin_.put(item)
         if item.share_key is not None:
             self.by_key[item.share_key][bin_.device] = None
         self.reindex(bin_)
 
     def take(self, item: Item) -> Bin:
-        """Take it off its device, which is closed where nothing is left, and returned."""
+        """Take the item off its bin; the bin is closed where nothing is left. Returns the bin."""
         bin_ = item.bin
         assert bin_ is not None
         self._origins.setdefault(item.request_id, bin_.device)
@@ -152,7 +153,7 @@ class Book:
             del self.by_key[item.share_key][bin_.device]
 
     def resize(self, resizes: Iterable[tuple[Item, int]]) -> set[GroupId]:
-        """Other sizes where they are; on which devices. The indices are told once a device."""
+        """Resize items where they are; returns their devices. The indices are updated once a device."""
         touched: set[GroupId] = set()
         for item, num_blocks in resizes:
             assert item.bin is not None
@@ -167,7 +168,7 @@ class Book:
                 self.reindex(self.bins[device])
 
     def pin(self, item: Item, grip: Grip) -> Bin:
-        """Say whether it may be moved."""
+        """Say whether the item may be moved; returns its bin."""
         assert item.bin is not None
         bin_ = item.bin
         bin_.take(item)
@@ -177,7 +178,7 @@ class Book:
         return bin_
 
     def reindex(self, bin_: Bin) -> None:
-        """Bring the indices up to date with what a bin is now."""
+        """Bring the indices up to date with the bin's present state."""
         entries = self._entries(bin_) if bin_.is_taking and bin_.num_requests else ()
         if entries != bin_.entries:
             for entry in bin_.entries:
@@ -258,7 +259,7 @@ class Book:
         return plan
 
     def _num_items(self, moves: Iterable[Move]) -> int:
-        """The small requests of each pair of devices travel in multi-items."""
+        """Moves of items in the paper's sense: the small requests of each pair of devices travel in multi-items."""
         count = 0
         small: defaultdict[tuple[GroupId, GroupId], list[int]] = defaultdict(list)
         for move in moves:
@@ -270,7 +271,7 @@ class Book:
 
 
 class OnBook:
-    """What every ``Packer`` that keeps a book reads from it."""
+    """The queries that every ``Packer`` with a book answers from it."""
 
     book: Book
 

@@ -1,4 +1,5 @@
-"""How few devices could do: lower bounds for any number of requests, the exact optimum for a few. Pure.
+"""How few devices could hold given requests: lower bounds for any number of requests, the exact optimum for a few.
+Pure.
 
 Sizes and capacity are blocks; sizes are between 1 and the capacity (ValueError otherwise).
 """
@@ -26,8 +27,8 @@ def volume_bound(sizes: Sequence[int], capacity: int) -> int:
 def l2_bound(sizes: Sequence[int], capacity: int) -> int:
     """Martello and Toth's L2 (Knapsack Problems, 1990, section 8.3.2). O(n log n); never below the volume bound.
 
-    For a threshold k: requests above C - k have a device without any of k or more, those above C/2 one each, and those
-    from k to C/2 fill what these leave and then devices of their own.
+    For a threshold k: a request above C - k shares its device with none of k or more; each request above C/2 takes a
+    device; requests from k to C/2 fill what those leave free, then devices of their own.
     """
     array = _checked(sizes, capacity)
     if not array.size:
@@ -56,7 +57,7 @@ def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> int:
 
 
 def optimum(sizes: Sequence[int], capacity: int, time_limit_s: float = 10.0) -> int | None:
-    """The fewest devices, by integer programming (HiGHS); None where that is not known within the limit.
+    """The fewest devices, by integer programming (HiGHS); None where it is not found within the limit.
 
     For about thirty requests. One variable for each request and device (a request uses no device beyond its own number:
     devices are alike), tried between the lower bound and first-fit decreasing.

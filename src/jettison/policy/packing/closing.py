@@ -1,6 +1,6 @@
-"""Moves that close a device, and no others: of all that MELL's table moves these save most for what they cost. Pure.
+"""Moves that close a device, and no others: of all moves in MELL's table these save most for their cost. Pure.
 
-A device is closed where all of its requests fit on others as they stand: nobody there gives way.
+A device is closed where all of its requests fit on others as they stand: no request there gives way.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from jettison.policy.packing.types import Move
 from jettison.types import GroupId, RequestId
 
 CANDIDATES = 4
-"""Devices that are tried: those with the fewest requests, then the emptiest."""
+"""Devices that are tried, those with the fewest requests first, then the emptiest."""
 
 
 def plan_closing(placed: Mapping[GroupId, Mapping[RequestId, int]], capacity: int) -> tuple[Move, ...]:
-    """Of the devices in use (with sizes of their requests) the one whose closing takes the fewest moves, and where its
-    requests go: the largest first, each to where least is left. Empty where none can be closed."""
+    """The moves that close one device: of those in use (``placed``: with sizes of their requests) the one that takes
+    the fewest moves. Its requests go the largest first, each to the device with the least room that suffices. Empty
+    where no device can be closed."""
     free = {device: capacity - sum(sizes.values()) for device, sizes in placed.items()}
     emptiest = sorted(placed, key=lambda d: (len(placed[d]), -free[d], d))
     for device in emptiest[:CANDIDATES]:

@@ -1,7 +1,7 @@
-"""What MELL is measured against (section VIII.B): best-fit, worst-fit, and load balancing by migration. Pure.
+"""The packings that MELL is compared with (section VIII.B): best-fit, worst-fit, and load balancing by migration. Pure.
 
-Each opens a device where nothing fits and closes idle ones. Of a device that its requests have outgrown the newest
-leave: without migration they are computed again elsewhere.
+Each opens a device for a request that fits nowhere, and closes idle devices. From a device that its requests have
+outgrown the newest requests leave: without migration they are computed again elsewhere.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class WorstFit(OnBook):
     migrates = False
     """Whether running requests keep their KV when they change devices."""
     gathers = True
-    """Whether it is after few devices."""
+    """Whether it aims at few devices."""
 
     def __init__(self, params: PackingParams, devices: Iterable[GroupId] | None = None) -> None:
         self.params = params
@@ -58,7 +58,7 @@ class WorstFit(OnBook):
         return self.book.plan(unplaced, () if self.migrates else recomputed)
 
     def _relieve(self, bin_: Bin) -> Iterable[RequestId]:
-        """The newest leave until the others fit. Who fits nowhere stays."""
+        """The newest requests leave until the others fit. A request that fits nowhere stays."""
         items = sorted((*bin_.bigs, *bin_.fillers.values()), key=lambda item: -item.order)
         for item in items[:-1] if bin_.is_taking else ():
             if bin_.free < 0 and item.grip is not Grip.PINNED:
@@ -80,7 +80,7 @@ class WorstFit(OnBook):
         return self.book.bins[rooms[-1][1]] if rooms and rooms[-1][0] >= item.num_blocks else None
 
     def _balance(self) -> None:
-        """Nothing here: running requests stay."""
+        """No balancing here: running requests stay."""
 
 
 class BestFit(WorstFit):

@@ -11,16 +11,16 @@ from jettison.types import GroupId, RequestId
 
 
 def devices_lost(placed: Sequence[Mapping[RequestId, int]], capacity: int) -> int:
-    """Devices in use beyond those that the packing takes for the same requests when nobody is held. ``placed``: who is
-    on each device, with sizes; without shared prefixes."""
+    """Devices in use beyond those that the packing takes for the same requests if none is held. ``placed``: the
+    requests on each device, with sizes in blocks. Shared prefixes are left out."""
     anew = Packing(PackingParams(capacity=capacity, shares_prefixes=False))
     anew.apply([Arrive(r, min(num, capacity)) for sizes in placed for r, num in sizes.items()])
     return max(0, len(placed) - len(anew.active))
 
 
 class Compared:
-    """A ``Packer`` whose plans say ``num_lost``: devices in use beyond what the packing would need if everybody could
-    be moved at once, on as many devices as it likes. Takes twice the time."""
+    """A ``Packer`` whose plans say ``num_lost``: devices in use beyond those that the packing would need if every
+    request could be moved at once, on as many devices as it likes. Takes twice the time."""
 
     def __init__(self, packing: Packing, params: PackingParams) -> None:
         self.packing = packing

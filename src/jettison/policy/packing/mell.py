@@ -1,8 +1,8 @@
 """MELL's packing (sections VI and VII): the fewest devices, within 4/3 of the optimum, and few moves. Pure.
 
-Fig. 10 as printed does not keep its own Theorem 1 (``policy.packing.printed``). Here the table is complete: what an
-operation displaces is placed by its class, and what it leaves is settled until the five properties hold again
-(docs/pack.md has the table, the exceptions, and the bound on moves).
+Fig. 10 as printed does not keep its own Theorem 1 (``policy.packing.printed``). Here the table is complete: each
+request that an operation displaces is placed by its class, and the devices are then settled until the five properties
+hold again (docs/policies.md has the table, the exceptions, and the bound on moves).
 
 1. An M-device has two M, 2. an S-device three S, 3. a T-device is filled to 3/4: one device of each kind may be less.
 4. An L is alone only where no M or S of the M- and S-devices fits beside it. 5. There are T-devices only where all
@@ -25,7 +25,7 @@ ROOMS = "rooms"
 TINY = "tiny"
 """T-devices, by free blocks."""
 SINGLES = "singles"
-"""L-devices without M and S, by what one of these may take: T and small requests that may be moved give way."""
+"""L-devices without M and S, by the blocks that an M or S may take: T and small requests that may be moved give way."""
 MIDDLES = "middles"
 """M and S that may be moved, on M- and S-devices, by size."""
 PARTIAL = {SizeClass.M: "one M", SizeClass.S: "fewer than three S"}
@@ -34,7 +34,7 @@ ENDLESS = 1 << 62
 
 
 def index_entries(bin_: Bin) -> tuple[Entry, ...]:
-    """The indices that a device and its requests stand in."""
+    """A device's entries, and its requests', in the indices."""
     room = (bin_.free, bin_.device)
     if not bin_.bigs:
         return ((TINY, room),)
@@ -52,8 +52,8 @@ def index_entries(bin_: Bin) -> tuple[Entry, ...]:
 class Packing(OnBook):
     """The desired placement of one pool of like devices; a ``Packer``.
 
-    ``devices``: those that may be used, in the order in which they are opened; None: as many as it takes, numbered
-    from 0. ``machine_of``: devices of one machine are near each other.
+    ``devices``: the devices that may be used, in the order in which they are opened; None: as many as it takes,
+    numbered from 0. ``machine_of``: devices of one machine are near each other.
     """
 
     entries = staticmethod(index_entries)
@@ -66,11 +66,11 @@ class Packing(OnBook):
         self.book = Book(params.capacity, self.entries, devices)
         self._machine_of = machine_of or {}
         self._displaced: list[tuple[int, int, list[Item], Bin]] = []
-        """What has to go elsewhere, in units, and where it was: a heap, the largest first."""
+        """Units that have to go elsewhere, and the bin where each was: a heap, the largest first."""
         self._dirty: set[GroupId] = set()
         self._misfits: dict[GroupId, None] = {}
-        """Devices that were given what does not belong there, because no other was to be had; looked at longest ago
-        first."""
+        """Devices that were given a request that does not belong there, because no other device could be opened; the
+        one looked at longest ago first."""
 
     def pin(self, request_id: RequestId, grip: Grip) -> None:
         self._dirty.add(self.book.pin(self.book.items[request_id], grip).device)
@@ -81,7 +81,7 @@ class Packing(OnBook):
 
     def apply(self, batch: Sequence[Operation]) -> Plan:
         """See ``Packer``. In the paper's order (section VI.C, operation batching): departures, growth, arrivals; an
-        arrival takes the place of who has gone before anybody is moved there."""
+        arrival takes the place of a departed request before any other request is moved there."""
         departs, resizes, arrivals = self.book.check(batch)
         self.book.forget(departs)
         self._dirty |= self.book.resize(resizes)
@@ -104,7 +104,7 @@ class Packing(OnBook):
     # What an operation displaces
 
     def _normalise(self, device: GroupId) -> None:
-        """Take off a device what does not belong together there, and what it has no room for."""
+        """Take requests off a device that do not belong together, and requests that it has no room for."""
         bin_ = self.book.bins.get(device)
         if bin_ is None or not bin_.is_taking:
             return
@@ -123,7 +123,8 @@ class Packing(OnBook):
         heapq.heappush(self._displaced, (-_total(unit), unit[0].order, unit, home))
 
     def _place_displaced(self) -> None:
-        """The largest first. What nothing has room for stays where it was, and its device is overfull."""
+        """Place displaced units, the largest first. A unit that fits nowhere stays where it was, and its device is
+        overfull."""
         while self._displaced:
             _, _, unit, home = heapq.heappop(self._displaced)
             if self._place(unit, home):
@@ -133,7 +134,8 @@ class Packing(OnBook):
                     self.book.put(item, self.book.bin_of(home.device))
 
     def _place(self, unit: list[Item], source: Bin | None = None) -> bool:
-        """Put it where its class belongs; what gives way for it is placed, too. False where nothing has room."""
+        """Put a unit where its class belongs, and place the requests that give way for it. False where no device has
+        room."""
         bin_ = self._choose(unit, source) or self.book.open()
         if bin_ is None and (bin_ := self._anywhere(_total(unit), source)) is not None:
             self._misfits[bin_.device] = None
@@ -143,15 +145,16 @@ class Packing(OnBook):
         return True
 
     def _anywhere(self, num_blocks: int, source: Bin | None) -> Bin | None:
-        """The last resort where no device can be opened: whatever has room, where it was before all others. The
-        properties that this breaks are owed until there is a better place."""
+        """The last resort where no device can be opened: any device with room, first of all the one where the unit was.
+        The properties that this breaks are owed (mended later) once there is a better place."""
         home = None if source is None else self.book.bins.get(source.device)
         if home is not None and home.is_taking and home.free >= num_blocks:
             return home
         return self._best(ROOMS, num_blocks, source) or self._tightest(TINY, num_blocks)
 
     def _due_misfits(self) -> list[GroupId]:
-        """All of them where a device can be opened, else a few in turn: an operation stays cheap."""
+        """Misfits to look at now: all of them where a device can be opened, else a few in turn, so that an operation
+        stays cheap."""
         due = list(self._misfits) if self.book.can_open() else list(islice(self._misfits, self.params.candidates))
         for device in due:
             del self._misfits[device]
@@ -169,7 +172,7 @@ class Packing(OnBook):
     # Where a request of a class goes
 
     def _choose(self, unit: list[Item], source: Bin | None) -> Bin | None:
-        """A device in use that has room for it by the table; None: another device is needed."""
+        """A device in use that has room for the unit by the table; None: another device is needed."""
         if unit[0].size_class is SizeClass.L:
             return self._choose_for_large(unit[0])
         if unit[0].is_big:
@@ -196,14 +199,15 @@ class Packing(OnBook):
         return self._tightest(TINY, item.num_blocks)
 
     def _choose_for_large(self, item: Item) -> Bin | None:
-        """What is filled least may have half a device left: nothing makes room for an L but an idle device."""
+        """Beside one M or S, else on a T-device; the tightest. No request gives way to an L: where none of these has
+        room, it takes an idle device."""
         partial = [b for name in PARTIAL for b in self._partial(name) if len(b.bigs) == 1 and b.free >= item.num_blocks]
         if partial:
             return min(partial, key=lambda b: (b.free, b.device))
         return self._tightest(TINY, item.num_blocks)
 
     def _room(self, bin_: Bin) -> int:
-        """For an M or S. T and small requests give way only while there is a device for them to go to."""
+        """Blocks for an M or S. T and small requests give way only while there is a device for them to go to."""
         return bin_.free + (bin_.loose if self.book.can_open() else 0)
 
     def _partial(self, size_class: SizeClass) -> list[Bin]:
@@ -215,7 +219,7 @@ class Packing(OnBook):
         return self.book.bins[keys[at][1]] if at < len(keys) else None
 
     def _best(self, index: str, num_blocks: int, source: Bin | None) -> Bin | None:
-        """Of the devices with room in an index the one of highest priority, of a few (``candidates``)."""
+        """The device of highest priority among a few (``candidates``) of those with room in an index."""
         keys = self.book.indices[index]
         if not keys or keys[-1][0] < num_blocks:
             return None
@@ -227,7 +231,7 @@ class Packing(OnBook):
         return max(bins, key=lambda b: (self._priority(b, source), -b.device), default=None)
 
     def _priority(self, bin_: Bin, source: Bin | None) -> float:
-        """Section VI.C: few requests, much memory, the same machine."""
+        """The priority of section VI.C: few requests, much memory, the same machine."""
         weights = self.params.priorities
         score = weights.load / (1 + bin_.num_requests) + weights.free * bin_.free / self.params.capacity
         if source is not None and bin_.device in self._machine_of:
@@ -237,9 +241,9 @@ class Packing(OnBook):
     # What an operation leaves
 
     def _settle(self) -> None:
-        """Until the five properties hold, or nothing has room. Each step moves an item, and none undoes another: fewer
-        M and S apart from an L, then these on fewer devices (the sum of the squares of their numbers rises), then fewer
-        T on T-devices, then fewer of these that are not filled."""
+        """Move items until the five properties hold, or nothing has room. Each step moves one item, and no step undoes
+        another: first fewer M and S lie apart from an L, then M and S lie on fewer devices (the sum of the squares of
+        their numbers rises), then fewer T lie on T-devices, then fewer T-devices are not filled."""
         while (
             self._pair_with_large()
             or self._complete(SizeClass.M)
@@ -250,7 +254,8 @@ class Packing(OnBook):
             pass
 
     def _pair_with_large(self) -> bool:
-        """Property 4. The largest that fits beside the L with most room; of a device that lacks one sooner."""
+        """Property 4: the largest M or S that fits beside the L with most room moves there; one from a device that
+        lacks a request goes before others."""
         singles, middles = self.book.indices[SINGLES], self.book.indices[MIDDLES]
         if not singles or not middles or middles[0][0] > singles[-1][0]:
             return False
@@ -268,7 +273,8 @@ class Packing(OnBook):
         return True
 
     def _complete(self, size_class: SizeClass) -> bool:
-        """Properties 1 and 2: of two devices that lack one, the one with fewer gives to the other."""
+        """Properties 1 and 2: of two devices that lack a request of the class, the one with fewer gives one to the
+        other."""
         if len(self.book.indices[PARTIAL[size_class]]) < 2:
             return False
         bins = sorted(self._partial(size_class), key=lambda b: (len(b.bigs), -b.loose, -b.device))
@@ -282,7 +288,7 @@ class Packing(OnBook):
         return False
 
     def _fill_others(self) -> bool:
-        """Property 5: devices with S, M or L that are not filled take from the T-device that has least."""
+        """Property 5: devices with S, M or L that are not filled take from the T-device with least on it."""
         rooms, tiny = self.book.indices[ROOMS], self.book.indices[TINY]
         if not tiny or not rooms or rooms[-1][0] <= self.params.slack_blocks:
             return False
@@ -296,7 +302,7 @@ class Packing(OnBook):
         return False
 
     def _fill_tiny(self) -> bool:
-        """Property 3: of T-devices that are not filled, the one that has least gives to the one that has most."""
+        """Property 3: of T-devices that are not filled, the one with least on it gives to the one with most."""
         tiny, most = self.book.indices[TINY], self.params.candidates
         first = tiny.bisect_right((self.params.slack_blocks, ENDLESS))
         if len(tiny) - first < 2:

@@ -13,4 +13,4 @@ from jettison.types import GroupId
 PACKERS: dict[str, Callable[[PackingParams, Iterable[GroupId] | None], Packer]] = {
     "mell": Packing, "printed": Printed, "best-fit": BestFit, "worst-fit": WorstFit, "load-balance": LoadBalance,
 }  # fmt: skip
-"""Name -> from parameters and devices (None: as many as it takes)."""
+"""By name: a packer's constructor, from parameters and devices (None: as many as it takes)."""

@@ -1,7 +1,7 @@
 """In which order the moves of a plan can be made, when every destination must have room before its source is freed.
 
-*Desired* and *actual* placement are two things: a packing says where requests should live, and this says how to get
-there from where they do. Pure.
+*Desired* and *actual* placement are two things: a packing says where requests should live, and this module says how to
+get there from where they live. Pure.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ class Way(Enum):
     """Both ends hold the blocks until it ends."""
     OUT = "out"
     """Out of a cycle for which no device has room: its source gives the blocks up (they go to the host, or the request
-    is computed again from its tokens), and nobody holds them until IN."""
+    is computed again from its tokens), and no device holds them until IN."""
     IN = "in"
-    """Back from there to its destination."""
+    """Back from the host, or from tokens, to its destination."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One transfer. Those of a wave may all be under way at once; a wave begins when the one before has ended."""
+    """One transfer. The transfers of a wave may all be under way at once; a wave begins when the one before has
+    ended."""
 
     wave: int
     move: Move
@@ -40,14 +41,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Steps by wave, and the moves that the destinations have no room for even when all others are made."""
+    """Steps by wave, and the moves whose destinations have no room even when all other moves are made."""
 
     steps: tuple[Step, ...]
     waiting: tuple[Move, ...]
 
 
 class _Rooms:
-    """Free blocks, and what waits for each device, the smallest first."""
+    """Free blocks, and the moves that wait for each device, the smallest first."""
 
     def __init__(self, moves: Sequence[Move], free: Mapping[GroupId, int]) -> None:
         self.free = defaultdict(int, free)
@@ -61,7 +62,7 @@ class _Rooms:
         heapq.heappush(self.queues[move.destination], (move.num_blocks, self._count, move, way))
 
     def next_wave(self, wave: int) -> list[Step]:
-        """All that fits now; what it frees counts from the next wave on."""
+        """All moves that fit now; the blocks that they free count from the next wave on."""
         steps = []
         freed: defaultdict[GroupId, int] = defaultdict(int)
         for device in sorted(self.queues):
@@ -77,13 +78,13 @@ class _Rooms:
         return steps
 
     def stuck(self) -> Move:
-        """Whose leaving lets another in: the smallest that holds blocks where somebody waits."""
+        """A move that lets another in: the smallest one out of a device that another move waits for."""
         wanted = {device for device, queue in self.queues.items() if queue}
         queued = (entry for queue in self.queues.values() for entry in queue)
         return min((e for e in queued if e[3] is Way.LIVE and e[2].source in wanted), key=lambda e: e[:2])[2]
 
     def replace(self, move: Move, by: Move, way: Way) -> None:
-        """What waits goes on from elsewhere."""
+        """A waiting move goes on as another: from elsewhere, or the other way."""
         queue = self.queues[move.destination]
         queue[:] = [entry for entry in queue if entry[2] is not move]
         heapq.heapify(queue)
@@ -91,7 +92,7 @@ class _Rooms:
 
 
 def order_moves(moves: Sequence[Move], free: Mapping[GroupId, int], spares: Sequence[GroupId] = ()) -> Order:
-    """Steps that are never over any device's free blocks, and make every move for which there is room in the end.
+    """Steps that never exceed any device's free blocks, and make every move for which there is room in the end.
 
     A cycle is broken at its smallest request: by way of one of ``spares`` with room (idle devices, say, with their
     free blocks in ``free``), once, else OUT and IN. Raises ValueError where a request moves twice.
@@ -106,7 +107,7 @@ def order_moves(moves: Sequence[Move], free: Mapping[GroupId, int], spares: Sequ
     while any(rooms.queues.values()):
         made = rooms.next_wave(wave)
         if not made:
-            # All others have room once every source is free, so somebody waits for blocks that a waiting one holds.
+            # Every move has room once all sources are free, so some move waits for blocks that a waiting request holds.
             move = rooms.stuck()
             made = [_step_aside(rooms, move, () if move.request_id in aside else spares, wave)]
             aside.add(move.request_id)
@@ -116,7 +117,8 @@ def order_moves(moves: Sequence[Move], free: Mapping[GroupId, int], spares: Sequ
 
 
 def _split_possible(moves: Sequence[Move], free: Mapping[GroupId, int]) -> tuple[list[Move], list[Move]]:
-    """Moves with room once all of them are made, and those, the largest first, that a full destination leaves out."""
+    """Moves with room once all of them are made; and the moves that a full destination leaves out, the largest
+    first."""
     left = defaultdict(int, free)
     into: defaultdict[GroupId, list[Move]] = defaultdict(list)
     for move in sorted(moves, key=lambda m: m.num_blocks):

@@ -1,8 +1,8 @@
 """MELL's Fig. 10 as it is printed, for its counter-example: it does not keep Theorem 1, nor the 4/3 of Theorem 2. Pure.
 
-A T never goes to an M-device, so property 5 fails (docs/pack.md: 1,500 devices where 1,100 do). Nothing relieves a
-device that its T or M have outgrown: plans say ``overfull``. Small requests count as T. Operations are taken one by
-one, in the order of section VI.C. The policy to use is ``policy.packing.mell``.
+A T never goes to an M-device, so property 5 fails (docs/policies.md: 1,500 devices where 1,100 suffice). Nothing
+relieves a device that its T or M have outgrown: plans name it in ``overfull``. Small requests count as T. Operations
+are taken one by one, in the order of section VI.C. The policy to use is ``policy.packing.mell``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jettison.policy.packing.types import Operation, Plan, SizeClass
 
 
 def printed_entries(bin_: Bin) -> tuple[Entry, ...]:
-    """As the complete table's, but only L-devices stand among those with room for a T."""
+    """The complete table's entries, except that only L-devices are indexed as having room for a T."""
     entries = index_entries(bin_)
     if bin_.category is SizeClass.L:
         return entries
@@ -23,7 +23,7 @@ def printed_entries(bin_: Bin) -> tuple[Entry, ...]:
 
 
 class Printed(Packing):
-    """Fig. 10; a ``Packer``. Grips are not asked."""
+    """Fig. 10; a ``Packer``. It does not look at grips."""
 
     entries = staticmethod(printed_entries)
 
@@ -103,7 +103,7 @@ class Printed(Packing):
                 return
 
     def _pull_beside(self, bin_: Bin) -> None:
-        """An S or M to an L that is alone, and another to where that one was."""
+        """Move an S or M to an L that is alone, and another request to where that one was."""
         middles = self.book.indices[MIDDLES]
         at = middles.bisect_right((bin_.free, ENDLESS)) - 1
         if len(bin_.bigs) == 1 and at >= 0:
@@ -138,7 +138,7 @@ class Printed(Packing):
         assert bin_ is not None
         self.book.resize([(item, num_blocks)])
         if item.request_id in bin_.fillers:
-            # Who has changed is looked at last.
+            # A request that has changed is looked at last.
             bin_.fillers[item.request_id] = bin_.fillers.pop(item.request_id)
         others = [other for other in (*bin_.bigs, *bin_.fillers.values()) if other is not item]
         if item.size_class is SizeClass.L and (before >= SizeClass.M):

@@ -1,4 +1,5 @@
-"""The five properties of MELL's Theorem 1, as counts of devices that break them. Apart from what keeps them."""
+"""The five properties of MELL's Theorem 1, as counts of devices that break them. Independent of the code that keeps
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Exceptions(NamedTuple):
-    """Devices that break a property of Theorem 1 (MELL, section VII). Sharing left aside."""
+    """Devices that break a property of Theorem 1 (MELL, section VII). Sharing is left aside."""
 
     unpaired_m: int
     """1. M-devices with other than two M."""
@@ -26,15 +27,15 @@ class Exceptions(NamedTuple):
     unfilled_others: int
     """5. S-, M- and L-devices below 3/4 while there are T-devices."""
     misfits: int
-    """Devices with classes together that no category has: M with S, an L with two."""
+    """Devices with a mix of classes that no category has: M with S, an L with two."""
 
 
 ALLOWED = Exceptions(1, 1, 1, 0, 0, 0)
-"""The constant of Theorem 1: one device of each kind that lacks something, three together."""
+"""The constant of Theorem 1: one incomplete device of each kind, three together."""
 
 
 def count_exceptions(devices: Mapping[GroupId, Mapping[RequestId, int]], capacity: int) -> Exceptions:
-    """Judged from who is on which device and how large everybody is, and nothing else."""
+    """Counted from the requests on each device and their sizes alone."""
     unpaired = uncompleted = unfilled_t = unfilled_others = misfits = num_t = 0
     rooms: list[int] = []
     middles: list[int] = []
@@ -61,8 +62,8 @@ def count_exceptions(devices: Mapping[GroupId, Mapping[RequestId, int]], capacit
 
 
 def num_owed(packing: Packing) -> int:
-    """Exceptions beyond the constant, over the devices that are packed: what stays broken because requests are held or
-    pinned, or devices limited. Each takes one move of an item or more to mend. Looks at every request."""
+    """Owed moves: exceptions beyond the constant, over the devices that are packed. These stay because requests are
+    held or pinned, or devices are too few. Each takes at least one move of an item to mend. Looks at every request."""
     devices = {b.device: packing.requests_on(b.device) for b in packing.book.bins.values() if b.is_taking}
     found = count_exceptions(devices, packing.params.capacity)
     return sum(_beyond(found, ALLOWED))

@@ -1,7 +1,7 @@
-"""What a packing is told and what it answers: operations, parameters, plans. Values only.
+"""Inputs and outputs of a packing: operations, parameters, plans. Values only.
 
-Sizes are blocks of KV, and integers, so that *fits* is exact. A size may be larger than what a request holds now: who
-calls reserves for the growth of an epoch and of a move (``policy.packing.reserve``). Capacity is what a device has for
+Sizes are blocks of KV, and integers, so that *fits* is exact. A size may be larger than what a request holds now: the
+caller reserves for the growth of an epoch and of a move (``policy.packing.reserve``). Capacity is a device's memory for
 KV less head-room. Devices of unlike capacity belong to packings of their own.
 """
 
@@ -16,11 +16,11 @@ from typing import NamedTuple, Protocol, TypeAlias
 from jettison.types import GroupId, RequestId
 
 ShareKey: TypeAlias = str | int
-"""What requests with the same prefix have in common."""
+"""A name that requests with the same prefix have in common."""
 
 
 class SizeClass(IntEnum):
-    """Of a request by its share of the capacity C (MELL, section VI.C). Smaller ones travel in multi-items."""
+    """A request's class by its share of the capacity C (MELL, section VI.C). Small requests travel in multi-items."""
 
     SMALL = 0
     """Up to C/8."""
@@ -35,7 +35,7 @@ class SizeClass(IntEnum):
 
 
 class Grip(IntEnum):
-    """Who may be moved."""
+    """How firmly a request is bound to its device: whether the packing may move it."""
 
     FREE = 0
     HELD = 1
@@ -50,22 +50,22 @@ class Arrive(NamedTuple):
     request_id: RequestId
     num_blocks: int
     device: GroupId | None = None
-    """Where it lives already; None: the packing says where to."""
+    """The device where it lives already; None: the packing chooses one."""
     share_key: ShareKey | None = None
     """Requests of one key share their first ``shared_blocks``, which count once a device."""
     shared_blocks: int = 0
     grip: Grip = Grip.FREE
-    """Who may move it, from the beginning."""
+    """Whether it may be moved, from the beginning."""
 
 
 class Depart(NamedTuple):
-    """A request is over, or is no business of the packing's any more."""
+    """A request is over, or is no longer packed."""
 
     request_id: RequestId
 
 
 class Resize(NamedTuple):
-    """A request's size is another (MELL's Update, and growth that changes no class)."""
+    """A request's size changes (MELL's Update, and growth that changes no class)."""
 
     request_id: RequestId
     num_blocks: int
@@ -84,7 +84,7 @@ class Move(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where an arrival goes."""
+    """The device that an arrival goes to."""
 
     request_id: RequestId
     device: GroupId
@@ -92,23 +92,24 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a batch has changed, net: a request that went to and fro within it has not moved."""
+    """The net changes of a batch: a request that went to and fro within it has not moved."""
 
     placed: tuple[Placement, ...] = ()
     moves: tuple[Move, ...] = ()
-    """Of running requests, to be migrated."""
+    """Moves of running requests, to be migrated."""
     recomputed: tuple[Move, ...] = ()
-    """Of requests that outgrew their device and are computed again elsewhere (baselines only)."""
+    """Moves of requests that outgrew their device and are computed again elsewhere (baselines only)."""
     opened: tuple[GroupId, ...] = ()
     closed: tuple[GroupId, ...] = ()
     unplaced: tuple[RequestId, ...] = ()
     """Arrivals that no device has room for; the packing has forgotten them."""
     overfull: tuple[GroupId, ...] = ()
-    """Devices that hold more than their capacity, because nobody may leave or nothing has room."""
+    """Devices that hold more than their capacity, because no request may leave or no other device has room."""
     num_item_moves: int = 0
-    """Of items in the paper's sense: a multi-item that goes between two devices is one."""
+    """Moves of items in the paper's sense: a multi-item that goes between two devices counts as one."""
     num_lost: int | None = None
-    """Devices in use beyond those of the same packing without grips; None where that is not kept beside it."""
+    """Devices in use beyond those of the same packing without grips; None where no such packing is kept
+    (``policy.packing.lost``)."""
 
     @property
     def num_moved_blocks(self) -> int:
@@ -118,17 +119,18 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priorities:
-    """Weights of what makes a device a better destination (MELL, section VI.C). An arrival knows no distance.
+    """Weights of the qualities that make a device a better destination (MELL, section VI.C). For an arrival there is no
+    distance.
 
     Each factor lies between 0 and 1; the highest sum wins, then the smaller device id.
     """
 
     load: float = 1.0
-    """Of holding few requests."""
+    """Weight of holding few requests."""
     free: float = 1.0
-    """Of having much free memory."""
+    """Weight of having much free memory."""
     distance: float = 1.0
-    """Of being on the machine of the source."""
+    """Weight of being on the machine of the source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +138,13 @@ class PackingParams:
     """One pool of like devices."""
 
     capacity: int
-    """C, blocks: what a device has for KV less head-room."""
+    """C, in blocks: a device's memory for KV less head-room."""
     priorities: Priorities = field(default_factory=Priorities)
     shares_prefixes: bool = True
-    """Count the shared blocks of a key once a device, and put its requests together where they fit. Theorems 1 to 3
-    are about packings without."""
+    """Count the shared blocks of a key once a device, and put its requests together where they fit. Theorems 1 to 3 are
+    about packings without sharing."""
     candidates: int = 8
-    """Devices with room that are compared by priority: so many of the fullest and as many of the emptiest ones."""
+    """Devices with room that are compared by priority: this many of the fullest and as many of the emptiest ones."""
     fill: float = 0.75
     """Share of the capacity below which a device takes from another. Theorem 1's is 3/4; more means fewer devices and
     more moves."""
@@ -158,10 +160,10 @@ class PackingParams:
 
 
 class Packer(Protocol):
-    """A placement of requests on devices that is kept up as they come, grow and go."""
+    """A placement of requests on devices, kept up to date as requests come, grow and go."""
 
     def apply(self, batch: Sequence[Operation]) -> Plan:
-        """Take the operations in and say what changes. Mutates; deterministic.
+        """Take the operations in and return the changes. Mutates; deterministic.
 
         Raises KeyError for a request that is not known and ValueError for a size that no device can hold or a request
         that is there already; nothing has changed then.
@@ -177,7 +179,7 @@ class Packer(Protocol):
         """Where a request should live. Raises KeyError."""
 
     def requests_on(self, device: GroupId) -> dict[RequestId, int]:
-        """Who should live there, with sizes; nobody on a device that is not in use."""
+        """The requests that should live there, with sizes in blocks; empty for a device that is not in use."""
 
     @property
     def active(self) -> tuple[GroupId, ...]:
