@@ -1,7 +1,7 @@
 """The application: routes, the gate in front of them, and one state behind them.
 
-Plain Starlette. Request bodies are decoded by msgspec and chunks are joined from bytes, because what a token costs
-here is paid for every token of every stream.
+Plain Starlette. Request bodies are decoded by msgspec and chunks are joined from bytes, because every token of every
+stream pays the cost of a token here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def create_app(
 ) -> Starlette:
     """The HTTP application over a running engine. Starts nothing; ``serving.run_server`` runs it.
 
-    With ``batches`` it keeps files and batches: ``batch_service`` is to be started, and closed.
+    With ``batches`` it keeps files and batches: the caller has to start and close ``batch_service``.
     """
     state = ServerState(engine, tokenizer, settings)
     service = None if batches is None else BatchService(state, batches)
@@ -63,7 +63,7 @@ def server_state(app: Starlette) -> ServerState:
 
 
 def batch_service(app: Starlette) -> BatchService:
-    """The files and batches of an application that was given a place for them."""
+    """The files and batches of an application made with ``batches``."""
     service = app.state.batches
     assert isinstance(service, BatchService)
     return service

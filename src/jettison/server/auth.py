@@ -7,14 +7,14 @@ import hmac
 from collections.abc import Iterable
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
-"""Probes carry no key."""
+"""Paths of probes, which carry no key."""
 
 ADMIN_PATHS = frozenset({"/sleep", "/wake_up", "/is_sleeping"})
-"""They change what serves: no client's key opens them."""
+"""Paths of administration, which no client's key opens."""
 
 
 class KeyRing:
-    """The keys that open the API; without any, everything is open."""
+    """The keys of the API; without any, every path is open."""
 
     def __init__(self, keys: Iterable[str], *, may_change: bool = False) -> None:
         self._may_change = may_change
@@ -22,16 +22,17 @@ class KeyRing:
         self.replace(keys)
 
     def replace(self, keys: Iterable[str]) -> None:
-        """Other keys from now on. Requests that were admitted go on."""
+        """Replace the keys. Admitted requests go on."""
         self._digests = tuple(dict.fromkeys(hashlib.sha256(key.encode()).digest() for key in keys))
 
     @property
     def is_empty(self) -> bool:
-        """No key is asked for."""
+        """Whether there are no keys, and none is required."""
         return not self._digests
 
     def admits(self, path: str, authorization: bytes | None) -> bool:
-        """Whether ``Authorization: Bearer KEY`` opens ``path``. Every key is compared, whichever fits."""
+        """Whether ``Authorization: Bearer KEY`` opens ``path``. All keys are compared, to take the same time whichever
+        fits."""
         if not self._digests or path in OPEN_PATHS:
             return True
         digest = _digest(authorization)
@@ -41,25 +42,26 @@ class KeyRing:
         return any(fits)
 
     def tenant(self, authorization: bytes | None) -> str:
-        """A label of fixed length for the holder of this key, where there are several or they may change; else empty.
+        """A label of fixed length for the tenant with this key, where there are several keys or keys may change; else
+        empty.
 
         ``authorization`` has been admitted. The label goes into cache salts: it says nothing about the key.
         """
         return self.tenant_of(self.owner(authorization))
 
     def owner(self, authorization: bytes | None) -> str:
-        """A label of the key itself, for what is stored: whatever other keys there are today, it is the key's tomorrow.
-        Empty where no key is asked for. ``authorization`` has been admitted.
+        """A label of the key itself, for stored items: it stays the same whatever other keys there are. Empty where no
+        key is required. ``authorization`` has been admitted.
         """
         return hashlib.sha256(b"tenant" + (_digest(authorization) or b"")).hexdigest()[:32] if self._digests else ""
 
     def tenant_of(self, owner: str) -> str:
-        """The tenant behind such a label, as ``tenant`` has it."""
-        # A key that is alone today would otherwise share its cache with the one that takes its place.
+        """The tenant of such a label, equal to the result of ``tenant``."""
+        # A single key would otherwise share its cache with the key that replaces it.
         return owner if self._may_change or len(self._digests) > 1 else ""
 
 
 def _digest(authorization: bytes | None) -> bytes | None:
-    """Of the key in ``Bearer KEY``; None for anything else."""
+    """The digest of the key in ``Bearer KEY``; None for any other value."""
     scheme, _, key = (authorization or b"").partition(b" ")
     return hashlib.sha256(key.strip()).digest() if scheme.lower() == b"bearer" else None

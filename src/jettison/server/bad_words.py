@@ -1,7 +1,7 @@
-"""``bad_words``: from words to the token sequences that an answer may not come to have.
+"""``bad_words``: from words to the token sequences that an answer must not contain.
 
-As vLLM takes them: a word is forbidden as it begins a text and, where that is another token in its place, as it follows
-a space. Only the last token of a sequence is ever banned, behind the others.
+As in vLLM: a word is forbidden both as it begins a text and as it follows a space, where the latter is another single
+token. Only the last token of a sequence is ever banned, after the others.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ MAX_WORDS = 128
 MAX_WORD_CHARS = 512
 MAX_SEQUENCES = 128
 MAX_TOKENS = 1024
-"""Of all sequences together: they are looked at in every step."""
+"""Most tokens of all sequences together: every step checks them."""
 
 Encode = Callable[[str], list[int]]
-"""Without special tokens."""
+"""Text -> token ids, without special tokens."""
 
 
 def checked_words(words: list[str] | None) -> tuple[str, ...]:
-    """Each once. Raises ApiError 400 before any of them is tokenized."""
+    """The words, each once. Raises ApiError 400 before any of them is tokenized."""
     distinct = tuple(dict.fromkeys(words or ()))
     if len(distinct) > MAX_WORDS:
         raise _refusal(f"bad_words may have at most {MAX_WORDS} words, got {len(distinct)}.")

@@ -1,6 +1,6 @@
-"""Request bodies on their way in: decoded where they are coded, and thrown away where nothing takes them.
+"""Incoming request bodies: coded ones are decoded, unwanted ones are discarded.
 
-How much of them may be held is said in ``limits``; how a coding is undone, in ``codings``.
+``limits`` bounds the bytes held; ``codings`` undoes the codings.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ CLOSE = {"connection": "close"}
 
 
 def body_too_large(max_bytes: int) -> ApiError:
-    """413. The connection is closed: what follows on it is the rest of the body."""
+    """413. The connection is closed, because the rest of the body follows on it."""
     return ApiError(413, f"The request body is larger than {max_bytes} bytes.", code="request_too_large", headers=CLOSE)
 
 
 async def discard_body(receive: Receive) -> None:
-    """Read on for a moment without keeping anything, so that an honest client hears the answer to its large body."""
+    """Read on for a moment and discard the bytes, so that an honest client receives the answer to its large body."""
     if isinstance(receive, DecodedBody):
         await receive.discard()
         return
@@ -42,17 +42,17 @@ async def discard_body(receive: Receive) -> None:
 
 
 def decoded_body(receive: Receive, headers: Sequence[tuple[bytes, bytes]], max_bytes: int) -> Receive:
-    """``receive`` for what is inside of the coding that the request's headers name; itself where they name none."""
+    """``receive`` for the decoded body, by the coding in the request's headers; itself where they name none."""
     values = [value.decode("latin-1") for name, value in headers if name == b"content-encoding"]
     coding = named_coding(", ".join(values))
     return DecodedBody(receive, coding, max_bytes) if coding else receive
 
 
 class DecodedBody:
-    """ASGI's ``receive`` for a coded body. Nothing is looked at before the body is asked for.
+    """ASGI's ``receive`` for a coded body. Nothing is read before the application asks for the body.
 
-    Raises ApiError: 415 for a coding that is not taken, 400 for a broken one, 413 where the bytes on the wire, or what
-    comes out of them, are more than ``max_bytes``. What that is for the endpoint, it checks by itself.
+    Raises ApiError: 415 for an unsupported coding, 400 for a broken one, 413 where the bytes on the wire, or the
+    decoded bytes, are more than ``max_bytes``. Endpoints with lower limits check them themselves.
     """
 
     def __init__(self, receive: Receive, coding: str, max_bytes: int) -> None:
@@ -63,11 +63,11 @@ class DecodedBody:
         self._num_coded_bytes = self._num_bytes = 0
         self._pieces: Iterator[bytes] = iter(())
         self._has_all = False
-        """The last byte on the wire has come."""
+        """Whether the last byte on the wire has come."""
         self._is_over = False
 
     async def __call__(self) -> Message:
-        """The next piece; behind the last one whatever the wire says."""
+        """The next piece; after the last one, the messages of the wire."""
         if self._is_over:
             return await self._receive()
         if self._decoder is None:
@@ -102,7 +102,7 @@ class DecodedBody:
             raise body_too_large(self._max_bytes)
 
     async def discard(self) -> None:
-        """Throw the rest of it away, still coded."""
+        """Discard the rest of the body, still coded."""
         self._is_over = True
         if not self._has_all:
             await discard_body(self._receive)

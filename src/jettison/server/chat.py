@@ -35,7 +35,7 @@ class ChatAnswer(Answer):
     def __init__(
         self, state: ServerState, plan: GenerationPlan, model: str, *, echoed: str = "", prompt_text: str | None = None
     ) -> None:
-        """``echoed``: text that every choice begins with; ``prompt_text``: told beside the choices."""
+        """``echoed``: text that every choice begins with; ``prompt_text``: text shown beside the choices."""
         super().__init__(state, plan, model, "chat.completion", "chatcmpl")
         self._choices: dict[int, _Collected] = {}
         self._names = TokenNames(state.tokenizer, as_ids=plan.tokens_as_ids)
@@ -122,7 +122,7 @@ class ChatEndpoint(GenerationEndpoint):
         model = state.check_model(fields.model)
         plan = plan_chat(fields, state.engine.info, state.settings.request_limits, state.draw_seed)
         chat = state.tokenizer.chat
-        # Tools that get here are those that the model may not call; the template writes them all the same.
+        # Tools reach this point only where the model may not call them; the template writes them all the same.
         tools = None if chat.settings.leaves_out_unused_tools else document.get("tools")
         options = chat_options(fields, tools, chat, state.warnings)
         prompt = await chat_prompt(
@@ -138,7 +138,7 @@ class ChatEndpoint(GenerationEndpoint):
 
 
 def last_answer(messages: list[dict[str, Any]] | None) -> str:
-    """The text of the last message, where the answer that follows is of the same role; for an echo."""
+    """The text of the last message, where the answer has the same role; for an echo."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant":
         return ""

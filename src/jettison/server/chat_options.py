@@ -1,4 +1,4 @@
-"""What a request tells the chat template besides its messages: checked, and set against what the server allows."""
+"""The options of a request for the chat template, besides its messages: checked, also against the server's settings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from jettison.server.errors import bad_request
 from jettison.server.fields import ChatFields, FieldWarnings, TokenizeFields
 
 _NOT_VARIABLES = ("messages", "conversation", "chat_template", "tokenize", "tools")
-"""What a request says in fields of its own, or not at all: names that ``chat_template_kwargs`` may not have."""
+"""Names that ``chat_template_kwargs`` must not have, because requests have fields for them, or may not set them at
+all."""
 
 
 def chat_options(
     fields: ChatFields | TokenizeFields, tools: list[dict[str, Any]] | None, chat: ChatRenderer, warnings: FieldWarnings
 ) -> ChatRequest:
-    """All but the messages. ``tools``: those that the request lists. Raises ApiError 400 that names the field."""
+    """A chat request without its messages. ``tools``: the tools that the request lists. Raises ApiError 400 that names
+    the field."""
     continues = bool(fields.continue_final_message)
     if continues and fields.add_generation_prompt:
         raise bad_request(
@@ -40,7 +42,8 @@ def chat_options(
 def _variables(
     fields: ChatFields | TokenizeFields, own: dict[str, bool], chat: ChatRenderer, warnings: FieldWarnings
 ) -> dict[str, Any]:
-    """``chat_template_kwargs``, and what follows from other fields: an effort asks for thinking, or for none."""
+    """``chat_template_kwargs``, and the variables that follow from other fields: an effort asks for thinking, or for
+    none."""
     told = fields.chat_template_kwargs or {}
     for name in _NOT_VARIABLES:
         if told.get(name) is not None:

@@ -1,6 +1,6 @@
-"""From the messages of a request to the text of its prompt: which template, told what, and what the request adds.
+"""From the messages of a request to the text of its prompt: the template, its variables, and the request's additions.
 
-Knows the model's templates and what the operator has said of them; no HTTP, and no tokens.
+Knows the model's templates and the operator's settings for them; no HTTP, and no tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jettison.server.templates import ChatTemplate, TemplateError
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_TEMPLATES = 16
-"""Templates of requests that are kept compiled."""
+"""Most templates of requests that are kept compiled."""
 MAX_REQUEST_SOURCE_CHARS = 1 << 16
 _FORM_OF: dict[str, Form | None] = {"auto": None, "string": "string", "openai": "parts"}
 _TOLD_FORM: dict[Form, str] = {
@@ -38,21 +38,21 @@ _TOOL = {"type": "function", "function": {
 
 
 class TemplateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the operator says of chat templates."""
+    """The operator's settings for chat templates."""
 
     chat_template: str | None = None
     """A file, or the template itself; None: the model folder's."""
     content_format: ContentFormat = "auto"
     default_kwargs: dict[str, Any] = {}
-    """Variables that every rendering is told, unless the request says otherwise."""
+    """Variables of every rendering, unless the request sets others."""
     trusts_requests: bool = False
-    """Requests may bring a template of their own."""
+    """Whether requests may bring a template of their own."""
     leaves_out_unused_tools: bool = False
-    """Tools of a request that forbids their use (``tool_choice: none``) stay out of the prompt."""
+    """Whether the tools of a request that forbids their use (``tool_choice: none``) stay out of the prompt."""
 
 
 def template_settings(config: TemplateConfig) -> TemplateSettings:
-    """Of an engine's configuration."""
+    """The settings in an engine's configuration."""
     return TemplateSettings(
         chat_template=config.chat_template,
         content_format=config.content_format,
@@ -64,27 +64,27 @@ def template_settings(config: TemplateConfig) -> TemplateSettings:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """Checked messages, and what else the template is told of them."""
+    """Checked messages, and the other variables of the template."""
 
     messages: Sequence[Message]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    """The prompt ends where the last message does, so that the model goes on with it."""
+    """Whether the prompt ends where the last message does, so that the model continues that message."""
     tools: Sequence[Mapping[str, Any]] | None = None
     documents: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
-    """The request's own, or the name of one of the folder's."""
+    """The request's own template, or the name of one in the folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """A template and what was found of it."""
+    """A template and the result of its trial."""
 
     template: ChatTemplate
     traits: Traits
     variables: Mapping[str, Any]
-    """That it is always told."""
+    """Variables that the template always gets."""
 
 
 class ChatRenderer:
@@ -110,7 +110,7 @@ class ChatRenderer:
         self._with_tools: _Tried | ModelError | None = None
         try:
             self._with_tools = self._load(WITH_TOOLS, [_TOOL])
-        except ModelError as error:  # told to requests that bring tools; the others do without it
+        except ModelError as error:  # raised for requests with tools; the others do not need it
             logger.warning("%s", error)
             self._with_tools = error
         if self._default is not None:
@@ -124,12 +124,12 @@ class ChatRenderer:
 
     @property
     def source(self) -> str | None:
-        """Text of the template that ordinary requests use."""
+        """Text of the template of ordinary requests."""
         return None if self._default is None else self._default.template.source
 
     @property
     def traits(self) -> Traits | None:
-        """What was found of it."""
+        """Traits of the template of ordinary requests."""
         return None if self._default is None else self._default.traits
 
     def knows(self, word: str) -> bool:
@@ -153,7 +153,7 @@ class ChatRenderer:
         except TemplateError:
             if not is_scattered(messages):
                 raise
-            try:  # it may want its system message at the front, in this conversation at least
+            try:  # the template may require the system message at the front, at least in this conversation
                 return self._render(tried, merged(messages, tried.traits), request)
             except TemplateError:
                 pass
@@ -170,7 +170,7 @@ class ChatRenderer:
         try:
             return _Tried(template, find_traits(template, {**variables, "tools": tools}, form), variables)
         except ModelError:
-            missing = {"bos_token": "", "eos_token": ""}  # a template that adds to them needs them to be texts
+            missing = {"bos_token": "", "eos_token": ""}  # a template that concatenates them needs texts
             if missing.keys() <= variables.keys():
                 raise
             variables = missing | variables
@@ -190,7 +190,7 @@ class ChatRenderer:
         raise TemplateError("this model has no chat template; use /v1/completions")
 
     def _of_request(self, told: str) -> _Tried:
-        """Compiled and tried once, as long as it is among the last that were used."""
+        """A request's template, compiled and tried once for as long as it is among the last ones used."""
         with self._lock:
             if told in self._of_requests:
                 self._of_requests.move_to_end(told)
@@ -245,7 +245,7 @@ def _marked(messages: list[Message], template: ChatTemplate) -> tuple[list[Messa
 
 
 def _cut(rendered: str, final: str) -> str:
-    """What stands before the mark; where the template has trimmed the message, without the space at its end."""
+    """The text before the mark; without the space at its end where the template has trimmed the message."""
     mark = _TAG.strip()
     if mark not in rendered or final.strip() not in rendered:
         raise _cannot_continue("the chat template does not write the last message as it is")

@@ -17,7 +17,7 @@ Finish = Literal["stop", "length", "repetition"]
 
 @dataclass(slots=True)
 class Delta:
-    """What one event adds to a choice."""
+    """The addition of one event to a choice."""
 
     text: str
     finish_reason: Finish | None
@@ -29,7 +29,7 @@ class Delta:
 
 
 class ChoiceText:
-    """The growing text of one choice. Feed it every event until ``finish_reason`` is set; later tokens are not seen."""
+    """The growing text of one choice. Feed it every event until ``finish_reason`` is set; later tokens are ignored."""
 
     __slots__ = (
         "_detokenizer", "_keeps_stop", "_matcher", "_min_tokens", "_num_chars", "_repetition", "_seen",
@@ -46,7 +46,7 @@ class ChoiceText:
         self._matcher = StopMatcher(rules.stops, keeps_stop=rules.keeps_stop) if rules.stops else None
         self._repetition = rules.repetition
         self._seen: list[int] = []
-        """Tokens so far, where repetition is looked for."""
+        """Tokens so far, where repetition is checked."""
         self._min_tokens = plan.params.min_tokens
         self._with_logprobs = plan.params.logprobs is not None
         self._num_chars = num_echoed_chars
@@ -74,9 +74,9 @@ class ChoiceText:
                 delta.logprobs.append(token.logprobs)
                 delta.text_offsets.append(self._num_chars)
             if at == last and event.stop_token_id is not None and not self._keeps_stop:
-                return  # the token that stopped it is counted, and is no text
+                return  # the token that stopped the choice is counted, but has no text
             piece = self._detokenizer.push(token.token_id)
-            self._num_chars += len(piece)  # before the stop strings: what they hold back belongs to its token
+            self._num_chars += len(piece)  # before the stop strings: text that they hold back belongs to its token
             self._emit(piece, delta)
             if self.finish_reason is None and (at < last or event.finish_reason is None):
                 self._look_for_repetition(token.token_id, delta)
@@ -92,7 +92,7 @@ class ChoiceText:
             self.finish_reason = self.finish_reason or "repetition"
 
     def _emit(self, piece: str, delta: Delta) -> None:
-        # Stop strings count only from the token after the minimum; what came before is out already.
+        # Stop strings count only from the token after the minimum; earlier text has been sent already.
         if self._matcher is not None and self.num_tokens > self._min_tokens:
             piece = self._matcher.push(piece)
             if self._matcher.matched is not None:
@@ -105,7 +105,7 @@ class ChoiceText:
             self.finish_reason = "stop" if reason is FinishReason.STOP else "length"
 
     def _flush(self, delta: Delta) -> None:
-        """What is held back, at the end of the text; it may have a stop string."""
+        """Release the held-back text at the end; it may contain a stop string."""
         self._emit(self._detokenizer.flush(), delta)
         if self._matcher is not None and self._matcher.matched is None:
             delta.text += self._matcher.flush()

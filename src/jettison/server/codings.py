@@ -1,6 +1,6 @@
 """Content codings of request bodies: gzip, deflate, zstd. Bytes in, bounded pieces out; no I/O, and no HTTP.
 
-A piece is never larger than ``PIECE_BYTES``, whatever a few bytes claim to become: the caller counts, and stops.
+A piece is never larger than ``PIECE_BYTES``, however large a few bytes may decode: the caller counts, and stops.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ try:
 except ImportError:
     try:
         from backports import zstd  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    except ImportError:  # an installation without it takes the other codings
+    except ImportError:  # an installation without zstd supports the other codings
         zstd = None
 
 PIECE_BYTES = 64 << 10
 SPARE_MEMBERS = 64
 LEAST_MEMBER_BYTES = 1 << 10
-"""A member has a price beside its bytes: beyond the spare ones they have so many each, on average."""
+"""Least mean size of members, beyond a number of free ones: each member costs work besides its bytes."""
 _WINDOW_LOG = 23
-"""8 MiB, which RFC 8878 asks decoders for: the most memory that a zstd frame can make us hold. What fills it comes out,
-and is counted; inside of another coding it would not be."""
+"""8 MiB, the window that RFC 8878 recommends to decoders, and the most memory that a zstd frame can make us hold. Bytes
+that fill it are output, and counted; inside of another coding they would not be."""
 
 
 class BrokenCodingError(Exception):
-    """What came is not in this coding."""
+    """The bytes are not in this coding."""
 
 
 class _Stream(Protocol):
@@ -43,10 +43,10 @@ class _Stream(Protocol):
 
 
 class Decoder:
-    """One coding of one body. Members behind each other are one body, as RFC 1952 and 8878 say."""
+    """One coding of one body. Consecutive members are one body, by RFC 1952 and 8878."""
 
     def __init__(self, start: Callable[[bytes], _Stream], num_sniffed_bytes: int = 0) -> None:
-        """``start``: makes a member's stream, told its first bytes."""
+        """``start``: makes a member's stream, given its first bytes."""
         self._start = start
         self._num_sniffed_bytes = num_sniffed_bytes
         self._head = b""
@@ -56,11 +56,11 @@ class Decoder:
 
     @property
     def is_complete(self) -> bool:
-        """At the end of a member, or nothing has come at all."""
+        """Whether the bytes so far end with a member, or are none."""
         return not self._head and (self._stream is None or self._stream.eof)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Pieces of what ``data`` adds. To be consumed whole, or the decoder not to be used again.
+        """Pieces decoded from ``data``. Consume them all, or do not use the decoder again.
 
         Raises BrokenCodingError."""
         pending = data
@@ -82,7 +82,7 @@ class Decoder:
             if self._stream.eof:
                 pending = self._stream.unused_data
             else:
-                # zlib gives back what it has not looked at, zstd keeps it.
+                # zlib returns the bytes that it has not read, zstd keeps them.
                 pending = getattr(self._stream, "unconsumed_tail", b"")
             if piece:
                 yield piece
@@ -91,7 +91,8 @@ class Decoder:
 
 
 def _deflate_stream(head: bytes) -> Any:
-    """The standard means zlib's format by it; some clients send the bare one, which begins otherwise."""
+    """A stream for ``deflate``: the standard means zlib's format; some clients send raw deflate, which begins
+    otherwise."""
     is_zlib = head[0] & 0x0F == 8 and head[0] >> 4 <= 7 and int.from_bytes(head[:2], "big") % 31 == 0
     return zlib.decompressobj(15 if is_zlib else -15)
 
@@ -110,18 +111,18 @@ if zstd is not None:
     _CODINGS["zstd"] = lambda: Decoder(_zstd_stream)
 
 TAKEN = tuple(_CODINGS)
-"""Their names, the most common first."""
+"""Names of the supported codings, the most common first."""
 
 
 def named_coding(content_encoding: str) -> str:
-    """Of the value of a Content-Encoding field, in one spelling; empty where the body is as it is.
+    """The coding in the value of a Content-Encoding field, in one spelling; empty where the body is not coded.
 
-    Several, one inside the other, are sent by no honest client: they stay as they stand, and are none of ``TAKEN``.
+    No honest client nests several: such a value is returned unchanged, and is not in ``TAKEN``.
     """
     names = [name.strip().lower().removeprefix("x-") for name in content_encoding.split(",")]
     return ", ".join(name for name in names if name not in ("", "identity"))
 
 
 def decoder_of(name: str) -> Decoder:
-    """For one of ``TAKEN``."""
+    """A decoder for one of ``TAKEN``."""
     return _CODINGS[name]()

@@ -1,7 +1,7 @@
-"""JSON values as fields with a number or a truth value take them: 5.0 and "5" for 5, 1 and "true" for true.
+"""Coercion of JSON values to the types of number and boolean fields: 5.0 and "5" to 5, 1 and "true" to true.
 
 The rules are those of pydantic without strictness, which vLLM's request models use; clients in languages that have one
-kind of number send such values. Whatever is not plainly meant is left alone, and refused by its type.
+kind of number send such values. Ambiguous values stay as they are, and are refused for their type.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 
 MAX_DIGITS = 40
-"""Of a number in quotes: no field takes more."""
+"""Most digits of a number in quotes: no field takes more."""
 
 MAX_FLOAT_INT = 2.0**63
-"""A larger float is a magnitude, not a count."""
+"""Largest float that is taken for an integer: a larger one is no count."""
 
 _WHOLE = re.compile(r"\s*([+-]?[0-9]+)(\.0+)?\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*", re.ASCII)
@@ -29,15 +29,15 @@ _TRUTH = {
 
 
 def loosened(document: Mapping[str, Any], fields: type[msgspec.Struct]) -> dict[str, Any]:
-    """The same document, values of the struct's fields in the type that they are meant to have."""
+    """The same document, with the values of the struct's fields coerced to the fields' types."""
     kinds = _kinds(fields)
     return {name: as_kind(value, kinds[name]) if name in kinds else value for name, value in document.items()}
 
 
 @functools.lru_cache(maxsize=64)
 def _kinds(fields: type[msgspec.Struct]) -> Mapping[str, type]:
-    """Fields whose values are loosened: ``int``, ``float``, ``bool``, ``list`` (of ints), ``dict`` (of
-    floats) or a struct of such."""
+    """Fields with coerced values: ``int``, ``float``, ``bool``, ``list`` (of ints), ``dict`` (of floats) or a struct of
+    such."""
     found: dict[str, type] = {}
     for name, hint in get_type_hints(fields).items():
         kinds = [kind for kind in _alternatives(hint) if kind is not types.NoneType]
@@ -58,7 +58,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def as_kind(value: Any, kind: type) -> Any:
-    """``value`` as ``kind``, where that is plainly meant; else as it came."""
+    """``value`` as ``kind`` where the meaning is clear; else unchanged."""
     if kind is int:
         return as_whole(value)
     if kind is float:
@@ -84,15 +84,15 @@ def as_whole(value: Any) -> Any:
 
 
 def _ids(value: Any) -> Any:
-    """A list's items as integers; a list of a whole vocabulary's is looked at once."""
+    """A list's items as integers; even a list of a whole vocabulary is scanned only once."""
     if isinstance(value, list) and any(type(item) is not int for item in value):
         return [as_whole(item) for item in value]
     return value
 
 
 def whole_numbers(value: Any) -> Any:
-    """A list of numbers, those without a fraction as integers; anything else as it came, numbers in quotes too: of a
-    prompt they are text.
+    """A list of numbers with the ones without a fraction as integers. Anything else is unchanged, numbers in quotes
+    too: in a prompt they are text.
     """
     if isinstance(value, list) and any(type(item) is float for item in value):
         return [int(item) if _is_whole(item) else item for item in value]

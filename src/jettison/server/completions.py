@@ -19,7 +19,7 @@ from jettison.types import TokenLogprobs
 
 
 class _Part:
-    """What a chunk, or a whole choice, is made of; parts add up."""
+    """The contents of a chunk, or of a whole choice; parts add up."""
 
     __slots__ = ("entries", "offsets", "text", "token_ids")
 
@@ -38,7 +38,7 @@ class CompletionAnswer(Answer):
         self._choices: dict[int, list[_Part]] = {}
         self._names = TokenNames(state.tokenizer, as_ids=plan.tokens_as_ids)
         self._prompt_entries: dict[int, list[TokenLogprobs | None]] = {}
-        """Of each choice's prompt, where they are shown by themselves."""
+        """Logprobs of each choice's prompt, where they are shown apart from the answer's."""
 
     def chunk_header(self) -> dict[str, Any]:
         """See ``Answer``."""

@@ -1,6 +1,6 @@
-"""Messages as a client sends them, checked, and in the form in which a template takes them.
+"""Messages from a client: checked, and brought into the form that a template takes.
 
-``checked_messages`` says what is wrong with one, by its path; ``fitted`` follows the template's traits. No template is
+``checked_messages`` raises with the path of a bad value; ``fitted`` follows the template's traits. No template is
 rendered here.
 """
 
@@ -21,16 +21,16 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 """Types of parts that carry a text, under ``text`` or their own name, as vLLM takes them."""
 _LEADERS = ("system", "developer")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which clients send an assistant's reasoning, the one that templates read first."""
+"""Names under which clients send an assistant's reasoning; templates read the first."""
 
 Message = dict[str, Any]
 
 
 def checked_messages(messages: list[Message] | None, knows: Callable[[str], bool]) -> list[Message]:
-    """Every message with a role that is known, content that is text, and tool calls that are some.
+    """The messages, each checked for a known role, text content and valid tool calls.
 
-    ``knows``: whether the template names a role or a field that is not everywhere. Fields without a value are left out,
-    all others stay. Raises ApiError 400 with the path of what is wrong.
+    ``knows``: whether the template names a role or field that not all templates know. Fields without a value are left
+    out, all others stay. Raises ApiError 400 with the path of the bad value.
     """
     if messages is None:
         raise bad_request("messages is missing.", "messages", "missing_required_parameter")
@@ -151,7 +151,8 @@ def _fitted_call(call: dict[str, Any], wants_text: bool) -> dict[str, Any]:
 
 
 def _mapping(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
-    """As a mapping, which templates read; a text that is no JSON object stays one, so that nothing of it is lost."""
+    """A tool call's arguments as a mapping, which templates read. A text that is no JSON object stays a text, so that
+    nothing is lost."""
     if isinstance(arguments, dict):
         return arguments
     try:
@@ -162,7 +163,7 @@ def _mapping(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
 
 
 def bad_arguments(messages: Sequence[Message]) -> str | None:
-    """The path of the first tool call whose arguments are no JSON object."""
+    """The path of the first tool call with arguments that are no JSON object; None where there is none."""
     for at, message in enumerate(messages):
         for number, call in enumerate(message.get("tool_calls", ())):
             if isinstance(_mapping(call["function"].get("arguments") or {}), str):
@@ -171,7 +172,7 @@ def bad_arguments(messages: Sequence[Message]) -> str | None:
 
 
 def needs_merging(messages: Sequence[Message], traits: Traits) -> bool:
-    """Whether system messages stand where the template does not write them."""
+    """Whether there are system messages in places where the template drops them."""
     places = _leader_places(messages)
     if traits.systems == "anywhere" or places in ([], [0]):
         return False
@@ -179,7 +180,7 @@ def needs_merging(messages: Sequence[Message], traits: Traits) -> bool:
 
 
 def is_scattered(messages: Sequence[Message]) -> bool:
-    """Whether there is more than one system message, or it does not stand at the front."""
+    """Whether there is more than one system message, or one that is not at the front."""
     return _leader_places(messages) not in ([], [0])
 
 

@@ -1,4 +1,5 @@
-"""Which web pages may talk to this server: Starlette's middleware, and the same for errors that no application sees."""
+"""Web pages that may use this server: Starlette's middleware, and the same headers for errors outside the
+application."""
 
 from __future__ import annotations
 
@@ -8,21 +9,21 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 EXPOSED_HEADERS = ("retry-after", "retry-after-ms", "x-request-id", "www-authenticate")
-"""Of an answer, what a page's script may read besides the usual: what SDKs in browsers look for."""
+"""Headers of an answer that a page's script may read besides the usual ones: SDKs in browsers use them."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorsSettings:
-    """What pages of other origins may do."""
+    """The rights of pages of other origins."""
 
     origins: tuple[str, ...] = ()
-    """None: such pages get nothing. ``*``: any."""
+    """Allowed origins. Empty: no such page gets an answer. ``*``: any origin."""
     methods: tuple[str, ...] = ("*",)
     headers: tuple[str, ...] = ("*",)
     credentials: bool = False
 
     def middleware(self) -> list[Middleware]:
-        """To stand before everything else: a preflight carries no key."""
+        """The middleware, for the front of the application: a preflight carries no key."""
         if not self.origins:
             return []
         return [Middleware(
@@ -31,8 +32,8 @@ class CorsSettings:
         )]  # fmt: skip
 
     def error_headers(self, origin: str | None) -> dict[str, str]:
-        """For an answer that is written before a request has reached the application; ``origin``: if it has been read.
-        Without them a page's script would be told of no status and no words."""
+        """Headers for an answer that is written before a request has reached the application; ``origin``: of the
+        request, if it has been read. Without them a page's script would see neither status nor message."""
         is_any = "*" in self.origins
         if not self.origins or (origin is None and (not is_any or self.credentials)):
             return {}

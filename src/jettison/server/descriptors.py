@@ -1,7 +1,7 @@
-"""File descriptors: as many as can be had, how many connections they make, and a word when they run out.
+"""File descriptors: raises the limit, computes the limit of connections, and warns when descriptors run out.
 
-Every connection is one. Without any left, connections are reset or left waiting without a line in any log, and so is
-whatever else the process opens: a worker's new channel, the time line, a recorded trace.
+Every connection takes one. Without any left, connections are reset or wait without a line in any log, and other files
+fail to open: a worker's new channel, the time line, a recorded trace.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from jettison.server.quiet_log import Seldom
 logger = logging.getLogger(__name__)
 
 WANTED = 65_536
-"""Even where other limits let in fewer: refused clients have connections too. Looking at so many takes milliseconds."""
+"""Wanted limit, even where other limits admit fewer requests: refused clients have connections too. Checking so many
+connections takes milliseconds."""
 RESERVED = 80
 RESERVED_PER_INSTANCE = 16
-"""For everything that is no client's connection: logs, libraries, listeners, 16 probes; a worker's channel, links and
-restart."""
+"""Descriptors of one instance besides clients' connections: logs, libraries, listeners, 16 probes; a worker's channel,
+links and restart."""
 
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 def raise_descriptor_limit(wanted: int) -> int:
-    """Raise the soft limit towards ``wanted``, as far as the hard one allows; returns what is in force."""
+    """Raise the soft limit towards ``wanted``, as far as the hard one allows; returns the limit in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
@@ -35,17 +36,17 @@ def raise_descriptor_limit(wanted: int) -> int:
         return soft
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))
-    except (ValueError, OSError) as error:  # some systems have a lower ceiling than they say
+    except (ValueError, OSError) as error:  # some systems have a lower ceiling than they report
         logger.debug("the limit of open files stays at %d: %s", soft, error)
         return soft
     return ceiling
 
 
 def connection_limit(instances: int, num_requests: int | None) -> int:
-    """Raise the limit of open files, and say how many connections it makes.
+    """Raise the limit of open files; returns the number of connections that it allows.
 
-    ``num_requests``: those that the other limits let in at one time, if these bound them; a warning says when there are
-    too few connections for them.
+    ``num_requests``: requests that the other limits admit at one time; None: unbounded. Too few connections for them
+    are logged as a warning.
     """
     num_reserved = RESERVED + RESERVED_PER_INSTANCE * instances
     num_descriptors = raise_descriptor_limit(max(WANTED, num_reserved + (num_requests or 0)))
@@ -59,20 +60,21 @@ def connection_limit(instances: int, num_requests: int | None) -> int:
 
 
 class DescriptorWatch:
-    """Says, at most once a minute, that there is no descriptor left."""
+    """Logs, at most once a minute, that no descriptor is left."""
 
     def __init__(self, seldom: Seldom) -> None:
         self._seldom = seldom
 
     def look(self) -> None:
-        """Try to have one more: event loops reset connections that they have no descriptor for, without a word."""
+        """Try to open one more descriptor, because event loops silently reset connections that they have no descriptor
+        for."""
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
             self.note(error)
 
     def note(self, error: OSError) -> bool:
-        """Whether an error is that there are none left; then it has been told of."""
+        """Whether an error means that no descriptor is left; if so, it is logged."""
         if error.errno not in OUT_OF_DESCRIPTORS:
             return False
         self._seldom.warning("no file descriptor is left (%s): new connections are refused", error.strerror)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 MAX_HELD_TOKENS = 8
-"""A character has at most four bytes; more tokens than that without one are not going to make one."""
+"""Most tokens held back: a character has at most four bytes, so more tokens without a complete one will not make
+one."""
 
 MAX_CONTEXT_TOKENS = 8
-"""Of the prompt, looked at for a beginning of the window."""
+"""Most tokens of the prompt used as the beginning of the window."""
 
 MAX_LOOKED_AT = 256
-"""Tokens at the end of the prompt among which the context is sought: special ones that are not shown are no text."""
+"""Tokens at the end of the prompt that are searched for the context: special tokens that are not shown have no text."""
 
 MAX_BROKEN_TOKENS = 3
 """Bytes that a prompt may end with before its last character is complete."""
@@ -33,7 +34,7 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """What was held back, at the end: broken characters come out as U+FFFD."""
+        """The held-back rest at the end: broken characters become U+FFFD."""
         ...
 
 
@@ -61,9 +62,9 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """For any other vocabulary: decode a short window twice, with and without the new token.
 
-    ``_window[:_num_done]`` gave the text that is out already and is kept as context, because a decoder may treat
-    the first token of a text specially (a leading space, for one). For the same reason the end of the prompt is the
-    first context: the pieces are what the output adds to the text of prompt and output.
+    ``_window[:_num_done]`` has been output already and is kept as context, because a decoder may treat the first token
+    of a text specially (a leading space, for one). For the same reason the end of the prompt is the first context: the
+    pieces are what the output adds to the text of prompt and output.
     """
 
     __slots__ = ("_decode", "_num_done", "_skipped", "_window")
@@ -77,7 +78,8 @@ class WindowDetokenizer:
         self._num_done = len(self._window)
 
     def _end_of(self, prompt_token_ids: Sequence[int]) -> list[int]:
-        """The fewest last tokens that are a text of their own. A character that the prompt breaks off is left out."""
+        """The fewest last tokens of the prompt that decode to a text by themselves, without a character that the prompt
+        breaks off."""
         num_wanted = MAX_CONTEXT_TOKENS + MAX_BROKEN_TOKENS
         last = prompt_token_ids[-MAX_LOOKED_AT:]
         shown = (token_id for token_id in reversed(last) if token_id not in self._skipped)
@@ -86,7 +88,8 @@ class WindowDetokenizer:
         for end in range(len(ids), max(0, len(ids) - MAX_BROKEN_TOKENS - 1), -1):
             for start in range(end - 1, max(0, end - MAX_CONTEXT_TOKENS) - 1, -1):
                 text = self._decode(ids[start:end])
-                # A space alone may have no text because it is the first token; at the prompt's start it really is.
+                # A lone space may decode to nothing because it is the first token, which is right only at the prompt's
+                # start.
                 if _REPLACEMENT not in text and (text or (is_whole and start == 0)):
                     return ids[start:end]
         return []
@@ -110,14 +113,14 @@ class WindowDetokenizer:
         return self._advance(self._decode(self._window[: self._num_done]), self._decode(self._window))
 
     def _advance(self, before: str, after: str) -> str:
-        # The next window starts with the tokens that have just come out: enough context, and bounded.
+        # The next window starts with the tokens just output: enough context, and bounded.
         self._window = self._window[self._num_done :]
         self._num_done = len(self._window)
         return after[len(before) :]
 
 
 class JoinedSpecials:
-    """A detokenizer whose added tokens stand side by side: one that follows another comes as its bare content."""
+    """A detokenizer without spaces between added tokens: one that follows another is output as its bare content."""
 
     __slots__ = ("_added", "_follows_added", "_inner")
 

@@ -1,6 +1,6 @@
-"""What both generating endpoints do: admit, read, plan, submit, and answer in one piece or as a stream.
+"""The common part of both generating endpoints: admit, read, plan, submit, and answer in one piece or as a stream.
 
-How an answer looks is the business of an ``Answer``; ``chat`` and ``completions`` each have one.
+An ``Answer`` encodes the answer; ``chat`` and ``completions`` each have one.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Answer(ABC):
         return b"".join((self.chunk_head, choice, tail, b"}\n\n"))
 
     def first_fields(self, job: Job) -> bytes:
-        """What the first choice's first chunk has beside its choices, as JSON that begins with a comma."""
+        """Fields of the first choice's first chunk beside its choices, as JSON that begins with a comma."""
         return b""
 
     def usage_chunk(self, generation: Generation) -> bytes:
@@ -104,15 +104,15 @@ class GenerationEndpoint(ABC):
     def __init__(
         self, state: ServerState, thread_chars: int | None = None, *, is_offline: bool = False
     ) -> None:
-        """``thread_chars``: another bound than the settings' for what is tokenized on the event loop. ``is_offline``:
-        all that comes here is served as offline requests, whatever tier it names.
+        """``thread_chars``: the bound of characters tokenized on the event loop, in place of the settings'.
+        ``is_offline``: all requests here are served as offline requests, whatever tier they name.
         """
         self.state = state
         self._is_offline = is_offline
         self.thread_chars = state.settings.thread_tokenize_chars if thread_chars is None else thread_chars
 
     def _most_tokens(self, plan: GenerationPlan) -> int:
-        """Of prompt and answer together."""
+        """Most tokens of prompt and answer together."""
         info = self.state.engine.info
         is_offline = self._is_offline or plan.wants_offline
         return min(info.max_model_len, info.max_offline_tokens if is_offline else info.max_request_tokens)
@@ -127,7 +127,7 @@ class GenerationEndpoint(ABC):
         return with_bad_words(plan, sequences, info.eos_token_ids)
 
     def cut(self, plan: GenerationPlan, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """The prompts as long as the request wants them at most; -1 leaves room for the answer that it asks for."""
+        """The prompts cut to the length that the request allows; -1 leaves room for the requested answer."""
         answer = plan.params.min_tokens if plan.wants_default_length else plan.params.max_tokens
         return truncated(prompts, plan.truncation, max(1, self._most_tokens(plan) - max(1, answer)))
 
@@ -156,7 +156,7 @@ class GenerationEndpoint(ABC):
         state = self.state
         check_content_type(scope)
         body = await arrival.read_body(receive)
-        arrival.check_queue(is_offline=OFFLINE_TIER.encode() in body)  # it may be: the others need not be parsed
+        arrival.check_queue(is_offline=OFFLINE_TIER.encode() in body)  # maybe: else not parsed yet
         document = parse_json(body)
         arrival.check_queue(is_offline=document.get("service_tier") == OFFLINE_TIER)
         plan, prompts, answer = await self.prepare(document)
@@ -187,9 +187,9 @@ class GenerationEndpoint(ABC):
         self, plan: GenerationPlan, prompts: Sequence[Prompt], arrival_ns: int, tenant: str, deadline_ns: int | None
     ) -> list[Job]:
         jobs: list[Job] = []
-        # The tenant comes first and has a fixed length: no salt that a client sends reaches another tenant's cache.
+        # The tenant comes first and has a fixed length, so no client's salt can reach another tenant's cache.
         cache_salt = tenant + plan.cache_salt
-        base_id = secrets.token_hex(16)  # never made from what a client sent
+        base_id = secrets.token_hex(16)  # never derived from a client's values
         for prompt in prompts:
             self._check_ids(prompt)
             num_prompt_tokens = len(prompt.token_ids)
@@ -213,7 +213,8 @@ class GenerationEndpoint(ABC):
         return jobs
 
     def _check_ids(self, prompt: Prompt) -> None:
-        """A tokenizer may know more tokens than the embedding has rows: the text that has one is to blame."""
+        """Raise ApiError 400 for a token beyond the embedding's rows: a tokenizer may know more tokens than the
+        embedding has."""
         vocab_size, largest = self.state.engine.info.vocab_size, max(prompt.token_ids)
         if largest >= vocab_size:
             (token,) = self.state.tokenizer.token_strings([largest])
@@ -232,7 +233,7 @@ class GenerationEndpoint(ABC):
         return max_tokens
 
     prompt_field = "prompt"
-    """The field that a too long prompt is blamed on."""
+    """The field named in the error for a too long prompt."""
 
     async def _whole(self, generation: Generation, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
         def keep(job: Job, event: TokenEvent, delta: Delta) -> None:
@@ -264,7 +265,8 @@ class GenerationEndpoint(ABC):
 
 
 def check_content_type(scope: Scope) -> None:
-    """Raises ApiError 415. Absent is fine; what a web page's form can send to a local server is not."""
+    """Raises ApiError 415 for a content type other than JSON, such as a web page's form can send to a local server. An
+    absent type is accepted."""
     for name, value in scope["headers"]:
         if name == b"content-type" and value.partition(b";")[0].strip().lower() not in JSON_TYPES:
             raise ApiError(415, "The content-type must be application/json.", code="unsupported_media_type")

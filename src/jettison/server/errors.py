@@ -1,7 +1,7 @@
-"""Everything that can go wrong, as OpenAI's error body: ``{"error": {message, type, param, code}}``.
+"""All errors as OpenAI's error body: ``{"error": {message, type, param, code}}``.
 
-What a client is told is decided here and nowhere else. Internals never leave the process: an unexpected exception
-becomes a generic message with a correlation id that stands beside the traceback in the log.
+Only this module decides the messages that clients see. Internals never leave the process: an unexpected exception
+becomes a generic message with a correlation id, which is logged with the traceback.
 """
 
 from __future__ import annotations
@@ -77,23 +77,23 @@ class ApiError(Exception):
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """400: the client can mend it. ``param`` names the field."""
+    """400, which the client can correct. ``param`` names the field."""
     return ApiError(400, message, param=param, code=code or "invalid_value")
 
 
 def retry_headers(retry_after_ms: int) -> dict[str, str]:
-    """When to try again, in the field's two headers."""
+    """The time of a retry, in the two usual headers."""
     # ``retry-after`` has whole seconds and must not promise less than ``retry-after-ms``.
     return {"retry-after": str(max(1, -(-retry_after_ms // 1000))), "retry-after-ms": str(retry_after_ms)}
 
 
 def refusal_code(error: OverCapacityError) -> str:
-    """Why a request was refused with 429, as clients and metrics are told."""
+    """The reason for a 429, as clients and metrics see it."""
     return "key_limit_reached" if isinstance(error, KeyLimitError) else "queue_full"
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The answer to any exception. Unexpected ones are logged here, with the id that the client is told."""
+    """The answer to any exception. Unexpected ones are logged here, with the id that the client sees."""
     match error:
         case ApiError():
             return error
@@ -123,7 +123,7 @@ def _from_http(error: HTTPException) -> ApiError:
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
-    """Starlette's exception handler for what the endpoints raise on purpose."""
+    """Starlette's handler for the exceptions that endpoints raise on purpose."""
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         what = "There is no" if error.status_code == 404 else "Not allowed:"
         path = request.url.path[:200]

@@ -1,9 +1,9 @@
-"""Every request field that vLLM's and OpenAI's request models know, and what is made of it here, with a reason.
+"""Every request field of vLLM's and OpenAI's request models, with its treatment here and the reason.
 
-``Done``: it has its effect. ``Refused``: to ignore it would change the answer, so that any value but a neutral one is
-400 with the field's name. ``Ignored``: the answer is the same without it; one line in the log says so. What no table
-knows is ignored with a line, too. Both projects' lists are in ``tests/server/peer_fields.json``; a test walks them.
-Here is no request, and nothing of what a field does.
+``Done``: it has its effect. ``Refused``: ignoring it would change the answer, so any value but a neutral one is 400
+with the field's name. ``Ignored``: the answer is the same without it; one line is logged. Unknown fields are ignored
+with a line, too. Both projects' lists are in ``tests/server/peer_fields.json``; a test walks them. Requests, and the
+effects of fields, are elsewhere.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The field is no use here, and the answer would not be what was asked for."""
+    """The field is not supported, and the answer without it would not be the requested one."""
 
     reason: str
     neutral: tuple[Any, ...] = ()
-    """Values that ask for nothing (null always does)."""
+    """Values without effect (null never has one)."""
     same_as: str | None = None
-    """A value that this other field has, too, asks for nothing."""
+    """Another field; a value equal to that field's has no effect."""
     unused_with: tuple[str, Any] | None = None
-    """Another field and a value of it with which this one asks for nothing."""
+    """Another field and a value of it with which this field has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Ignored:
 
     reason: str
     neutral: tuple[Any, ...] = ()
-    """Values of which no line is said."""
+    """Values that are not logged."""
 
 
 Table = Mapping[str, Done | Refused | Ignored]
@@ -181,8 +181,8 @@ _OTHER_PROJECTS: Table = {
     "extra_body": Refused("its fields belong into the body itself", ({},)),
     **dict.fromkeys(("options", "parameters"), Refused("its fields belong into the body itself", ({},))),
 }
-"""Names of older versions of vLLM, and of SGLang, llama.cpp, TGI, Hugging Face's generate, Ollama and OpenRouter, whose
-clients send them to any server."""
+"""Names from older versions of vLLM, and from SGLang, llama.cpp, TGI, Hugging Face's generate, Ollama and OpenRouter:
+their clients send them to any server."""
 
 _BOTH: Table = {**_SAMPLING, **_NOT_SUPPORTED, **_WITHOUT_EFFECT, **_OTHER_PROJECTS}
 
@@ -256,7 +256,7 @@ FILE: Table = {
 
 
 def asks_for_nothing(rule: Refused | Ignored, value: Any, document: Mapping[str, Any]) -> bool:
-    """Whether a field has a neutral value, in a body that has these fields beside it."""
+    """Whether a field's value is neutral, given the other fields of its body."""
     value = _without_nulls(value)
     if value is None or any(as_kind(value, type(neutral)) == neutral for neutral in rule.neutral):
         return True
@@ -268,5 +268,5 @@ def asks_for_nothing(rule: Refused | Ignored, value: Any, document: Mapping[str,
 
 
 def _without_nulls(value: Any) -> Any:
-    """A member that is null is one that was not sent."""
+    """The value without members that are null, which count as not sent."""
     return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""The request bodies of the API, field by field, and what is wrong with a bad one.
+"""The request bodies of the API, field by field, and the errors of bad ones.
 
 JSON becomes a plain object first, so that fields that are refused or ignored can be told apart (``field_table``), then
 a typed struct. Types are checked here; ranges in ``sampling``; prompts and messages in ``prompts``.
@@ -37,7 +37,7 @@ class RepetitionFields(msgspec.Struct, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream carries besides text."""
+    """Options for the contents of a stream besides text."""
 
     table: ClassVar[Table] = field_table.STREAM_OPTIONS
 
@@ -46,7 +46,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class GenerationFields(msgspec.Struct, kw_only=True):
-    """What both generating endpoints take."""
+    """Fields of both generating endpoints."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -150,20 +150,20 @@ Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
 class FieldWarnings:
-    """A line for each field that is ignored, the first time it is met; the memory of unknown names is bounded."""
+    """Logs a line for each ignored field at its first occurrence; the memory of unknown names is bounded."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
         self._num_unknown = 0
 
     def note_ignored(self, name: str, reason: str) -> None:
-        """Of a field of the tables, which are finite."""
+        """Log a field of the tables, which are finite."""
         if name not in self._seen:
             self._seen.add(name)
             logger.warning("request field %r is ignored: %s", name, reason)
 
     def note(self, name: str) -> None:
-        """Of any other name."""
+        """Log any other name."""
         if name in self._seen or self._num_unknown > _MAX_UNKNOWN_TOLD:
             return
         self._num_unknown += 1
@@ -177,7 +177,7 @@ class FieldWarnings:
 def parse_json(body: bytes) -> dict[str, Any]:
     """One JSON object. Raises ApiError 400."""
     try:
-        document = msgspec.json.decode(body.removeprefix(codecs.BOM_UTF8))  # RFC 8259 lets a reader pass over it
+        document = msgspec.json.decode(body.removeprefix(codecs.BOM_UTF8))  # RFC 8259 lets a reader ignore it
     except RecursionError:
         raise bad_request("The request body is nested too deeply.", code="invalid_json") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -189,18 +189,18 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def why_no_text(body: bytes) -> str | None:
-    """Where bytes that should be UTF-8 are none, and what they look like; None where they are."""
+    """The place and likely encoding of bytes that are not UTF-8; None where they are."""
     if body[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or b"\0" in body[:2]:
         return "it looks like UTF-16, and JSON is UTF-8"
     try:
         body.decode()
-    except UnicodeDecodeError as error:  # the decoder's own position counts from the start of a string in it
+    except UnicodeDecodeError as error:  # the JSON decoder's own position counts from the start of a string
         return f"byte {error.start} (0x{body[error.start]:02x}) is no UTF-8"
     return None
 
 
 def parse_fields(document: dict[str, Any], fields: type[Fields], warnings: FieldWarnings) -> Fields:
-    """The typed body. Raises ApiError 400 naming the field that is refused or has another type."""
+    """The typed body. Raises ApiError 400 that names the refused field, or the one of another type."""
     table: Table = fields.table  # type: ignore[attr-defined]
     _check_known(document, document, table, warnings, "")
     options = document.get("stream_options")
@@ -215,7 +215,7 @@ def parse_fields(document: dict[str, Any], fields: type[Fields], warnings: Field
 def _check_known(
     values: Mapping[str, Any], document: Mapping[str, Any], table: Table, warnings: FieldWarnings, prefix: str
 ) -> None:
-    """Raise ApiError 400 where a field asks for what is not done; say what is ignored."""
+    """Raise ApiError 400 for a refused field with an effect; log ignored fields."""
     for name, value in values.items():
         rule = table.get(name)
         if isinstance(rule, Refused):

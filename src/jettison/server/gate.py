@@ -1,7 +1,7 @@
-"""The first thing that a request meets: size and key are checked before anything is read or routed.
+"""The first layer for a request: it checks size and key before anything is read or routed.
 
-It also spells the path plainly, has coded bodies decoded, owns the answer's request id, and turns every exception into
-an answer, so that nothing internal leaks.
+It also normalises the path, has coded bodies decoded, owns the answer's request id, and turns every exception into an
+answer, so that nothing internal leaks.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class Gate:
             await answer.response()(scope, receive, send_labelled)
 
     async def _check_size(self, path: str, headers: dict[bytes, bytes], receive: Receive) -> int:
-        """How many bytes the body may have. Raises ApiError 413 where it is said to have more."""
+        """Most bytes of the body. Raises ApiError 413 where its announced length is more."""
         settings = self._state.settings
         max_bytes = settings.max_body_bytes
         if path == UPLOAD_PATH and settings.max_upload_bytes is not None:
             max_bytes = settings.max_upload_bytes
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18 or int(length) > max_bytes:
-            if b"expect" not in headers:  # that client asks before it sends
+            if b"expect" not in headers:  # a client with this header asks before it sends
                 await discard_body(receive)
             raise body_too_large(max_bytes)
         return max_bytes
@@ -82,14 +82,14 @@ class Gate:
                 raise ApiError(403, "Administration is closed: start the server with --admin-key.", code="no_admin_key")
             keys = self._state.admin_keys
         if not keys.admits(path, authorization):
-            # Clients read the first words of either, as OpenAI's API says them.
+            # Clients test for the first words of either message, which are those of OpenAI's API.
             wrong = "You didn't provide an API key" if authorization is None else "Incorrect API key provided"
             message = f"{wrong}: send it as `Authorization: Bearer KEY`."
             raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
 def _label(request_id: bytes | None) -> bytes:
-    """The client's own label, which is echoed and used for nothing else; ours where it has none."""
+    """The client's own request id, which is only echoed; ours where it has none."""
     if request_id is not None and _REQUEST_ID.fullmatch(request_id):
         return request_id
     return secrets.token_hex(16).encode()

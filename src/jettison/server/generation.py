@@ -1,7 +1,7 @@
 """The engine requests behind one HTTP request, from submission to the last event.
 
-Whatever happens (a client that leaves, one choice that fails, a shutdown), every engine request ends or is
-cancelled before ``run`` returns.
+In every case (a client leaves, a choice fails, a shutdown) every engine request ends or is cancelled before ``run``
+returns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jettison.server.prompts import Prompt
 from jettison.types import FinishReason, Request
 
 Sink = Callable[["Job", TokenEvent, Delta], Awaitable[None] | None]
-"""Takes what an event added to a choice; what it returns is awaited before the choice's next event. Called in order for
+"""Takes the addition of an event to a choice; its result is awaited before the choice's next event. Called in order for
 each choice; choices interleave."""
 
 RecordRequest = Callable[[int, int, int, int, bool, str], None]
@@ -36,20 +36,20 @@ class Job:
     index: int
     prompt: Prompt
     is_first_sample: bool
-    """Of its prompt: the one whose prompt tokens are counted."""
+    """Whether it is its prompt's first choice, which alone counts the prompt tokens."""
     request: Request
     text: ChoiceText
     events: AsyncIterator[TokenEvent] | None = None
     is_offline: bool = False
-    """The client asked for best effort."""
+    """Whether it is served as an offline request."""
     num_cached_tokens: int = 0
     num_events: int = 0
     is_started: bool = False
-    """The engine has produced a token."""
+    """Whether the engine has produced a token."""
     is_over: bool = False
-    """The engine has sent its last event."""
+    """Whether the engine has sent its last event."""
     verdict: Verdict | None = None
-    """On its latencies; None before its first token, and of an offline one."""
+    """Judgement of its latencies; None before its first token, and for an offline request."""
 
 
 class Generation:
@@ -71,7 +71,7 @@ class Generation:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Each prompt counted once, however many samples were asked for."""
+        """Tokens of all prompts, each counted once for all its samples."""
         return sum(len(job.prompt.token_ids) for job in self.jobs if job.is_first_sample)
 
     @property
@@ -81,11 +81,11 @@ class Generation:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens that the prefix cache gave."""
+        """Prompt tokens found in the prefix cache."""
         return sum(job.num_cached_tokens for job in self.jobs if job.is_first_sample)
 
     def submit(self) -> None:
-        """All or none. Raises what the engine raises: NotReadyError, OverCapacityError, TooLongError."""
+        """Submit all requests or none. Raises the engine's NotReadyError, OverCapacityError and TooLongError."""
         try:
             for job in self.jobs:
                 job.events = self._engine.submit(job.request, is_further=job.index > 0)
@@ -95,7 +95,7 @@ class Generation:
         self._metrics.num_prompt_tokens += sum(len(job.request.prompt_token_ids) for job in self.jobs)
 
     def abort(self, error: ApiError) -> None:
-        """Stop now; a client that waits is told ``error``."""
+        """Stop now; a waiting client gets ``error``."""
         self._abort_error = error
         self._cancel_all()
 
@@ -130,7 +130,7 @@ class Generation:
                 self._engine.cancel(job.request.request_id)
 
     def _abandon(self) -> None:
-        """Cancel what is not over, and count what never started."""
+        """Cancel the jobs that are not over, and count the ones that never started."""
         self._cancel_all()
         for job in self.jobs:
             if job.events is not None and not job.is_over:
@@ -152,7 +152,7 @@ class Generation:
             if event.tokens and not job.is_started:
                 self._start(job, event)
             delta = None
-            if job.text.finish_reason is None and not self.client_is_gone:  # else only the end is still of interest
+            if job.text.finish_reason is None and not self.client_is_gone:  # else only the end still matters
                 delta = job.text.feed(event)
                 if delta.token_ids:
                     last_ns = self._clock_tokens(job, len(delta.token_ids), last_ns)
@@ -180,13 +180,14 @@ class Generation:
     def _start(self, job: Job, event: TokenEvent) -> None:
         job.is_started = True
         job.num_cached_tokens = event.num_cached_tokens
-        if not job.is_offline:  # the histograms are of requests that a client waits for
+        if not job.is_offline:  # the histograms cover online requests
             ttft_s = (time.monotonic_ns() - job.request.arrival_ns) / NANOSECONDS
             self._metrics.ttft.observe(ttft_s)
             job.verdict = Verdict(self._metrics.attainment, self._engine.objectives(), ttft_s)
 
     def _clock_tokens(self, job: Job, num_new: int, last_ns: int | None) -> int:
-        """Count tokens that the client gets; ``last_ns``: when the ones before came."""
+        """Count new tokens for the client and observe the gap to the ones before, at ``last_ns``; returns the present
+        time."""
         now_ns = time.monotonic_ns()
         self._metrics.num_generation_tokens += num_new
         if last_ns is None:

@@ -1,9 +1,9 @@
-"""uvicorn's HTTP protocol with what it leaves open: limits and deadlines around requests, and JSON for its own errors.
+"""uvicorn's HTTP protocol with additions: limits and deadlines around requests, and JSON for its own errors.
 
 llhttp has no limit on the size of headers and trailers; without one, a client that never ends them fills the memory.
-uvicorn makes objects of every request that lies in what it has read, hundreds of times its bytes, and tells only the
-newest request that the connection is gone. It watches a connection only between requests; a client whose answer is
-complete before its request is, or that never reads its answer, would hold one for ever.
+uvicorn makes objects of every request in the bytes read, hundreds of times their size, and reports a lost connection
+only to the newest request. It watches a connection only between requests, so a client would hold it for ever if its
+answer is complete before its request, or if it never reads its answer.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ logger = logging.getLogger(__name__)
 logger.setLevel(logging.ERROR)  # a line for each malformed request would let any client fill the log
 
 LINGER_S = 1.0
-"""How long bytes that no request will take are still thrown away: a refused client's, the rest of an answered body."""
+"""Time for which unwanted bytes are still read and discarded: those of a refused client, and the rest of an answered
+body."""
 SLICE_BYTES = 2048
 """Most bytes parsed at one time: the parser cannot be stopped inside of them."""
 MAX_QUEUED = 8
-"""Requests of one connection that wait for their turn. What comes behind them stays bytes."""
+"""Most requests of one connection that wait for their turn. Later ones stay unparsed bytes."""
 _LEFT_STATES = (7, 8)
 """TCP_CLOSE and TCP_CLOSE_WAIT, by the kernel's numbers."""
 _END_OF_LINES = b"\r\n\r\n"
-"""Behind headers, and behind a chunked body."""
+"""The end of headers, and of a chunked body."""
 
 
 PROBE_CONNECTIONS = 16
-"""Connections beyond the limit that are taken all the same, for ``PROBE_PATHS`` alone and for one request each: that a
-server is full is no reason to start it again."""
+"""Connections accepted beyond the limit, for one request each to ``PROBE_PATHS`` only: a supervisor should not restart
+a server because it is full."""
 PROBE_PATHS = ("/health", "/ping")
 PROBE_TIMEOUT_S = 2.0
 
 
 class HeldBytes:
-    """What all connections of a server hold unparsed, in bytes."""
+    """The unparsed bytes of all connections of a server."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -59,18 +60,18 @@ class HeldBytes:
 
 
 class _Flow(FlowControl):
-    """A reader that wants to go on is given what is held first."""
+    """Flow control that first parses the held bytes when the application wants to read on."""
 
     def __init__(self, transport: asyncio.Transport, read_on: Callable[[], None]) -> None:
         super().__init__(transport)
         self._read_on = read_on
 
     def resume_reading(self) -> None:
-        """An application that asks for its body, or an answer that is complete."""
+        """Called when an application asks for its body, or an answer is complete."""
         self._read_on()
 
     def set_reading(self, wanted: bool) -> None:
-        """Read from the socket, or do not."""
+        """Start or stop reading from the socket."""
         if wanted:
             super().resume_reading()
         else:
@@ -78,14 +79,15 @@ class _Flow(FlowControl):
 
 
 class _AnswerTransport:
-    """What answers are written to: their end need not be the connection's, and behind that nothing is written."""
+    """The transport that answers are written to: their end need not be the connection's, and nothing is written after
+    that end."""
 
     def __init__(self, protocol: BoundedHttpProtocol) -> None:
         self._protocol = protocol
         self.close = protocol._hang_up
 
     def write(self, data: bytes) -> None:
-        """Also for a request that asks for ``100 Continue`` when it has been refused already."""
+        """Write, unless the answers have ended; so a refused request gets no ``100 Continue``."""
         if not self._protocol._is_refused:
             self._protocol.transport.write(data)
 
@@ -95,7 +97,7 @@ class _AnswerTransport:
 
 
 def _write_now(cycle: RequestResponseCycle, body: bytes) -> bool:
-    """A piece of a chunked answer; see ``sse.WriteNow``. What ``send`` would wait for or refuse is left to it."""
+    """Write a piece of a chunked answer; see ``sse.WriteNow``. Returns False where ``send`` would wait or refuse."""
     is_plain = cycle.response_started and cycle.chunked_encoding and not cycle.response_complete
     if not is_plain or cycle.flow.write_paused or cycle.disconnected or not body:
         return False
@@ -115,37 +117,37 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     cors: CorsSettings
     flow: _Flow
     seldom: Seldom
-    """What clients bring about is said through it."""
+    """The logger of events that clients cause."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = logger
         self._held = b""
-        """Received and not parsed: it waits for a place in the queue, or for a body to be taken."""
+        """Bytes received but not parsed: they wait for a place in the queue, or for the application to take a body."""
         self._running: RequestResponseCycle | None = None
-        """The request that is being answered, or the last one that was; ``cycle`` is the newest one that was read."""
+        """The request that is being answered, or was answered last; ``cycle`` is the newest one read."""
         self._num_overhead_bytes = 0
         """Bytes since the last piece of a body or the last end of a message: headers, trailers, chunk extensions."""
         self._num_body_bytes = 0
-        """What is still to come of a body whose length was announced."""
+        """Bytes still to come of a body with an announced length."""
         self._is_in_headers = True
-        """Also between requests. Else the message of the newest request is incomplete."""
+        """Whether headers are read, also between requests; else a body is."""
         self._is_begun = False
-        """The newest message has begun and has not ended."""
+        """Whether the newest message has begun and not ended."""
         self._is_last = False
-        """The newest request ends the connection: what comes behind it is thrown away."""
+        """Whether the newest request ends the connection: later bytes are discarded."""
         self._is_refused = False
         self._is_probe = False
-        """Beyond the limit of connections: only probes are answered."""
+        """Whether the connection is beyond the limit, so that only probes are answered."""
         self._header_timer: asyncio.TimerHandle | None = None
         self._num_unsent_bytes = 0
-        """When the connection was last looked at."""
+        """Unsent bytes at the last ``look``."""
         self._unread_since_s: float | None = None
 
     # --- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The first request's headers are awaited from here on."""
+        """Start the deadline of the first request's headers."""
         super().connection_made(transport)
         self.flow = _Flow(transport, self._feed)
         num_beyond = 0 if self.max_connections is None else len(self.connections) - self.max_connections
@@ -156,30 +158,31 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Deadlines, bytes and queued requests go with the connection, and the request that runs is told."""
+        """Drop deadlines, bytes and queued requests, and inform the running request."""
         self._drop_requests()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """The request that runs is the connection's last."""
+        """Make the running request the connection's last."""
         if self._is_idle:
             self.transport.close()
         elif self._running is not None:
             self._running.keep_alive = False
 
     def look(self, now_s: float) -> None:
-        """Find out what the socket does not tell by itself. Called about every second.
+        """Check for clients that have stalled or left. Called about every second.
 
-        Cuts the connection of a client that has taken nothing for ``write_timeout_s``, where something waits for it: an
-        answer that cannot go on, or the end of the connection. And ends the requests of a client that has left: while
-        its bytes are held, nothing is read, so no end of file is met.
+        Cuts the connection of a client that has taken nothing for ``write_timeout_s`` while an answer, or the end of
+        the connection, waits for it. Ends the requests of a client that has left: while its bytes are held, nothing is
+        read, so the socket reports no end of file.
         """
         if self._held and not self._is_idle and self._has_left():
             self._drop_requests()
             self.transport.close()
             return
         num_bytes = self.transport.get_write_buffer_size()
-        # An answer that can go on adds bytes by itself; how many are left would then say nothing of the client.
+        # An answer that can go on adds bytes by itself, so that the number of unsent bytes would not show what the
+        # client takes.
         is_waiting = num_bytes > 0 and (self.flow.write_paused or self._is_idle or self.transport.is_closing())
         if not is_waiting or self._unread_since_s is None or num_bytes < self._num_unsent_bytes:
             self._unread_since_s = now_s if is_waiting else None
@@ -200,7 +203,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # --- what comes in
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes in; they are parsed as far as there is room for requests."""
+        """Take bytes, and parse them as far as there is room for requests."""
         if self._is_refused or self._is_last:
             return
         self._unset_keepalive_if_required()
@@ -217,7 +220,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._held = data
 
     def _feed(self) -> None:
-        """Parse what is held until the queue is full; read on when nothing is left."""
+        """Parse held bytes until the queue is full; read on when none are left."""
         data = memoryview(self._held)
         at = 0
         while at < len(data) and not self._is_full and not self._is_refused and not self._is_last:
@@ -229,7 +232,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._set_header_timer()
 
     def _end_of_slice(self, at: int) -> int:
-        """No slice reaches from one message into the next: a hundred short requests would be parsed at once."""
+        """End of the slice at a position. No slice reaches into the next message, or a hundred short requests would be
+        parsed at once."""
         end = at + SLICE_BYTES
         if self._num_body_bytes:
             return min(end, at + self._num_body_bytes)
@@ -237,7 +241,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return end if found < 0 else found + len(_END_OF_LINES)
 
     def _parse(self, data: bytes) -> None:
-        """Count what is no body, whether or not the parser has made lines of it."""
+        """Parse bytes, and count the ones outside of bodies, even before the parser has made lines of them."""
         self._num_overhead_bytes += len(data)
         try:
             self.parser.feed_data(data)
@@ -254,7 +258,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.parser = parser_of_body(self, self.parser, framing)
             if data:  # the end of the head had been cut in two
                 self._parse(data)
-        else:  # the rest is in another protocol, or its sender must learn that we do not speak it
+        else:  # the rest is in another protocol, or the sender has to learn that this server does not speak it
             self.cycle.keep_alive = False
             self._is_last = True
 
@@ -265,7 +269,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        """No request is being answered."""
+        """Whether no request is being answered."""
         return self._running is None or self._running.response_complete
 
     def on_message_begin(self) -> None:
@@ -274,12 +278,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_in_headers = self._is_begun = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers are dropped: the application reads its request's headers from the same list."""
+        """Keep a header. Trailers are dropped, as the application reads its request's headers from the same list."""
         if self._is_in_headers:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Headers and target are known: their exact size is checked before the application sees them."""
+        """Headers and target are complete: check their exact size before the application sees them."""
         self._num_overhead_bytes = 0
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.max_header_bytes:
@@ -288,7 +292,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._is_probe and not self._is_refused and not self._is_for_probes():
             self._turn_away()
         if not self._is_refused:
-            super().on_headers_complete()  # raises for a target that is none
+            super().on_headers_complete()  # raises for an invalid target
             self.cycle.keep_alive = self.parser.should_keep_alive() and not self._is_probe
             self._is_in_headers = False
             self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]
@@ -296,9 +300,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._num_body_bytes = int(dict(self.headers).get(b"content-length", 0))  # llhttp has checked it
 
     def _check_framing(self) -> None:
-        """RFC 9112 6.1: HTTP/1.0 has no transfer codings, and of the others' a body may have only what is undone here.
+        """Refuse transfer codings in HTTP/1.0, and unsupported ones in later versions (RFC 9112 6.1).
 
-        They are told 400, as all bytes that are no request of ours; 5xx is for our own faults."""
+        The answer is 400, as for all invalid requests; 5xx is for the server's own faults."""
         is_old = self.parser.get_http_version() in VERSIONS
         if is_old:
             self.expect_100_continue = False  # RFC 9110 10.1.1
@@ -314,7 +318,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return plain_path(path, self.root_path_of_proxy) in PROBE_PATHS
 
     def on_body(self, body: bytes) -> None:
-        """Of a refused request nothing is kept."""
+        """Take a piece of the body; of a refused request nothing is kept."""
         self._num_overhead_bytes = 0
         if self._num_body_bytes:
             self._num_body_bytes -= len(body)
@@ -330,7 +334,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_overhead_bytes = self._num_body_bytes = 0
         self._is_last = not self.cycle.keep_alive
         if self.cycle.response_complete:
-            # The answer came first, and the bytes behind it have ended the connection's idle time: it starts again.
+            # The answer came before the end of the body, whose bytes have ended the connection's idle time: it starts
+            # again.
             self._stop_header_timer()
             self._await_request()
 
@@ -343,7 +348,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """The next request's turn; what is left of an answered one's message has a deadline."""
+        """Start the next request; the rest of the answered request's message gets a deadline."""
         self.server_state.total_requests += 1
         if self.transport.is_closing() or self._is_refused:
             return
@@ -365,7 +370,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _drop_requests(self) -> None:
-        """Nothing can be written any more: all requests of this connection are over."""
+        """End all requests of this connection, as nothing can be written any more."""
         self._stop_header_timer()
         self._unset_keepalive_if_required()
         self._hold(b"")
@@ -373,12 +378,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
-        self.flow.resume_writing()  # a write that waits for the client finds out
+        self.flow.resume_writing()  # a write that waits for the client sees the end
 
     # --- refusals
 
     def send_400_response(self, msg: str) -> None:
-        """For bytes that are no HTTP."""
+        """Answer bytes that are not HTTP."""
         self._refuse(ApiError(400, msg, code="invalid_http"))
 
     def _refuse_headers(self) -> None:
@@ -394,7 +399,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._linger()
 
     def _hang_up(self) -> None:
-        """The connection's last answer is out; a client that still sends its request is to hear it."""
+        """End the connection after its last answer, so that a client that still sends its request can read the
+        answer."""
         if self._is_in_headers or self._is_refused or self.transport.is_closing():
             self.transport.close()
         else:
@@ -402,18 +408,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._linger()
 
     def _linger(self) -> None:
-        """Closing now, with input unread, would reset the connection and take the answer with it."""
+        """Keep reading for a while: closing with unread input would reset the connection and lose the answer."""
         self._drop_requests()
         try:
-            if self.transport.can_write_eof():  # TLS cannot: its client goes by the answer's length
+            if self.transport.can_write_eof():  # TLS cannot: its client uses the answer's length
                 self.transport.write_eof()
-        except OSError:  # the client has reset it: asyncio's loop says so here, uvloop later
+        except OSError:  # the client has reset it: asyncio's loop raises here, uvloop later
             self.transport.abort()
         else:
             self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _turn_away(self) -> None:
-        """No lingering: descriptors are what is short."""
+        """Refuse a connection without lingering, because descriptors are short."""
         self._is_refused = True
         self._stop_header_timer()
         self.seldom.warning("turning clients away: %d connections are open, as many as may be", self.max_connections)
@@ -423,7 +429,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _write_error(self, error: ApiError) -> None:
-        # The newest request's, as far as it has been read; before the first one there is not even a list.
+        # Headers of the newest request as far as read; before the first request there is no list.
         origin = dict(self.headers or ()).get(b"origin")
         headers = error.headers | self.cors.error_headers(None if origin is None else origin.decode("latin-1")) | {
             "content-type": "application/json", "content-length": str(len(error.body)), "connection": "close",
@@ -433,7 +439,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[error.status] + lines.encode("latin-1") + b"\r\n" + body)
 
     def _may_answer(self) -> bool:
-        """Whether an answer of ours would not land inside another one, or be taken for it."""
+        """Whether an answer can be written without being taken for a part of another one."""
         if self._is_in_headers or self._running is None:
             return self._is_idle
         return self.cycle is self._running and not self._running.response_started
@@ -441,7 +447,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # --- deadlines
 
     def _set_header_timer(self) -> None:
-        """Only time in which the client is waited for counts: not while an answer is made, or its bytes lie here."""
+        """Start the deadline for headers. It counts only time spent waiting for the client, not while an answer is made
+        or its bytes are held."""
         if self._is_refused:
             return  # the timer is the end of lingering
         if self._is_in_headers and self._is_idle and not self._held and not self._is_last:

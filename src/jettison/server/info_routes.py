@@ -1,4 +1,4 @@
-"""The small endpoints: what is served, how it is doing, and the tokenizer over HTTP."""
+"""The small endpoints: the served model, the server's state, and the tokenizer over HTTP."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class InfoRoutes:
         return routes
 
     async def health(self, request: Request) -> Response:
-        """Readiness: 200 only when requests are taken and someone lives to serve them.
+        """Readiness: 200 only while requests are accepted and some instance can serve them.
 
-        ``recovering``: no group of workers can serve. Requests are still accepted, and wait for one that is on its way
-        back. ``asleep``: instances that sleep; where all do, the first request wakes one. ``degraded``: some worker is
-        not there, or cannot be filled; ``reasons`` say what stands in the way.
+        ``recovering``: no group of workers can serve. Requests are still accepted, and wait for a group that is
+        recovering. ``asleep``: instances that sleep; where all do, the first request wakes one. ``degraded``: some
+        worker is missing, or cannot load its layers; ``reasons`` gives the causes.
         """
         status: str = self._state.status
         document = {**self._state.settings.health_details, "status": status, "model": self._state.settings.model_name}
@@ -85,7 +85,7 @@ class InfoRoutes:
         return answer
 
     async def ping(self, request: Request) -> Response:
-        """Liveness: 200 as long as there is something to wait for."""
+        """Liveness: 200 unless the engine has failed for good."""
         return json_response({}, 503 if self._state.status == "failed" else 200)
 
     async def version(self, request: Request) -> Response:
@@ -93,7 +93,7 @@ class InfoRoutes:
         return json_response({"version": jettison.__version__})
 
     async def load(self, request: Request) -> Response:
-        """Requests in the house."""
+        """Number of requests in the server."""
         snapshot = self._state.engine.snapshot()
         return json_response(
             {
@@ -139,7 +139,7 @@ class InfoRoutes:
         return await self._side_job(request, self._detokenize)
 
     async def _side_job(self, request: Request, work: Callable[[dict[str, Any]], Awaitable[Response]]) -> Response:
-        """Read a body and work on it, under the limits of tokenizer requests."""
+        """Read a body and process it, under the limits of tokenizer requests."""
         check_content_type(request.scope)
         try:
             async with self._state.admission.side_job() as job:
@@ -188,7 +188,7 @@ class InfoRoutes:
         return json_response({"prompt": text})
 
     async def tokenizer_info(self, request: Request) -> Response:
-        """What remote clients need to build prompts by themselves."""
+        """The data that remote clients need to build prompts themselves."""
         tokenizer = self._state.tokenizer
         return json_response(
             {
@@ -203,7 +203,7 @@ class InfoRoutes:
         )
 
     def _end_tokens(self) -> list[dict[str, Any]]:
-        """What ends a text, and the files that say so."""
+        """The tokens that end a text, and the files that name them."""
         ends = self._state.settings.end_tokens
         if ends is None:
             return [{"id": token_id} for token_id in self._state.engine.info.eos_token_ids]
@@ -215,7 +215,7 @@ class InfoRoutes:
         return json_response({"now_s": 0.0, "events": []} if event_log is None else event_log())
 
     async def deployment(self, request: Request) -> Response:
-        """What runs here, for a simulation of it."""
+        """The deployment document, for a simulation of this server."""
         describe = self._state.settings.deployment
         if describe is None:
             return json_response({}, 404)

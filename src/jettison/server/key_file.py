@@ -1,4 +1,4 @@
-"""API keys from a file: one a line, blank lines and those that begin with # left out. No message quotes a key."""
+"""API keys from a file: one in each line, without blank lines and lines that begin with #. No message quotes a key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BYTES = 1 << 20
 
 
 class KeySource:
-    """Where a server's keys come from: some that stay, and a file that may be read again."""
+    """The sources of a server's keys: fixed ones, and a file that may be read again."""
 
     def __init__(self, fixed: tuple[str, ...], path: Path | None) -> None:
         self._fixed = fixed
@@ -27,7 +27,8 @@ class KeySource:
         return self._fixed if self.path is None else (*self._fixed, *read_key_file(self.path))
 
     def reload(self, ring: KeyRing) -> None:
-        """The file's keys of now; of a file that cannot be used one line in the log, and the ring stays as it is."""
+        """Read the file again and replace the ring's keys; an unusable file is logged in one line, and the ring stays
+        unchanged."""
         try:
             keys = self.read()
         except ConfigError as error:
@@ -41,7 +42,7 @@ def read_key_file(path: Path) -> tuple[str, ...]:
     """The keys in it, at least one. Raises ConfigError: one line that names the file, and the line in it."""
     try:
         content = _read(path)
-    except (OSError, ValueError) as error:  # the latter for a path with a null in it
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"cannot read API keys from {path}: {reason}") from None
     keys = []
@@ -60,7 +61,7 @@ def read_key_file(path: Path) -> tuple[str, ...]:
 def _read(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        # A pipe could not be read again, and would hold up the reader that tried.
+        # A pipe could not be read a second time, and would block the reader.
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("not a regular file")
         content = os.read(descriptor, MAX_BYTES + 1)

@@ -1,4 +1,5 @@
-"""Engine and HTTP server together, until told to stop. Installs logging and the event loop; the one place that does."""
+"""Engine and HTTP server together, until they are told to stop. The only module that installs logging and the event
+loop."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ from jettison.server.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 EXACT_DTYPES = frozenset({"float64"})
-"""Precisions in which equal tokens are promised whatever memory does; see ``jettison verify``."""
+"""Precisions for which equal tokens are promised under all memory moves; see ``jettison verify``."""
 
 
 def serve(config: EngineConfig) -> int:
@@ -60,7 +61,7 @@ def serve(config: EngineConfig) -> int:
 
 @contextmanager
 def _stopped_with_stdin(stop: asyncio.Event) -> Iterator[None]:
-    """Where the process that has started this server wants it so, ``stop`` is set at the end of standard input."""
+    """Set ``stop`` at the end of standard input, if the process that started this server asked for that."""
     if os.environ.get(ENDS_WITH_STDIN) != "1":
         yield
         return
@@ -79,11 +80,12 @@ def _stopped_with_stdin(stop: asyncio.Event) -> Iterator[None]:
 
 
 def health_details(assembly: Assembly) -> dict[str, object]:
-    """What ``/health`` says of tokens: whether they are promised equal, and what two runs can differ by.
+    """The entries of ``/health`` on tokens: whether equal tokens are promised, and the settings that runs can differ
+    by.
 
-    ``batch_independent``: no request's numbers depend on what shares its steps. Where it is false, requests beside one
-    may change its tokens, unless equal ones are promised all the same (``token_identity``). ``migration_kind``: how
-    running requests change instances; as tokens, what they have computed is computed again elsewhere.
+    ``batch_independent``: no request's numbers depend on the other requests in its steps. Where it is false, these may
+    change its tokens, unless equal tokens are promised all the same (``token_identity``). ``migration_kind``: how
+    running requests change instances; as tokens, the destination recomputes their KV.
     """
     dtype, kind = assembly.worker_specs[0].dtype, assembly.config.overload.migration_kind
     return {
@@ -94,7 +96,7 @@ def health_details(assembly: Assembly) -> dict[str, object]:
 
 
 def batch_settings(config: EngineConfig, assembly: Assembly) -> BatchSettings:
-    """Where this server keeps files and batches, and how many of their lines it takes on at one time."""
+    """The folder of this server's files and batches, and the number of their lines in the engine at one time."""
     told = config.server.batch_dir
     own = own_folder(config.model.served_model_name, config.server.port)
     return BatchSettings(
@@ -109,7 +111,7 @@ def batch_settings(config: EngineConfig, assembly: Assembly) -> BatchSettings:
 
 
 def _profiled_rates(assembly: Assembly) -> Rates | None:
-    """Of an instance, in steps of the whole token budget and the best batches of decodes."""
+    """The profiled rates of an instance, in steps of the whole token budget and with the best batches of decodes."""
     profile, config = assembly.load_profile(), assembly.config
     rate = None if profile is None else profile.group_tokens_per_s(1)
     if profile is None or not rate:
@@ -119,7 +121,7 @@ def _profiled_rates(assembly: Assembly) -> Rates | None:
 
 
 def sampling_defaults(config: EngineConfig) -> SamplingDefaults:
-    """Of a server, or a batch that runs alone. Raises ModelError, ConfigError."""
+    """The sampling defaults of a server, or of a batch without one. Raises ModelError, ConfigError."""
     model = config.model
     return read_sampling_defaults(Path(model.model), model.generation_config, model.override_generation_config)
 
@@ -127,7 +129,7 @@ def sampling_defaults(config: EngineConfig) -> SamplingDefaults:
 def tell_of_turn_end(tokenizer: Tokenizer, end_tokens: Collection[int]) -> None:
     """Warn of a template whose turns end with a token that ends nothing: answers may run on behind it.
 
-    It is not made an end token: some models write it and go on, with another part of the same answer.
+    The token is not made an end token, because some models write it and go on with another part of the same answer.
     """
     turn_end = tokenizer.turn_end()
     if turn_end is not None and turn_end not in end_tokens:
@@ -139,7 +141,7 @@ def tell_of_turn_end(tokenizer: Tokenizer, end_tokens: Collection[int]) -> None:
 
 
 def _most_requests(config: EngineConfig) -> int | None:
-    """That run and wait at one time; None where the queue has no bound."""
+    """Most requests that run and wait at one time; None where the queue has no bound."""
     num_queued = config.scheduler.max_num_queued_reqs
     return None if num_queued is None else num_queued + config.scheduler.max_num_seqs * config.instances
 
@@ -194,7 +196,7 @@ def _settings(
 
 
 async def _serve(config: EngineConfig) -> int:
-    """HTTP is up while the model loads, so that probes are answered (503) instead of refused."""
+    """Run engine and server. HTTP is up while the model loads, so that probes are answered (503) instead of refused."""
     model_dir = Path(config.model.model)
     key_file = config.server.api_key_file
     keys = KeySource(config.server.api_keys, None if key_file is None else Path(key_file))
@@ -209,7 +211,7 @@ async def _serve(config: EngineConfig) -> int:
     tell_of_turn_end(tokenizer, assembly.end_tokens.ids)
     app = create_app(engine, tokenizer, settings, batch_settings(config, assembly))
     batches = batch_service(app)
-    # Unusable paths are told before the model is loaded.
+    # Unusable paths are reported before the model is loaded.
     if recorder is not None:
         recorder.start()
     if config.server.timeline is not None:
@@ -221,7 +223,7 @@ async def _serve(config: EngineConfig) -> int:
         await engine.drain(timeout_s)
 
     stop = asyncio.Event()
-    # A supervisor restarts what ends; a server that answers 503 for ever helps no client.
+    # A supervisor restarts a process that ends; a server that answers 503 for ever helps no client.
     engine.on_failure = stop.set
     starting = asyncio.create_task(_start(engine), name="jettison-start")
     starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)

@@ -1,4 +1,5 @@
-"""How much a client may make us hold: bodies while they are read, requests before they are queued, side work.
+"""Bounds on the memory and work that clients cause: bodies while they are read, requests before they are queued, side
+work.
 
 Side work (/tokenize, /detokenize) has limits of its own: it never takes a place in the queue of generating requests,
 and a flood of it costs generation two threads at most.
@@ -22,7 +23,7 @@ from jettison.server.errors import ApiError, bad_request
 from jettison.server.settings import ServerSettings
 
 MEAN_OF_LAST = 10
-"""Requests whose times say how long a tenant's next one takes, about."""
+"""A tenant's mean request time is over about so many of its last requests."""
 
 
 class Admission:
@@ -34,11 +35,11 @@ class Admission:
         self.num_active = 0
         """Generating HTTP requests, from arrival to the last byte of their answer."""
         self.num_arriving = 0
-        """Those not submitted to the engine yet."""
+        """Requests of these that are not submitted to the engine yet."""
         self.num_side_jobs = 0
-        """Tokenizer requests in the house."""
+        """Tokenizer requests in the server."""
         self._shares: defaultdict[str, Share] = defaultdict(Share)
-        """By tenant: as many as there are keys."""
+        """Shares by tenant; as many as there are keys."""
         self._side_turn = asyncio.Semaphore(settings.max_running_side_jobs)
         self._num_buffered_bytes = 0
 
@@ -49,9 +50,9 @@ class Admission:
 
     @contextmanager
     def arrival(self, tenant: str) -> Iterator[Arrival]:
-        """Count one request in, as one choice at first. Raises KeyLimitError when the tenant's share is used. Where the
-        queue is full already the request is not counted among those that come to it, and ``Arrival.check_queue`` says
-        so. Whatever comes of the request, what it was counted for is given back once, here.
+        """Count one request in, as one choice at first. Raises KeyLimitError when the tenant's share is used up. Where
+        the queue is full already the request is not counted as arriving, and ``Arrival.check_queue`` raises. However
+        the request ends, its places are given back once, here.
         """
         arrival = Arrival(self, self._settings, self._shares[tenant])
         arrival.claim(1)
@@ -100,12 +101,12 @@ class _Body:
         self._num_held_bytes = 0
 
     def release(self) -> None:
-        """It is needed no longer. Idempotent."""
+        """Count the body out, as it is no longer needed. Idempotent."""
         self._admission.release(self._num_held_bytes)
         self._num_held_bytes = 0
 
     async def read_body(self, receive: Receive) -> bytes:
-        """The whole body, its limit enforced while it comes. Raises ApiError, OverCapacityError."""
+        """The whole body; its limit is enforced while it arrives. Raises ApiError, OverCapacityError."""
         chunks: list[bytes] = []
         num_bytes = 0
         settings = self._settings
@@ -140,14 +141,14 @@ class Arrival(_Body):
         self._limit = settings.max_active_reqs_per_key
         self._share = share
         self._num_choices = 0
-        """Places of its tenant's that it holds."""
+        """Places of its tenant that the request holds."""
         self._why_full: OverCapacityError | None = None
-        """The queue of online requests was full when it came."""
+        """The error, if the queue of online requests was full at its arrival."""
         self._is_arriving = False
         self._is_accepted = False
 
     def come(self, check_queue: Callable[[], None]) -> None:
-        """Count it among those on their way to the queue, where ``check_queue`` does not raise OverCapacityError."""
+        """Count it as on its way to the queue, unless ``check_queue`` raises OverCapacityError."""
         try:
             check_queue()
         except OverCapacityError as error:
@@ -157,14 +158,14 @@ class Arrival(_Body):
         self._admission.num_arriving += 1
 
     def check_queue(self, *, is_offline: bool) -> None:
-        """Raises OverCapacityError where the queue was full and this is no offline request: those queue, and are not
-        shed. Of them there are as many as their keys may have under way, and as there are connections."""
+        """Raises OverCapacityError for an online request if the queue was full. Offline requests always queue; the
+        limits of keys and of connections bound their number."""
         if self._why_full is not None and not is_offline:
             raise self._why_full
 
     def claim(self, num_choices: int, param: str = "n") -> None:
-        """It has so many choices: take places for those that have none yet, all or none. Raises KeyLimitError, and
-        ApiError 400, with ``param`` to blame, where they could never fit.
+        """Take places for all of its ``num_choices`` choices that have none yet, all or none. Raises KeyLimitError, and
+        ApiError 400 that names ``param`` where they could never fit.
         """
         why_never = why_never_in_share(num_choices, self._limit)
         if why_never is not None:
@@ -179,7 +180,7 @@ class Arrival(_Body):
         self._num_choices = num_choices
 
     def give_back(self) -> None:
-        """It is over: its places are others'. Idempotent."""
+        """Give its places back, as it is over. Idempotent."""
         self._share.num_choices -= self._num_choices
         self._num_choices = 0
         arrived_s = self._share.arrived_s.pop(self, None)
@@ -187,12 +188,12 @@ class Arrival(_Body):
             self._share.note_took(time.monotonic() - arrived_s)
 
     def accepted(self) -> None:
-        """The engine has it."""
+        """The engine has accepted it."""
         self._is_accepted = True
         self.submitted()
 
     def submitted(self) -> None:
-        """The engine has it, or it was refused. Idempotent."""
+        """The engine has accepted or refused it. Idempotent."""
         if self._is_arriving:
             self._is_arriving = False
             self._admission.num_arriving -= 1
@@ -200,21 +201,21 @@ class Arrival(_Body):
 
 
 class Share:
-    """What one tenant has under way."""
+    """The requests of one tenant under way."""
 
     def __init__(self) -> None:
         self.num_choices = 0
         self.arrived_s: dict[Arrival, float] = {}
-        """When its requests came, on the monotonic clock; in that order."""
+        """Arrival of each of its requests on the monotonic clock, in order."""
         self._mean_s: float | None = None
-        """How long its last requests took."""
+        """Mean time of its last requests."""
 
     def note_took(self, seconds: float) -> None:
-        """One is over."""
+        """Note the time of a finished request."""
         self._mean_s = seconds if self._mean_s is None else self._mean_s + (seconds - self._mean_s) / MEAN_OF_LAST
 
     def predicted_end_s(self, now_s: float, besides: Arrival) -> float:
-        """In how long its earliest request ends, ``besides`` left out."""
+        """Predicted seconds until its earliest request ends, without ``besides``."""
         earliest_s = next((at_s for arrival, at_s in self.arrived_s.items() if arrival is not besides), now_s)
         return predicted_end_s(now_s - earliest_s, self._mean_s)
 
@@ -225,4 +226,4 @@ class SideJob(_Body):
     def __init__(self, admission: Admission, settings: ServerSettings, turn: asyncio.Semaphore) -> None:
         super().__init__(admission, settings, min(settings.max_body_bytes, settings.max_side_body_bytes))
         self.turn = turn
-        """Held while it works, not while its body comes in."""
+        """Held while it works, not while its body arrives."""

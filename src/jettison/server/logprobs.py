@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes that clients know: lists side by side (completions), objects (chat)."""
+"""Log-probabilities in the two shapes of the API: parallel lists (completions), objects (chat)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from jettison.server.tokenizer import Tokenizer
 from jettison.types import TokenLogprobs
 
 LEAST_LOGPROB = -9999.0
-"""JSON has no infinity."""
+"""Least value shown, as JSON has no infinity."""
 
 
 def finite(logprob: float) -> float:
-    """As close as JSON gets."""
+    """The value, with minus infinity and not-a-number as ``LEAST_LOGPROB``."""
     return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB  # also for not-a-number
 
 
 class TokenNames:
-    """What tokens are called in an answer: their text or, where the client wants it, ``token_id:N``."""
+    """The names of tokens in an answer: their text or, where the client wants it, ``token_id:N``."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
         self._tokenizer = tokenizer
@@ -29,7 +29,7 @@ class TokenNames:
         return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
 
     def bytes_of(self, token_id: int) -> list[int]:
-        """The bytes that it stands for, whatever it is called."""
+        """The bytes of the token, whatever its name."""
         return list(self._tokenizer.token_bytes(token_id))
 
 
@@ -41,7 +41,7 @@ def completion_logprobs(
 ) -> dict[str, Any]:
     """``{"tokens", "token_logprobs", "top_logprobs", "text_offset"}``; None where a position has no probability.
 
-    A position's ``top_logprobs`` holds the likeliest tokens (or those asked for) and the token itself.
+    A position's ``top_logprobs`` holds the likeliest tokens (or the requested ones) and the token itself.
     """
     tops: list[dict[str, float] | None] = []
     for entry in entries:
@@ -50,7 +50,7 @@ def completion_logprobs(
             continue
         top: dict[str, float] = {}
         for token_id, logprob in entry.top:
-            top.setdefault(names.of(token_id), finite(logprob))  # best first: a second spelling loses
+            top.setdefault(names.of(token_id), finite(logprob))  # best first: a second of a name is dropped
         top.setdefault(names.of(entry.token_id), finite(entry.logprob))
         tops.append(top)
     return {
@@ -66,7 +66,7 @@ def chat_logprobs(
 ) -> dict[str, Any]:
     """``{"content": [{"token", "bytes", "logprob", "top_logprobs"}], "refusal": null}``.
 
-    ``num_top`` None: the client named the tokens; the sampled one comes before them, as vLLM has it.
+    ``num_top`` None: the client named the tokens; the sampled one comes before them, as in vLLM.
     """
     content = []
     for entry in entries:
@@ -86,7 +86,7 @@ def _token_object(names: TokenNames, token_id: int, logprob: float) -> dict[str,
 def prompt_logprobs(
     tokenizer: Tokenizer, entries: Sequence[TokenLogprobs | None], num_top: int
 ) -> list[dict[str, Any] | None]:
-    """As vLLM has them: for each position ``{token id: {"logprob", "rank", "decoded_token"}}``, None for the first.
+    """As in vLLM: for each position ``{token id: {"logprob", "rank", "decoded_token"}}``, None for the first.
 
     A position holds its own token and the ``num_top`` likeliest ones.
     """

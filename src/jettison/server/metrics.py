@@ -1,7 +1,7 @@
 """Metrics under the names that vLLM's dashboards and gateways read, and our own under ``jettison:``.
 
-One process owns all of them. Latencies are observed as they happen; gauges and totals of the engine are read from
-its snapshot at each scrape, so that nothing here can drift from the truth.
+One process owns all metrics. Latencies are observed as they happen; gauges and totals of the engine are read from its
+snapshot at each scrape, so that they cannot drift.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _OWN_COUNTERS = {
     "wakes": "Times that an instance was woken.",
     "wake_seconds": "Time from the order to wake until the instance could serve, summed.",
 }
-"""Always exported, from zero on; totals of other names are exported when the engine reports them."""
+"""Totals that are always exported, from zero on; totals of other names are exported once the engine reports them."""
 
 _ATTAINMENT = {
     "slo_online_requests": "Online requests that were judged by the latency objectives.",
@@ -109,7 +109,7 @@ _ATTAINMENT = {
 }
 
 DESCRIBED_COUNTERS = frozenset(_VLLM_COUNTERS) | frozenset(_OWN_COUNTERS)
-"""Totals of the engine that have a help text."""
+"""Totals of the engine with a help text."""
 
 _OFFLINE_GAUGES = {
     "offline_waiting": "Offline requests waiting at the group.",
@@ -129,7 +129,7 @@ _GAUGES = {
     "devices_needed_for_deadlines": "Instances that batches with completion windows take to be done in time.",
     "packing_utilisation": "Part of the KV memory of instances in use that requests hold.",
 }
-"""Of rungs, shown while there are such rungs."""
+"""Gauges of rungs, exported while there are such rungs."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,60}")
 
@@ -157,7 +157,7 @@ class Histogram:
         return sum(self._counts)
 
     def family(self, model_name: str) -> HistogramMetricFamily:
-        """In the form that the exposition writes."""
+        """The histogram in the form of the exposition."""
         family = HistogramMetricFamily(self.name, self.help_text, labels=["model_name"])
         buckets, total = [], 0
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
@@ -185,8 +185,8 @@ class ServerMetrics(Collector):
         self.attainment = Attainment()
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
-        """Tokens that answers contain, as in ``usage.completion_tokens``: like vLLM's, what reached the front end
-        before its request was over. A stop string's tokens count; what the engine made behind it does not."""
+        """Tokens in answers, as in ``usage.completion_tokens`` and vLLM's metric: the tokens that reached the front end
+        before their request was over. A stop string's tokens count; tokens that the engine made after it do not."""
         self._finished = dict.fromkeys(_FINISH_REASONS, 0)
         self._sheds = dict.fromkeys(_SHED_REASONS, 0)
         self._collectors = CollectorRegistry(auto_describe=False)

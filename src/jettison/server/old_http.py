@@ -1,7 +1,7 @@
-"""Answers to requests in HTTP/1.0: no chunked coding, and a connection that is kept only where its client asks.
+"""Answers to requests in HTTP/1.0: no chunked coding, and a connection that is kept only where its client asks for it.
 
-uvicorn answers every version as 1.1. A 1.0 client takes the sizes of chunks for text (RFC 9112 6.1 forbids to send
-them), so that the end of the connection has to end what has no announced length.
+uvicorn answers every version as 1.1. A 1.0 client takes the sizes of chunks for text (RFC 9112 6.1 forbids them), so
+the end of the connection has to end an answer without an announced length.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class UnchunkedApp:
                 cycle.keep_alive = False
                 cycle.chunked_encoding = False
             elif cycle.keep_alive:
-                headers.append((b"connection", b"keep-alive"))  # else a client of that age takes it for closed
+                headers.append((b"connection", b"keep-alive"))  # else an HTTP/1.0 client assumes that it is closed
             message = {**message, "headers": headers}
         elif not self._has_length:
             cycle.expected_content_length = len(message.get("body", b""))  # each piece has the length that it has

@@ -1,4 +1,4 @@
-"""What a request's path means, however a client or a proxy has written it. Routes and handlers are elsewhere."""
+"""Normal forms of a request's path, as clients and proxies may write it. Routes and handlers are elsewhere."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 _SLASHES = re.compile("//+")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 _WITHOUT_PREFIX = re.compile(r"/(chat/completions|completions|models|files|batches)(/|$)")
-"""Paths of the API as a client writes them whose base URL lacks its ``/v1``."""
+"""Paths of the API as written by a client with a base URL that lacks ``/v1``."""
 
 
 def plain_path(path: str, root_path: str = "") -> str:
-    """The one spelling of a path: each run of slashes is one, none is at the end, ``root_path`` is not in front.
+    """The normal form of a path: each run of slashes becomes one, none at the end, and no ``root_path`` in front.
 
-    Base URLs end in a slash or do not, and clients that add theirs make ``/v1//chat/completions`` of it. A redirect
-    would cost a POST its body, and a 404 tells nothing of the cause. Keys and limits go by the plain path, so another
-    spelling opens nothing. A proxy may have cut ``root_path`` off, or not: either is the same request.
+    A base URL may end in a slash, and clients that add another make ``/v1//chat/completions`` of it. A redirect would
+    lose the body of a POST, and a 404 would not show the cause. Keys and limits use the plain path, so no other
+    spelling avoids them. A proxy may have removed ``root_path`` or not: both are the same request.
     """
     path = _SLASHES.sub("/", path)
     if root_path and (path == root_path or path.startswith(root_path + "/")):
@@ -24,19 +24,19 @@ def plain_path(path: str, root_path: str = "") -> str:
 
 
 def has_controls(path: str) -> bool:
-    """Whether a decoded path has characters that no resource's name has. A pattern's ``$`` fits before a line end, so a
-    route would be met by a path that is not the one whose key was asked for.
+    """Whether a decoded path has control characters, which no resource's name has. A pattern's ``$`` also matches
+    before a line end, so a route could match a path other than the one that the key was checked for.
     """
     return _CONTROLS.search(path) is not None
 
 
 def same_name(in_path: str, name: str) -> bool:
-    """Whether this end of a plain path is that name, which may have slashes of its own anywhere."""
+    """Whether this end of a plain path is that name; the name may have slashes anywhere."""
     return in_path.strip("/") == _SLASHES.sub("/", name).strip("/")
 
 
 def prefix_hint(path: str) -> str:
-    """For a client that finds nothing at this path: what is wrong with the base URL, if that is what it looks like."""
+    """A hint for a 404: the likely error in the client's base URL; empty where the path does not suggest one."""
     if path.startswith("/v1/v1/"):
         return " /v1 stands in it twice: the client adds its own to the base URL."
     if _WITHOUT_PREFIX.match(path):

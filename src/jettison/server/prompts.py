@@ -1,6 +1,6 @@
-"""From what a client sent as prompt or messages to token ids. Large requests are tokenized outside the event loop.
+"""From a client's prompt or messages to token ids. Large requests are tokenized outside the event loop.
 
-What counts is the request as a whole: a thousand short prompts stall every stream as one long prompt would.
+The size of the whole request counts: a thousand short prompts would stall every stream as one long prompt would.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jettison.server.template_limits import TemplateError
 from jettison.server.tokenizer import Tokenizer
 
 ITEM_CHARS = 16
-"""What a prompt or message costs besides its text, in characters."""
+"""Cost of a prompt or message besides its text, in characters."""
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ async def completion_prompts(
 async def with_texts(
     prompts: list[Prompt], tokenizer: Tokenizer, *, skip_special_tokens: bool, thread_chars: int
 ) -> list[Prompt]:
-    """The same prompts, token ids decoded: what an echo needs."""
+    """The same prompts with their token ids decoded, for an echo."""
     num_ids = sum(len(prompt.token_ids) for prompt in prompts if prompt.text is None)
 
     def decode() -> list[Prompt]:
@@ -104,16 +104,16 @@ async def chat_prompt(
     messages: list[dict[str, Any]] | None, tokenizer: Tokenizer, options: ChatRequest, *, thread_chars: int,
     add_special_tokens: bool = False,
 ) -> Prompt:
-    """Messages through the model's chat template, told what ``options`` say (whose own messages do not count).
+    """The prompt of messages, by the model's chat template with ``options`` (whose own messages are ignored).
 
     The template writes the special tokens itself; ``add_special_tokens``: the tokenizer adds its own to them.
 
-    Raises ApiError 400 with the path in ``messages`` that is wrong, or the field that does not suit the template.
+    Raises ApiError 400 with the path of the bad value in ``messages``, or the field that does not suit the template.
     """
     request = replace(options, messages=checked_messages(messages, tokenizer.chat.knows))
     num_chars = ITEM_CHARS * len(request.messages) + _num_chars([request.messages, request.tools, request.documents])
     if request.chat_template is not None:
-        num_chars = max(num_chars, thread_chars + 1)  # to compile one takes long
+        num_chars = max(num_chars, thread_chars + 1)  # compiling a template takes long
 
     def render() -> tuple[str, list[int]]:
         text = tokenizer.render_chat(request)
@@ -129,7 +129,7 @@ async def chat_prompt(
 
 
 def _num_chars(value: object) -> int:
-    """Of all texts in it, names of fields left out."""
+    """Characters of all texts in a value, without names of fields."""
     num_chars, stack = 0, [value]
     while stack:
         item = stack.pop()
@@ -143,7 +143,7 @@ def _num_chars(value: object) -> int:
 
 
 async def off_loop(work: Callable[[], T], num_chars: int, thread_chars: int) -> T:
-    """Short work here, long work in a thread (the tokenizer releases the interpreter lock)."""
+    """Do short work here and long work in a thread (the tokenizer releases the interpreter lock)."""
     if num_chars <= thread_chars:
         return work()
     return await asyncio.to_thread(work)

@@ -1,4 +1,5 @@
-"""What a client can bring about fills no log: seldom, on one line, and without bytes that a terminal would obey."""
+"""Logging of events that clients can cause, so that they cannot fill the log: seldom, on one line, without control
+characters."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Seldom:
-    """A logger that says the same thing at most once in ``interval_s``, and then how often it was left unsaid."""
+    """A logger that writes the same message at most once in ``interval_s``, with the number of times that it was left
+    out."""
 
     def __init__(self, logger: logging.Logger, interval_s: float = 60.0, clock: Clock = time.monotonic) -> None:
         self._logger = logger
@@ -23,7 +25,7 @@ class Seldom:
         self._num_unsaid: dict[str, int] = {}
 
     def warning(self, message: str, *values: object) -> bool:
-        """``message`` is a constant: what it is told apart by. Returns whether it was said."""
+        """``message`` is a constant that identifies it. Returns whether it was logged."""
         now_s = self._clock()
         said_s = self._said_s.get(message)
         if said_s is not None and now_s - said_s < self._interval_s:
@@ -38,8 +40,8 @@ class Seldom:
 
 
 class TracebackLimit(logging.Filter):
-    """The first tracebacks of each minute are logged whole, of the others one line: whatever fault of ours a client
-    finds, repeating it does not fill the disk. Beyond a hundred lines of them in a minute nothing is logged.
+    """Logs the first tracebacks of each minute whole, and one line for each further one, so that a client that repeats
+    a fault does not fill the disk. Beyond a hundred such lines in a minute nothing is logged.
     """
 
     def __init__(self, num_whole: int = 10, num_lines: int = 100, clock: Clock = time.monotonic) -> None:
@@ -66,7 +68,7 @@ class TracebackLimit(logging.Filter):
 
 
 class PlainFormatter(logging.Formatter):
-    """Control characters are written as escapes, line ends inside a message too; a traceback keeps its lines."""
+    """Writes control characters as escapes, also line ends inside a message; a traceback keeps its lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, and a traceback below it where there is one."""

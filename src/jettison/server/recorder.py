@@ -1,10 +1,10 @@
-"""A trace of the server's own requests, for replay and simulation: when they came and how long they were, nothing else.
+"""A trace of the server's own requests, for replay and simulation: arrivals and lengths, nothing else.
 
-No text, no token, no id, no wall-clock time: an arrival is seconds since recording began, rounded. Of clients no more
-than which requests were of one key, where several are configured: keys are numbered as they appear. The event loop
-appends a tuple; a thread of its own writes, a few times a second. What the disk refuses stops the recording and never
-the serving. The file is ``workload.traces``' own format, bounded in size: a recording is cut into numbered parts,
-whose times run on, and of which the last two are kept.
+No text, no token, no id, no wall-clock time: an arrival is seconds since recording began, rounded. The only trace of
+clients is which requests shared a key, where several are configured: keys are numbered as they appear. The event loop
+appends a tuple; a thread writes, a few times a second. An error of the disk stops the recording and never the serving.
+The file is in ``workload.traces``' own format and bounded in size: a recording is cut into numbered parts with
+continuous times, and the last two are kept.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from jettison.workload.formats import CLASSES, OUR_COLUMNS, OUR_EXTRA_COLUMNS, P
 logger = logging.getLogger(__name__)
 
 ROUNDED_TO_S = 0.01
-"""Fine enough for bursts, too coarse to match a request with a line of another log of microseconds."""
+"""Resolution of arrivals: fine enough for bursts, too coarse to match a request with a line of another log."""
 MAX_PENDING = 100_000
-"""Requests that wait to be written; beyond it they are counted and left out."""
+"""Most requests that wait to be written; further ones are counted and left out."""
 WRITE_EVERY_S = 0.5
 MIN_BYTES = 1 << 16
 
@@ -49,7 +49,7 @@ class TraceRecorder:
         self._path = path
         self._tells_tenants = tells_tenants
         self._number_of: dict[str, int] = {}
-        """Tenants, as they appear."""
+        """Numbers of tenants, in the order of their first request."""
         self._file_bytes = max(max_bytes, MIN_BYTES) // 2
         self._pending: deque[Ended] = deque()
         self._closing = threading.Event()
@@ -62,11 +62,11 @@ class TraceRecorder:
 
     @property
     def num_left_out(self) -> int:
-        """Requests that ended and are in no file."""
+        """Requests that ended but are in no file."""
         return self._num_left_out
 
     def start(self) -> None:
-        """Open the file (one that is there becomes the file before it) and begin. Idempotent. Raises ConfigError."""
+        """Open the file and begin; an existing file becomes the one before it. Idempotent. Raises ConfigError."""
         if self._thread is not None:
             return
         if self._path.suffix == ".gz":
@@ -92,7 +92,7 @@ class TraceRecorder:
         self._pending.append((arrival_ns, input_tokens, output_tokens, cached_tokens, is_offline, number))
 
     def close(self) -> None:
-        """Write what waits and close the file. Idempotent."""
+        """Write the waiting requests and close the file. Idempotent."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -139,7 +139,7 @@ class TraceRecorder:
 
     def _line(self, ended: Ended) -> bytes:
         arrival_ns, input_tokens, output_tokens, cached_tokens, is_offline, tenant = ended
-        # A request that came before recording began, and one that ended without a token, count all the same.
+        # A request that arrived before recording began counts, and so does one that ended without a token.
         arrival_s = max(0, arrival_ns - self._start_ns) / NANOSECONDS
         rounded_s = round(arrival_s / ROUNDED_TO_S) * ROUNDED_TO_S
         lengths = f"{max(1, input_tokens)},{max(1, output_tokens)},{min(cached_tokens, input_tokens)}"
@@ -149,7 +149,7 @@ class TraceRecorder:
     def _open(self) -> None:
         if self._path.exists():
             self._path.replace(self._path.with_name(self._path.name + ".1"))
-        # Readable by its owner alone: lengths and times say something about who asks.
+        # Readable by its owner alone: lengths and times reveal something about the clients.
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self._file = os.fdopen(descriptor, "wb")
         self._num_parts += 1

@@ -1,4 +1,4 @@
-"""``repetition_detection``: whether the end of an answer is one pattern over and over. Tokens in, yes or no out."""
+"""``repetition_detection``: whether the end of an answer repeats one pattern. Tokens in, yes or no out."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_COUNT = 1024
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """An answer ends when it has the same ``min_size`` to ``max_size`` tokens ``count`` times at its end."""
+    """An answer ends when its end is a pattern of ``min_size`` to ``max_size`` tokens, ``count`` times."""
 
     min_size: int
     max_size: int
     count: int
 
     def is_met(self, token_ids: Sequence[int]) -> bool:
-        """Of the tokens so far."""
+        """Whether the tokens so far end in such a repetition."""
         num = len(token_ids)
         for size in range(self.min_size, min(self.max_size, num // self.count) + 1):
             # Repeated ``count`` times means: every token of the stretch is the one a pattern before it.
@@ -31,7 +31,7 @@ class Repetition:
 
 
 def plan_repetition(fields: RepetitionFields | None) -> Repetition | None:
-    """None where nothing is looked for. Raises ApiError 400."""
+    """The rule of a request; None where it has none. Raises ApiError 400."""
     if fields is None:
         return None
     small, large, count = fields.min_pattern_size, fields.max_pattern_size, fields.min_count

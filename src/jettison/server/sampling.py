@@ -1,6 +1,6 @@
-"""From checked field types to ``SamplingParams``: ranges, defaults, and which field is to blame.
+"""From type-checked fields to ``SamplingParams``: ranges, defaults, and errors that name the field.
 
-Pure: no I/O, no engine. What is refused here would otherwise reach a scheduler that serves everyone.
+Pure: no I/O, no engine. A bad value that passed here would reach a scheduler that serves all clients.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ MAX_CACHE_SALT_CHARS = 512
 MAX_REQUEST_ID_CHARS = 512
 SEED_MODULUS = 1 << 63
 NO_SEED = -1
-"""As vLLM and llama.cpp take it."""
+"""The value of ``seed`` that means none, as in vLLM and llama.cpp."""
 OFFLINE_TIER = "flex"
 SERVICE_TIERS = ("auto", "default", "priority", OFFLINE_TIER, "scale", "fast")
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict")
 SERVED_TIER = "default"
-"""Of every other one."""
+"""The tier shown for every request that is not offline."""
 
 SeedSource = Callable[[], int]
 
@@ -56,11 +56,11 @@ def seed_source(default_seed: int | None) -> SeedSource:
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """What of the tokens of an answer becomes text, and which text ends it."""
+    """Rules for the text of an answer: the tokens that become text, and the texts that end it."""
 
     stops: tuple[str, ...] = ()
     keeps_stop: bool = False
-    """What stopped the answer is part of it: a stop string, or the text of a stop token."""
+    """Whether a stop string, or the text of a stop token, is part of the answer that it stops."""
     skip_special_tokens: bool = True
     joins_special_tokens: bool = False
     repetition: Repetition | None = None
@@ -68,45 +68,47 @@ class TextRules:
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """What one HTTP request asks for, apart from its prompts."""
+    """The demands of one HTTP request, apart from its prompts."""
 
     params: SamplingParams
-    """``max_tokens`` is still to be bounded by what each prompt leaves of the context when ``wants_default_length``."""
+    """If ``wants_default_length``, ``max_tokens`` is still to be cut to the room that each prompt leaves in the
+    context."""
     wants_default_length: bool
     num_samples: int
     text: TextRules
     bad_words: tuple[str, ...]
-    """Words whose tokens are still to be put into ``params`` (``with_bad_words``)."""
+    """Words to be added to ``params`` as tokens (``with_bad_words``)."""
     truncation: Truncation | None
     stream: bool
     include_usage: bool
     continuous_usage: bool
     echo: bool
     prompt_logprobs: int | None
-    """As they are shown by themselves; an echo may need more of them."""
+    """Prompt logprobs to be shown on their own; an echo may need more of them."""
     return_token_ids: bool
     tokens_as_ids: bool
     priority: int
     request_id: str | None
-    """The client's own, a label."""
+    """The client's own id, a label; None: none."""
     cache_salt: str
-    """The client's own; empty for none."""
+    """The client's own salt; empty for none."""
     service_tier: str | None
-    """As served; None when none was asked for."""
+    """The tier as served; None where the request names none."""
     wants_offline: bool
-    """The client asked for the tier ``flex``."""
+    """Whether the client asked for the tier ``flex``."""
     length_field: str | None
-    """What the client may lower where its prompt would fit with fewer tokens behind it; None: it named no length."""
+    """The field that the client may lower where its prompt would fit with a shorter answer; None: it named no
+    length."""
 
     def params_for(self, sample: int, max_tokens: int) -> SamplingParams:
-        """Sample ``sample`` of a prompt. A prompt gives the same samples alone and in a batch."""
+        """Parameters of sample ``sample`` of a prompt. A prompt gives the same samples alone and in a batch."""
         return replace(self.params, seed=(self.params.seed + sample) % SEED_MODULUS, max_tokens=max_tokens)
 
 
 def with_bad_words(
     plan: GenerationPlan, sequences: tuple[tuple[int, ...], ...], eos_token_ids: tuple[int, ...]
 ) -> GenerationPlan:
-    """With the tokens of its bad words. Raises ApiError 400 where no token would be left."""
+    """The plan with the tokens of its bad words. Raises ApiError 400 where no token would be left."""
     params = replace(plan.params, bad_words=sequences) if sequences else plan.params
     check_some_token_is_left(params, eos_token_ids)
     return replace(plan, params=params)
@@ -142,15 +144,15 @@ def plan_chat(fields: ChatFields, info: EngineInfo, limits: RequestLimits, draw:
     longest = limits.defaults.bounded((limits.defaults.max_tokens or info.max_model_len) if wanted is None else wanted)
     params = _params(fields, info, longest, draw, (num_logprobs, _prompt_logprobs(fields, limits, info)))
     length_field = name if asked is not None else "min_tokens" if wanted is None else None
-    # The last message is echoed as text, before what the template made of it: the prompt itself is not.
+    # An echo shows the last message as the client's text, not the rendered prompt.
     return _plan(
         fields, info, params, limits, length_field=length_field, echo=False, wants_default_length=wanted is None)
 
 
 def _asked_length(fields: GenerationFields, names: tuple[str, ...]) -> tuple[str | None, int | None]:
-    """The field that says how long an answer may be, and what it says: the endpoint's own, the first before the second.
+    """The field that sets the length of an answer, and its value; earlier names are preferred.
 
-    Raises ApiError 400 where a name of other servers' says something else.
+    Raises ApiError 400 where an alias from another server has a different value.
     """
     sent = {name: getattr(fields, name) for name in (*names, *_LENGTHS)}
     if sent["n_predict"] == -1:
@@ -165,7 +167,7 @@ def _asked_length(fields: GenerationFields, names: tuple[str, ...]) -> tuple[str
 
 
 def _num_logprobs(name: str, asked: int | None, limits: RequestLimits, info: EngineInfo) -> int | None:
-    """How many alternatives; -1 asks for the whole vocabulary."""
+    """Number of alternatives; -1 asks for the whole vocabulary."""
     if asked is None:
         return None
     wanted = info.vocab_size if asked == -1 else asked
@@ -177,7 +179,8 @@ def _num_logprobs(name: str, asked: int | None, limits: RequestLimits, info: Eng
 
 
 def _prompt_logprobs(fields: GenerationFields, limits: RequestLimits, info: EngineInfo) -> int | None:
-    """As asked for by themselves. A stream has no place for them; 0 is let pass there, as vLLM does."""
+    """Number of prompt logprobs to show on their own. A stream has no place for them; 0 is accepted there, as in
+    vLLM."""
     wanted = _num_logprobs("prompt_logprobs", fields.prompt_logprobs, limits, info)
     if fields.stream and wanted is not None:
         if wanted > 0:
@@ -316,7 +319,7 @@ def too_long(
 ) -> ApiError | None:
     """The error for a request that can never fit, with both numbers; None for one that can.
 
-    It names what has to change: the prompt where not even one token fits behind it, else the length asked for.
+    It names the field to change: the prompt where not even one token fits after it, else the requested length.
     """
     message = why_too_long(num_prompt_tokens, max_tokens, info.max_model_len, info.max_request_tokens, prompt_field)
     if message is None:

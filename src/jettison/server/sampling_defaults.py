@@ -1,10 +1,10 @@
-"""What a model's maker, or the operator, says of sampling where a request says nothing.
+"""Sampling defaults of the model's maker or the operator, for fields that a request leaves out.
 
-As vLLM takes it: ``generation_config.json`` of the model's folder, or of another (``--generation-config``), and over it
-``--override-generation-config``. A request's own fields beat both. ``do_sample`` is not read, as vLLM does not: a maker
-that means greedy answers says ``temperature`` 0.
+As in vLLM: ``generation_config.json`` of the model's folder, or of another (``--generation-config``), and over it
+``--override-generation-config``. A request's own fields beat both. ``do_sample`` is ignored, as in vLLM: a maker that
+wants greedy answers sets ``temperature`` to 0.
 
-Pure but for reading that file. What is wrong in it is told before the model is loaded.
+Pure but for reading that file. Errors in it are raised before the model is loaded.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "repetition_penalty": (0.01, 100.0), "presence_penalty": (-2.0, 2.0), "frequency_penalty": (-2.0, 2.0),
     "max_new_tokens": (1, math.inf),
 }  # fmt: skip
-"""Lowest and highest, as of a request."""
+"""Lowest and highest value, as for a request."""
 _WHOLE = ("top_k", "max_new_tokens")
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """Values for fields that a request leaves out; None: OpenAI's own."""
+    """Values for fields that a request leaves out; None: OpenAI's defaults."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -49,25 +49,25 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     max_tokens: int | None = None
-    """Of a chat; a completion has OpenAI's 16."""
+    """Default length of a chat's answer; a completion has OpenAI's 16."""
     max_tokens_bound: int | None = None
-    """No answer is longer, whatever a request asks for: where the operator has said so."""
+    """The operator's bound on the length of every answer; None: no bound."""
     origin: str = ""
-    """Where they come from, for people."""
+    """Source of the values, for people."""
 
     def under(self, fields: Fields) -> Fields:
-        """A request's fields, with these where it has none."""
+        """A request's fields, with these values for missing ones."""
         missing = {name: value for name in _FIELDS if (value := getattr(self, name)) is not None
                    and getattr(fields, name) is None}  # fmt: skip
         return msgspec.structs.replace(fields, **missing) if missing else fields
 
     def bounded(self, max_tokens: int) -> int:
-        """A length that a request asks for, or has by default, as the operator allows it."""
+        """A requested or default length, cut to the operator's bound."""
         return max_tokens if self.max_tokens_bound is None else min(max_tokens, self.max_tokens_bound)
 
     @property
     def told(self) -> str | None:
-        """For people, in a line; None where there are none."""
+        """The values in one line, for people; None where there are none."""
         if not self.origin:
             return None
         mend = "--generation-config vllm leaves the model's out"
@@ -92,7 +92,7 @@ def read_sampling_defaults(model_dir: Path, place: str, override: str | None) ->
     """``place`` and ``override``: values of the two settings.
 
     Raises ModelError for a value in a file that no request could have, ConfigError for one in ``override``, or for a
-    place without a file. Logs what of ``override`` says nothing here.
+    place without a file. Logs the keys of ``override`` that have no effect.
     """
     generation = JsonObject(model_dir, {}) if place == NEUTRAL else read_generation(model_dir, place)
     values = {name: _number(generation, name) for name in _RANGES}
@@ -118,7 +118,7 @@ def _overriding(over: dict[str, Any], name: str) -> Any:
 
 
 def _number(keys: JsonObject, name: str) -> Any:
-    """A number in its range; a whole one may be written as 20.0. None where nothing is said."""
+    """A number in its range; a whole one may be written as 20.0. None where the key is missing."""
     value = keys.values.get(name)
     if value is None:
         return None

@@ -1,7 +1,7 @@
 """Running the application: one socket, one event loop, and an orderly end.
 
-On the first SIGTERM or SIGINT new requests get 503 (and ``/health`` says draining) while running ones finish, up to
-the timeout; the second signal ends everything at once. What is cut off is told so on its stream.
+On the first SIGTERM or SIGINT new requests get 503 (and ``/health`` says draining) while running ones finish, up to the
+timeout; the second signal ends everything at once. The stream of a request that is cut off ends with an error.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
 ABORT_GRACE_S = 1.0
-"""Time for cut-off streams to be told, and for connections to close."""
+"""Time for the errors of cut-off streams to be sent, and for connections to close."""
 
 UNSENT_BYTES = 128 << 10
-"""What the kernel takes of an answer ahead of what it may send."""
+"""Bytes of an answer that the kernel buffers beyond what it may send."""
 LOOK_TICKS = 10
-"""Of 0.1 s."""
+"""Ticks of 0.1 s between two looks at the connections."""
 
 LOADING_YET = ", not serving yet: until the model is loaded, requests are told 503 and when to come again"
-"""A script that waits for a line of the log should not take this one for that of a server that is ready."""
+"""Text of the log before the server is ready. A script that waits for a line of the log must not take it for that of a
+ready server."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own idea of signals, and with an end that need not wait for its next tick."""
+    """uvicorn without its own handling of signals, and with an end that does not wait for the next tick."""
 
     def __init__(self, config: uvicorn.Config, watch: DescriptorWatch, settings: ServerSettings) -> None:
         super().__init__(config)
@@ -55,7 +56,8 @@ class _Server(uvicorn.Server):
         self._watch = watch
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, on sockets that listen, and with bounds on how long a TLS connection may begin and end."""
+        """As uvicorn's, on sockets that listen already, and with bounds on the time of a TLS connection's begin and
+        end."""
         config, loop, tls = self.config, asyncio.get_running_loop(), self._settings.tls
 
         def protocol() -> asyncio.Protocol:
@@ -77,7 +79,7 @@ class _Server(uvicorn.Server):
         self._stopped.set()
 
     async def main_loop(self) -> None:
-        """A tick each 0.1 s keeps the date header right; about each second connections are looked at."""
+        """A tick every 0.1 s updates the date header; about every second connections are checked."""
         num_ticks = 0
         while not await self.on_tick(num_ticks):
             num_ticks = (num_ticks + 1) % 864000
@@ -100,13 +102,13 @@ class _Server(uvicorn.Server):
 def open_socket(host: str, port: int) -> socket.socket:
     """Listen. Port 0 takes any free one. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's algorithm off only for sockets that say they are TCP: with
-    # it on, every second small write waits 40 ms for a delayed acknowledgement.
+    # The protocol is named because asyncio turns Nagle's algorithm off only for sockets marked as TCP: with it on,
+    # every second small write waits 40 ms for a delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            # Else the kernel takes megabytes for a client that reads nothing, and it looks like one that reads.
+            # Else the kernel buffers megabytes for a client that reads nothing, which then looks like one that reads.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         listener.bind((host, port))
         listener.listen(BACKLOG)
@@ -131,8 +133,8 @@ async def run_server(
     """Serve until a signal (or ``stop``); returns the exit code: 1 when a second signal forced the end, else 0.
 
     ``on_drain`` is called once when draining begins, with the seconds it may take, and awaited for no longer.
-    ``on_started`` is told the port; ``on_hangup`` is called for every SIGHUP, which without it ends the process.
-    Raises ConfigError when the address cannot be had.
+    ``on_started`` gets the port; ``on_hangup`` is called for every SIGHUP, which without it ends the process. Raises
+    ConfigError when the address cannot be bound.
     """
     listener = open_socket(host, port)
     state = server_state(app)
@@ -180,7 +182,8 @@ def _uvicorn_config(app: Starlette, state: ServerState) -> uvicorn.Config:
 
 @contextlib.contextmanager
 def _accept_errors(watch: DescriptorWatch) -> Iterator[None]:
-    """asyncio's own loop complains of every connection that it has no descriptor for, with a traceback each second."""
+    """Replace asyncio's own reports: its loop logs a traceback each second while it has no descriptor for a
+    connection."""
     loop = asyncio.get_running_loop()
     before = loop.get_exception_handler()
 
@@ -202,7 +205,7 @@ def _accept_errors(watch: DescriptorWatch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals(first: asyncio.Event, second: asyncio.Event, on_hangup: Callable[[], None] | None) -> Iterator[None]:
-    """The first signal sets one event, every later one the other. Only the main thread hears signals."""
+    """The first signal sets one event, every later one the other. Only the main thread receives signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

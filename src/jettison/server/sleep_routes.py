@@ -1,7 +1,7 @@
 """Administration of instances that sleep: ``POST /sleep``, ``POST /wake_up``, ``GET /is_sleeping``.
 
-The names and the levels are vLLM's. An order is answered when it has begun: requests that are on their way elsewhere
-need their time, and ``/is_sleeping`` says how far it is.
+The names and the levels are vLLM's. An order is answered when it has begun, as its requests need time to move
+elsewhere; ``/is_sleeping`` shows its progress.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SleepRoutes:
 
 
 def _check_names(request: Request, known: Sequence[str]) -> None:
-    """A parameter that is not known is refused: a slip in ``instance`` would be an order to all of them."""
+    """Raises ApiError 400 for an unknown parameter: a misspelt ``instance`` would be an order to all instances."""
     for name in request.query_params:
         if name not in known:
             raise bad_request(f"{name[:40]!r} is no parameter here: there are {', '.join(known)}.", name[:40])

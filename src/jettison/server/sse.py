@@ -1,7 +1,7 @@
 """Server-sent events: one stream each, and one keeper for all of them.
 
-The keeper sends comments on silent streams (queued requests keep their connection), so that they cost no timer for
-every token. Clients that take nothing are the HTTP protocol's affair.
+The keeper sends comments on silent streams (queued requests keep their connection), so that no stream needs a timer for
+every token. The HTTP protocol drops clients that take nothing.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ WRITE_NOW = "jettison.write_now"
 """Key of a ``WriteNow`` in the scope of a request, where the HTTP protocol has one."""
 
 WriteNow = Callable[[bytes], bool]
-"""Write a piece of the answer that has begun; False, and nothing is written, where that has to wait or cannot be."""
+"""Writes a piece of a begun answer; returns False, with nothing written, where the write would have to wait or is
+impossible."""
 
 
 class EventStream:
     """One answer as it is made. ``send`` is ASGI's; each call of it writes whole events.
 
-    ``write_now`` does the same without the way through all layers of the application, which costs more than a token's
-    chunk. Those layers have nothing to do with an answer between its first and its last piece.
+    ``write_now`` does the same without passing through all layers of the application, which would cost more than a
+    token's chunk. These layers do nothing between an answer's first and last piece.
     """
 
     __slots__ = ("_num_sending", "_send", "_write_now", "is_open", "last_s", "sending_since_s")
@@ -48,9 +49,9 @@ class EventStream:
         self._write_now = write_now
         self.is_open = False
         self.last_s = 0.0
-        """When the last event went out."""
+        """Time of the last event sent."""
         self.sending_since_s: float | None = None
-        """Set while a write waits for the client."""
+        """Begin of a write that waits for the client; else None."""
         self._num_sending = 0
 
     async def start(self, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
@@ -60,14 +61,14 @@ class EventStream:
         self.is_open = True
 
     def write(self, events: bytes) -> Awaitable[None] | None:
-        """Whole events, terminated; what is returned is to be awaited."""
+        """Write whole, terminated events; await the result if it is not None."""
         if self._write_now is not None and not self._num_sending and self._write_now(events):
             self.last_s = time.monotonic()
             return None
         return self._put(events, more=True)
 
     async def comment(self) -> None:
-        """Something for proxies to see, unless the stream has ended or got busy since this was thought of."""
+        """Send a comment for proxies, unless the stream has ended or is sending by now."""
         if self.is_open and self.sending_since_s is None:
             await self._put(COMMENT, more=True)
 
@@ -83,17 +84,17 @@ class EventStream:
             await self._send({"type": "http.response.body", "body": events, "more_body": more})
         finally:
             self._num_sending -= 1
-            # A comment may wait beside an event; each that goes through shows that the client reads.
+            # A comment may wait beside an event; each one sent shows that the client reads.
             self.sending_since_s = time.monotonic() if self._num_sending else None
 
 
 def error_event(body: bytes) -> bytes:
-    """A failure in mid-stream; ``body`` is the error document."""
+    """The event of a failure in mid-stream; ``body`` is the error document."""
     return b"data: " + body + b"\n\n"
 
 
 class StreamKeeper:
-    """Looks after all open streams. Its task runs only while there are any."""
+    """Keeps all open streams alive. Its task runs only while there are any."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -102,7 +103,7 @@ class StreamKeeper:
         self._writes: set[asyncio.Task[None]] = set()
 
     def add(self, stream: EventStream) -> None:
-        """Look after a stream that has started."""
+        """Keep a stream alive from its start on."""
         self._streams.add(stream)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
@@ -121,7 +122,7 @@ class StreamKeeper:
         for stream in tuple(self._streams):
             is_silent = stream.sending_since_s is None and now_s - stream.last_s >= self._settings.keep_alive_s
             if is_silent and stream.is_open:
-                # In a task of its own: a client that has just stopped reading must not hold up the others.
+                # In a task of its own: a client that has just stopped reading must not delay the others.
                 write = asyncio.create_task(stream.comment())
                 self._writes.add(write)
                 write.add_done_callback(self._forget)
@@ -129,4 +130,4 @@ class StreamKeeper:
     def _forget(self, write: asyncio.Task[None]) -> None:
         self._writes.discard(write)
         if not write.cancelled() and (error := write.exception()) is not None:
-            logger.debug("a keep-alive could not be sent: %s", error)  # the stream's own next write will tell
+            logger.debug("a keep-alive could not be sent: %s", error)  # the stream's next write will raise

@@ -1,4 +1,4 @@
-"""What the endpoints share: one of these for each application."""
+"""The state that the endpoints of an application share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOT_READY = {
 
 
 class ServerState:
-    """Engine, tokenizer, limits, metrics and the life of the server. Cheap to make; owns no resource."""
+    """Engine, tokenizer, limits, metrics and lifecycle of the server. Cheap to make; owns no resource."""
 
     def __init__(self, engine: EngineClient, tokenizer: Tokenizer, settings: ServerSettings) -> None:
         self.engine = engine
@@ -55,23 +55,24 @@ class ServerState:
             raise NotReadyError(_NOT_READY[status], self.retry_after_ms())
 
     def retry_after_ms(self) -> int:
-        """When a request that came before the server was ready should come again; as soon as may be, if it is over."""
+        """Delay until a retry of a request that came before the server was ready; as short as possible once the server
+        is over."""
         left_s = self.engine.ready_in_s() if self.status == "loading" else None
         return NOT_READY_RETRY_MS if left_s is None else retry_after_ms(left_s)
 
     def check_model(self, model: str | None) -> str:
-        """The name to answer under. Raises ApiError 404 for a model that is not served."""
+        """The model's name for the answer. Raises ApiError 404 for a model that is not served."""
         if model is None:
             return self.settings.model_name
         if model not in self.settings.model_names:
             served = ", ".join(map(repr, self.settings.model_names))
-            # Clients read "does not exist" in it, as OpenAI's and vLLM's APIs say it, and the code.
+            # Clients test for "does not exist", the words of OpenAI's and vLLM's APIs, and for the code.
             message = f"The model `{model[:200]}` does not exist here: this server serves {served}."
             raise ApiError(404, message, param="model", code="model_not_found")
         return model
 
     def check_offline(self, param: str | None = None) -> None:
-        """Raises ApiError 400 where no offline requests are taken; ``param``: the field that asks for one."""
+        """Raises ApiError 400 where offline requests are not served; ``param``: the field that asks for one."""
         why_not = why_not_offline(self.settings.serves_offline)
         if why_not is not None:
             raise bad_request(why_not, param, "offline_disabled")
@@ -86,7 +87,7 @@ class ServerState:
             await asyncio.sleep(_DRAIN_POLL_S)
 
     def abort_all(self) -> None:
-        """End what is still running; its clients are told."""
+        """End all running requests; their clients get an error."""
         headers = retry_headers(NOT_READY_RETRY_MS)
         error = ApiError(503, "The server is shutting down.", code="shutting_down", headers=headers)
         for generation in tuple(self.generations):

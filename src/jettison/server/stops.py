@@ -9,7 +9,7 @@ class StopMatcher:
     """Passes text through until a stop string begins, and holds back what may be the beginning of one.
 
     After a match nothing more comes out. Work per push is bounded by the pushed text and the longest stop string.
-    ``keeps_stop``: the stop string that was found is the last of what comes out.
+    ``keeps_stop``: whether the stop string is part of the output, as its end.
     """
 
     __slots__ = ("_held", "_keeps_stop", "_longest", "_stops", "matched")
@@ -25,8 +25,8 @@ class StopMatcher:
     def push(self, text: str) -> str:
         """Text that can no longer be part of a stop string.
 
-        The stop string that *ends* first wins, and among those the longest: so the result is the same however the
-        text was cut.
+        The stop string that *ends* first wins, and of several the longest, so the result does not depend on the cuts of
+        the text.
         """
         if self.matched is not None or not text:
             return ""
@@ -41,7 +41,7 @@ class StopMatcher:
         return pending[: len(pending) - num_held]
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
+        """The held-back text, at the end of the text."""
         held, self._held = self._held, ""
         return held
 

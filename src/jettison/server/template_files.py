@@ -1,4 +1,4 @@
-"""Which chat templates a model folder holds, by name, as ``transformers`` finds them; what ``--chat-template`` means.
+"""The chat templates in a model folder, by name, as ``transformers`` finds them; and the value of ``--chat-template``.
 
 Reads files; compiles nothing.
 """
@@ -14,16 +14,16 @@ import msgspec
 from jettison.errors import ConfigError, ModelError
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
-"""Names of the template for all requests, and of the one for those that bring tools."""
+"""Names of the template for all requests, and of the one for requests with tools."""
 _JINJA = "{}\n"
 
 
 def folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Name -> text, and the file that it stands in. ``config``: of tokenizer_config.json.
+    """Name -> (text, the file that holds it). ``config``: the content of tokenizer_config.json.
 
     Files of their own (``chat_template.jinja``, ``additional_chat_templates/*.jinja``) come before the configuration,
-    and ``chat_template.json`` of older folders counts where there is no other. A text without anything in it is none.
-    Raises ModelError.
+    and ``chat_template.json`` of older folders counts where there is no other. A blank text is no template. Raises
+    ModelError.
     """
     path = folder / "tokenizer_config.json"
     found = _named(config.get("chat_template"), path)
@@ -32,7 +32,7 @@ def folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple
         files |= _named(_text(path), path)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         files |= _named({path.name.removesuffix(".jinja"): _text(path)}, path)
-    if files:  # where no file is the default one, the configuration's is
+    if files:  # without a default among the files, the configuration's is the default
         found = {name: found[name] for name in (DEFAULT,) if name in found} | files
     if not found and (path := folder / "chat_template.json").exists():
         found = _named(_object(path).get("chat_template"), path)
@@ -40,7 +40,7 @@ def folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple
 
 
 def _named(value: object, path: Path) -> dict[str, tuple[str, str]]:
-    """One text, a list of named ones, or an object of them."""
+    """Templates by name, from one text, a list of named ones, or an object of them."""
     if value is None:
         return {}
     if isinstance(value, list):
@@ -71,7 +71,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def told_template(told: str) -> tuple[str, str]:
-    """``--chat-template``: the text in a file, or a template that is given itself; and what errors call it.
+    """The value of ``--chat-template``: the text of a file, or the template itself; and its name in errors.
 
     Raises ConfigError.
     """

@@ -1,6 +1,6 @@
-"""How much a chat template may make: sizes of values, and what an operation on them could come to. Pure.
+"""Limits of chat templates: sizes of values, and bounds on the results of operations. Pure.
 
-Which operation asks, and when, is for ``template_sandbox``.
+``template_sandbox`` calls these checks for its operations.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from jinja2.utils import Namespace
 
 MAX_REPEATED_CHARS = 1 << 20
 MAX_SPENT_CHARS = 1 << 28
-"""Characters and items that one rendering may make in all, whether they are kept or not."""
+"""Most characters and items that one rendering may make in all, whether they are kept or not."""
 MAX_ITEMS = 1 << 20
-"""In one value that is written, compared or filtered, those in its parts included."""
+"""Most items in one value that is written, compared or filtered, nested items included."""
 MAX_INT_BITS = 1 << 16
 _WIDTH = re.compile(r"[%:][^{}%:\n]*?(\d{5,})")
 
 
 class TemplateError(Exception):
-    """The messages do not suit the template; the text is safe to show to a client. ``param``: the field to blame."""
+    """The messages do not suit the template; the text is safe to show to a client. ``param``: the field at fault."""
 
     def __init__(self, message: str, param: str = "messages") -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class TemplateError(Exception):
 
 
 class RefusalError(TemplateError):
-    """The template itself says that these messages are not for it."""
+    """The template itself refuses these messages."""
 
 
 class LimitError(TemplateError):
@@ -37,8 +37,8 @@ class LimitError(TemplateError):
 
 
 def text_size(value: Any) -> int:
-    """Characters and items of a value as it would be written out, every item as often as it stands there; more than
-    ``MAX_SPENT_CHARS`` where there are more than that, or more than ``MAX_ITEMS``."""
+    """Characters and items of a value as written out, with repeated items counted each time. Where they exceed
+    ``MAX_SPENT_CHARS``, or the items exceed ``MAX_ITEMS``, some number above ``MAX_SPENT_CHARS``."""
     if isinstance(value, str | bytes):
         return len(value)
     num_chars, num_items, stack = 0, 0, [value]
@@ -67,14 +67,14 @@ def _attributes(namespace: Namespace) -> dict[str, Any]:
 
 
 def check_product(size: int, arguments: tuple[Any, ...]) -> None:
-    """Of what may come to its first size times its largest argument."""
+    """Check an operation with a result of up to its size times its largest argument."""
     largest = max((_weight(argument) for argument in arguments), default=0)
     if (1 + size) * (1 + largest) > MAX_SPENT_CHARS:
         raise LimitError("the chat template repeats too much")
 
 
 def check_replace(text: Any, arguments: tuple[Any, ...]) -> None:
-    """Of a text with one part of it replaced by another."""
+    """Check the replacement of a part of a text by another."""
     texts = [argument for argument in arguments if isinstance(argument, str | bytes)]
     if len(texts) == 2 and text.count(texts[0]) * len(texts[1]) > MAX_SPENT_CHARS:
         raise LimitError("the chat template repeats too much")
@@ -85,7 +85,8 @@ def _weight(argument: Any) -> int:
 
 
 def check_format(form: str, num_fields: int, arguments: Any, *, is_dynamic: bool) -> None:
-    """``%`` and ``format``: every field may show all of the arguments, at a width that stands in the form or is one."""
+    """Check ``%`` and ``format``: every field may show all of the arguments, at a width from the form or the
+    arguments."""
     widths = [int(width[:12]) for width in _WIDTH.findall(form)]
     if is_dynamic:
         widths += _ints(arguments)
@@ -103,7 +104,7 @@ def _ints(value: Any) -> list[int]:
 
 
 def check_times(left: Any, right: Any) -> None:
-    """Of a product, or of something repeated."""
+    """Check a product, or a repetition."""
     if isinstance(left, int) and isinstance(right, int):
         if left.bit_length() + right.bit_length() > MAX_INT_BITS:
             raise LimitError("the chat template uses a number that is too large")

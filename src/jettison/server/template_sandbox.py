@@ -1,7 +1,7 @@
-"""Where chat templates run: Jinja in a sandbox, with what ``transformers`` gives templates, bounded in time and memory.
+"""The sandbox of chat templates: Jinja with the additions of ``transformers``, bounded in time and memory.
 
-What a template finds is here (globals, filters, tags), and what each step of it may cost. Which template runs, on what,
-and what its failure means is for ``templates``.
+This module has the globals, filters and tags, and the limits of each step. ``templates`` runs the templates and
+translates their failures.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from jettison.server.template_limits import (
 
 RENDER_LIMIT_S = 5.0
 MAX_SLOW_CHARS = 1 << 16
-"""Input of filters that may take more than linear time."""
+"""Largest input of filters that may take more than linear time."""
 
 _MULTIPLYING_FILTERS = frozenset({
     "batch", "center", "format", "indent", "join", "slice", "sum", "tojson", "wordwrap", "xmlattr",
@@ -47,7 +47,7 @@ _MULTIPLYING_FILTERS = frozenset({
 _MULTIPLYING_METHODS = frozenset({
     "center", "expandtabs", "join", "ljust", "rjust", "to_bytes", "translate", "zfill",
 })  # fmt: skip
-"""Their results may be as long as one argument times another."""
+"""Methods with results as long as one argument times another."""
 _SLOW_FILTERS = frozenset({"pprint", "striptags", "title", "urlize", "wordwrap", "xmlattr"})
 _COMPARING_TESTS = (
     "==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le", "in",
@@ -55,22 +55,22 @@ _COMPARING_TESTS = (
 _SHALLOW_FILTERS = frozenset({
     "attr", "count", "d", "default", "first", "items", "last", "length", "list", "map", "random", "reverse",
 })  # fmt: skip
-"""They do not look into the items of what they are given."""
+"""Filters that do not look into the items of their input."""
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}`` marks the assistant's part for training; when serving it is only its body."""
+    """``{% generation %}``, which marks the assistant's part for training; in serving it stands for its body."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """A call block, as in ``transformers``: what is set inside is not seen outside."""
+        """A call block, as in ``transformers``: variables set inside are not visible outside."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("body_of"), [], [], body).set_lineno(line)
 
     def body_of(self, caller: Callable[[], str]) -> str:
-        """What stands between the tags."""
+        """The text between the tags."""
         return caller()
 
 
@@ -78,7 +78,7 @@ _TICK = "tick()"
 
 
 class _Generator(CodeGenerator):
-    """Code that asks the environment before it joins texts and compares values."""
+    """Generates code that calls the environment before it joins texts or compares values."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # jinja2 looks for the name
         if frame.eval_ctx.volatile or frame.eval_ctx.autoescape:
@@ -102,9 +102,10 @@ class _Generator(CodeGenerator):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """No mutation, no attributes of Python's machinery, and every step counted: a deadline, and a sum of what is made.
+    """No mutation, no attributes of Python's internals, and every step counted against a deadline and a total size of
+    results.
 
-    Threads render with one compiled template, each on its own account.
+    Several threads may render one compiled template, each with limits of its own.
     """
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
@@ -124,7 +125,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.tests[name] = self._small_first(test)
 
     def start_clock(self) -> None:
-        """This thread's account begins: of a rendering, or of a compilation (constants are folded in it)."""
+        """Start this thread's limits for a rendering, or for a compilation (which folds constants)."""
         self._account.deadline_s = time.monotonic() + RENDER_LIMIT_S
         self._account.num_spent = 0
 
@@ -134,13 +135,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise LimitError("the chat template takes too long")
 
     def spend(self, num_chars: int) -> None:
-        """Raises when this thread's rendering has made too much."""
+        """Count results; raises when this thread's rendering has made too many."""
         self._account.num_spent += num_chars
         if self._account.num_spent > MAX_SPENT_CHARS:
             raise LimitError("the chat template makes too much text")
 
     def small(self, value: Any) -> Any:
-        """The value, unless it is more than may be compared or written."""
+        """The value; raises where it is too large to be compared or written."""
         if isinstance(value, list | tuple | dict):
             self.tick()
             if text_size(value) > MAX_SPENT_CHARS:
@@ -148,7 +149,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return value
 
     def written(self, value: Any) -> Any:
-        """``finalize``: what an expression in the text comes to."""
+        """Jinja's ``finalize``: the value of an expression in the text."""
         self.spend(len(value) if isinstance(value, str) else text_size(value))
         return value
 
@@ -159,24 +160,24 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return str_join(items)
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        """Every turn of a loop looks at the clock."""
+        """Generate code in which every iteration of a loop checks the deadline."""
         for loop in source.find_all(nodes.For):
             loop.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute(_TICK), lineno=loop.lineno))
         return super()._generate(source, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As the base class, before the deadline."""
+        """As the base class, after a check of the deadline."""
         self.tick()
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: str | Any) -> Any:
-        """As the base class, before the deadline."""
+        """As the base class, after a check of the deadline."""
         self.tick()
         return super().getitem(obj, argument)
 
     # Underscores, because a template's keywords may be named self, context or obj.
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the base class, before the deadline, and not for results out of all proportion."""
+        """As the base class, after a check of the deadline and of the possible size of the result."""
         __self.tick()
         method = getattr(__obj, "__wrapped__", __obj)  # jinja2 wraps str.format
         receiver, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
@@ -195,7 +196,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return __self._kept(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Only while the result is small."""
+        """Compute a binary operation if its result is small."""
         self.tick()
         if operator == "*":
             check_times(left, right)
@@ -208,7 +209,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self._kept(super().call_binop(context, operator, left, right))
 
     def _kept(self, value: Any) -> Any:
-        """A result, paid for."""
+        """A result, counted against the limit."""
         if isinstance(value, str | bytes | list | tuple | dict):
             self.spend(len(value))
         elif isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
@@ -216,14 +217,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return value
 
     def _small_first(self, test: Callable[..., Any]) -> Callable[..., Any]:
-        """A test that compares, after a look at what."""
+        """A test that compares, with a check of the sizes before."""
         return lambda *args: test(*map(self.small, args))
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter that looks at the clock, at what it is given and at what it makes."""
-        first = 1 if hasattr(function, "jinja_pass_arg") else 0  # behind the environment or context
+        """A filter with checks of the deadline, its input and its result."""
+        first = 1 if hasattr(function, "jinja_pass_arg") else 0  # after the environment or context
 
-        @wraps(function)  # the attribute that asks for them comes along
+        @wraps(function)  # also copies the attribute that asks for them
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.tick()
             given = args[first] if len(args) > first else None
@@ -269,7 +270,7 @@ def _lipsum(n: int = 5, html: bool = True, min: int = 20, max: int = 100) -> str
 
 
 class _TemplateDict:
-    """``dict``, of which a template sees a call and ``fromkeys``, and no class."""
+    """``dict`` for templates: only a call and ``fromkeys``, not the class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -280,7 +281,7 @@ class _TemplateDict:
 
 
 class _TemplateNamespace(Namespace):
-    """``namespace``, which keeps no name that begins with an underscore."""
+    """``namespace`` for templates, which refuses names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # ``namespace(self=...)`` works
         self, rest = args[0], args[1:]

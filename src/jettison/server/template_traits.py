@@ -1,6 +1,7 @@
-"""In which form a chat template takes messages, found out by rendering small conversations and looking for their words.
+"""The form in which a chat template takes messages, detected by rendering small conversations and searching their
+words.
 
-A template is tried once, when it is loaded. What is found is used by ``conversation``; nothing here knows of requests.
+A template is tried once, when it is loaded. ``conversation`` uses the result; nothing here knows of requests.
 """
 
 from __future__ import annotations
@@ -19,43 +20,44 @@ NoContent = Literal["absent", "null", "empty"]
 Message = Mapping[str, Any]
 
 _ORDINARY = (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user",))
-"""Roles of the messages with which a template is tried: all of them, or as many as it takes."""
+"""Roles of the trial conversations, the longest first."""
 _WORDS = {
     "system": "quietharbour", "developer": "narrowbridge", "user": "yellowmeadow", "assistant": "distantthunder",
     "tool": "coppervalley", "later": "frozenorchard",
 }  # fmt: skip
-"""Words that no template writes by itself; small letters of ASCII come through filters and escapes."""
+"""Words that no template writes by itself. Small ASCII letters pass unchanged through filters and escapes."""
 MAX_TRIAL_S = 5.0
-"""All trials of a template together."""
+"""Time limit of all trials of a template together."""
 _CALL_ID = "callabcde"
-"""Nine letters or digits, on which some templates insist."""
+"""Nine letters or digits, which some templates require."""
 _FUNCTION, _KEY, _VALUE = "findlantern", "silverkey", "goldenvalue"
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a template needs and knows. The defaults are those of a template that tells nothing."""
+    """The needs and abilities of a template. The defaults are for a template without any detected."""
 
     forms: Mapping[str, Form] = field(default_factory=dict)
-    """By role: whether content is a text, a list of parts, or either."""
+    """Form of the content by role: a text, a list of parts, or either."""
     knows_developer: bool = False
-    """Messages of that role are written; else they become ``system``."""
+    """Whether messages of the role ``developer`` are written; else they become ``system``."""
     systems: Literal["anywhere", "leading", "first"] = "anywhere"
-    """Where it writes more than one of them: anywhere, all at the front, or nowhere."""
+    """Where it writes system messages: anywhere, only at the front (``leading``), or only the first message
+    (``first``)."""
     no_content: NoContent = "absent"
-    """How it takes an assistant's message that only calls tools."""
+    """The content that it needs in an assistant's message that only calls tools."""
     wants_text_arguments: bool = False
-    """It writes a tool call's arguments as they are; else they are a mapping."""
+    """Whether it writes a tool call's arguments unchanged, as text; else they are a mapping."""
     lost: tuple[str, ...] = ()
-    """Roles whose words it leaves out of the prompt."""
+    """Roles with words that it leaves out of the prompt."""
 
     def form_of(self, role: str) -> Form:
-        """Of a message of this role; an unknown one is taken as the user's."""
+        """The form of a message of this role; for an unknown role, that of the user's messages."""
         return self.forms.get(role) or self.forms.get("user", "string")
 
 
 class _Trial:
-    """One template and the variables that it is always told."""
+    """One template and its constant variables."""
 
     def __init__(self, template: ChatTemplate, variables: Mapping[str, Any]) -> None:
         self._template = template
@@ -63,7 +65,7 @@ class _Trial:
         self._variables = {"tools": None, "documents": None, "add_generation_prompt": True, **variables}
 
     def render(self, messages: Sequence[Message]) -> str:
-        """Raises TemplateError, and ModelError where it, or all trials together, take too long or too much."""
+        """The rendered text. Raises TemplateError, and ModelError where the trials exceed their limits."""
         began_s = time.monotonic()
         try:
             return self._template.render(messages, self._variables)
@@ -75,7 +77,7 @@ class _Trial:
                 raise ModelError(f"{self._template.source_name}: the chat template takes too long")
 
     def attempt(self, messages: Sequence[Message]) -> str | None:
-        """None where it fails or refuses."""
+        """The rendered text; None where the template fails or refuses."""
         try:
             return self.render(messages)
         except TemplateError:
@@ -83,10 +85,11 @@ class _Trial:
 
 
 def find_traits(template: ChatTemplate, variables: Mapping[str, Any], told: Form | None = None) -> Traits:
-    """``told``: the form that the operator asks for, which is not doubted.
+    """The traits of a template. ``told``: the operator's form, which is taken as given.
 
-    Raises ModelError where no ordinary conversation can be rendered, or none shows what the user says: better told at
-    the start than to clients. Roles that the template refuses by itself (``raise_exception``) are its own affair.
+    Raises ModelError where no ordinary conversation can be rendered, or none shows the user's words: the operator
+    should learn that at the start, before clients do. Roles that the template refuses itself (``raise_exception``) are
+    no error.
     """
     trial = _Trial(template, variables)
     forms, lost = _content_forms(trial, template, told)
@@ -103,7 +106,7 @@ def find_traits(template: ChatTemplate, variables: Mapping[str, Any], told: Form
 
 
 def content_of(text: str, form: Form) -> str | list[dict[str, str]]:
-    """A text as the template takes it."""
+    """A text in the given form."""
     return [{"type": "text", "text": text}] if form == "parts" else text
 
 
@@ -114,9 +117,9 @@ def _message(role: str, form: Form, word: str | None = None) -> dict[str, Any]:
 def _content_forms(
     trial: _Trial, template: ChatTemplate, told: Form | None
 ) -> tuple[dict[str, Form], tuple[str, ...]]:
-    """By role, and the roles whose words are lost in either form."""
+    """Forms by role, and the roles with words that are lost in either form."""
     best = _best_conversation(trial, template)
-    if best is None:  # it refuses all of them: what its source looks like must do
+    if best is None:  # it refuses all of them: its source decides
         default: Form = told or ("parts" if template.walks_over_content else "string")
         return {"system": default, "user": default, "assistant": default}, ()
     forms: dict[str, Form] = {}
@@ -134,7 +137,7 @@ def _content_forms(
 
 @dataclass(frozen=True, slots=True)
 class _Rendered:
-    """A conversation that a template takes, and whose words come out of it."""
+    """A conversation that a template takes, with the words that its output shows."""
 
     roles: Sequence[str]
     forms: dict[str, Form]
@@ -142,8 +145,8 @@ class _Rendered:
 
 
 def _best_conversation(trial: _Trial, template: ChatTemplate) -> _Rendered | None:
-    """The longest ordinary one that is not refused and shows what the user says, in the forms in which most of it comes
-    out; or one that does not show it. None: all are refused.
+    """The longest ordinary conversation that is not refused and shows the user's words, in the forms that show most
+    words; else one that does not show the user's. None: all are refused.
 
     Raises ModelError where one fails in every form.
     """
@@ -172,7 +175,7 @@ def _best_conversation(trial: _Trial, template: ChatTemplate) -> _Rendered | Non
 
 
 def _assignments(roles: Sequence[str]) -> list[dict[str, Form]]:
-    """Everything a text, everything parts, or only what the user says."""
+    """Assignments of forms: all texts, all parts, or parts for the user only."""
     texts: dict[str, Form] = dict.fromkeys(roles, "string")
     parts: dict[str, Form] = dict.fromkeys(roles, "parts")
     return [texts, parts, texts | {"user": "parts"}]
@@ -183,7 +186,7 @@ def _conversation(roles: Sequence[str], forms: Mapping[str, Form]) -> list[dict[
 
 
 def _shows(text: str, word: str, form: Form) -> bool:
-    """Whether a word stands there, and as itself: parts that are written out as Python or JSON do not count."""
+    """Whether a text shows a word as itself; parts written out as Python or JSON do not count."""
     is_there = word in text.lower()
     return is_there and not (form == "parts" and re.search(rf"""['"]text['"]\s*:\s*['"]{word}""", text))
 
@@ -207,7 +210,8 @@ def _calling(traits: Traits, no_content: NoContent, arguments: object) -> dict[s
 
 
 def _tool_calls(trial: _Trial, traits: Traits) -> tuple[NoContent, bool]:
-    """How a call without content and its arguments have to be given: the first form in which most of it is written."""
+    """The content of a message that only calls tools, and whether arguments are text: the first form that shows most
+    words."""
     user = _message("user", traits.form_of("user"))
     as_mapping, as_text = {_KEY: _VALUE}, f'{{"{_KEY}": "{_VALUE}"}}'
     best: tuple[int, NoContent, bool] = (-1, "absent", False)
@@ -226,7 +230,8 @@ def _tool_calls(trial: _Trial, traits: Traits) -> tuple[NoContent, bool]:
 def _tool_form(
     trial: _Trial, traits: Traits, no_content: NoContent, wants_text: bool, told: Form | None
 ) -> Form:
-    """Of what a tool says: text, as most templates want it whatever they make of the user's."""
+    """The form of a tool's messages: text unless only parts work, as most templates want text whatever the user's
+    form."""
     arguments: object = f'{{"{_KEY}": "{_VALUE}"}}' if wants_text else {_KEY: _VALUE}
     before = [_message("user", traits.form_of("user")), _calling(traits, no_content, arguments)]
     forms: tuple[Form, ...] = ("string", "parts")
@@ -240,7 +245,7 @@ def _tool_form(
 
 
 def _knows_developer(trial: _Trial, template: ChatTemplate, traits: Traits) -> bool:
-    """Its source names the role, and what the developer says comes out."""
+    """Whether its source names the role ``developer``, and its output shows the developer's words."""
     if "developer" not in template.words:
         return False
     form = traits.form_of("system")
@@ -262,4 +267,4 @@ def _systems(trial: _Trial, traits: Traits, lost: Sequence[str]) -> Literal["any
         return "anywhere"
     if writes(system, later, user):
         return "leading"
-    return "first" if writes(system, user) else "anywhere"  # one that takes none at all says so itself
+    return "first" if writes(system, user) else "anywhere"  # a template that takes none at all raises by itself

@@ -1,7 +1,7 @@
-"""One compiled chat template, and what its source says of itself.
+"""One compiled chat template, and the facts in its source.
 
-Compiling and rendering, nothing more: in which form it takes messages is found out in ``template_traits``; where it
-comes from, and what a request adds, is for ``chat_renderer``. It may come from a client, where the server allows that.
+Compiling and rendering only: ``template_traits`` detects the form of messages; ``chat_renderer`` chooses the template
+and adds a request's options. A template may come from a client, where the server allows that.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Names that it expects to be told."""
+        """Names of the variables that it reads."""
         return frozenset(meta.find_undeclared_variables(self._tree))
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """Names of attributes, and texts, that stand in its expressions: which roles and fields it knows."""
+        """Names of attributes, and texts, in its expressions, which show the roles and fields that it knows."""
         texts = {node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)}
         return frozenset(texts | {node.attr for node in self._tree.find_all(nodes.Getattr)})
 
     @cached_property
     def walks_over_content(self) -> bool:
-        """Whether it has a loop over the content of a message, or of what is named so."""
+        """Whether it has a loop over the content of a message, or over a variable ``content``."""
         return any(_is_content(loop.iter) for loop in self._tree.find_all(nodes.For))
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
@@ -70,7 +70,7 @@ class ChatTemplate:
                 pieces.append(piece)
         except TemplateError:
             raise
-        except Exception as error:  # a template can make any operation of Python's fail
+        except Exception as error:  # a template can make any Python operation fail
             raise TemplateError(f"the chat template cannot render them ({type(error).__name__})") from error
         return "".join(pieces)
 
@@ -90,5 +90,5 @@ def _is_content(node: nodes.Node | None) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, for a line of a log."""
+    """The message of an exception on one line, for a log."""
     return " ".join(str(error).split())[:200] or type(error).__name__

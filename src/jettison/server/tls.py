@@ -1,4 +1,5 @@
-"""The server's certificate and how clients prove theirs: flags to an ``ssl.SSLContext``. No socket is opened here."""
+"""The server's certificate and the check of clients' certificates: from flags to an ``ssl.SSLContext``. No socket is
+opened here."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from jettison.errors import ConfigError
 
 HANDSHAKE_TIMEOUT_S = 10.0
-"""A connection counts among the open ones only when it has shaken hands: the time for it is short."""
+"""Time limit of handshakes, short because a connection counts as open only after its handshake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,18 +19,18 @@ class TlsSettings:
     """Files in PEM format, named as vLLM's flags name them."""
 
     certfile: str | None = None
-    """The server's certificate, those that vouch for it behind it. None: no TLS."""
+    """The server's certificate, followed by its chain. None: no TLS."""
     keyfile: str | None = None
-    """Its key; None: it lies in ``certfile``."""
+    """Its key; None: the key is in ``certfile``."""
     ca_certs: str | None = None
-    """What clients' certificates are to be signed by."""
+    """Certificates of the authorities that must have signed clients' certificates."""
     cert_reqs: int = 0
     """Whether clients show a certificate: 0 never, 1 if they like, 2 always."""
     ciphers: str | None = None
-    """As OpenSSL writes them, of TLS 1.2; None: Python's choice."""
+    """Ciphers of TLS 1.2, as OpenSSL writes them; None: Python's choice."""
 
     def context(self) -> ssl.SSLContext | None:
-        """None without a certificate. Raises ConfigError, one line, for what cannot be used."""
+        """The context; None without a certificate. Raises ConfigError, one line, for unusable values."""
         if self.certfile is None:
             given = [name for name in ("keyfile", "ca_certs", "ciphers") if getattr(self, name) is not None]
             given += ["cert_reqs"] if self.cert_reqs else []
@@ -39,7 +40,7 @@ class TlsSettings:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.set_alpn_protocols(["http/1.1"])
         with _told("--ssl-certfile", self.certfile, "--ssl-keyfile", self.keyfile):
-            # Without a password of ours OpenSSL would ask for one on the terminal.
+            # Without a given password OpenSSL would ask for one on the terminal.
             context.load_cert_chain(self.certfile, self.keyfile, password=lambda: "")
         if self.ca_certs is not None:
             with _told("--ssl-ca-certs", self.ca_certs):
@@ -55,7 +56,8 @@ class TlsSettings:
 
 @contextmanager
 def _told(*flags: str | None) -> Iterator[None]:
-    """Flags and values in turn; those without a value are left out."""
+    """Turns errors inside into ConfigError that names the flags; ``flags`` are flags and values in turn, and flags
+    without a value are left out."""
     try:
         yield
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError

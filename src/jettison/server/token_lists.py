@@ -1,6 +1,6 @@
-"""Fields that name tokens by their ids: which ids there are, how many may be named, and which field is to blame.
+"""Fields that name tokens by id: valid ids, most ids, and errors that name the field.
 
-Pure. Words that become tokens are in ``bad_words``.
+Pure. ``bad_words`` turns words into tokens.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def stop_token_ids(ids: list[int] | None, vocab_size: int) -> tuple[int, ...]:
 
 
 def logprob_token_ids(ids: list[int] | None, vocab_size: int, *, has_logprobs: bool) -> tuple[int, ...]:
-    """Each once, in their order. Raises ApiError 400, also where no logprobs are asked for."""
+    """The ids, each once, in their order. Raises ApiError 400, also where no logprobs are requested."""
     if ids and not has_logprobs:
         raise bad_request("logprob_token_ids needs logprobs.", "logprob_token_ids")
     return tuple(dict.fromkeys(_few_ids("logprob_token_ids", ids or [], MAX_LOGPROB_TOKEN_IDS, vocab_size)))
 
 
 def allowed_token_ids(ids: list[int] | None, vocab_size: int) -> bytes:
-    """As the sampler takes them; a list never weighs more than a bit for each id. Raises ApiError 400."""
+    """The allowed ids in the sampler's form, with at most a bit for each id of the vocabulary. Raises ApiError 400."""
     if ids is None:
         return b""
     if not ids:
@@ -37,7 +37,7 @@ def allowed_token_ids(ids: list[int] | None, vocab_size: int) -> bytes:
 
 
 def check_some_token_is_left(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> None:
-    """Raises ApiError 400 where none of the allowed tokens may ever begin the answer."""
+    """Raises ApiError 400 where no allowed token could ever begin the answer."""
     if not params.allowed_token_ids:
         return
     banned = {word[0] for word in params.bad_words if len(word) == 1}

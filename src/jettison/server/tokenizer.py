@@ -1,7 +1,7 @@
 """The model folder's tokenizer and chat template: text to token ids and back.
 
-The tokenizer is that of ``device.model.tokenizer_files``, the templates are those of ``server.template_files``; nothing
-from the folder is executed but a template, in its sandbox. Knows nothing of HTTP.
+``device.model.tokenizer_files`` finds the tokenizer, ``server.template_files`` the templates. Only templates from the
+folder are executed, in their sandbox. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _NOTHING: frozenset[int] = frozenset()
 
 
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes: printable ones stand for themselves, the rest follow from U+0100 on."""
+    """GPT-2's printable characters for bytes: printable bytes are themselves, the rest are characters from U+0100
+    on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
@@ -31,7 +32,7 @@ _BYTE_OF_CHAR = _byte_of_char()
 
 
 class _TokenBytes(dict[int, bytes]):
-    """Bytes of each token, looked up once. Never larger than the vocabulary."""
+    """A cache of the bytes of each token, at most as large as the vocabulary."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, is_byte_level: bool) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class _TokenBytes(dict[int, bytes]):
         if self._is_byte_level:
             try:
                 return bytes([_BYTE_OF_CHAR[char] for char in token])
-            except KeyError:  # an added token with other characters stands for itself
+            except KeyError:  # an added token with other characters is its own text
                 return token.encode()
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             try:
@@ -89,9 +90,9 @@ class Tokenizer:
     def from_dir(
         cls, model_dir: str | Path, *, max_template_chars: int = 8 << 20, templates: TemplateSettings | None = None
     ) -> Tokenizer:
-        """Load what the folder holds, and try its chat templates. Raises ModelError, one line that names the file.
+        """Load the folder's tokenizer, and try its chat templates. Raises ModelError, one line that names the file.
 
-        ``templates``: what the operator says of them. Raises ConfigError where that cannot be.
+        ``templates``: the operator's settings for them. Raises ConfigError for invalid ones.
         """
         folder = Path(model_dir)
         files = read_tokenizer(folder)
@@ -134,7 +135,7 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids; unknown ids are passed over."""
+        """Text of token ids; unknown ids are skipped."""
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
@@ -142,9 +143,9 @@ class Tokenizer:
         self, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = (), *,
         joins_special_tokens: bool = False,
     ) -> Detokenizer:
-        """A text that grows by one token at a time, behind that of a prompt (which is not part of it).
+        """A text that grows by one token at a time, after the text of a prompt (which is not part of it).
 
-        ``joins_special_tokens``: those that are shown have no space between them, whatever the decoder says.
+        ``joins_special_tokens``: special tokens that are shown have no space between them, whatever the decoder adds.
         """
         skipped = self.special_ids if skip_special_tokens else _NOTHING
         if self._is_byte_level:
@@ -153,11 +154,11 @@ class Tokenizer:
         return JoinedSpecials(made, self._added_text) if joins_special_tokens and not skip_special_tokens else made
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; empty for an unknown id."""
+        """The bytes of a token; empty for an unknown id."""
         return self._bytes_of[token_id]
 
     def token_text(self, token_id: int) -> str:
-        """A token by itself, as OpenAI shows it: ``bytes:\\xe2\\x80`` where the bytes are no text."""
+        """A single token as OpenAI shows it: ``bytes:\\xe2\\x80`` where the bytes are no text."""
         data = self._bytes_of[token_id]
         try:
             return data.decode()
@@ -169,7 +170,7 @@ class Tokenizer:
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
     def turn_end(self) -> int | None:
-        """The special token that the template writes behind an answer; None: it writes none, or cannot be asked."""
+        """The special token that the template writes after an answer; None: it writes none, or cannot be rendered."""
         words = "jettison"
         turn = [{"role": "user", "content": "words"}, {"role": "assistant", "content": words}]
         try:

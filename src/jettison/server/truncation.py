@@ -1,4 +1,4 @@
-"""``truncate_prompt_tokens``: which tokens of a prompt are kept. Pure."""
+"""``truncate_prompt_tokens``: the tokens of a prompt that are kept. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from jettison.server.prompts import Prompt
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What a request says of prompts that are too long for it."""
+    """A request's rule for too long prompts."""
 
     num_tokens: int | None
-    """That are kept at most; None: as many as the context holds beside the answer that is asked for."""
+    """Most tokens that are kept; None: as many as the context holds beside the requested answer."""
     keeps_end: bool = True
 
 
 def plan_truncation(fields: GenerationFields, max_model_len: int) -> Truncation | None:
-    """None where nothing is cut. Raises ApiError 400."""
+    """The rule of a request; None where it has none. Raises ApiError 400."""
     wanted = fields.truncate_prompt_tokens
     if wanted is None:
         return None
@@ -31,9 +31,9 @@ def plan_truncation(fields: GenerationFields, max_model_len: int) -> Truncation 
 
 
 def truncated(prompts: Sequence[Prompt], rule: Truncation | None, num_fitting: int) -> list[Prompt]:
-    """The prompts as they are used; ``num_fitting``: tokens of a prompt that leave room for the answer.
+    """The prompts, cut by the rule; ``num_fitting``: most tokens of a prompt that leave room for the answer.
 
-    The text of a prompt that is cut is no longer known.
+    A cut prompt has no text.
     """
     if rule is None:
         return list(prompts)

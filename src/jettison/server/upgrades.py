@@ -1,7 +1,7 @@
-"""Requests that ask for another protocol than HTTP/1.1 and bring a body along: they are answered in this one.
+"""Requests with a body that ask for another protocol than HTTP/1.1: they are answered in HTTP/1.1.
 
-Java's HttpClient asks for HTTP/2 so, with the first request of each connection. A server may go on as if it were not
-asked (RFC 9110 7.8), but llhttp takes the head of such a request for all of it, and the body for the other protocol.
+Java's HttpClient asks for HTTP/2 this way, with the first request of each connection. A server may ignore that (RFC
+9110 7.8), but llhttp takes the head of such a request for the whole request, and the body for the other protocol.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _CALLBACKS = ("on_message_begin", "on_url", "on_header", "on_headers_complete", 
 
 
 def framing_behind(parser: httptools.HttpRequestParser, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """The header line that says where the body ends which comes behind such a request; empty where none comes, and for
-    requests that ask for nothing. ``parser`` has read the headers."""
+    """The header line that gives the end of the body of such a request; empty for a request without a body, or without
+    an upgrade. ``parser`` has read the headers."""
     if not parser.should_upgrade() or parser.get_method() == b"CONNECT":
         return b""
     of_body = {name: value.strip() for name, value in headers if name in (b"content-length", b"transfer-encoding")}
@@ -27,7 +27,8 @@ def framing_behind(parser: httptools.HttpRequestParser, headers: Sequence[tuple[
 def parser_of_body(
     protocol: object, parser: httptools.HttpRequestParser, framing: bytes
 ) -> httptools.HttpRequestParser:
-    """What reads on behind the head that ``parser`` has read. ``protocol`` is told of the body and of all behind it."""
+    """A parser of the bytes after the head that ``parser`` has read. It reports the body, and everything after it, to
+    ``protocol``."""
     is_told = False
 
     def passed_on(name: str) -> Callable[..., None]:

@@ -1,7 +1,8 @@
-"""``jettison batch run``: one file through an engine of its own, without a server, on the path that a server takes.
+"""``jettison batch run``: one file through an engine of its own, without a server, on the same code path as in a
+server.
 
-What is done lies in a folder beside the output until that is complete, so a run that was killed goes on when it is
-started again.
+Results are kept in a folder beside the output until that is complete, so a killed run continues when it is started
+again.
 """
 
 from __future__ import annotations
@@ -40,23 +41,24 @@ POLL_S = 0.2
 NO_LIMIT = 1 << 62
 
 Progress = Callable[[Batch, float | None], None]
-"""Told how the batch is doing, and in how many seconds it will be done, as far as that is known."""
+"""Called with the batch's state, and the predicted seconds until its end (None: not known)."""
 
 
 def error_path(out: Path) -> Path:
-    """Where lines without an answer go."""
+    """The file of lines without an answer."""
     return out.with_name(f"{out.stem}.errors{out.suffix or '.jsonl'}")
 
 
 def work_folder(out: Path) -> Path:
-    """Where work in progress lies."""
+    """The folder of work in progress."""
     return out.with_name(f"{out.name}.batch")
 
 
 def run_alone(config: EngineConfig, path: Path, out: Path, progress: Progress) -> Batch:
-    """Compute all lines of ``path``; their answers are in ``out`` then, and what failed in ``error_path(out)``.
+    """Compute all lines of ``path``; write the answers to ``out``, and the failed lines to ``error_path(out)``.
 
-    Raises UserError where the caller can mend it, JettisonError where the engine fails. The batch says the rest.
+    Raises UserError for an error of the caller, JettisonError where the engine fails. The returned batch tells the
+    rest.
     """
     if (why_not := why_not_offline(config.offline.mode != "none")) is not None:
         raise UserError(why_not)
@@ -97,7 +99,7 @@ async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) 
 
 
 async def _batch_for(service: BatchService, path: Path, kind: InputKind, endpoint: str, digest: str) -> Batch:
-    """The one that lies there already, or a new one."""
+    """The batch in the folder already, or a new one."""
     found = await service.call(service.store.batches, "", 1, None)
     if found:
         if found[0].metadata != {"input": digest}:
@@ -121,7 +123,7 @@ async def _batch_for(service: BatchService, path: Path, kind: InputKind, endpoin
 
 
 def input_kind(path: Path) -> InputKind:
-    """What the file is. Raises UserError where it cannot be read, or is nothing that has requests."""
+    """The kind of the file. Raises UserError where it cannot be read, or holds no requests."""
     try:
         kind = kind_of(path)
     except IsADirectoryError:
@@ -134,8 +136,8 @@ def input_kind(path: Path) -> InputKind:
 
 
 def _endpoint_of(path: Path, kind: InputKind) -> str:
-    """What the first line with a known ``url`` says; all lines must say the same. Raises UserError: what is wrong with
-    the first line, where there is none."""
+    """The ``url`` of the first line with a known one; all lines must have the same. Without any, raises UserError with
+    the fault of the first line."""
     why = None
     for number, raw in enumerate(lines_of(path, kind), 1):
         line = raw.removeprefix(BOM).strip()
@@ -149,7 +151,7 @@ def _endpoint_of(path: Path, kind: InputKind) -> str:
 
 
 def _url_in(line: bytes) -> tuple[str | None, str]:
-    """Its endpoint, or why it names none."""
+    """A line's endpoint; else None, and the reason."""
     try:
         document = msgspec.json.decode(line)
     except RecursionError:
@@ -168,7 +170,7 @@ def _url_in(line: bytes) -> tuple[str | None, str]:
 
 
 def _copy_lines(path: Path, kind: InputKind, target: Path) -> None:
-    """As they are, or as lines where they are none."""
+    """Copy the file unchanged, or its requests as lines where it is not in lines."""
     if kind.is_plain:
         shutil.copyfile(path, target)
         return
@@ -186,7 +188,7 @@ def _digest(path: Path) -> str:
 
 
 def _deliver(service: BatchService, batch: Batch, out: Path) -> None:
-    """Both files appear complete; an error file of an earlier run goes where there is none now."""
+    """Put both files in place, each complete; without failed lines, an earlier run's error file is removed."""
     if batch.status is not Status.COMPLETED:
         return
     for file_id, target in ((batch.output_file_id, out), (batch.error_file_id, error_path(out))):

@@ -1,4 +1,5 @@
-"""``/v1/files`` and ``/v1/batches``, as OpenAI has them. Whose a thing is, its key says; another key finds nothing."""
+"""``/v1/files`` and ``/v1/batches``, as OpenAI defines them. Files and batches belong to the key that made them; no
+other key finds them."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ class BatchRoutes:
         return self._state.keys.owner(request.headers.get("authorization", "").encode("latin-1"))
 
     async def _call(self, work: Callable[..., T], *arguments: Any) -> T:
-        """In the store's thread. Raises ApiError 507 where the disk takes nothing more."""
+        """Run ``work`` in the store's thread. Raises ApiError 507 where the disk is full."""
         try:
             return await self._service.call(work, *arguments)
         except (sqlite3.OperationalError, OSError) as error:
@@ -86,7 +87,7 @@ class BatchRoutes:
             raise _full() from None
 
     async def _open(self) -> None:
-        """Raises NotReadyError while draining, ApiError where there is no place to keep anything."""
+        """Raises NotReadyError while draining, ApiError where there is no folder for batches."""
         if self._state.status in ("draining", "failed"):
             raise NotReadyError("The server is shutting down; retry elsewhere or later.")
         try:
@@ -158,17 +159,17 @@ class BatchRoutes:
         return _page([file.document() for file in files], limit)
 
     async def file(self, request: Request) -> Response:
-        """What is known of one."""
+        """The document of a file."""
         return json_response((await self._file(request)).document())
 
     async def content(self, request: Request) -> Response:
-        """Its bytes."""
+        """The bytes of a file."""
         file = await self._file(request)
         path = self._service.store.path_of(file.id)
         return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
     async def delete_file(self, request: Request) -> Response:
-        """Remove one that no batch reads."""
+        """Remove a file that no batch reads."""
         file = await self._file(request)
 
         def delete() -> bool:
@@ -193,7 +194,7 @@ class BatchRoutes:
     # --- batches
 
     async def create_batch(self, request: Request) -> Response:
-        """Begin one; what is wrong with its lines is found out later."""
+        """Begin a batch; its lines are validated later."""
         check_content_type(request.scope)
         await self._open()
         fields = parse_fields(parse_json(await self._body(request)), BatchFields, self._state.warnings)
@@ -235,11 +236,11 @@ class BatchRoutes:
         return _page([self._document(batch) for batch in batches], limit)
 
     async def batch(self, request: Request) -> Response:
-        """How one is doing."""
+        """The document of a batch."""
         return self._batch_response(await self._batch(request))
 
     async def cancel_batch(self, request: Request) -> Response:
-        """Stop one; what is done stays."""
+        """Cancel a batch; its results stay."""
         await self._open()
         batch = await self._service.cancel(await self._batch(request))
         if batch.is_over or "cancelling" not in batch.reached_at:
@@ -292,7 +293,7 @@ def _check_batch(fields: BatchFields) -> None:
 
 
 def _metadata(fields: BatchFields) -> dict[str, str] | None:
-    """Numbers and truth values as JSON writes them: what is kept is text."""
+    """A batch's metadata as texts; numbers and booleans as JSON writes them."""
     if fields.metadata is None:
         return None
     metadata = {key: _metadata_text(value) for key, value in fields.metadata.items()}
@@ -338,5 +339,5 @@ def _full() -> ApiError:
 
 
 def _no_such(kind: str, item_id: str, param: str) -> ApiError:
-    """404, the same for what is not there and for what is another's."""
+    """404, the same for a missing item and for one of another key."""
     return ApiError(404, f"There is no {kind} {item_id[:100]!r}.", param=param, code="not_found")

@@ -1,8 +1,7 @@
-"""Whether the lines of a file can run: each is parsed, put through its endpoint's own checks, and tokenized.
+"""The check of a file's lines: each is parsed, checked by its endpoint, and tokenized.
 
-Work for a process of its own, at low priority (``check_process``): a file has a hundred thousand times the work of a
-request, and neither a thread that holds the interpreter's lock nor one that the kernel lets wait while it holds it can
-be had beside streams.
+It runs in a process of its own, at low priority (``check_process``). A file is up to a hundred thousand times the work
+of a request, and a thread would delay streams: it holds the interpreter's lock, even while the kernel lets it wait.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ ENDPOINT_OF: dict[str, type[GenerationEndpoint]] = {
     "/v1/chat/completions": ChatEndpoint, "/v1/completions": CompletionEndpoint,
 }  # fmt: skip
 TELL_EVERY = 100
-"""Lines."""
+"""Lines between two verdicts."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check is told."""
+    """The input of a check."""
 
     path: str
     endpoint: str
@@ -59,7 +58,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """What it found; told in between, too, so that a check without a reader ends."""
+    """The result of a check, reported in between, too, so that a check without a reader ends."""
 
     num_lines: int = 0
     num_runnable: int = 0
@@ -67,9 +66,9 @@ class Verdict(msgspec.Struct, kw_only=True):
     max_output_tokens: int = 0
     is_last: bool = False
     failure: BatchError | None = None
-    """Why no line can run."""
+    """The reason for which no line can run; None: some can."""
     bad_lines: list[BatchError] = []
-    """Since the last time, as is ``results``, which says the same as lines of the error file."""
+    """Bad lines since the last verdict; ``results`` holds the same as lines of the error file."""
     results: list[Result] = []
 
 
@@ -113,7 +112,7 @@ async def check_file(job: Job, endpoint: GenerationEndpoint) -> AsyncIterator[Ve
 
 
 class _Seen:
-    """Which ``custom_id`` stood where. Hashes: a file may have millions of bytes of them."""
+    """The line of each ``custom_id``, by hash, as a file may have millions of bytes of ids."""
 
     def __init__(self) -> None:
         self._lines: dict[int, int] = {}
@@ -156,7 +155,7 @@ async def _check_line(
 
 
 async def _sizes(endpoint: GenerationEndpoint, line: Line) -> tuple[int, int]:
-    """Prompt tokens, and output tokens at most. Raises ApiError."""
+    """Prompt tokens, and most output tokens, of a line. Raises ApiError."""
     plan, prompts, _ = await endpoint.prepare(line.body)
     generation = endpoint.generation(plan, prompts, 0, "")
     return generation.num_prompt_tokens, sum(job.request.params.max_tokens for job in generation.jobs)

@@ -1,6 +1,7 @@
-"""``python -m jettison.server.batches.check_process``: checks one file at low priority and says what it finds.
+"""``python -m jettison.server.batches.check_process``: checks one file at low priority and writes its verdicts.
 
-A job in on standard input, verdicts out on standard output, a line of JSON each. It ends with its reader.
+It reads a job from standard input and writes verdicts to standard output, each as a line of JSON. It ends with its
+reader.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jettison.server.batches.check import Job, Verdict, check_file, endpoint_for
 from jettison.server.batches.records import BatchError
 
 NICENESS = 15
-"""It gets a thirtieth of a core beside work that wants all of it, and all of an idle one."""
+"""The process gets a thirtieth of a busy core, and all of an idle one."""
 
 
 async def _check(job: Job) -> None:
@@ -36,7 +37,7 @@ def _tell(verdict: Verdict) -> None:
 
 
 def main() -> None:
-    """Until the file's end, or the reader's."""
+    """Run until the end of the file or of the reader."""
     os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server's whole group
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)

@@ -1,4 +1,4 @@
-"""One line through the engine: from its body to its result; one that the server's end cuts off has none."""
+"""One line through the engine, from its body to its result. A line that is cut off by the server's end has none."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ from jettison.server.state import ServerState
 from jettison.types import NANOSECONDS
 
 MAX_ATTEMPTS = 3
-"""Of a line that the engine fails while it can serve."""
+"""Most attempts at a line that fails while the engine can serve."""
 AGAIN_S = 1.0
-"""Between two of them."""
+"""Seconds between two attempts."""
 
 
 class Prepared:
-    """A line ready to be submitted, or its result where it cannot be."""
+    """A line ready to be submitted."""
 
     def __init__(self, plan: GenerationPlan, prompts: list[Prompt], answer: Answer) -> None:
         self.plan, self.prompts, self.answer = plan, prompts, answer
 
     @property
     def num_choices(self) -> int:
-        """Places that it takes."""
+        """Places that the line takes in the window."""
         return len(self.prompts) * self.plan.num_samples
 
 
 class Computer:
-    """Computes lines as offline requests; tells ``note_tokens`` of tokens as they come, ``note_answer`` of lengths."""
+    """Computes lines as offline requests; reports tokens to ``note_tokens`` as they come, and lengths to
+    ``note_answer``."""
 
     def __init__(
         self, state: ServerState, note_tokens: Callable[[int], None], note_answer: Callable[[int], None]
@@ -51,10 +52,12 @@ class Computer:
         self._note_tokens = note_tokens
         self._note_answer = note_answer
         self._clock_ns = time.monotonic_ns() - time.time_ns()
-        """Read once: lines of one batch are due at one time, to the nanosecond, or their deadlines would order them."""
+        """Monotonic minus wall clock, read once, so that all lines of a batch have the same deadline to the nanosecond;
+        else their deadlines would order them."""
 
     async def prepare(self, endpoint: GenerationEndpoint, number: int, line: Line) -> Prepared | Result:
-        """What was checked already is checked again: the server may have been restarted with another model."""
+        """Check a line again and prepare it, as the server may have been restarted with another model. A result: the
+        line cannot run."""
         try:
             plan, prompts, answer = await endpoint.prepare(line.body)
             return Prepared(replace(plan, wants_offline=True), prompts, answer)
@@ -64,7 +67,7 @@ class Computer:
     async def compute(
         self, endpoint: GenerationEndpoint, number: int, line: Line, prepared: Prepared, tenant: str, expires_at: int
     ) -> Result | None:
-        """Its result; None where the server ends first. Cancelling this task cancels the line's requests."""
+        """The line's result; None where the server ends first. Cancelling this task cancels the line's requests."""
         num_failed = 0
         while True:
             try:
@@ -81,13 +84,13 @@ class Computer:
                 if told.status < 500 or num_failed == MAX_ATTEMPTS:
                     return _failed(number, line.custom_id, told)
                 await asyncio.sleep(AGAIN_S)
-            again = await self.prepare(endpoint, number, line)  # an answer collects what it is given
+            again = await self.prepare(endpoint, number, line)  # a new answer: the old one has collected text
             if isinstance(again, Result):
                 return again
             prepared = again
 
     def deadline_ns(self, expires_at: int) -> int:
-        """Of what is due at this second of the wall clock, on the engine's."""
+        """The deadline on the engine's clock, from a second of the wall clock."""
         return expires_at * NANOSECONDS + self._clock_ns
 
     @property
@@ -121,6 +124,6 @@ def _failed(number: int, custom_id: str, error: ApiError) -> Result:
 
 
 async def _silence() -> Message:
-    """A client that never leaves."""
+    """ASGI's ``receive`` of a client that never leaves."""
     await asyncio.Event().wait()
     raise AssertionError("unreachable")

@@ -1,4 +1,4 @@
-"""What of batches is in the core at one time: a bounded window, shared fairly, and results on their way to disk.
+"""The lines of batches in the core at one time, a bounded and fairly shared window; and results on their way to disk.
 
 On the event loop. Knows neither HTTP nor SQL.
 """
@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 
 FLUSH_EVERY_S = 0.25
 RETRY_S = 2.0
-"""After a write that the disk refused."""
+"""Delay after a failed write."""
 MAX_UNWRITTEN = 1_000
-"""Results that wait for the disk; beyond it no more are taken, and so no lines are fed."""
+"""Most results that wait for the disk; beyond it no further lines are fed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -34,8 +34,8 @@ class _Waiter:
 
 
 class Window:
-    """Places for choices in the core. The owner that holds fewest is next, and of its batches the one due first: so the
-    core has lines of every owner to choose from, and among an owner's own goes by the same deadlines."""
+    """Places for choices in the core. The owner with the fewest places is next, with its batch that is due first. So
+    the core can choose among lines of every owner, and the deadlines of an owner's own lines are kept."""
 
     def __init__(self, num_places: int) -> None:
         self._num_places = num_places
@@ -49,11 +49,11 @@ class Window:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether lines wait for a place: there is more work than fits."""
+        """Whether lines wait for a place, because there is more work than fits."""
         return bool(self._waiters)
 
     async def take(self, owner: str, deadline_s: float, seq: int, num_places: int) -> None:
-        """Wait for so many places. A line that needs more than there are gets all of them, alone."""
+        """Wait for ``num_places`` places. A line that needs more places than exist gets all of them, alone."""
         waiter = _Waiter(owner, deadline_s, seq, num_places, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         self._grant()
@@ -67,15 +67,15 @@ class Window:
             raise
 
     def give_back(self, owner: str, num_places: int) -> None:
-        """A line is over."""
+        """Give back the places of a finished line."""
         self._held[owner] -= num_places
         if not self._held[owner]:
             del self._held[owner]
         self._grant()
 
     def _grant(self) -> None:
-        # A line that was cancelled stands here until its task runs: what ends before that in the same turn of the loop
-        # must not give it a place.
+        # A cancelled line waits here until its task runs: places given back before that in the same turn of the loop
+        # must not go to it.
         self._waiters = [waiter for waiter in self._waiters if not waiter.granted.done()]
         while self._waiters:
             first = min(self._waiters, key=lambda w: (self._held[w.owner], w.deadline_s, w.seq))
@@ -88,7 +88,7 @@ class Window:
 
 
 class ResultWriter:
-    """Takes results one by one, and writes them by transactions of many. ``start`` and ``close`` are idempotent."""
+    """Takes results one by one, and writes many in each transaction. ``start`` and ``close`` are idempotent."""
 
     def __init__(self, write: Callable[[Sequence[tuple[int, Result]]], Awaitable[None]]) -> None:
         self._write = write
@@ -99,12 +99,13 @@ class ResultWriter:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """From here on results are written."""
+        """Begin to write results."""
         if self._task is None:
             self._task = asyncio.create_task(self._write_on(), name="jettison-batch-results")
 
     async def close(self) -> None:
-        """Write what waits, once: what the disk refuses now is computed again after the next start."""
+        """Write the waiting results in one attempt; where it fails, their lines are computed again after the next
+        start."""
         self._closing.set()
         self._wanted.set()
         if self._task is not None:
@@ -118,7 +119,7 @@ class ResultWriter:
         self._wanted.set()
 
     async def flushed(self) -> None:
-        """All that has been put is on disk."""
+        """Wait until all results put so far are on disk."""
         async with self._written:
             await self._written.wait_for(lambda: not self._unwritten)
 

@@ -1,7 +1,8 @@
-"""What a file of requests is, where it is not plain lines of JSON: named, and taken where nothing has to be guessed.
+"""Detects files of requests that are not plain lines of JSON: their kind is named in errors, and unambiguous kinds are
+accepted.
 
 Files come from spreadsheets, from shells that write UTF-16, from ``json.dump(..., indent=2)``, packed or cut off; each
-looks like a first line that is no JSON. Streams all through: what is unpacked or taken apart is never in memory whole.
+looks like a first line that is no JSON. Files are processed as streams, never whole in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _BOMS = (
     (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
 )  # fmt: skip
-"""UTF-32's before UTF-16's, which one of them begins with."""
+"""Byte order marks. UTF-32's come before UTF-16's, as one of them begins with one of UTF-16."""
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 
 ONE_A_LINE = "a batch file has one JSON object a line, in UTF-8"
@@ -46,29 +47,29 @@ SAVE = "save it as UTF-8"
 
 @dataclass(frozen=True, slots=True)
 class InputKind:
-    """How a file has to be read."""
+    """The way to read a file."""
 
     packing: str | None
-    """``gzip``, ``bzip2`` or ``xz``."""
+    """``gzip``, ``bzip2`` or ``xz``; None: not packed."""
     encoding: str
-    """Python's name; ``utf-8`` where bytes may stay as they are."""
+    """Python's name of the encoding; ``utf-8`` where bytes may stay as they are."""
     shape: Shape
     other: str | None = None
-    """What it is where it is nothing of the kind."""
+    """The kind of a file that holds no requests; None: it may hold some."""
 
     @property
     def is_plain(self) -> bool:
-        """Lines in UTF-8, whatever stands in them."""
+        """Whether it has lines in UTF-8, of any content."""
         return self.packing is None and self.encoding in ("utf-8", "utf-8-sig") and not self.is_apart
 
     @property
     def is_apart(self) -> bool:
-        """Its requests are JSON values that do not stand one in a line."""
+        """Whether its requests are JSON values that are not one in a line."""
         return self.shape in ("array", "values")
 
     @property
     def cause(self) -> str | None:
-        """Why it is no file of JSON lines, as a sentence goes on that begins with the file; None: it may be one."""
+        """Why it is no file of JSON lines, as the end of a sentence that begins with the file; None: it may be one."""
         if self.other is not None:
             return f"is {self.other}; {ONE_A_LINE}"
         told = []
@@ -82,7 +83,7 @@ class InputKind:
 
     @property
     def note(self) -> str | None:
-        """What is done to take it, for a person; None where nothing is."""
+        """The conversion of the file, for people; None where it needs none."""
         done = []
         if self.packing is not None:
             done.append(f"{self.packing}, unpacked")
@@ -96,7 +97,7 @@ class InputKind:
 
     @property
     def is_taken(self) -> bool:
-        """It says without doubt what its requests are, or its first line says best what is wrong."""
+        """Whether it is read: its requests are unambiguous, or the error of its first line is the clearest message."""
         return self.other is None and self.shape in ("lines", "array", "values", "text")
 
 
@@ -111,7 +112,7 @@ _SHAPES: dict[str, str] = {
 
 
 def kind_of(path: Path) -> InputKind:
-    """By its first bytes. Raises OSError; UserError for a packed file that is damaged there already."""
+    """The kind of a file, by its first bytes. Raises OSError; UserError for a packed file with a damaged begin."""
     with path.open("rb") as file:
         begin = file.read(32)
     for magic, other in _OTHERS:
@@ -131,7 +132,7 @@ def _encoding(head: bytes) -> str:
     for bom, name in _BOMS:
         if head.startswith(bom):
             return name
-    # JSON begins with two ASCII characters: where its zeros are says how wide it is, as RFC 4627 has it.
+    # JSON begins with two ASCII characters: the places of zeros give the width of its characters (RFC 4627).
     zeros = "".join("0" if byte == 0 else "x" for byte in head[:4])
     widths = {"x0x0": "utf-16-le", "0x0x": "utf-16-be", "x000": "utf-32-le", "000x": "utf-32-be"}
     return widths.get(zeros, "utf-8")
@@ -155,13 +156,14 @@ def _shape(text: str, *, is_all: bool) -> Shape:
 def _shape_of_objects(text: str, is_all: bool) -> Shape:
     first, end, _ = text.partition("\n")
     if not end and not is_all:
-        return "lines"  # a line that is longer than what was looked at
+        return "lines"  # a line longer than the bytes read
     if _is_json(first):
         return "lines"
     try:
         value, stop = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
-        # One whose end was not seen: an object that begins with a line of its brace alone, or with one key.
+        # A value that ends beyond the bytes read: an object that begins with a line of its brace alone, or with one
+        # key.
         return "values" if not is_all and len(first.strip()) < 80 and _opens(first) else "lines"
     rest = text[stop:].partition("\n")[0].strip()
     is_apart = "\n" in text[:stop] or rest in ("", ",")
@@ -203,7 +205,7 @@ def _bad_text(error: UnicodeDecodeError) -> str:
 
 
 def whole_cause(path: Path) -> str | None:
-    """Why a file of which no line can run has none, where that is one cause and not its lines'; a sentence."""
+    """The single cause, as a sentence, why no line of a file can run; None where the lines have faults of their own."""
     try:
         cause = kind_of(path).cause
     except UserError as error:
@@ -212,7 +214,7 @@ def whole_cause(path: Path) -> str | None:
 
 
 def lines_of(path: Path, kind: InputKind) -> Iterator[bytes]:
-    """Its requests, a line each, in UTF-8. Raises UserError where it is damaged, OSError."""
+    """The file's requests in UTF-8, each as one line. Raises UserError where the file is damaged, OSError."""
     with _unpacked(path, kind.packing) as stream:
         if not kind.is_apart and kind.encoding.startswith("utf-8"):
             while raw := stream.readline(MAX_VALUE_CHARS):

@@ -1,5 +1,5 @@
-"""The lines of an input file: read one by one, and what may be wrong with one before its body is looked at. Pure but
-for reading."""
+"""The lines of an input file, read one by one, and the checks of a line before its body is read. Pure but for
+reading."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LineError(Exception):
         self.custom_id = custom_id
 
     def at(self, line: int) -> BatchError:
-        """As it is told."""
+        """The error as shown, with the line's number."""
         return BatchError(code=self.code, message=str(self), line=line, param=self.param)
 
 
@@ -51,13 +51,13 @@ def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes | None]]
                     raw = file.readline(1 << 16)
                 yield number, None
                 continue
-            raw = raw.removeprefix(BOM).strip()  # of any line: files that are joined bring theirs along
+            raw = raw.removeprefix(BOM).strip()  # of any line: joined files have their marks in the middle
             if raw:
                 yield number, raw
 
 
 def parse_line(raw: bytes | None, endpoint: str, max_bytes: int) -> Line:
-    """Raises LineError. Whether its body can be answered is the endpoint's to say."""
+    """The request of a line. Raises LineError. The endpoint checks the body."""
     if raw is None:
         raise LineError("line_too_large", f"The line is larger than {max_bytes} bytes.")
     try:
@@ -78,7 +78,7 @@ def parse_line(raw: bytes | None, endpoint: str, max_bytes: int) -> Line:
 
 
 def why_not_json(raw: bytes) -> str | None:
-    """The cause that has a name, of a line that is no JSON, as a sentence goes on; None where the parser says best."""
+    """The named cause why a line is no JSON, as the end of a sentence; None where the parser's message is clearer."""
     bare = raw.strip(b"\0 \t\r\n")
     if not bare:
         return "is NUL bytes: the file was cut off, or not all of it was written"
@@ -127,13 +127,13 @@ def _is_json(raw: bytes) -> bool:
 
 
 def custom_id_of(document: object) -> str | None:
-    """None where it is none that could be told again."""
+    """The ``custom_id`` of a document; None where it is no valid one."""
     custom_id = document.get("custom_id") if isinstance(document, dict) else None
     return custom_id if isinstance(custom_id, str) and 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS else None
 
 
 def custom_id_in(raw: bytes | None) -> str | None:
-    """Of a line of which nothing is known."""
+    """The ``custom_id`` of an unchecked line; None where it has no valid one."""
     try:
         return custom_id_of(msgspec.json.decode(raw or b"null"))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""The files of a batch that ends: every line of its input once, in that order, in one of the two. For a thread."""
+"""The files of a batch that ends: every line of its input once, in order, in one of the two. Runs in a thread."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from jettison.server.batches.store import Store
 
 PIECE_BYTES = 256 << 10
 PAUSE_S = 0.002
-"""Between pieces: a file of 200 MB takes some seconds, and streams are not held up."""
+"""Pause between pieces: a file of 200 MB takes some seconds, and streams are not delayed."""
 
 
 def write_outcome(store: Store, batch: Batch, ends_as: Status, now_s: int, max_line_bytes: int) -> list[StoredFile]:
-    """Output and error file, as far as either has a line, written and synced among the store's incoming files."""
+    """Output and error file, each only if it has a line, written and synced among the store's incoming files."""
     files: list[StoredFile] = []
     with ExitStack() as opened:
         writers = {
             is_error: opened.enter_context(_Writer(store, batch, is_error, now_s)) for is_error in (False, True)
         }
         for result in _lines(store, batch, ends_as, max_line_bytes):
-            writers[result.is_error].write(in_one_line(result.body))  # a store of before may hold others
+            writers[result.is_error].write(in_one_line(result.body))  # older stores may have line ends in it
         files += [file for is_error in (False, True) if (file := writers[is_error].finish()) is not None]
     return files
 
 
 def _lines(store: Store, batch: Batch, ends_as: Status, max_line_bytes: int) -> Iterator[Result]:
-    """A result for each line: the one that it has, or why it never ran."""
+    """A result for each line: its own, or the reason why it never ran."""
     results = store.results(batch.seq)
     at = next(results, None)
     for number, raw in read_lines(store.path_of(batch.input_file_id), max_line_bytes):
@@ -76,7 +76,7 @@ class _Writer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._file is None:
             return
-        with suppress(OSError):  # what a full disk did not take, or a server's end: it is written again
+        with suppress(OSError):  # a full disk, or the server's end: the file is written again
             self._file.close()
         if kind is not None:
             self._path.unlink(missing_ok=True)
@@ -104,5 +104,5 @@ class _Writer:
 
 
 def open_private(path: Path) -> IO[bytes]:
-    """A new file that only this user reads: prompts and answers stand in it."""
+    """A new file that only this user can read, as it holds prompts and answers."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")

@@ -1,4 +1,4 @@
-"""What is kept of files and batches, the states of a batch, and how OpenAI's documents show them. Pure."""
+"""The stored records of files and batches, the states of a batch, and their documents in OpenAI's API. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jettison.server.json_out import encode
 
 
 class Status(StrEnum):
-    """Of a batch, in OpenAI's words."""
+    """State of a batch, in OpenAI's words."""
 
     VALIDATING = "validating"
     FAILED = "failed"
@@ -35,10 +35,10 @@ FOLLOWS: Mapping[Status, frozenset[Status]] = {
     Status.EXPIRED: frozenset(),
     Status.CANCELLED: frozenset(),
 }
-"""Status -> what may come next."""
+"""Status -> the possible next ones."""
 
 OUTPUT_SUFFIX, ERROR_SUFFIX = "_output.jsonl", "_error.jsonl"
-"""Of the names of a batch's files."""
+"""Suffixes of the names of a batch's files."""
 
 OVER = frozenset(status for status, following in FOLLOWS.items() if not following)
 
@@ -46,11 +46,11 @@ NEVER_RUN = {
     Status.EXPIRED: ("batch_expired", "This request was not finished before the completion window ended."),
     Status.CANCELLED: ("batch_cancelled", "This request was not finished before the batch was cancelled."),
 }
-"""How a batch ended -> code and message of its lines that have no result."""
+"""Final status of a batch -> code and message of its lines without a result."""
 
 
 def new_id(prefix: str) -> str:
-    """``file-...`` or ``batch_...``: never made from what a client sent."""
+    """``file-...`` or ``batch_...``: never derived from a client's values."""
     return f"{prefix}{secrets.token_hex(16)}"
 
 
@@ -66,11 +66,11 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_errors(self) -> bool:
-        """Of a batch's two files, which."""
+        """Whether it is a batch's error file."""
         return self.filename.endswith(ERROR_SUFFIX)
 
     def document(self) -> dict[str, Any]:
-        """As OpenAI shows it."""
+        """The document of OpenAI's API."""
         return {
             "id": self.id, "object": "file", "bytes": self.num_bytes, "created_at": self.created_at,
             "expires_at": None, "filename": self.filename, "purpose": self.purpose, "status": "processed",
@@ -79,7 +79,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a batch failed, or a line of it."""
+    """The error of a failed batch, or of a failed line."""
 
     code: str
     message: str
@@ -100,24 +100,24 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     status: Status = Status.VALIDATING
     reached_at: dict[str, int] = {}
-    """Status -> when."""
+    """Status -> the time at which it was reached."""
     errors: list[BatchError] = []
     num_lines: int = 0
     num_runnable: int = 0
-    """Lines with nothing wrong in them."""
+    """Lines without errors."""
     num_prompt_tokens: int = 0
     max_output_tokens: int = 0
-    """What those may produce at most."""
+    """Most output tokens of these lines."""
     output_file_id: str | None = None
     error_file_id: str | None = None
     seq: int = 0
-    """The store's number; batches made later have higher ones."""
+    """The store's number of the batch; later batches have higher ones."""
     num_completed: int = 0
     num_failed: int = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the batch is final."""
         return self.status in OVER
 
     @property
@@ -132,14 +132,14 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, self.num_runnable - max(0, self.num_done - num_bad))
 
     def to(self, status: Status, now_s: int, **changes: Any) -> Batch:
-        """The batch in its next state. Raises ValueError where that does not follow."""
+        """The batch in its next state. Raises ValueError for a status that cannot follow."""
         if status not in FOLLOWS[self.status]:
             raise ValueError(f"a batch that is {self.status} cannot become {status}")
         reached_at = {**self.reached_at, status: now_s}
         return msgspec.structs.replace(self, status=status, reached_at=reached_at, **changes)
 
     def document(self, estimated_completion_at: int | None) -> dict[str, Any]:
-        """As OpenAI shows it, with one field more."""
+        """The document of OpenAI's API, with one additional field."""
         times = {f"{status}_at": self.reached_at.get(status) for status in Status if status is not Status.VALIDATING}
         errors = {"object": "list", "data": self.errors} if self.errors else None
         counts = {"total": self.num_lines, "completed": self.num_completed, "failed": self.num_failed}
@@ -154,7 +154,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What became of one line: the line of the output or error file, without its end."""
+    """The outcome of one line: its line of the output or error file, without the line end."""
 
     line: int
     is_error: bool

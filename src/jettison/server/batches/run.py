@@ -1,6 +1,6 @@
-"""The life of one batch: validated, fed line by line, finalized; from wherever it stands on disk at the start.
+"""The life of one batch: validated, fed line by line, finalized; it continues from its state on disk.
 
-Nothing is decided twice: what a step has written decides where the next start goes on.
+No decision is made twice: after a restart the batch goes on from the last state written.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from jettison.server.state import ServerState
 logger = logging.getLogger(__name__)
 
 MAX_CHECKS = 2
-"""Processes that check lines at one time: a small batch need not wait for a large one."""
+"""Most processes that check lines at one time, so that a small batch need not wait for a large one."""
 MAX_ERRORS_SHOWN = 100
 READ_AHEAD = 16
 READ_AHEAD_BYTES = 256 << 10
-"""Lines that are read and parsed at one time, in a thread, and their bytes (or one larger line)."""
+"""Limits of lines that are read and parsed at one time, in a thread: their number, and their bytes (or one larger
+line)."""
 _VERDICT_BYTES = 64 << 20
 TOO_LATE_TO_RUN = BatchError(
     code="batch_expired", message="The completion window ended while lines were being validated: ask for a longer one.")
@@ -43,13 +44,13 @@ TOO_LATE_TO_RUN = BatchError(
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What all runs of a server share."""
+    """The tools that all runs of a server share."""
 
     state: ServerState
     settings: BatchSettings
     store: Store
     call: Callable[..., Any]
-    """``await call(store.method, ...)``: in the store's thread."""
+    """``await call(store.method, ...)`` runs a method in the store's thread."""
     window: Window
     results: ResultWriter
     computer: Computer
@@ -59,7 +60,7 @@ class Tools:
 
 
 class BatchRun:
-    """Takes one batch to its end; ``end`` hurries it there. Cancelled, it leaves the batch to the next start."""
+    """Takes one batch to its end; ``end`` ends it early. If cancelled, it leaves the batch to the next start."""
 
     def __init__(self, batch: Batch, tools: Tools) -> None:
         self.batch = batch
@@ -68,14 +69,14 @@ class BatchRun:
         self._work: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Until the batch is over, or the server."""
+        """Run until the batch is over, or the server."""
         await self._until_ended(self._validate, Status.VALIDATING)
         await self._until_ended(self._feed, Status.IN_PROGRESS)
         await self._tools.results.flushed()
         await self._finish()
 
     def end(self, ends_as: Status) -> None:
-        """Cancelled or expired: stop working on it, and keep what is done."""
+        """Stop work on a cancelled or expired batch, and keep its results."""
         if self._ends_as is None:
             self._ends_as = ends_as
             if self._work is not None:
@@ -160,7 +161,7 @@ class BatchRun:
                 lambda batch: batch.to(Status.IN_PROGRESS, int(now_s), **sizes)
                 if batch.status is Status.VALIDATING else batch)  # else it was cancelled meanwhile
             return
-        # Where the file as a whole is none, what its lines say is only what comes of that.
+        # Where the file as a whole is invalid, the errors of its lines only follow from that.
         shown = [failure] if failure.code == "invalid_file" else [failure, *errors]
         failed = self.batch.to(Status.FAILED, int(now_s), **sizes, errors=shown)
         self.batch = await self._tools.call(self._end_unless_cancelled, failed)
@@ -168,7 +169,7 @@ class BatchRun:
             logger.info("%s is %s: %s", failed.id, failed.status, failure.message)
 
     def _end_unless_cancelled(self, failed: Batch) -> Batch:
-        """In the store's thread, where no cancellation comes in between."""
+        """Runs in the store's thread, so that no cancellation comes in between."""
         store = self._tools.store
         now = store.batch(failed.owner, failed.id)
         if now is None or now.status is not Status.VALIDATING:
@@ -254,7 +255,8 @@ class BatchRun:
         logger.info("%s is %s", over.id, over.status)
 
     def _with_outcome_begun(self, batch: Batch) -> Batch:
-        """In the store's thread: counts as they are, and from here on no cancellation."""
+        """Runs in the store's thread: takes the counts as they are, and ends the time in which the batch can be
+        cancelled."""
         is_done = batch.num_done == batch.num_lines or self._is_late(batch)
         if batch.status is Status.IN_PROGRESS and is_done:
             return batch.to(Status.FINALIZING, int(time.time()))
@@ -264,7 +266,7 @@ class BatchRun:
         return self._ends_as is Status.EXPIRED or time.time() >= batch.expires_at
 
     def _outcome(self) -> Status | None:
-        """How the batch ends; None where it is over, or goes on after the next start."""
+        """The final status of the batch; None where it is over already, or continues after the next start."""
         match self.batch.status:
             case Status.CANCELLING:
                 return Status.CANCELLED

@@ -1,4 +1,4 @@
-"""What ``jettison batch run`` shows: a bar, and in the end a line of what came of it."""
+"""The display of ``jettison batch run``: a bar, and at the end a line with the outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jettison.server.launch import sampling_defaults
 
 
 def run_command(config: EngineConfig, path: Path, out: Path) -> int:
-    """Returns the exit code: 1 where the batch failed; lines that failed are told and are no failure of the run."""
+    """Returns the exit code: 1 where the batch failed. Failed lines are reported, but do not make the run fail."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),

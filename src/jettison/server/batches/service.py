@@ -1,6 +1,7 @@
-"""All files and batches of one server: opened with it, worked on while it is ready, left as they are when it drains.
+"""All files and batches of one server: opened with the server, processed while it is ready, and left in their state
+when it drains.
 
-On the event loop; whatever touches the database happens in one thread of its own.
+Runs on the event loop; all access to the database happens in one thread of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.5
 NOTE_EVERY_S = 30.0
 AGAIN_S = 5.0
-"""After a batch met something that was not foreseen (a full disk, a check that was killed)."""
+"""Delay after an unforeseen error of a batch (a full disk, a killed check)."""
 
 CANCELLABLE = (Status.VALIDATING, Status.IN_PROGRESS)
 
@@ -39,7 +40,8 @@ T = TypeVar("T")
 
 
 class BatchService:
-    """``start`` opens and goes on with what is there; ``stop`` ends the work, ``close`` the rest. All idempotent."""
+    """``start`` opens the folder and continues its batches; ``stop`` ends the work, ``close`` the rest. All
+    idempotent."""
 
     def __init__(self, state: ServerState, settings: BatchSettings) -> None:
         self.settings = settings
@@ -54,15 +56,15 @@ class BatchService:
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_new_tokens = 0
         self._open_batches: list[Batch] = []
-        """As they were a moment ago."""
+        """Open batches, as of the last look."""
         self._forecast = Forecast(settings.profiled, lambda: capacity_of(state.engine.snapshot()))
         self._online = (0.0, 0.0)
-        """Tokens of prompts and of answers that the engine had computed for online requests a moment ago."""
+        """Tokens of prompts and of answers that the engine had computed for online requests at the last look."""
         self._results = ResultWriter(self._write_results)
         self._window = Window(settings.window)
         self._computer = computer = Computer(state, self._note_tokens, self._forecast.note_answer)
         self._told: tuple[StoredWork, ...] = ()
-        """What the engine knows of work to come."""
+        """The work to come, as last reported to the engine."""
         self._tools = Tools(
             state, settings, self.store, self.call, self._window, self._results, computer, self._forecast)
 
@@ -74,7 +76,7 @@ class BatchService:
             await self.open()
 
     async def open(self) -> None:
-        """Make the folder, if it is not there, and go on with its batches. Raises ConfigError."""
+        """Make the folder, if it is missing, and continue its batches. Raises ConfigError."""
         async with self._opening:
             if self._is_open or self._is_stopping:
                 return
@@ -93,7 +95,7 @@ class BatchService:
                 self.take_up(batch)
 
     def _without_lines_to_compute(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Those that only have to be ended; says how many others stay as they are."""
+        """The batches that only have to be ended; logs the number of the others, which stay as they are."""
         num_waiting = sum(batch.status in CANCELLABLE for batch in batches)
         if num_waiting:
             logger.warning("%d batches in %s have lines to compute, and stay as they are: --offline is none",
@@ -101,7 +103,7 @@ class BatchService:
         return [batch for batch in batches if batch.status not in CANCELLABLE]
 
     async def stop(self) -> None:
-        """No more lines are fed, and what runs is cancelled: it is computed again after the next start."""
+        """Stop feeding lines, and cancel running ones: they are computed again after the next start."""
         self._is_stopping = True
         tasks = tuple(self._tasks)
         for task in tasks:
@@ -109,7 +111,7 @@ class BatchService:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._results.close()
         if self._is_open:
-            with suppress(sqlite3.Error):  # a full disk keeps no server from ending
+            with suppress(sqlite3.Error):  # a full disk must not keep the server from ending
                 await self.call(self.store.note, self._forecast.notes())
 
     async def close(self) -> None:
@@ -124,11 +126,11 @@ class BatchService:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a folder."""
+        """Whether the folder is open."""
         return self._is_open
 
     async def call(self, work: Callable[..., T], *arguments: Any) -> T:
-        """In the store's thread. Raises NotReadyError when that is over."""
+        """Run ``work`` in the store's thread. Raises NotReadyError when that has ended."""
         if self._thread is None:
             raise NotReadyError("The server is shutting down; retry elsewhere or later.")
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*arguments))
@@ -141,7 +143,7 @@ class BatchService:
             self._spawn(self._work_on(batch))
 
     async def cancel(self, batch: Batch) -> Batch:
-        """Begin to cancel: one that is validated or in progress. Others come back as they are."""
+        """Begin to cancel a batch that is validated or in progress. Others are returned unchanged."""
         was_working = True
 
         def cancelling(now: Batch) -> Batch:
@@ -158,12 +160,13 @@ class BatchService:
         return batch
 
     def estimated_completion_at(self, batch: Batch) -> int | None:
-        """Seconds of the wall clock; None while it is over, not validated yet, or nothing is known."""
+        """Predicted end, in seconds of the wall clock; None for a batch that is over or not validated yet, and while
+        too little is known."""
         seconds = self.seconds_left(batch)
         return None if seconds is None else int(time.time() + seconds) + 1
 
     def seconds_left(self, batch: Batch) -> float | None:
-        """As ``estimated_completion_at``, from now on."""
+        """Predicted seconds from now to the end, None as for ``estimated_completion_at``."""
         if batch.status is not Status.IN_PROGRESS or not self._state.settings.serves_offline:
             return None
         return self._forecast.seconds_expected(batch, self._open_batches, time.time())
@@ -223,7 +226,7 @@ class BatchService:
                 self._seldom.warning("batches cannot be looked at: %s", error)
 
     def _note_what_was_done(self, seconds: float, *, is_full: bool) -> None:
-        """Offline, while there is more than fits (``is_full``); and online."""
+        """Note the computed tokens: offline ones while there is more work than fits (``is_full``), and online ones."""
         snapshot = self._state.engine.snapshot()
         num_awake = max(1, sum(worker.alive and worker.sleep == "awake" for worker in snapshot.workers))
         if is_full:
@@ -235,8 +238,9 @@ class BatchService:
         self._forecast.note_online(prompt - before[0], output - before[1], seconds, num_awake)
 
     def _tell_stored(self) -> None:
-        """What batches have yet to get done, and by when: lines that wait for a place in the window count, too. Batches
-        of the last start are open while the engine loads, and hears nothing."""
+        """Report the batches' remaining work and deadlines to the engine; lines that wait for a place in the window
+        count, too. While the engine loads, batches of an earlier start are open already, but the engine takes no
+        reports."""
         serves = self._state.settings.serves_offline
         works = tuple(
             StoredWork(

@@ -1,4 +1,4 @@
-"""What files and batches are told. Limits are enforced before the work that they bound."""
+"""The settings of files and batches. Limits are enforced before the work that they bound."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """Where files and batches lie, and how much of them there may be."""
+    """The folder of files and batches, and their limits."""
 
     folder: Path
     model_dir: Path
-    """Whose tokenizer counts the tokens of lines."""
+    """Folder of the model; its tokenizer counts the tokens of lines."""
     is_made_at_once: bool = True
-    """False: the folder is made when it is first needed, and opened at the start only where it is there."""
+    """Whether the folder is made at the start; if not, it is made when it is first needed, and opened at the start only
+    if it exists."""
     window: int = 512
-    """Choices of batches in the core at one time."""
+    """Most choices of batches in the core at one time."""
     max_file_bytes: int = 200_000_000
     max_lines: int = 50_000
-    """Of one batch."""
+    """Most lines of one batch."""
     max_stored_bytes: int = 4 << 30
-    """Files of one key, together."""
+    """Most bytes of all files of one key."""
     max_files: int = 1_000
-    """Of one key."""
+    """Most files of one key."""
     max_open_batches: int = 100
-    """Of one key, that are not over."""
+    """Most batches of one key that are not over."""
     max_uploads: int = 4
-    """Being received at one time."""
+    """Most uploads received at one time."""
     profiled: Callable[[], Rates | None] = lambda: None
-    """What a profile promises of the engine."""
+    """The engine's rates by its profile; None without one."""
 
 
 def own_folder(model_name: str, port: int) -> Path:
-    """The folder of a server that was given none: the same at its next start."""
+    """The folder of a server without a configured one; the same at every start."""
     data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     return Path(data) / "jettison" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', model_name)}-{port}"

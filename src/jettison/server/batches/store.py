@@ -1,10 +1,11 @@
-"""Files, batches and results on disk: SQLite in WAL mode, and a folder of file contents. The only room that knows SQL.
+"""Files, batches and results on disk: SQLite in WAL mode, and a folder of file contents. The only module that knows
+SQL.
 
-Whatever moment the process dies at, what has been acknowledged is there at the next start, and a line has one result
-or none: results go in by transactions and a second one of a line is ignored; files appear under their name complete
-(written elsewhere, fsync, rename) and belong to a key by a row; one that has no row yet is removed at the start.
+Whenever the process dies, acknowledged data is there at the next start, and a line has one result or none. Results are
+written in transactions, and a second result of a line is ignored. Files appear under their name complete (written
+elsewhere, fsync, rename) and belong to a key by a row; a file without a row is removed at the start.
 
-One object for one thread at a time (``service`` gives it a thread of its own). Only one process can have a folder open.
+A store is for one thread at a time (``service`` gives it a thread of its own). Only one process can have a folder open.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _FILE = "SELECT data FROM files"
 _BATCH = "SELECT seq, num_completed, num_failed, data FROM batches"
 DATABASE = "batches.sqlite3"
 PURGE_ROWS = 500
-"""Results of an ended batch removed at one time: short transactions, so that others need not wait."""
+"""Results of an ended batch removed at one time; short transactions do not delay others."""
 
 
 class Store:
@@ -53,7 +54,7 @@ class Store:
         self._lock_fd: int | None = None
 
     def open(self) -> None:
-        """Make the folder or take it over, and clear away what a killed process left half done. Raises ConfigError."""
+        """Make the folder or open it, and remove the incomplete files of a killed process. Raises ConfigError."""
         if self._db is not None:
             return
         try:
@@ -61,9 +62,9 @@ class Store:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Prompts and answers stand in it, also where the folder was there before and others may enter it.
+            # The folder holds prompts and answers, even where it existed before and other users may enter it.
             os.close(os.open(self.folder / DATABASE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            # Opened in one thread, used in another, never in two at once.
+            # Opened in one thread, used in another, never in two at the same time.
             self._db = sqlite3.connect(self.folder / DATABASE, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -80,7 +81,7 @@ class Store:
             raise ConfigError(f"--batch-dir {self.folder}: {error}") from None
 
     def close(self) -> None:
-        """Everything is on disk already."""
+        """Close the database; everything is on disk already."""
         db, self._db = self._db, None
         if db is not None:
             db.close()
@@ -90,7 +91,7 @@ class Store:
 
     @property
     def is_open(self) -> bool:
-        """Between ``open`` and ``close``."""
+        """Whether the store is open."""
         return self._db is not None
 
     @property
@@ -112,21 +113,21 @@ class Store:
     # --- files
 
     def path_of(self, file_id: str) -> Path:
-        """Where the bytes of a known file lie."""
+        """The path of the bytes of a known file."""
         return self.folder / "files" / file_id
 
     def incoming(self, name: str) -> Path:
-        """Where bytes are written that are no file yet."""
+        """The path of bytes that are not a file yet."""
         return self.folder / "incoming" / name
 
     def add_file(self, file: StoredFile) -> None:
-        """The file is there from here on: its bytes lie in ``incoming`` under its id, written and synced."""
+        """Add a file; its bytes are in ``incoming`` under its id, written and synced."""
         with self._appearing([file]):
             self._insert_file(file)
 
     @contextmanager
     def _appearing(self, files: Sequence[StoredFile]) -> Iterator[None]:
-        """A transaction that makes incoming files files, or nothing of them stays."""
+        """A transaction that adds incoming files, or leaves none of them."""
         try:
             for file in files:
                 os.rename(self.incoming(file.id), self.path_of(file.id))
@@ -152,7 +153,7 @@ class Store:
     def files(
         self, owner: str, limit: int, after: str | None, purpose: str | None, *, newest_first: bool
     ) -> list[StoredFile] | None:
-        """A page behind ``after``; None where that is no file of this owner."""
+        """A page of files after ``after``; None where that is no file of this owner."""
         start = self._seq_of("files", owner, after)
         if after is not None and start is None:
             return None
@@ -166,7 +167,7 @@ class Store:
         return [msgspec.json.decode(data, type=StoredFile) for (data,) in rows]
 
     def delete_file(self, owner: str, file_id: str) -> bool:
-        """Whether there was one. A batch that still needs it keeps it: see ``is_needed``."""
+        """Remove a file; returns whether it existed. The caller asks ``is_needed`` before."""
         with self._transaction():
             found = self.db.execute("DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)).rowcount
         if found:
@@ -200,7 +201,7 @@ class Store:
         return None if row is None else _batch(row)
 
     def batches(self, owner: str, limit: int, after: str | None) -> list[Batch] | None:
-        """A page behind ``after``, newest first; None where that is no batch of this owner."""
+        """A page of batches after ``after``, newest first; None where that is no batch of this owner."""
         start = self._seq_of("batches", owner, after)
         if after is not None and start is None:
             return None
@@ -209,15 +210,15 @@ class Store:
         return [_batch(row) for row in rows]
 
     def known_batch(self, seq: int) -> Batch:
-        """As it is now; there is one of this number."""
+        """The present state of the batch with this number, which exists."""
         return _batch(self.db.execute(f"{_BATCH} WHERE seq = ?", (seq,)).fetchone())
 
     def open_batches(self) -> list[Batch]:
-        """Those that are not over, oldest first."""
+        """The batches that are not over, oldest first."""
         return [_batch(row) for row in self.db.execute(f"{_BATCH} WHERE is_over = 0 ORDER BY seq")]
 
     def change(self, seq: int, change: Callable[[Batch], Batch]) -> Batch:
-        """Read a batch, change it, keep it: one transaction. What ``change`` raises goes through."""
+        """Read a batch, change it and store it in one transaction. Exceptions of ``change`` pass through."""
         with self._transaction():
             batch = change(self.known_batch(seq))
             self._keep(batch)
@@ -228,19 +229,19 @@ class Store:
         self.db.execute("UPDATE batches SET is_over = ?, data = ? WHERE seq = ?", values)
 
     def end(self, batch: Batch, files: Sequence[StoredFile]) -> None:
-        """A batch is over, and its files are there: all or nothing. Their bytes lie in ``incoming``."""
+        """Store a batch as over together with its files, all or nothing. Their bytes are in ``incoming``."""
         with self._appearing(files):
             for file in files:
                 self._insert_file(file)
             self._keep(batch)
-            # Lines that never ran have no results; they stand in the error file and count as failed.
+            # Lines that never ran have no results; they are in the error file and count as failed.
             failed = batch.num_lines - batch.num_completed
             self.db.execute("UPDATE batches SET num_failed = ? WHERE seq = ?", (failed, batch.seq))
 
     # --- results
 
     def add_results(self, results: Sequence[tuple[int, Result]]) -> None:
-        """Of batches by their number. A line that has a result keeps it; a batch that is over takes none."""
+        """Add results, each with its batch's number. A line with a result keeps it; a batch that is over takes none."""
         with self._transaction():
             for seq, result in results:
                 added = self.db.execute(
@@ -255,12 +256,12 @@ class Store:
         return {line for (line,) in self.db.execute("SELECT line FROM results WHERE batch = ?", (seq,))}
 
     def purge(self, seq: int) -> bool:
-        """Remove some results of a batch that is over; whether there are more."""
+        """Remove some results of a batch that is over; returns whether there are more."""
         some = f"SELECT rowid FROM results WHERE batch = ? LIMIT {PURGE_ROWS}"
         return self.db.execute(f"DELETE FROM results WHERE rowid IN ({some})", (seq,)).rowcount == PURGE_ROWS
 
     def results(self, seq: int) -> Iterator[Result]:
-        """All of a batch, by line. Reads through a connection of its own: safe beside this store's thread."""
+        """All results of a batch, by line, read through a connection of its own: safe beside this store's thread."""
         with closing(sqlite3.connect(self.folder / DATABASE)) as db:
             rows = db.execute("SELECT line, is_error, body FROM results WHERE batch = ? ORDER BY line", (seq,))
             for line, is_error, body in rows:
@@ -288,7 +289,7 @@ class Store:
 
 
 class _Transaction:
-    """Begins at once, so that reading and changing see the same."""
+    """A transaction that takes its lock at once, so that reads and changes see the same data."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -313,7 +314,7 @@ def _batch(row: tuple[int, int, int, bytes]) -> Batch:
 
 
 def sync_folder(folder: Path) -> None:
-    """Names in it are on disk."""
+    """Sync a folder, so that the names in it are on disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

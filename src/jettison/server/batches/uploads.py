@@ -1,6 +1,6 @@
-"""A file that comes in as multipart/form-data: parsed and written piece by piece, never in memory whole.
+"""The upload of a file as multipart/form-data: parsed and written in pieces, never whole in memory.
 
-The loop gets time for itself between pieces, and writing happens in a thread: streams go on beside 200 MB.
+The event loop gets time between pieces, and a thread writes, so that streams go on beside 200 MB.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from jettison.server.errors import ApiError, bad_request
 MAX_FIELD_BYTES = 4096
 MAX_PARTS = 16
 OVERHEAD_BYTES = 64 << 10
-"""Of a body beside its file."""
+"""Most bytes of a body besides its file."""
 PIECE_BYTES = 64 << 10
 PAUSE_S = 0.003
-"""After each piece, so that streams come in between: 200 MB take eight seconds or more."""
+"""Pause after each piece, for streams: 200 MB take eight seconds or more."""
 PLAIN_ENCODINGS = (b"binary", b"8bit", b"7bit")
-"""Of a part: what it is anyway. RFC 7578 knows no others any more, and old clients mean base64 when they say it."""
+"""Transfer encodings of a part that change nothing; others are refused. RFC 7578 has none any more, and an old client
+that names base64 does use it."""
 LEAST_BYTES_PER_S = 16 << 10
-"""A slower client is cut off: it holds a place that others want."""
+"""A slower client is cut off, as it holds a place that others want."""
 
 
 class Upload:
     """One body: ``receive`` it once; then ``fields``, ``filename`` and ``num_bytes`` are known, ``path`` is written."""
 
     def __init__(self, content_type: bytes, path: Path, max_bytes: int, timeout_s: float) -> None:
-        """Raises ApiError where the body is no form."""
+        """Raises ApiError where the content type is no form's."""
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
         if kind.lower() != b"multipart/form-data" or not boundary or len(boundary) > 256:
@@ -49,7 +50,7 @@ class Upload:
         self._form = _Form(boundary)
 
     async def receive(self, receive: Receive) -> None:
-        """Raises ApiError: 400, 408, 413; OSError. Leaves no file behind then."""
+        """Receive the body. Raises ApiError (400, 408, 413) and OSError, and then leaves no file."""
         file = await asyncio.to_thread(open_private, self._path)
         try:
             with file:
@@ -100,7 +101,7 @@ class Upload:
 
 
 class _Form:
-    """The parser's state: small fields whole, the file's bytes until they are taken."""
+    """The parser's state: small fields whole, and the file's bytes that have not been taken yet."""
 
     def __init__(self, boundary: bytes) -> None:
         self.fields: dict[str, str] = {}
@@ -124,7 +125,7 @@ class _Form:
         self._parser.write(data)
 
     def take(self) -> bytes:
-        """Bytes of the file that have come since the last time."""
+        """Bytes of the file that have come since the last call."""
         data, self._data = b"".join(self._data), []
         return data
 

@@ -1,6 +1,6 @@
-"""JSON values of a text that is read in pieces, one after the other, whatever lines they stand in.
+"""The JSON values in a text that is read in pieces, whatever its lines.
 
-For files that were written as an array, or prettily. Of any size; one value at a time is in memory.
+For files with an array, or with indented values. A file may have any size; one value at a time is in memory.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import IO
 from jettison.errors import UserError
 
 MAX_VALUE_CHARS = 64 << 20
-"""Of one value: far beyond what any request may have, and little enough to be in memory."""
+"""Most characters of one value: far beyond any request, and small enough for memory."""
 _PIECE_CHARS = 1 << 20
 _LONGEST_TOKEN = 64
-"""But of texts: what is cut inside one goes wrong no further from the end."""
+"""Longest token but for texts: a value cut inside such a token fails to parse at most so far from its end."""
 
 
 def json_values(path: Path, text: IO[str], *, is_array: bool) -> Iterator[str]:
-    """The JSON values of a text as they stand there: of an array, or one behind another with or without commas.
+    """The texts of the JSON values in a text: those of an array, or consecutive ones with or without commas.
 
-    Raises UserError, with the line of the file, where it goes wrong.
+    Raises UserError with the line of the file at a syntax error.
     """
     source = _Source(path, text)
     if is_array:
@@ -41,12 +41,12 @@ def json_values(path: Path, text: IO[str], *, is_array: bool) -> Iterator[str]:
                 raise source.error("something follows the JSON array")
             return
         if not is_array and source.peek() == "\0":
-            return  # what was reserved for a file and never written
+            return  # zeros of space that was reserved for a file and never written
         yield source.value()
 
 
 class _Source:
-    """Text read in pieces, of which one value at a time is kept."""
+    """A text read in pieces, with one value at a time in memory."""
 
     def __init__(self, path: Path, text: IO[str]) -> None:
         self._path, self._text = path, text
@@ -62,12 +62,12 @@ class _Source:
         return self._buffer[self._at : self._at + 1]
 
     def skip(self, chars: str) -> None:
-        """Pass over white space and these."""
+        """Skip white space and these characters."""
         while (char := self.peek()) and (char.isspace() or char in chars):
             self._at += 1
 
     def take(self, char: str) -> None:
-        """Pass over one that has to be next, behind white space."""
+        """Skip white space and the character that has to follow it."""
         self.skip("")
         if self.peek() != char:
             raise self.error(f"{char} is expected")
@@ -92,7 +92,7 @@ class _Source:
             return text
 
     def _needs_more(self, error: Exception) -> bool:
-        """Whether a value that goes wrong here may only be one whose end has not been read."""
+        """Whether a parse error may only mean that the end of the value has not been read."""
         if self._is_all or isinstance(error, RecursionError) or len(self._buffer) - self._at > MAX_VALUE_CHARS:
             return False
         is_far = isinstance(error, json.JSONDecodeError) and error.pos < len(self._buffer) - _LONGEST_TOKEN
@@ -114,11 +114,11 @@ class _Source:
         self._buffer += piece
 
     def error(self, what: str) -> UserError:
-        """Of what stands here."""
+        """An error about the present position."""
         line = self._num_lines + self._buffer.count("\n", 0, self._at)
         return UserError(f"{self._path}: in the value that begins in line {line}: {what}"[:500])
 
 
 def _is_unterminated(error: Exception) -> bool:
-    """A text without its end, which is blamed on where it begins."""
+    """Whether the error is of an unterminated text, which the parser reports at its begin."""
     return isinstance(error, json.JSONDecodeError) and error.msg.startswith("Unterminated")

@@ -1,8 +1,8 @@
-"""Completion windows: what a text such as ``24h`` means, and when a batch will be done at the rate seen so far. Pure.
+"""Completion windows: parses a text such as ``24h``, and predicts the end of a batch at the observed rate. Pure.
 
-Lengths are those of answers, not ``max_tokens``, which only bounds them. Rates are of one instance beside the online
-requests that it has: a window is kept by all instances that are awake or can be woken (``policy.deadlines`` wakes whom
-it takes). While nothing is known nothing is predicted, and no batch is refused.
+Lengths are those of answers, not ``max_tokens``, which only bounds them. Rates are of one instance beside its online
+requests. All instances that are awake or can be woken serve a window (``policy.deadlines`` wakes as many as needed).
+Without observations nothing is predicted, and no batch is refused.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from jettison.server.batches.records import Batch, Status
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _WINDOW = re.compile(r"(?:\d{1,9}[smhd])+")
 MOST_S = 30 * 86400
-"""The longest window: what is kept for a month is archived, not served."""
+"""The longest window: a batch of more than a month would be archived, not served."""
 
 MEMORY_S = 120.0
-"""How long a measurement counts: work measured so long ago weighs 1/e."""
+"""Memory of measurements: one so long ago weighs 1/e."""
 LEAST_S = 3.0
-"""Of work, before its rate is believed."""
+"""Least seconds of observed work before its rate is used."""
 MEAN_OF_LAST = 500
-"""Answers."""
+"""Answers over which lengths are averaged."""
 
 MOST_ONLINE = 0.9
-"""Of an instance's time, what online requests are taken to need at most: a burst is not for ever."""
+"""Largest share of an instance's time assumed for online requests, because no burst lasts for ever."""
 
 _NOTES = ("rate_tokens", "rate_instance_seconds", "mean_output_tokens", "num_answers")
 
@@ -45,7 +45,7 @@ def window_s(text: str) -> int:
 
 
 def shown_s(seconds: float) -> str:
-    """``90`` -> ``1m30s``: a window that is at least as long."""
+    """``90`` -> ``1m30s``: the text of a window at least as long."""
     left, parts = max(1, int(-(-seconds // 1))), []
     for unit in ("d", "h", "m", "s"):
         number, left = divmod(left, _UNITS[unit])
@@ -62,15 +62,15 @@ class Rates(NamedTuple):
 
 
 class Capacity(NamedTuple):
-    """Instances that serve, and sleepers that would."""
+    """Instances that serve, and sleepers that can be woken."""
 
     num_awake: int = 1
     wakes_s: tuple[float, ...] = ()
-    """What waking each takes."""
+    """Seconds to wake each sleeper."""
 
     def seconds_for(self, instance_s: float, *, wakes: bool) -> float:
-        """Until so many seconds of an instance are done, with those that sleep or without; infinite where none serves
-        and none is woken."""
+        """Seconds until ``instance_s`` seconds of one instance's work are done, with or without waking sleepers;
+        infinite where no instance serves or is woken."""
         return Supply(self.num_awake, 1.0, self.wakes_s if wakes else ()).seconds_for(instance_s)
 
 
@@ -78,14 +78,15 @@ ONE = Capacity()
 
 
 def capacity_of(snapshot: EngineSnapshot) -> Capacity:
-    """Those that died come back; before the engine has workers there is one."""
+    """The capacity in a snapshot. Dead instances count, as they come back; an engine without workers yet counts as one
+    instance."""
     num_up = sum(worker.sleep in ("awake", "waking") for worker in snapshot.workers)
     return Capacity(num_up, snapshot.wakes_s) if num_up or snapshot.wakes_s else ONE
 
 
 class Forecast:
-    """What offline work takes, from what it took; ``profiled``, of an instance that does nothing else, is believed
-    before anything was measured."""
+    """Predicts the time of offline work from the work done. ``profiled``, the rates of an otherwise idle instance, is
+    used before any measurement."""
 
     def __init__(
         self, profiled: Callable[[], Rates | None] = lambda: None, capacity: Callable[[], Capacity] = lambda: ONE
@@ -93,27 +94,26 @@ class Forecast:
         self._profiled = profiled
         self._capacity = capacity
         self._online = (0.0, 0.0, 0.0)
-        """Tokens of prompts and of answers, in so many seconds of instances."""
+        """Online tokens of prompts and of answers, and the instance-seconds that they were computed in."""
         self._tokens = 0.0
         self._seconds = 0.0
         self._mean_output: float | None = None
         self._num_answers = 0
 
     def notes(self) -> dict[str, float]:
-        """What to keep over a restart."""
+        """The values to keep over a restart."""
         values = (self._tokens, self._seconds, self._mean_output or 0.0, float(self._num_answers))
         return dict(zip(_NOTES, values, strict=True))
 
     def remember(self, notes: Mapping[str, float]) -> None:
-        """What an earlier process knew."""
+        """Take over the values of an earlier process."""
         self._tokens, self._seconds, mean, count = (notes.get(name, 0.0) for name in _NOTES)
         self._num_answers, self._mean_output = int(count), mean if count else None
 
     def note_work(self, num_tokens: int, seconds: float, num_instances: int = 1) -> None:
-        """So many tokens, of prompts and answers, were computed by so many instances while there was more work than
-        could be taken on.
+        """Note offline tokens, of prompts and answers, that instances computed while there was more work than fits.
 
-        Of less work nothing follows: a few lines leave most of every step empty.
+        Less work gives no rate, as a few lines leave most of every step empty.
         """
         fade = max(0.0, 1.0 - seconds / MEMORY_S)
         self._tokens = self._tokens * fade + num_tokens
@@ -122,7 +122,7 @@ class Forecast:
     def note_online(
         self, num_prompt_tokens: float, num_output_tokens: float, seconds: float, num_instances: int
     ) -> None:
-        """What so many instances have computed of online requests."""
+        """Note the tokens of online requests that instances have computed."""
         fade = max(0.0, 1.0 - seconds / MEMORY_S)
         prompt, output, instance_s = self._online
         self._online = (
@@ -131,14 +131,15 @@ class Forecast:
         )  # fmt: skip
 
     def note_answer(self, num_tokens: int) -> None:
-        """An answer's length."""
+        """Note an answer's length."""
         self._num_answers = min(self._num_answers + 1, MEAN_OF_LAST)
         mean = self._mean_output or 0.0
         self._mean_output = mean + (num_tokens - mean) / self._num_answers
 
     @property
     def rates(self) -> Rates | None:
-        """None while nothing is known. Measured, prompts and answers are one: their mixture of late."""
+        """The rates; None while nothing is known. Measured rates do not tell prompts from answers: both are the recent
+        mixture's."""
         if self._seconds >= LEAST_S and self._tokens > 0:
             return Rates(self._tokens / self._seconds, self._tokens / self._seconds)
         profiled = self._profiled()
@@ -148,14 +149,14 @@ class Forecast:
         return Rates(left * profiled.prompt, left * profiled.output)
 
     def _online_share(self, rates: Rates) -> float:
-        """Of an instance's time, what online requests took of late."""
+        """Share of an instance's time that online requests took recently."""
         prompt, output, instance_s = self._online
         if not instance_s:
             return 0.0
         return min(MOST_ONLINE, (prompt / rates.prompt + output / rates.output) / instance_s)
 
     def _instance_s_left(self, batch: Batch) -> float | None:
-        """Seconds of one instance that a batch that was validated takes, alone; None while nothing is known."""
+        """Seconds of one instance that a validated batch still takes, alone; None while nothing is known."""
         rates = self.rates
         if batch.num_runnable == 0:
             return 0.0
@@ -166,15 +167,15 @@ class Forecast:
         return (batch.num_prompt_tokens / rates.prompt + output / rates.output) * left
 
     def seconds_to_end(self, batch: Batch, others: Iterable[Batch]) -> float | None:
-        """Until a batch is done by all that are awake or can be woken: itself, what of its owner's is due before it,
-        and of each other owner's work as much: they share the engine alike (``policy.order``). None while too little
-        is known."""
+        """Seconds until a batch is done by all instances that are awake or can be woken. Its work counts, its owner's
+        work that is due before it, and up to as much work of each other owner, as owners share the engine equally
+        (``policy.order``). None while too little is known."""
         instance_s = self._instance_s_to_end(batch, others)
         return None if instance_s is None else self._capacity().seconds_for(instance_s, wakes=True)
 
     def seconds_expected(self, batch: Batch, others: Iterable[Batch], now_s: float) -> float | None:
-        """Until it will be: those that are awake do it where they are in time, and sleepers are woken where they would
-        not be, as few as keep its window. None while too little is known."""
+        """Expected seconds to its end. The awake instances compute it if they meet its window; else as few sleepers as
+        needed are woken. None while too little is known."""
         instance_s = self._instance_s_to_end(batch, others)
         if instance_s is None:
             return None
@@ -194,7 +195,8 @@ class Forecast:
         return sum(min(seconds, seconds_of[batch.owner]) for seconds in seconds_of.values())
 
     def why_infeasible(self, batch: Batch, others: Iterable[Batch], now_s: float) -> str | None:
-        """Why a validated batch cannot be done in its window, and when it could be; None where it can, or may."""
+        """Why a validated batch cannot be done in its window, and when it could be; None where it can, or too little is
+        known."""
         seconds = self.seconds_to_end(batch, others)
         if seconds is None or now_s + seconds <= batch.expires_at:
             return None
