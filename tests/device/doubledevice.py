@@ -249,6 +249,9 @@ class DoubleBackEnd:
     def check_addresses(self, budget_bytes, workspace_bytes, shape, sizes):
         pass
 
+    def resolve_kernels(self, name, dtype, processor=None):
+        return load_kernels(name, dtype, processor).name
+
     def load_kernels(self, name, dtype):
         return DoubleKernels(load_kernels(name, dtype))
 

@@ -20,7 +20,7 @@ from jettison.device.choice import choose_back_end
 from jettison.device.sharedcopy import open_shared_copy
 from jettison.device.spec import DeviceSpec
 from jettison.device.step import SamplingRow, StepInput
-from jettison.device.worker import DeviceWorker
+from jettison.device.worker import DeviceWorker, make_device
 from jettison.errors import ConfigError, ModelError, NotReadyError
 from jettison.memory.layout import LayoutSpec
 from jettison.types import LayerRange
@@ -143,6 +143,9 @@ def test_unknown_kernels_are_a_configuration_error(back_end):
         back_end.load_kernels("abacus", torch.float32)
     kernels = back_end.load_kernels("auto", torch.float32)
     assert back_end.load_kernels(kernels.name, torch.float32).name == kernels.name
+    assert back_end.resolve_kernels("auto", torch.float32) == kernels.name
+    with pytest.raises(ConfigError, match="kernels must be"):
+        back_end.resolve_kernels("abacus", torch.float32)
 
 
 def test_a_page_size_that_cannot_be_is_refused(back_end):
@@ -373,9 +376,9 @@ def test_a_back_end_is_chosen_by_name(tiny_models):
         "model_dir": tiny_models["qwen2"], "dtype": "float64", "budget_bytes": 1, "block_size": 4,
         "max_num_tokens": 64, "max_num_seqs": 4,
     }  # fmt: skip
-    assert isinstance(choose_back_end(DeviceSpec(**options)), HostBackEnd)
+    assert isinstance(choose_back_end(DeviceSpec(**options).back_end), HostBackEnd)
     with pytest.raises(ConfigError, match="devices are host, not 'abacus'"):
-        choose_back_end(DeviceSpec(**options, back_end="abacus"))
+        make_device(DeviceSpec(**options, back_end="abacus"))
 
 
 def test_the_double_refuses_what_only_the_hosts_memory_can_do():

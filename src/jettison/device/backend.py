@@ -22,7 +22,7 @@ from torch import Tensor
 
 from jettison.device.devicebytes import Bytes, DeviceBytes
 from jettison.device.hostcopy import HostCopy
-from jettison.device.kernels import Kernels
+from jettison.device.kernels import Kernels, Processor
 from jettison.device.memory import DeviceMemory
 from jettison.device.model.decoder import GivesUp, ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
@@ -114,6 +114,11 @@ class BackEnd(Protocol):
     def check_addresses(self, budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
         """Raise BudgetError where no process here could reserve what such a device needs. Opens no device: what only a
         worker can tell is told at its start."""
+        ...
+
+    def resolve_kernels(self, name: str, dtype: torch.dtype, processor: Processor | None = None) -> str:
+        """The kernels' own name of what a configuration calls ``name``, which all workers of a cluster load. Opens no
+        device. ``processor``: what the host is taken for, where kernels depend on it. Raises ConfigError."""
         ...
 
     def load_kernels(self, name: str, dtype: torch.dtype) -> Kernels:

@@ -6,7 +6,7 @@ import torch
 
 from jettison.device.devicebytes_host import HostBytes
 from jettison.device.hostpool import HostBuffers
-from jettison.device.kernels import Kernels, load_kernels
+from jettison.device.kernels import Kernels, Processor, load_kernels, resolve_kernels
 from jettison.device.memory import check_addresses
 from jettison.device.model.decoder import ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
@@ -24,6 +24,10 @@ class HostBackEnd:
     def check_addresses(self, budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
         """By reserving them, and giving them back."""
         check_addresses(self.make_pool(budget_bytes, sizes.page_bytes), workspace_bytes, shape, sizes)
+
+    def resolve_kernels(self, name: str, dtype: torch.dtype, processor: Processor | None = None) -> str:
+        """By loading them: an instruction set counts where it works."""
+        return resolve_kernels(name, dtype, processor)
 
     def load_kernels(self, name: str, dtype: torch.dtype) -> Kernels:
         """See ``load_kernels``."""

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 def make_device(spec: DeviceSpec) -> DeviceWorker:
     """A device on the back end that its spec names. Raises ConfigError for a name that there is not."""
-    return DeviceWorker(spec, choose_back_end(spec))
+    return DeviceWorker(spec, choose_back_end(spec.back_end))
 
 
 class DeviceWorker:

@@ -16,7 +16,7 @@ from jettison.core.ladder.lists import parse_overload
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.device.choice import choose_back_end
-from jettison.device.kernels import Processor, resolve_kernels, rows_are_independent
+from jettison.device.kernels import Processor, rows_are_independent
 from jettison.device.memory import span_bytes
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.end_tokens import EndTokens, read_end_tokens
@@ -30,7 +30,6 @@ from jettison.live.engine.launcher import WorkerSpec
 from jettison.live.engine.positions import PositionRoom
 from jettison.live.machine.address_space import spans_complaint
 from jettison.live.machine.memory import Wanted, cores_warning, memory_limit
-from jettison.live.worker.device_port import device_spec
 from jettison.live.worker.pieces import MAX_PIECE_BYTES
 from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutSpec
@@ -114,8 +113,7 @@ class Assembly:
         too_many = spans_complaint(span_bytes(memory.memory_bytes, self.workspace_bytes, self.shape, sizes))
         flag = f"--memory {format_bytes(memory.memory_bytes)} for each instance"
         try:
-            back_end = choose_back_end(device_spec(self.worker_specs[0]))
-            back_end.check_addresses(memory.memory_bytes, self.workspace_bytes, self.shape, sizes)
+            choose_back_end().check_addresses(memory.memory_bytes, self.workspace_bytes, self.shape, sizes)
         except BudgetError as error:
             raise BudgetError(f"{flag}: {too_many or error}") from error
         if too_many is not None:
@@ -210,7 +208,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
         has = "one layer" if config.instances > 1 else "--instances 1"
         raise ConfigError(f"--overload pipeline divides the layers between two instances: it cannot with {has}")
     layers_of = {s.worker_id: s.layers for group in stages for s in group}
-    kernels = resolve_kernels(str(config.model.kernels), torch_dtype, processor)
+    kernels = choose_back_end().resolve_kernels(str(config.model.kernels), torch_dtype, processor)
     specs = [
         WorkerSpec(
             worker_id=worker_id,
