@@ -29,7 +29,7 @@ from evidence import DECIDING, write_result
 
 from jettison.core.cluster import ClusterCore
 from jettison.core.ladder.lists import parse_overload, with_packing
-from jettison.core.ladder.pack import PackRung
+from jettison.core.ladder.packing.pack import PackRung
 from jettison.core.params import ClusterParams
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group, SchedulerLimits
@@ -145,7 +145,7 @@ class Books:
         self.rung.desired.refresh(self.now_ns)
         for _ in range(2):  # before offers are made, and after
             list(self.rung.desired.owed())
-        assert self.rung.gauges["devices_used"]
+        assert self.rung.gauges()["devices_used"]
         return 1e3 * (time.thread_time() - begun) - CLOCK_MS
 
 

@@ -43,6 +43,7 @@ from jettison.config import EngineConfig
 from jettison.device.model.create import create_model
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
+from jettison.live.engine.spawn_local import LocalSpawner
 from jettison.live.machine.netns import Placement
 from jettison.types import Request, SamplingParams
 
@@ -174,7 +175,7 @@ async def until(condition: object, limit_s: float = 60.0) -> None:
 
 async def measure(case: str, model: Path, placements: dict[int, Placement], args: argparse.Namespace) -> Outcome:
     mode, coordination = CASES[case]
-    engine = Engine(settings(model, mode, coordination, args), placements)
+    engine = Engine(settings(model, mode, coordination, args), LocalSpawner(placements))
     await engine.start()
     try:
         running = [Client(engine, f"r{i}", args.prompt + 13 * i, args.output, i) for i in range(args.requests)]
@@ -182,7 +183,7 @@ async def measure(case: str, model: Path, placements: dict[int, Placement], args
         steady = [g for c in running for g in c.gaps_ms(c.times[-8], c.times[-1])]
         before = engine.delays.num_activations
         dropped = time.monotonic_ns()
-        engine.request_drop()
+        engine.orders.request_drop()
         new = [Client(engine, f"n{i}", 16, args.output, 100 + i) for i in range(args.new)]
         await until(lambda: engine.core.state.counters.num_drops == 1 and not engine.core.in_transition)
         ended = time.monotonic_ns()

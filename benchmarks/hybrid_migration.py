@@ -42,6 +42,7 @@ from jettison.config import EngineConfig
 from jettison.core.ladder.movekinds import prefill_boundary_of
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
+from jettison.live.engine.spawn_local import LocalSpawner
 from jettison.live.machine.netns import Placement
 from jettison.memory.kvtransfers import MigrationKind
 
@@ -155,7 +156,7 @@ class Bench:
         await self.until_decoding([client])
         for kind in (MigrationKind.KV, MigrationKind.KV, MigrationKind.TOKENS):
             before = self.engine.core.state.counters.num_migrations
-            self.engine.request_migration(name, 1 if name in self.at(0) else 0, kind)
+            self.engine.orders.request_migration(name, 1 if name in self.at(0) else 0, kind)
             await until(lambda before=before: self.engine.core.state.counters.num_migrations > before)
         await self.leave({name})
 
@@ -208,7 +209,7 @@ class Bench:
             if time.monotonic() > deadline:
                 return False
             left = [name for name in names if name not in there]
-            self.engine.request_migrations(dict.fromkeys(left, 1), kinds)
+            self.engine.orders.request_migrations(dict.fromkeys(left, 1), kinds)
             next_s = time.monotonic() + ASK_S
             while self.at(1) == there and time.monotonic() < next_s:
                 await asyncio.sleep(0.002)
@@ -330,7 +331,7 @@ async def over_link(
 ) -> None:
     most = max(args.moves)
     need = 2 * most * (args.context + args.output) + 2 * args.others * args.longest
-    engine = Engine(settings(model, max(need, 2 * args.longest), args.longest), placements)
+    engine = Engine(settings(model, max(need, 2 * args.longest), args.longest), LocalSpawner(placements))
     await engine.start()
     try:
         bench = Bench(engine, args)

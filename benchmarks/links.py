@@ -26,6 +26,7 @@ import numpy as np
 import zmq
 from evidence import write_result
 
+from jettison.core import ports
 from jettison.device.step import StepInput
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
@@ -101,7 +102,7 @@ def child_link(kind: str, address: str) -> None:
 
 
 def child_control(kind: str, address: str) -> None:
-    answer = codec.encode_event(m.CallDone(1, 7))
+    answer = codec.encode(ports.ShardLoaded(1, 7))
     if kind == "zeromq":
         dealer = zmq.Context.instance().socket(zmq.DEALER)
         dealer.connect(address)
@@ -116,7 +117,7 @@ def child_control(kind: str, address: str) -> None:
     while channel.is_open:
         epoll.poll()
         for _ in channel.receive():
-            channel.emit(m.CallDone(1, 7))
+            channel.emit(ports.ShardLoaded(1, 7))
 
 
 # --- this process
@@ -147,7 +148,7 @@ class Peer:
             self.channel = WorkerChannel(sock)
             self.epoll = select.epoll()
             self.epoll.register(sock.fileno(), select.EPOLLIN)
-            self.buffer = codec.encode_command(m.ReportMemory(7))
+            self.buffer = codec.encode(m.ReportMemory(7))
         else:
             self.poller = Poller(make_link(kind, sock, handshake))
             self.answers = self.poller.frames()
@@ -168,12 +169,12 @@ class Peer:
 
     def command(self) -> None:
         if self.kind == "zeromq":
-            self.router.send_multipart([self.identity, codec.encode_command(m.ReportMemory(7))])
+            self.router.send_multipart([self.identity, codec.encode(m.ReportMemory(7))])
             codec.decode_event(self.router.recv_multipart()[1])
             return
         # Framed by hand: this end plays the controller over a plain socket.
         sock = self.channel._sock
-        sock.send(len(self.buffer).to_bytes(4, "little") + codec.encode_command(m.ReportMemory(7)))
+        sock.send(len(self.buffer).to_bytes(4, "little") + codec.encode(m.ReportMemory(7)))
         self.epoll.poll()
         codec.decode_event(sock.recv(1 << 16)[4:])
 
@@ -215,7 +216,7 @@ def measure(seconds: float, rounds: int) -> dict[str, list[float]]:
         rows.setdefault(name, []).append(value)
 
     step = step_of(256, 32)
-    wire = codec.encode_command(codec.step_command(step))
+    wire = codec.encode(codec.step_command(step))
     with tempfile.TemporaryDirectory(prefix="jettison-bench-") as folder:
         peers = [Peer("link", kind, folder) for kind in LINKS] + [Peer("control", kind, folder) for kind in CONTROLS]
         for _ in range(rounds):
@@ -231,7 +232,7 @@ def measure(seconds: float, rounds: int) -> dict[str, list[float]]:
                 add(f"{peer.kind} bulk piece {size >> 10} KiB", took)
             for peer in peers[len(LINKS) :]:
                 add(f"control {peer.kind} hop", microseconds(peer.command, seconds) / 2)
-            took = microseconds(lambda: codec.encode_command(codec.step_command(step)), seconds / 5)
+            took = microseconds(lambda: codec.encode(codec.step_command(step)), seconds / 5)
             add("encode step 256 x 32", took)
             took = microseconds(lambda: codec.decode_step(codec.decode_command(wire).payload), seconds / 5)
             add("decode step 256 x 32", took)

@@ -103,7 +103,7 @@ class Pipeline:
         for _ in range(200):
             if len(self.engine.core.groups) == 1:
                 return
-            self.engine.request_drop()
+            self.engine.orders.request_drop()
             await asyncio.sleep(0.05)
         raise RuntimeError("the groups did not merge")
 

@@ -149,7 +149,7 @@ async def serve(config: EngineConfig, scenario: Scenario, seconds: float, seed: 
             for _ in range(200):
                 if len(engine.core.groups) == 1:
                     break
-                engine.request_drop()
+                engine.orders.request_drop()
                 await asyncio.sleep(0.05)
             else:
                 raise RuntimeError("the groups did not merge")

@@ -82,12 +82,12 @@ class Bench:
 
     async def sleep(self, worker_ids: list[int], level: int) -> float:
         """Milliseconds until worker 0 slept."""
-        self.engine.order(lambda core, now_ns: core.request_sleep(worker_ids, level, now_ns))
+        self.engine.orders.order(lambda core, now_ns: core.request_sleep(worker_ids, level, now_ns))
         await until(lambda: all(self.state(w) is SleepState.ASLEEP for w in worker_ids))
         return self._last_ms("asleep")
 
     async def wake(self, worker_id: int) -> float:
-        self.engine.order(lambda core, now_ns: core.request_wake(worker_id, now_ns))
+        self.engine.orders.order(lambda core, now_ns: core.request_wake(worker_id, now_ns))
         await until(lambda: self.state(worker_id) is SleepState.AWAKE)
         return self._last_ms("woken")
 
@@ -180,7 +180,7 @@ async def measure_burst(model: Path, memory: str, name: str) -> dict[str, Any]:
         await engine.start()
         sleepers = engine.core.sleepers
         if case.max_awake is None:
-            engine.order(lambda core, now_ns: core.request_sleep([2], 2, now_ns))
+            engine.orders.order(lambda core, now_ns: core.request_sleep([2], 2, now_ns))
         await until(lambda: len(sleepers.asleep) == 1 and sleepers.is_idle)
         state = engine.core.state
         room = 2 * max(w.full_blocks for w in state.workers.values()) * state.limits.block_size

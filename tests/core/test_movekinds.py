@@ -15,7 +15,7 @@ from jettison.core.ladder.movekinds import Going, Wanted, choose_kinds, decodes_
 from jettison.core.moving.astokens import TokenRelocation
 from jettison.core.moving.migrations import may_go
 from jettison.core.moving.passage import RelocationPhase
-from jettison.core.pending import Purpose
+from jettison.core.pending import TransferPurpose
 from jettison.core.ports import SendKV
 from jettison.cost.hardware import HardwareProfile, PrefillPoint
 from jettison.cost.model import CostModel
@@ -328,7 +328,8 @@ def test_what_is_on_its_way_from_one_worker_is_in_the_way_of_another_behind_its_
     order(cluster, {w.state.request_id: 2 for w in mine[:2]})
     book, (out, into) = cluster.core.state.book, cluster.core.state.params.ports.of(0, 2)
     assert book.bytes_at(out) == book.bytes_at(into) == book.bytes_between(0, 2) > 0
-    assert book.is_shared(1, 3, Purpose.MIGRATION) == bool(card_of) and not book.is_shared(0, 1, Purpose.MIGRATION)
+    assert book.is_shared(1, 3, TransferPurpose.MIGRATION) == bool(card_of)
+    assert not book.is_shared(0, 1, TransferPurpose.MIGRATION)
     assert (num_kv(cluster, others) < before) == bool(card_of)
     assert (book.bytes_ahead(1, 3) > 0) == bool(card_of) and book.bytes_ahead(0, 2) == book.bytes_between(0, 2)
     cluster.run()

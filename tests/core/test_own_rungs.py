@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 from fakes import FakeCluster
 
-from jettison.core.ladder.rung import Refusal, Rung
+from jettison.core.ladder.hooks import Refusal
+from jettison.core.ladder.rung import Rung
 from jettison.core.ports import Action
 from jettison.types import WorkerId
 
@@ -22,11 +23,12 @@ class OwnRung(Rung):
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
         return Refusal("not you", 7_000) if tenant == "noisy" else None
 
-    @property
     def num_scale_outs(self) -> int:
         return 3
 
-    @property
+    def missing_bytes(self) -> int:
+        return 0
+
     def lag_blocks(self) -> int:
         return 4
 
@@ -39,7 +41,7 @@ def with_own_rung() -> tuple[FakeCluster, OwnRung]:
     cluster = FakeCluster()
     ladder = cluster.core.ladder
     own = OwnRung(ladder.rung("drop").means)
-    ladder.rungs = (own, *ladder.rungs)
+    ladder._set_rungs((own, *ladder.rungs))
     return cluster, own
 
 

@@ -354,7 +354,6 @@ def watch(demands: Sequence[int], step_ms: int = 500) -> list[ports.Action]:
     for i, demand in enumerate(demands):
         group.blocks.num_used = demand
         core.state.pipelines = {group.group_id: group}  # type: ignore[dict-item]
-        watcher.note_touched({group.group_id})
         now_ns = i * step_ms * MS
         for offer in watcher.look(Moment.TICK, now_ns):
             records += watcher.begin(offer, now_ns)

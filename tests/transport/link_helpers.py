@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 
+from jettison.transport.dialling import DialledLink
 from jettison.transport.handshake import Handshake, Identity, Purpose
 from jettison.transport.inproc import InProcessLink
 from jettison.transport.shm import ShmLink, SlotGeometry
+from jettison.transport.sockets import Acceptor, listening_socket
 from jettison.transport.tcp import Connection, TcpLink
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -59,4 +62,37 @@ def inproc_pair():
     return InProcessLink.pair(1, 2, activation_slots=3, bulk_slots=3, activation_bytes=4096, bulk_bytes=8192)
 
 
-PAIRS = {"shm": shm_pair, "tcp": tcp_pair, "tcp, two connections": tcp_pair_of_two, "inproc": inproc_pair}
+def dialled_pair(scheme, num_connections):
+    """Opened without waiting; both ends are what takes the opening link's place."""
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"unix:{folder}/link" if scheme == "unix" else "tcp:127.0.0.1:0"
+        listener = listening_socket(address, seqpacket=scheme == "unix")
+        if scheme == "tcp":
+            address += str(listener.getsockname()[1])
+            address = address.replace(":0", ":")
+        acceptor = Acceptor(listener, SECRET, Identity(2, 0), Purpose.LINK, frozenset({Purpose.URGENT}))
+        opening = DialledLink(
+            address, SECRET, Identity(1, 0), Identity(2, 0), [Purpose.LINK, Purpose.URGENT][:num_connections], make,
+            (4096, 8192),
+        )
+        accepted = []
+        while opening.settled is None:
+            assert opening.is_open, opening.failure
+            assert not list(opening.poll_frames())
+            accepted += [Connection(*proven) for proven in acceptor.poll()]
+            if len(accepted) == num_connections:
+                theirs = make(*accepted)
+                accepted.append(theirs)
+        acceptor.close()
+    theirs.wait_attached(1.0)
+    return opening.settled, theirs
+
+
+def make(bulk, urgent=None):
+    if bulk.sock.family == socket.AF_UNIX:
+        return ShmLink(*bulk, SMALL)
+    return TcpLink(*bulk, urgent, activation_bytes=4096, bulk_bytes=8192)
+
+
+PAIRS = {"shm": shm_pair, "tcp": tcp_pair, "tcp, two connections": tcp_pair_of_two, "inproc": inproc_pair,
+         "dialled shm": lambda: dialled_pair("unix", 1), "dialled tcp": lambda: dialled_pair("tcp", 2)}

@@ -34,7 +34,6 @@ from jettison.config.sections import (
     SleepConfig,
     TemplateConfig,
     config_key,
-    launcher,
 )
 from jettison.config.values import Choice, Parser, did_you_mean, format_bytes, int_from, nonempty
 from jettison.errors import ConfigError, UserError
@@ -68,7 +67,7 @@ class EngineConfig:
         "auto", nonempty, "What `jettison profile` wrote: a file, the one beside the model (auto), or nothing (none).",
         metavar="FILE")
     launcher: Launcher = config_key(
-        "local", launcher, "Where workers run: local, as processes on this machine; nothing else in this version.",
+        "local", Choice(Launcher), "Where workers run: local, as processes on this machine, and nowhere else.",
         metavar="local")
     log_level: LogLevel = config_key("info", Choice(LogLevel), "Least severe message logged.")
     provenance: Mapping[str, Source] = field(

@@ -49,13 +49,6 @@ SECRET_KEYS = ("api_key", "admin_key")
 DEFAULT_MAX_NUM_SEQS = 256
 
 
-def launcher(value: object) -> object:
-    """A launcher that exists in this version."""
-    if value == "ray":
-        raise ValueError("cannot be 'ray': it is not available in this version; workers run as local processes")
-    return Choice(Launcher)(value)
-
-
 def all_or_int(value: object) -> int | None:
     """A whole number, or None for -1, which means all in vLLM."""
     number = int_from(-1)(value)

@@ -21,9 +21,10 @@ from jettison.core.driving.stepping import Stepping
 from jettison.core.driving.unplaced import Unplaced, max_request_blocks
 from jettison.core.ladder.advising import Adviser
 from jettison.core.ladder.climb import Ladder
+from jettison.core.ladder.hooks import Refusal
 from jettison.core.ladder.movekinds import reconsider
 from jettison.core.ladder.orders import Orders
-from jettison.core.ladder.rung import Moment, Refusal
+from jettison.core.ladder.rung import Moment
 from jettison.core.load.monitor import TrafficMonitor
 from jettison.core.load.views import Loads
 from jettison.core.moving.checkpoints import Checkpoints
@@ -34,7 +35,7 @@ from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
 from jettison.core.moving.recovering import Recoveries
 from jettison.core.moving.restoring import Restoring
-from jettison.core.moving.sleeping import Sleepers
+from jettison.core.moving.sleeping import Expected, Sleepers
 from jettison.core.params import ClusterParams
 from jettison.core.ports import (
     Action,
@@ -52,9 +53,10 @@ from jettison.core.ports import (
     WorkerJoined,
     WorkerLost,
 )
+from jettison.core.preemption import told
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group, SchedulerLimits
-from jettison.core.state import ClusterState, WorkerState
+from jettison.core.state import Answers, ClusterState, WorkerState
 from jettison.cost.predictor import StepTimePredictor
 from jettison.errors import ConfigError
 from jettison.memory.blocks import BlockLedger
@@ -86,7 +88,13 @@ class ClusterCore:
         params: ClusterParams,
         capacity_blocks: Mapping[WorkerId, int],
         secret: bytes,
+        *,
+        catch_up: Callable[[GroupId], None] = lambda group_id: None,
+        catch_up_all: Callable[[], None] = lambda: None,
     ) -> None:
+        """``catch_up``: a driver in virtual time that tells of steps late is asked to tell of all that have ended in a
+        group, before its books are read; ``catch_up_all``: of all groups, before step times are predicted.
+        """
         groups = initial_groups(sorted(capacity_blocks), shape, static_pipeline=params.static_pipeline)
         workers = {
             s.worker_id: WorkerState(
@@ -97,18 +105,18 @@ class ClusterCore:
             for stages in groups
             for s in stages
         }
-        self.state = ClusterState(shape, limits, PrefixHasher(limits.block_size, secret), workers, params)
+        self.state = ClusterState(
+            shape, limits, PrefixHasher(limits.block_size, secret), workers, params, self._answers,
+            catch_up=catch_up, catch_up_all=catch_up_all,
+        )
         for stages in groups:
             self.state.form_group(stages)
-        self.hosted = Hosted(self.state)
-        self.checkpoints = Checkpoints(self.state, self.hosted)
         self.migrations = Migrations(self.state)
         self.recoveries = Recoveries(self.state, groups, self.hosted, self.migrations)
-        self.loads = Loads(self.state)
-        self.state.advice = Adviser(self.state, self.loads)
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
         self.sleepers = Sleepers(
-            self.state, self.moves, self.recoveries, self.migrations, self.checkpoints, self._why_needed
+            self.state, self.moves, self.recoveries, self.migrations, self.checkpoints, self._why_needed,
+            self._expect_wake,
         )
         self._awake = Awake(self.state, self.moves, self.recoveries, self.sleepers, self._why_too_large)
         self.ladder = Ladder(
@@ -125,7 +133,7 @@ class ClusterCore:
             self.state, self.loads, self.moves, self.recoveries, self.migrations, self.ladder
         )
         self._safepoints = Safepoints(self.state)
-        self._standing = StandingWatch(self.state, self.moves, self.hosted)
+        self._standing = StandingWatch(self.state, self.moves, self.hosted.store)
         self._moving: tuple[Pass, ...] = (
             (self.moves.waits_for, self.moves.advance),
             (self.sleepers.waits_for, self.sleepers.advance),
@@ -140,6 +148,15 @@ class ClusterCore:
         )
         """Passes that an event may wake before steps are planned, in this order. A plain step wakes none of them."""
         self.stepping = Stepping(self.state, self.loads, self.moves, self._safepoints, self._stop_moves_of)
+
+    def _answers(self, state: ClusterState) -> Answers:
+        self.hosted = Hosted(state)
+        self.checkpoints = Checkpoints(state, self.hosted.store)
+        self.loads = Loads(state)
+        return Answers(Adviser(state, self.loads), self.checkpoints.kept_tokens)
+
+    def _expect_wake(self, worker_id: WorkerId) -> Expected | None:
+        return self.ladder.expect_wake(worker_id)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -221,7 +238,7 @@ class ClusterCore:
         return sum(map(len, queued)) + len(self.state.unplaced_online())
 
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
-        """Whether another request of a tenant would be taken: see ``Rung.why_refuse``."""
+        """Whether another request of a tenant would be taken: see ``core.ladder.hooks.Admits``."""
         return self.ladder.why_refuse(tenant, limit, num_coming, now_ns)
 
     def max_request_blocks(self) -> int:
@@ -255,10 +272,13 @@ class ClusterCore:
         if self.ladder.looking[Moment.BEFORE_STEPS]:
             actions += self.ladder.climb(Moment.BEFORE_STEPS, now_ns)
         actions += self.stepping.plan(now_ns)
-        if self.ladder.following:
+        if self.ladder.copying:
             actions += self.ladder.after_steps(now_ns)
         if self.migrations.under_way:
             actions += self.migrations.after_steps()
+        if preempted := self.state.changes.preempted:
+            actions += [Record("preempted", now_ns, fields) for fields in told(preempted)]
+            preempted.clear()
         self._follow_up(now_ns)
         return actions
 
@@ -308,7 +328,9 @@ class ClusterCore:
         return self.migrations.give_way(worker_ids)
 
     def _stop_moves_of(self, state: RequestState) -> list[Action]:
-        return self.moves.cancel(state) + self.migrations.cancel(state) + self.hosted.cancel(state)
+        actions = self.moves.cancel(state) + self.migrations.cancel(state)
+        self.hosted.cancel(state)
+        return actions
 
     # --- ticks ------------------------------------------------------------------------------------------------
 

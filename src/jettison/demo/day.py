@@ -31,8 +31,8 @@ SERVED: dict[str, tuple[str, dict[str, object]]] = {
         "drop", {"offline": "harvest", "packing": "mell", "sleep": "auto", "sleep_after_s": 3, "min_awake": 2},
     ),
 }  # fmt: skip
-"""Name of a run -> its ``--overload`` and other flags. The baseline is first: a plain engine has the batch as requests
-of low priority, and throws back who came last where memory is short."""
+"""Name of a run -> its ``--overload`` and other flags. The baseline is first: a plain engine serves the batch as
+requests of low priority, and preempts the request that came last where memory is short."""
 
 
 def run_day(out_dir: Path, seed: int = 0, *, model: DemoModel = DAY_MODEL, day: Day = DAY) -> int:

@@ -1,6 +1,6 @@
 """One step of one stage on the host: from ``StepInput`` to the hidden states for the next stage, or to tokens.
 
-Not here: whether the shards and blocks that a step names are there (``device.worker`` checks).
+Not here: checks for the shards and blocks that a step names (``device.worker``).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Runner:
         self._likeliest = torch.empty(max_num_seqs, dtype=torch.int64)
         """Of each row that is sampled."""
         self._buffers: StepBuffers | None = None
-        """The last step's; a step of as many tokens has the same."""
+        """The last step's buffers; a step with as many tokens reuses them."""
         fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
 
     @property
@@ -80,15 +80,15 @@ class Runner:
         self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None,
         gives_up: GivesUp | None = None,
     ) -> Tensor | StepOutput | None:
-        """Run the step's layers. ``port``: for steps with remote KV, and to answer peers between layers.
-        ``gives_up``: asked at the safepoints of a step that has some.
+        """Run the step's layers. ``port``: for steps with remote KV, and to answer peers between layers. ``gives_up``:
+        called at the safepoints of a step, if it has some.
 
-        ``hidden``: [T, hidden_size] from the previous stage, None on the first one; it is copied, not kept.
-        Returns the residual stream [T, hidden_size] for the next stage, in memory of its own so that it may be
-        sent while the next step runs; or, where the range ends with the last layer, the sampled tokens. None where the
-        step was given up: nothing was sampled, and of the blocks only the new positions of its own rows were written.
-        Raises ValueError or IndexError for a step that does not fit the model or the limits; blocks of the
-        step's own rows may have been written by then, nothing else has changed.
+        ``hidden``: [T, hidden_size] from the previous stage, None on the first one; it is copied, not kept. Returns the
+        residual stream [T, hidden_size] for the next stage, in memory of its own so that it may be sent while the next
+        step runs; or, where the range ends with the last layer, the sampled tokens. None where the step was abandoned:
+        nothing was sampled, and only the new positions of its own rows were written in blocks. Raises ValueError or
+        IndexError for a step that does not fit the model or the limits; blocks of the step's own rows may have been
+        written by then, nothing else has changed.
         """
         layers = LayerRange(step.layer_lo, step.layer_hi)
         batch = self._batch(step, layers, port)

@@ -96,12 +96,14 @@ class SimulatedCluster:
         }
         self._capacity = {w: worker.memory.capacity_blocks for w, worker in self._workers.items()}
         params = replace(setup.params, machine_of=setup.topology.near, card_of=setup.topology.card_of)
-        self.core = ClusterCore(setup.shape, setup.limits, params, self._capacity, setup.secret)
+        self.core = ClusterCore(
+            setup.shape, setup.limits, params, self._capacity, setup.secret,
+            catch_up=self._settle_group, catch_up_all=self._settle_all,
+        )
         self.fast_forwards = FastForwards(
             self, self.loop, self.core.fast_forward, setup.hops.command_ns, setup.hops.report_ns
         )
         self._including_now = True
-        self.core.fast_forward.attach(self._settle_group, self._settle_all)
         self.breaking = Breaking(self)
         self._num_arriving = 0
         self._tick: Scheduled | None = None
@@ -444,7 +446,7 @@ class SimulatedCluster:
         return self._shared_copies.setdefault(self.setup.topology.near.get(worker_id), set())
 
     def slowdown(self) -> float:
-        """How many times as long a step takes that begins now as it does alone."""
+        """The time of a step that begins now over its time alone."""
         if not self.shares_cores:
             return 1.0
         now_ns = self.loop.now_ns

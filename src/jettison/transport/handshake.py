@@ -85,14 +85,14 @@ class Handshake:
     def peer(self) -> Identity:
         """The proven identity of the other end. Only when ``done``."""
         if not self.done or self._peer is None:
-            raise HandshakeError("the peer has not proven who it is")
+            raise HandshakeError("the peer has not proven its identity")
         return self._peer
 
     @property
     def session_key(self) -> bytes:
         """32 bytes that only both ends know, fresh for this connection. Only when ``done``."""
         if not self.done:
-            raise HandshakeError("the peer has not proven who it is")
+            raise HandshakeError("the peer has not proven its identity")
         return self._mac(b"session")
 
     def first(self) -> bytes:

@@ -130,6 +130,10 @@ class Link(ABC):
     def failure(self) -> str | None:
         """Why the link is down; None while it is open or after ``close()``."""
 
+    is_opening: bool = False
+    """It was made to be opened: it takes no frames and brings none until ``settled``."""
+    settled: Link | None = None
+    """What takes the place of a link that was being opened, once the peer uses it."""
     queues_bulk: bool = True
     """Whether accepted bulk may still be on its way when an urgent frame follows it. Then pieces have to be no longer
     than the link carries in a stage's time. Where it may not, a refusal only means that the other end is busy."""

@@ -184,7 +184,7 @@ class ShmLink(Link):
     # --- receiving
 
     def poll_frames(self) -> Iterator[Frame]:
-        if self._incoming is None and not self._attach():
+        if not self.attached():
             return
         if self._credit_due:
             self._flush_credits()
@@ -206,10 +206,14 @@ class ShmLink(Link):
     def wait_attached(self, timeout_s: float) -> None:
         """Block until the peer's memory is mapped, which shows that the peer uses this link. Raises LinkDownError."""
         deadline = time.monotonic() + timeout_s
-        while self._incoming is None and not self._attach():
+        while not self.attached():
             if not self._open or time.monotonic() > deadline:
                 raise LinkDownError(f"link to worker {self.peer}: {self._failure or 'the peer sent no memory'}")
             select.select([self._sock], [], [], max(0.0, deadline - time.monotonic()))
+
+    def attached(self) -> bool:
+        """Whether the peer uses this link: its memory is mapped, or its first message is here and brings it."""
+        return self._incoming is not None or self._attach()
 
     def _attach(self) -> bool:
         """Map the peer's memory, which its first message brings."""

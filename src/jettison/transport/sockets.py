@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from jettison.errors import LinkDownError
 from jettison.transport.handshake import HANDSHAKE_TIMEOUT_S, Handshake, HandshakeError, Identity, Purpose
 
-_MAX_PENDING = 16
+_MAX_PENDING = 256
+"""Connections that wait to be proven: two of every peer, and strangers."""
 _UCRED = struct.Struct("iII")
 
 

@@ -185,16 +185,20 @@ class TcpLink(Link):
     def wait_attached(self, timeout_s: float) -> None:
         """Block until the peer uses this link. Raises LinkDownError."""
         deadline = time.monotonic() + timeout_s
+        while not self.attached():
+            if not self._open or time.monotonic() > deadline:
+                raise LinkDownError(f"link to worker {self.peer}: {self._failure or 'the peer is silent'}")
+            silent = [stream.sock for stream in self._streams if not stream.attached]
+            select.select(silent, [], [], max(0.0, deadline - time.monotonic()))
+
+    def attached(self) -> bool:
+        """Whether the peer uses this link, by what has come of it; frames behind its first word wait."""
+        self._pump()
         for stream in self._streams:
-            while not stream.attached:
-                self._pump()
-                if self._open:
-                    stream.await_attach()
-                    self._check()
-                if not stream.attached:
-                    if not self._open or time.monotonic() > deadline:
-                        raise LinkDownError(f"link to worker {self.peer}: {self._failure or 'the peer is silent'}")
-                    select.select([stream.sock], [], [], max(0.0, deadline - time.monotonic()))
+            if self._open and not stream.attached:
+                stream.await_attach()
+                self._check()
+        return all(stream.attached for stream in self._streams)
 
     # --- life
 

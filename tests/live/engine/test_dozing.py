@@ -50,7 +50,7 @@ async def test_a_death_wakes_a_sleeper_at_once(tmp_path: Path) -> None:
 
     try:
         await engine.start()
-        engine.order(lambda core, now_ns: core.request_sleep([2], 2, now_ns))
+        engine.orders.order(lambda core, now_ns: core.request_sleep([2], 2, now_ns))
         await until(lambda: engine.core.sleepers.state_of(2) is SleepState.ASLEEP)
         streams = asyncio.gather(*map(served, range(len(prompts))))
         await until(lambda: all(engine.core.groups[w].queues.running for w in (0, 1)))

@@ -19,6 +19,7 @@ import pytest
 import pytest_asyncio
 
 from jettison.config import EngineConfig
+from jettison.core import ports
 from jettison.core.driving.dispatching import Dispatcher
 from jettison.core.serving.group import Group
 from jettison.core.serving.queues import Queues
@@ -26,7 +27,6 @@ from jettison.device.model.create import create_model
 from jettison.errors import NotReadyError, OverCapacityError, RequestError, TooLongError
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
-from jettison.live.wire import messages as m
 from jettison.memory.prefix import PrefixHasher
 from jettison.types import FinishReason, Request, SamplingParams, ServiceClass
 
@@ -124,19 +124,19 @@ async def test_two_thousand_mixed_requests_leave_nothing_behind(model_dir: Path)
             for index in range(2000):
                 tasks.append(asyncio.create_task(client(index)))
                 if index == 600:
-                    engine.request_drop()
+                    engine.orders.request_drop()
                 if index == 1300:
-                    engine.request_restore()
+                    engine.orders.request_restore()
                 if index % 40 == 0:
                     await asyncio.sleep(0.02)
             await asyncio.gather(*tasks)
 
         async with asyncio.timeout(240):
             await arrive()
-        engine.request_drop()
+        engine.orders.request_drop()
         await rest(engine)
         while any(len(g.stages) > 1 for g in engine.core.groups.values()):
-            engine.request_restore()
+            engine.orders.request_restore()
             await rest(engine)
         assert len(ends) == 2000
         assert ends.count(None) + ends.count(FinishReason.CANCELLED) >= 250
@@ -165,9 +165,9 @@ async def test_tokens_are_the_same_with_and_without_a_drop(model_dir: Path, ampl
     async with running(model_dir, 400, dtype="float64") as engine:
         streams = [asyncio.create_task(collect(engine, r)) for r in requests()]
         await asyncio.sleep(0.15)
-        engine.request_drop()
+        engine.orders.request_drop()
         await asyncio.sleep(0.15)
-        engine.request_restore()
+        engine.orders.request_restore()
         got = await asyncio.gather(*streams)
         await rest(engine)
         assert engine.snapshot().counters["drops"] == 1
@@ -314,24 +314,24 @@ async def test_a_late_report_of_a_lost_link_harms_no_later_life(
     monkeypatch.setattr("jettison.live.engine.engine.LINK_GRACE_S", 0.0)
     given_up: list[int] = []
     async with running(model_dir, 100) as engine:
-        launcher = engine._launcher
-        assert launcher is not None
-        monkeypatch.setattr(launcher, "declare_lost", lambda worker, why: given_up.append(worker))
+        crew = engine._crew
+        assert crew is not None
+        monkeypatch.setattr(crew, "declare_lost", lambda worker, why: given_up.append(worker))
 
         async def late_report(step_id: int) -> None:
-            engine._on_worker_event(1, m.StepFailed(1, step_id, "the link is down", 0))
+            engine._on_worker_event(1, ports.StepFailed(step_id, "the link is down", 0))
             await asyncio.sleep(0.01)
 
         await collect(engine, request("a", [1, 2, 3], 5))
         worker, old_step = engine.core.state.workers[0], engine.core.state.next_step_id - 1
-        os.kill(launcher.pids[0], signal.SIGKILL)
+        os.kill(crew.pids[0], signal.SIGKILL)
         async with asyncio.timeout(60):
             while worker.alive:
                 await asyncio.sleep(0.001)
             snapshot = engine.snapshot()
             assert snapshot.counters["worker_losses"] == 1 and not snapshot.workers[0].alive
             await late_report(old_step)
-            while launcher.life(0) == 0:
+            while crew.life(0) == 0:
                 await asyncio.sleep(0.001)
             await late_report(old_step)
             while not worker.alive:
@@ -346,9 +346,9 @@ async def test_a_late_report_of_a_lost_link_harms_no_later_life(
 
 async def test_requests_that_no_worker_can_take_are_waiting_ones(model_dir: Path) -> None:
     async with running(model_dir, 100) as engine:
-        launcher = engine._launcher
-        assert launcher is not None
-        for pid in launcher.pids.values():
+        crew = engine._crew
+        assert crew is not None
+        for pid in crew.pids.values():
             os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(60):
             while any(w.alive for w in engine.core.state.workers.values()):
@@ -465,7 +465,7 @@ async def test_drops_and_restores_over_stored_and_migrating_requests(model_dir: 
         tasks = serve(engine)
         await until(lambda: len(stored(engine)) >= 2)
         before = stored(engine)
-        engine.request_drop()
+        engine.orders.request_drop()
         assert engine.core.merges, "the drop began with the order"
         await until(lambda: engine.core.state.pipelines)
         in_pipeline = await resumed(engine, before)
@@ -474,7 +474,7 @@ async def test_drops_and_restores_over_stored_and_migrating_requests(model_dir: 
         while engine.core.state.pipelines:
             await until(lambda: not engine.core.in_transition)
             before = stored(engine)
-            engine.request_restore()
+            engine.orders.request_restore()
             await until(lambda: not engine.core.in_transition)
         at_home = await resumed(engine, before)
         got = await asyncio.gather(*tasks)
@@ -504,7 +504,7 @@ async def test_requests_that_run_while_their_kv_moves_produce_the_same_tokens(mo
             async with asyncio.timeout(60):
                 while not states or any(s.num_output < 4 for s in states.values()):
                     await asyncio.sleep(0.005)
-            engine.request_drop()
+            engine.orders.request_drop()
         results = await asyncio.gather(*tasks)
         assert all(reason is FinishReason.LENGTH for _, reason in results)
         return [tokens for tokens, _ in results]
@@ -524,7 +524,7 @@ async def test_a_time_line_is_written_at_the_end(model_dir: Path, tmp_path: Path
             clients = [asyncio.create_task(collect(engine, request(f"r{i}", [i, 2, 3], 60))) for i in range(6)]
             while not all(len(g.queues.running) for g in engine.core.groups.values()):
                 await asyncio.sleep(0.005)
-            engine.request_drop()
+            engine.orders.request_drop()
             await asyncio.gather(*clients)
             await asyncio.sleep(0.15)  # a tick looks at the gauges
     rows = json.loads(path.read_text())["traceEvents"]

@@ -19,7 +19,7 @@ from jettison.errors import NotReadyError
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.deployed import deployment_of
 from jettison.live.engine.engine import Engine
-from jettison.live.engine.launcher import worker_environment
+from jettison.live.host.keeper import worker_environment
 from jettison.profiles import default_path, fingerprint
 from jettison.server.launch import health_details
 from jettison.types import FinishReason, Request, SamplingParams
@@ -130,7 +130,7 @@ async def test_a_cluster_runs_with_torchs_products(model_dir: Path, caplog: pyte
             engine.submit(Request(f"r{i}", tuple(rng.choices(range(256), k=rng.randint(5, 30))), params, 0))
             for i in range(12)
         ]
-        engine.request_drop()
+        engine.orders.request_drop()
         for stream in streams:
             events = [event async for event in stream]
             assert events[-1].finish_reason is FinishReason.LENGTH

@@ -188,10 +188,10 @@ async def test_what_an_engine_with_worker_processes_was_told_replays(
             asked = asyncio.gather(*(ask(index) for index in range(16)))
             if policy == "drop":
                 await until(lambda: any(group.queues.running for group in engine.core.groups.values()))
-                engine.request_drop()
+                engine.orders.request_drop()
                 await until(lambda: any(r.kind == "exchange_done" for r in engine.event_log))
-                assert engine._launcher is not None
-                os.kill(engine._launcher.pids[1], signal.SIGKILL)
+                assert engine._crew is not None
+                os.kill(engine._crew.pids[1], signal.SIGKILL)
                 await until(lambda: any(r.kind == "worker_lost" for r in engine.event_log))
             await asked
             state = engine.core.state

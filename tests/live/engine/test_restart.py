@@ -11,10 +11,9 @@ import pytest
 
 from jettison.config import FaultsConfig
 from jettison.errors import WorkerLostError
-from jettison.live.engine.launcher import beat_interval_s
 from jettison.live.engine.restart import MAX_PAUSE_S, RestartBudget, Restarter
 from jettison.live.wire import messages as m
-from jettison.live.wire.heartbeat import Heart, Listener
+from jettison.live.wire.heartbeat import Heart, Listener, Patience
 from jettison.live.worker.failpoints import NAMES, Rule, arm, from_environment, nowhere, parse
 
 
@@ -90,7 +89,7 @@ def test_by_default_a_hung_worker_is_found_within_two_seconds() -> None:
     """Its last beat may be read one interval late, and its silence be noticed one more interval late."""
     faults = FaultsConfig()
     silence_s, stuck_s = faults.worker_heartbeat_timeout_s, faults.worker_step_timeout_s
-    interval_s = beat_interval_s(silence_s, stuck_s)
+    interval_s = Patience(silence_s, stuck_s).beat_interval_s
     assert silence_s + 2 * interval_s <= 1.9
     assert silence_s >= 5 * interval_s, "a few late beats are no silence"
 
@@ -99,8 +98,8 @@ def test_silence_and_one_endless_unit_are_told_from_long_work() -> None:
     read_fd, write_fd = os.pipe()
     heart = Heart(write_fd, 0.005)
     listener = Listener(read_fd, 0.0)
-    assert listener.verdict(4.9, 5.0, 0.0) is None
-    assert "silent" in str(listener.verdict(5.1, 5.0, 0.0))
+    assert listener.why_hung(4.9, Patience(5.0, 0.0)) is None
+    assert "silent" in str(listener.why_hung(5.1, Patience(5.0, 0.0)))
     heart.unit = 7
     heart.start()
 
@@ -110,10 +109,10 @@ def test_silence_and_one_endless_unit_are_told_from_long_work() -> None:
 
     beat_at(10.0)
     beat_at(60.0)
-    assert listener.verdict(61.0, 5.0, 100.0) is None, "a long step beats on"
-    assert "unit" in str(listener.verdict(111.0, 500.0, 100.0))
+    assert listener.why_hung(61.0, Patience(5.0, 100.0)) is None, "a long step beats on"
+    assert "unit" in str(listener.why_hung(111.0, Patience(500.0, 100.0)))
     listener.excuse(50.0)
-    assert listener.verdict(111.0, 60.0, 100.0) is None, "the listener was away"
+    assert listener.why_hung(111.0, Patience(60.0, 100.0)) is None, "the listener was away"
     heart.stop()
     os.close(write_fd)
     listener.close()

@@ -94,8 +94,8 @@ def kinds(engine: Engine) -> list[str]:
 async def kill(engine: Engine, worker_id: int) -> None:
     """And wait until its next life is there; whether it could be filled is the test's affair."""
     joined = kinds(engine).count("worker_joined")
-    assert engine._launcher is not None
-    os.kill(engine._launcher.pids[worker_id], signal.SIGKILL)
+    assert engine._crew is not None
+    os.kill(engine._crew.pids[worker_id], signal.SIGKILL)
     await until(lambda: kinds(engine).count("worker_joined") > joined)
 
 
@@ -130,7 +130,7 @@ async def test_half_a_pipeline_that_died_is_not_replaced_by_another_model(served
     shutil.copy(served / FILE, served / "kept")
     async with running(served, 2) as engine:
         expected = await ask(engine, "before")
-        engine.request_drop()
+        engine.orders.request_drop()
         await until(lambda: "exchange_done" in kinds(engine))
         # KV over all pages that parameters had: those that nothing was written over come back by mapping alone.
         await asyncio.gather(*(ask(engine, f"fill-{i}", PROMPT * 4) for i in range(16)))
@@ -200,10 +200,10 @@ async def test_a_worker_that_comes_back_is_filled_by_its_peers(pair: Pair, other
     await kill(engine, 1)
     await until(lambda: not engine.core.in_transition)
     await pair.expect_all_as_before()
-    engine.request_drop()
+    engine.orders.request_drop()
     await until(lambda: "exchange_done" in kinds(engine))
     assert await ask(engine, "pipeline") == pair.expected
-    engine.request_restore()
+    engine.orders.request_restore()
     await until(lambda: not engine.core.in_transition and len(engine.core.groups) == 2)
     await pair.expect_all_as_before()
     snapshot = engine.snapshot()

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from jettison.core import ports
 from jettison.errors import LinkDownError
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
@@ -61,7 +62,7 @@ async def test_commands_and_events_in_order(controller):
     controller.server.send(3, m.Stop())
     controller.server.send(99, m.Stop())  # no such worker
     assert await receive(channel, 3) == [m.ReportMemory(1), big, m.Stop()]
-    events = [m.CallDone(3, i) for i in range(100)]
+    events = [ports.ShardLoaded(3, i) for i in range(100)]
     for event in events:
         channel.emit(event)
     await controller.until(100)
@@ -73,7 +74,7 @@ async def test_commands_and_events_in_order(controller):
 
 async def test_more_than_the_socket_takes_waits_and_arrives(controller):
     channel = await controller.connect(1)
-    event = m.CallFailed(1, 1, "X", "y" * 1_000_000)
+    event = ports.CallFailed(1, 1, "X: " + "y" * 1_000_000)
     channel.emit(event)
     channel.emit(event)
     assert channel.wants_write
@@ -91,7 +92,7 @@ async def test_a_controller_that_goes_away_is_noticed(controller):
         while channel.is_open:
             channel.receive()
             await asyncio.sleep(0.001)
-    channel.emit(m.CallDone(1, 1))
+    channel.emit(ports.ShardLoaded(1, 1))
     channel.close()
     channel.close()
     assert controller.heard == []
@@ -112,9 +113,9 @@ async def test_garbage_costs_one_connection(controller):
     rude = socket.socket(socket.AF_UNIX)
     rude.connect(controller.address.removeprefix("unix:"))
     rude.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
-    good.emit(m.CallDone(1, 5))
+    good.emit(ports.ShardLoaded(1, 5))
     await controller.until(2)
-    assert controller.heard[-1] == (1, m.CallDone(1, 5))
+    assert controller.heard[-1] == (1, ports.ShardLoaded(1, 5))
     rude.close()
     good.close()
     bad.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jettison.core import ports
-from jettison.device.step import PromptLogprobsRow, SamplingRow, StepInput, StepOutput
+from jettison.device.model.identity import FileMark, WeightsIdentity
+from jettison.device.step import PromptLogprobsRow, SamplingRow, StepInput
 from jettison.live.engine.driver import CoreDriver
 from jettison.live.engine.encoder import StepEncoder
 from jettison.live.wire import channel, codec
@@ -64,7 +66,7 @@ def same(a, b):
 @settings(max_examples=40, deadline=None)
 @given(steps())
 def test_a_step_survives_the_wire(step):
-    command = codec.decode_command(codec.encode_command(codec.step_command(step)))
+    command = codec.decode_command(codec.encode(codec.step_command(step)))
     assert isinstance(command, m.Step)
     decoded = codec.decode_step(command.payload)
     same(step, decoded)
@@ -101,27 +103,58 @@ def test_rows_that_do_not_agree_are_refused():
         codec.encode_step(step)
 
 
-def test_step_output_and_its_logprobs():
-    top = TokenLogprobs(4, -0.5, 1, ((4, -0.5), (2, -1.5)))
-    output = StepOutput(9, [SampledToken(4, top), SampledToken(7)], {1: [top, top]})
-    event = codec.decode_event(codec.encode_event(codec.step_done(3, output, 55)))
-    assert isinstance(event, m.StepDone)
-    assert (event.worker_id, event.step_id, event.token_ids, event.compute_ns) == (3, 9, [4, 7], 55)
-    assert {i: codec.logprobs_from_record(record) for i, record in event.logprobs.items()} == {0: top}
-    assert [codec.logprobs_from_record(record) for record in event.prompt_logprobs[1]] == [top, top]
+def there_and_back(message):
+    decode = codec.decode_event if type(message) in get_args(m.Event) else codec.decode_command
+    return decode(codec.encode(message))
 
 
-def test_layouts_survive_the_wire():
-    spec = LayoutSpec(frozenset({"embed", "layer:3"}), LayerRange(3, 5), (RetainedKV(LayerRange(0, 3), (1, 4)),))
-    command = codec.decode_command(codec.encode_command(m.OfferLayout(1, codec.layout_to_record(spec), 7)))
-    assert isinstance(command, m.OfferLayout) and codec.layout_from_record(command.spec) == spec
-    offer = LayoutOffer(3, 4, 5)
-    assert codec.offer_from_event(codec.layout_offered(0, 1, offer)) == offer
-    result = LayoutResult(1, 2, -3, 4, 5, frozenset({"a"}), frozenset({"b", "c"}))
-    assert codec.result_from_event(codec.layout_applied(0, 1, result, {})) == result
+WEIGHTS = WeightsIdentity({"embed": "aa"}, b"norm", "bb", {"a.safetensors": FileMark(1, 2, 3, 4)})
+TOP = TokenLogprobs(4, -0.5, 1, ((4, -0.5), (2, -1.5)))
+SPEC = LayoutSpec(frozenset({"embed", "layer:3"}), LayerRange(3, 5), (RetainedKV(LayerRange(0, 3), (1, 4)),))
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\xa4nope", codec.encode_event(m.CallDone(1, 2))])
+@pytest.mark.parametrize("message", [
+    ports.OfferLayout(1, 2, SPEC, 7),
+    ports.ApplyLayout(1, 2, SPEC, 7, 3, ((1, 2), (3, 4))),
+    ports.SendKV(2**40, 0, 1, LayerRange(0, 28), (1, 2), (3, 4), urgent=True, beside_steps=True),
+    ports.SendShard(1, 0, 1, "layer:3"),
+    ports.LoadShard(1, 2, "embed"),
+    ports.KeepShard(1, 2, "head"),
+    ports.CancelTransfer(0, 9),
+    ports.FenceWorker(1, 2, 0, 3),
+    m.AdoptWeights(WEIGHTS),
+    m.KnowPeers([m.PeerAddress(1, 2, "unix:/somewhere/link-1.2")]),
+    m.ForgetPeer(1, 2),
+    m.ReportMemory(4),
+    m.Stop(),
+    m.WorkerReady(0, 99, 8, 1, "native", {"kv": 3}, WEIGHTS, 5, 6),
+    m.WorkerStartFailed(0, "ModelError", "none", True),
+    m.StepDone(3, ports.StepCompleted(9, [SampledToken(4, TOP), SampledToken(7)], {1: [TOP, TOP]}, 55), 1, 2, 3, 4),
+    m.StepLogprobs(3, 9, {0: TOP}, {2: [TOP]}),
+    m.StageDone(3, 9, 55, 1, 2, 3, 4),
+    m.MemoryReported(0, 1, {"kv": 3}),
+    ports.StepFailed(9, "no", 2, True),
+    ports.StepAbandoned(9),
+    ports.LayoutOffered(0, 1, LayoutOffer(3, 4, 5)),
+    ports.LayoutApplied(0, 1, LayoutResult(1, 2, -3, 4, 5, frozenset({"a"}), frozenset({"b", "c"}))),
+    ports.ShardLoaded(0, 1),
+    ports.CallFailed(0, 1, "ModelError: truncated"),
+    ports.TransferEnded(1, True, 2, 3),
+    ports.WorkerFenced(0, 1),
+], ids=lambda message: type(message).__name__)  # fmt: skip
+def test_every_message_survives_the_wire(message):
+    assert there_and_back(message) == message and type(there_and_back(message)) is type(message)
+
+
+def test_the_list_above_is_whole():
+    marks = test_every_message_survives_the_wire.pytestmark
+    told = {type(message) for mark in marks for message in mark.args[1]}
+    assert told == {*get_args(m.Command), *get_args(m.Event)} - {m.Step}
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"\xff", b"\x00nope", codec.encode(ports.ShardLoaded(1, 2)), codec.encode(m.Stop()) + b"\0",
+])  # fmt: skip
 def test_what_is_no_command_is_refused(data):
     with pytest.raises(codec.CodecError):
         codec.decode_command(data)
@@ -129,7 +162,7 @@ def test_what_is_no_command_is_refused(data):
 
 def test_what_is_no_event_is_refused():
     with pytest.raises(codec.CodecError):
-        codec.decode_event(codec.encode_command(m.Stop()))
+        codec.decode_event(codec.encode(m.Stop()))
 
 
 @settings(max_examples=40, deadline=None)
@@ -150,38 +183,40 @@ def test_an_impossible_length_is_refused():
 
 
 def records():
-    top = st.lists(st.tuples(INT32, st.floats(-90, 0)), max_size=6)
-    return st.builds(m.SampledRecord, INT32, st.floats(-90, 0), st.integers(1, 2**31 - 1), top)
+    top = st.lists(st.tuples(INT32, st.floats(-90, 0)), max_size=6).map(tuple)
+    return st.builds(TokenLogprobs, INT32, st.floats(-90, 0), st.integers(1, 2**31 - 1), top)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.dictionaries(st.integers(0, 300), records(), max_size=6),
+    st.lists(st.none() | records(), max_size=6),
     st.dictionaries(st.integers(0, 300), st.lists(records(), min_size=1, max_size=9), max_size=4),
     st.integers(1, 2000),
 )
 def test_logprobs_in_parts_are_the_same_and_every_part_is_small(logprobs, prompt_logprobs, max_bytes):
-    done = m.StepDone(1, 7, [1, 2], 5, logprobs, prompt_logprobs, 1, 2, 3, 4)
+    tokens = [SampledToken(place, entry) for place, entry in enumerate(logprobs)]
+    done = m.StepDone(1, ports.StepCompleted(7, tokens, prompt_logprobs, 5), 1, 2, 3, 4)
     *parts, last = codec.step_answer(done, max_bytes)
-    largest = max([32 + 16 * len(r.top) for r in logprobs.values()]
+    largest = max([32 + 16 * len(r.top) for r in logprobs if r is not None]
                   + [32 + 16 * len(r.top) for rows in prompt_logprobs.values() for r in rows], default=0)
     for part in parts:
         assert isinstance(part, m.StepLogprobs) and (part.worker_id, part.step_id) == (1, 7)
-        assert len(codec.encode_event(part)) <= max(max_bytes, largest) + 32
-    assert not parts or len(codec.encode_event(last)) < 100
-    arrived = [codec.decode_event(codec.encode_event(event)) for event in (*parts, last)]
-    assert codec.with_parts(arrived[-1], arrived[:-1]) == done
+        assert len(codec.encode(part)) <= max(max_bytes, largest) + 32
+    assert not parts or len(codec.encode(last)) < 100
+    *arrived, end = map(there_and_back, (*parts, last))
+    assert codec.with_parts(end.completed, arrived) == done.completed
 
 
 def test_a_step_with_more_logprobs_than_a_message_may_have_arrives_whole(monkeypatch):
     assert codec.MAX_LOGPROBS_BYTES + 16 * 1_000_000 < MAX_MESSAGE_BYTES, "room for a token of a million words"
     monkeypatch.setattr(channel, "MAX_MESSAGE_BYTES", 1 << 20)
-    record = m.SampledRecord(1, -1.5, 3, [(i, -0.25) for i in range(20)])
-    done = m.StepDone(0, 9, [4] * 3, 5, {2: record}, {0: [record] * 4000, 2: [record] * 2000})
+    record = TokenLogprobs(1, -1.5, 3, tuple((i, -0.25) for i in range(20)))
+    tokens = [SampledToken(4), SampledToken(4), SampledToken(4, record)]
+    done = m.StepDone(0, ports.StepCompleted(9, tokens, {0: [record] * 4000, 2: [record] * 2000}, 5))
     with pytest.raises(codec.CodecError):
-        list(MessageBuffer().feed(framed(codec.encode_event(done))))
+        list(MessageBuffer().feed(framed(codec.encode(done))))
     events = codec.step_answer(done, 1 << 19)
-    frames = b"".join(framed(codec.encode_event(event)) for event in events)
+    frames = b"".join(framed(codec.encode(event)) for event in events)
     core = RecordingCore()
     driver = CoreDriver(core, StepEncoder({}, 4, frozenset()), None, None, None, None)
     driver.on_worker_event(m.StepLogprobs(3, 8, {0: record}), 0)  # of a worker that dies before it is through

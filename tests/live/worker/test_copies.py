@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from worker_fakes import FakeDevice, make_step
 
+from jettison.core import ports
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.live.worker.copies import CopyThread
 from jettison.live.worker.loop import WorkerLoop
+from jettison.memory.layout import LayoutSpec
+from jettison.types import LayerRange
 
 UNIT, NUM_LAYERS = 40, 4
 PATIENCE_S = 60.0
@@ -37,7 +40,7 @@ class Worker:
 
     def deliver(self, *commands: m.Command) -> None:
         for command in commands:
-            self.loop.deliver(codec.decode_command(codec.encode_command(command)))
+            self.loop.deliver(codec.decode_command(codec.encode(command)))
 
     def run(self) -> list[m.Event]:
         """Until there is nothing to do but to wait for copies."""
@@ -48,7 +51,7 @@ class Worker:
     def finish(self, num_ends: int) -> list[m.Event]:
         """Until so many transfers have ended."""
         found = self.run()
-        while sum(isinstance(event, m.TransferEnded) for event in found) < num_ends:
+        while sum(isinstance(event, ports.TransferEnded) for event in found) < num_ends:
             assert self.loop.copies_fd is not None, "a worker without a thread has nothing to wait for"
             assert select.select([self.loop.copies_fd], [], [], PATIENCE_S)[0], "no copy ends"
             found += self.run()
@@ -74,11 +77,15 @@ def threaded():
 
 
 def out(transfer_id, blocks, slots, layers=(0, NUM_LAYERS)):
-    return m.SendKV(transfer_id, 0, *layers, list(blocks), list(slots), to_host=True, beside_steps=True)
+    return ports.SendKV(
+        transfer_id, 0, 0, LayerRange(*layers), tuple(blocks), tuple(slots), to_host=True, beside_steps=True
+    )
 
 
 def back(transfer_id, slots, blocks, layers=(0, NUM_LAYERS)):
-    return m.SendKV(transfer_id, 0, *layers, list(slots), list(blocks), from_host=True, beside_steps=True)
+    return ports.SendKV(
+        transfer_id, 0, 0, LayerRange(*layers), tuple(slots), tuple(blocks), from_host=True, beside_steps=True
+    )
 
 
 def step(step_id):
@@ -86,13 +93,13 @@ def step(step_id):
 
 
 def layout(call_id, version=0, layers=(0, NUM_LAYERS), copies=()):
-    record = m.LayoutSpecRecord([f"layer:{i}" for i in range(*layers)], *layers)
-    return m.ApplyLayout(call_id, record, 0, version, list(copies))
+    record = LayoutSpec(frozenset([f"layer:{i}" for i in range(*layers)]), LayerRange(*layers))
+    return ports.ApplyLayout(0, call_id, record, 0, version, tuple(copies))
 
 
 def ends(events):
     """(id, whether complete, bytes) of the transfers among them."""
-    return [(e.transfer_id, e.complete, e.num_bytes) for e in events if isinstance(e, m.TransferEnded)]
+    return [(e.transfer_id, e.complete, e.num_bytes) for e in events if isinstance(e, ports.TransferEnded)]
 
 
 class Gate:
@@ -146,7 +153,7 @@ def test_a_piece_that_fails_ends_its_copy_and_the_worker_lives(worker):
     assert ends(worker.finish(1)) == [(1, False, 0)]
     worker.device.copy_gate = lambda copy: None
     worker.deliver(out(2, [1], [2]), step(3))
-    assert {type(event) for event in worker.finish(1)} == {m.TransferEnded, m.StepDone}
+    assert {type(event) for event in worker.finish(1)} == {ports.TransferEnded, m.StepDone}
 
 
 # --- beside steps -------------------------------------------------------------------------------------------------
@@ -185,14 +192,14 @@ def test_a_copy_goes_on_inside_a_step(threaded):
     threaded.device.copy_gate, threaded.device.run_step = gate, run_and_watch
     threaded.deliver(out(1, [1, 2], [0, 1]), step(2))
     events = threaded.finish(1)
-    assert seen == [True] and {type(event) for event in events} == {m.StepDone, m.TransferEnded}
+    assert seen == [True] and {type(event) for event in events} == {m.StepDone, ports.TransferEnded}
 
 
 def test_without_a_thread_pieces_are_copied_between_steps():
     worker = Worker(threaded=False)
     worker.deliver(out(1, [1, 2], [0, 1]), *(step(i) for i in range(2, 8)))
     kinds = [type(event) for event in worker.run()]
-    assert kinds.index(m.TransferEnded) > 2 and kinds.count(m.StepDone) == 6
+    assert kinds.index(ports.TransferEnded) > 2 and kinds.count(m.StepDone) == 6
 
 
 def test_a_copy_that_writes_blocks_waits_for_the_steps_before_it(worker):
@@ -220,7 +227,8 @@ def test_a_layout_waits_for_one_piece_and_what_is_still_there_goes_on(threaded):
     threaded.run()
     assert gate.waits.wait(PATIENCE_S)
     threaded.deliver(layout(4))
-    assert [type(event) for event in threaded.run()] == [m.LayoutApplied], "it has come although the copy is held up"
+    told = [type(event) for event in threaded.run()]
+    assert told == [m.MemoryReported, ports.LayoutApplied], "they have come although the copy is held up"
     assert gate.waits.wait(PATIENCE_S)
     threaded.deliver(layout(5, 1, (0, 2), [(3, 11)]))
     first, third = ends(threaded.run())
@@ -235,10 +243,10 @@ def test_a_cancelled_copy_ends_at_its_next_piece_and_others_go_on(threaded):
     threaded.deliver(out(1, [1, 2], [0, 1]), out(2, [3], [2]), out(3, [4], [3]))
     threaded.run()
     assert gate.waits.wait(PATIENCE_S)
-    threaded.deliver(m.CancelTransfer(2))
+    threaded.deliver(ports.CancelTransfer(0, 2))
     assert ends(threaded.take()) == [(2, False, 0)], "it need not wait for the first"
     assert gate.waits.wait(PATIENCE_S)
-    threaded.deliver(m.CancelTransfer(1), m.CancelTransfer(1), m.CancelTransfer(99))
+    threaded.deliver(ports.CancelTransfer(0, 1), ports.CancelTransfer(0, 1), ports.CancelTransfer(0, 99))
     (one,) = ends(threaded.take())
     assert one[:2] == (1, False) and 3 * UNIT < one[2] < 8 * UNIT
     gate.open()
@@ -246,7 +254,7 @@ def test_a_cancelled_copy_ends_at_its_next_piece_and_others_go_on(threaded):
 
 
 def test_a_copy_that_has_not_begun_is_withdrawn(worker):
-    worker.deliver(step(1), back(2, [0], [3]), out(3, [1], [1]), m.CancelTransfer(2), m.CancelTransfer(3))
+    worker.deliver(step(1), back(2, [0], [3]), out(3, [1], [1]), ports.CancelTransfer(0, 2), ports.CancelTransfer(0, 3))
     assert ends(worker.take()) == [(2, False, 0), (3, False, 0)]
     assert [type(event) for event in worker.run()] == [m.StepDone]
 
@@ -320,7 +328,7 @@ class Histories(RuleBasedStateMachine):
     @rule(back=st.integers(0, 3))
     def cancel(self, back):
         self.cancelled.add(self.next_id - back)
-        self.worker.deliver(m.CancelTransfer(self.next_id - back))
+        self.worker.deliver(ports.CancelTransfer(0, self.next_id - back))
 
     @rule(num_ticks=st.integers(1, 6))
     def work(self, num_ticks):
@@ -334,7 +342,7 @@ class Histories(RuleBasedStateMachine):
     def note_all(self, events):
         for event in events:
             self.seen.append(event)
-            if isinstance(event, m.TransferEnded):
+            if isinstance(event, ports.TransferEnded):
                 layers, blocks, slots, to_host, wanted = self.copies[event.transfer_id]
                 if event.complete:
                     held, ids = (self.device.host, slots) if to_host else (self.device.kv, blocks)
@@ -350,7 +358,7 @@ class Histories(RuleBasedStateMachine):
             self.note()
             self.note_all(self.worker.finish(len(self.copies) - len(ends(self.seen))))
             assert sorted(each[0] for each in ends(self.seen)) == sorted(self.copies), "one end each"
-            assert {e.call_id for e in self.seen if isinstance(e, m.LayoutApplied)} == self.calls
+            assert {e.call_id for e in self.seen if isinstance(e, ports.LayoutApplied)} == self.calls
         finally:
             self.worker.loop.close()
 

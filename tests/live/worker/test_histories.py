@@ -9,11 +9,14 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, precondition, rule
-from worker_fakes import FakeDevice, expected_token, make_step
+from worker_fakes import FakeDevice, expected_token, make_step, tokens_of
 
+from jettison.core import ports
 from jettison.live.engine.inprocess import InProcessCluster
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
+from jettison.memory.layout import LayoutSpec
+from jettison.types import LayerRange
 
 NUM_WORKERS, NUM_LAYERS, NUM_BLOCKS, UNIT = 3, 4, 12, 40
 worker_ids = st.integers(0, NUM_WORKERS - 1)
@@ -32,9 +35,9 @@ class Workers(RuleBasedStateMachine):
         self.devices = {
             i: FakeDevice(i, NUM_LAYERS, NUM_BLOCKS, UNIT, shard_num_bytes=300) for i in range(NUM_WORKERS)
         }
-        self.events: list[m.Event] = []
+        self.told: list[tuple[int, m.Event]] = []
         self.cluster = InProcessCluster(
-            self.devices, lambda _, event: self.events.append(event), piece_bytes=piece_bytes, seed=seed,
+            self.devices, lambda worker, event: self.told.append((worker, event)), piece_bytes=piece_bytes, seed=seed,
             activation_bytes=500, clock_ns=lambda: 0,
         )
         self.cluster.start()
@@ -46,10 +49,12 @@ class Workers(RuleBasedStateMachine):
         """Steps that were to be given up."""
         self.loaded: set[tuple[int, str]] = set()
         """Worker and shard that was read from the folder."""
-        self.kv_transfers: dict[int, m.SendKV] = {}
+        self.kv_transfers: dict[int, ports.SendKV] = {}
         self.sources: dict[int, int] = {}
-        self.shard_transfers: dict[int, tuple[int, m.SendShard]] = {}
+        self.shard_transfers: dict[int, tuple[int, ports.SendShard]] = {}
         self.calls: set[int] = set()
+        self.reports: set[int] = set()
+        """Those that asked for nothing but the memory's state, which layouts tell of, too."""
         self.free = {i: set(range(6, NUM_BLOCKS)) for i in range(NUM_WORKERS)}
         self.sent: dict[int, list[tuple]] = {i: [] for i in range(NUM_WORKERS)}
         self.on_the_way: dict[int, deque[m.Command]] = {i: deque() for i in range(NUM_WORKERS)}
@@ -107,7 +112,7 @@ class Workers(RuleBasedStateMachine):
         if len(targets) < len(blocks):
             blocks = targets = []
         self.free[dst] -= set(targets)
-        transfer = m.SendKV(self.take_id(), dst, *layers, blocks, targets)
+        transfer = ports.SendKV(self.take_id(), src, dst, LayerRange(*layers), tuple(blocks), tuple(targets))
         self.kv_transfers[transfer.transfer_id] = transfer
         self.sources[transfer.transfer_id] = src
         self.send(src, transfer, ("transfer", transfer.transfer_id))
@@ -118,7 +123,7 @@ class Workers(RuleBasedStateMachine):
         shard = f"layer:{layer}"
         if (dst, shard) in self.loaded or self.is_filling(dst, shard):
             return multiple()  # a shard is filled from one source at a time
-        transfer = m.SendShard(self.take_id(), dst, shard)
+        transfer = ports.SendShard(self.take_id(), src, dst, shard)
         self.shard_transfers[transfer.transfer_id] = (src, transfer)
         self.sources[transfer.transfer_id] = src
         self.send(src, transfer, ("transfer", transfer.transfer_id))
@@ -128,37 +133,38 @@ class Workers(RuleBasedStateMachine):
         """Whether a transfer of the shard to this worker has not been told of as ended."""
         ended = self.ended()
         return any(
-            transfer.dst_worker == dst and transfer.shard == shard and transfer_id not in ended
+            transfer.dst == dst and transfer.shard == shard and transfer_id not in ended
             for transfer_id, (_, transfer) in self.shard_transfers.items()
         )
 
     @rule(transfer_id=transfers)
     def cancel(self, transfer_id):
         self.cancelled.add(transfer_id)
-        self.on_the_way[self.sources[transfer_id]].append(m.CancelTransfer(transfer_id))
+        self.on_the_way[self.sources[transfer_id]].append(ports.CancelTransfer(self.sources[transfer_id], transfer_id))
 
     @rule(worker=worker_ids, stale=st.booleans())
     def apply_layout(self, worker, stale):
         call_id = self.take_id()
         version = self.devices[worker].layout_version - stale
-        record = m.LayoutSpecRecord([f"layer:{i}" for i in range(NUM_LAYERS)], 0, NUM_LAYERS)
+        record = LayoutSpec(frozenset([f"layer:{i}" for i in range(NUM_LAYERS)]), LayerRange(0, NUM_LAYERS))
         self.calls.add(call_id)
-        self.send(worker, m.ApplyLayout(call_id, record, call_id, version, []), ("apply", call_id))
+        self.send(worker, ports.ApplyLayout(worker, call_id, record, call_id, version, ()), ("apply", call_id))
 
     @rule(worker=worker_ids)
     def report(self, worker):
         call_id = self.take_id()
         self.calls.add(call_id)
+        self.reports.add(call_id)
         self.send(worker, m.ReportMemory(call_id), ("report", call_id))
 
     @rule(worker=worker_ids, layer=st.integers(0, NUM_LAYERS))
     def load(self, worker, layer):
-        if any(t.shard == f"layer:{layer}" and t.dst_worker == worker for _, t in self.shard_transfers.values()):
+        if any(t.shard == f"layer:{layer}" and t.dst == worker for _, t in self.shard_transfers.values()):
             return  # a shard comes from a peer or from the folder, never from both at once
         self.loaded.add((worker, f"layer:{layer}"))
         call_id = self.take_id()
         self.calls.add(call_id)
-        self.on_the_way[worker].append(m.LoadShard(call_id, f"layer:{layer}"))  # the last one is not mapped
+        self.on_the_way[worker].append(ports.LoadShard(worker, call_id, f"layer:{layer}"))  # the last one is not mapped
 
     @precondition(lambda self: self.may_cut and not self.severed)
     @rule(a=worker_ids, b=worker_ids)
@@ -175,15 +181,17 @@ class Workers(RuleBasedStateMachine):
                 self.deliver(worker, 2, 5)
         self.cluster.pump()
         ends = Counter()
-        for event in self.events:
+        for worker, event in self.told:
             match event:
-                case m.StepDone() | m.StepFailed() | m.StepAbandoned():
+                case m.StepDone() | ports.StepFailed() | ports.StepAbandoned():
                     ends["step", event.step_id] += 1
-                    self.check_step(event)
-                case m.TransferEnded():
+                    self.check_step(worker, event)
+                case ports.TransferEnded():
                     ends["transfer", event.transfer_id] += 1
-                    self.check_complete(event)
-                case m.LayoutApplied() | m.CallFailed() | m.CallDone() | m.MemoryReported():
+                    self.check_complete(worker, event)
+                case ports.LayoutApplied() | ports.CallFailed() | ports.ShardLoaded():
+                    ends["call", event.call_id] += 1
+                case m.MemoryReported() if event.call_id in self.reports:
                     ends["call", event.call_id] += 1
         expected = {("step", i) for i in self.steps} | {("call", i) for i in self.calls}
         told = {("transfer", i) for i in [*self.kv_transfers, *self.shard_transfers]}
@@ -197,38 +205,38 @@ class Workers(RuleBasedStateMachine):
         self.check_shards()
         self.check_order()
 
-    def check_step(self, event):
+    def check_step(self, worker, event):
         tokens, stages, last = self.steps[event.step_id]
-        assert event.worker_id == last, "the last stage tells"
+        assert worker == last, "the last stage tells"
         if isinstance(event, m.StepDone):
-            assert event.token_ids == [expected_token(tokens, stages)]
-        if isinstance(event, m.StepAbandoned):
+            assert tokens_of(event) == [expected_token(tokens, stages)]
+        if isinstance(event, ports.StepAbandoned):
             assert event.step_id in self.asked and event.step_id in self.armed
             return
         poisoned = any(event.step_id in device.poisoned for device in self.devices.values())
-        assert poisoned == isinstance(event, m.StepFailed) or self.severed
+        assert poisoned == isinstance(event, ports.StepFailed) or self.severed
 
-    def check_complete(self, event):
-        if event.worker_id == self.sources[event.transfer_id]:
+    def check_complete(self, worker, event):
+        if worker == self.sources[event.transfer_id]:
             assert not event.complete, "a source only tells of what could not begin"
         elif not self.severed and event.transfer_id not in self.cancelled:
             assert event.complete
 
     def ended(self):
-        return {event.transfer_id: event for event in self.events if isinstance(event, m.TransferEnded)}
+        return {event.transfer_id: event for _, event in self.told if isinstance(event, ports.TransferEnded)}
 
     def check_kv(self):
         fresh = {i: FakeDevice(i, NUM_LAYERS, NUM_BLOCKS, UNIT).kv for i in range(NUM_WORKERS)}
         touched = {i: np.zeros((NUM_LAYERS, NUM_BLOCKS), bool) for i in range(NUM_WORKERS)}
         for transfer in self.kv_transfers.values():
-            layers = slice(transfer.layer_lo, transfer.layer_hi)
-            touched[transfer.dst_worker][layers, transfer.dst_blocks] = True
+            layers = slice(*transfer.layers)
+            touched[transfer.dst][layers, transfer.dst_blocks] = True
             event = self.ended().get(transfer.transfer_id)
             if event is None or not event.complete:
                 continue
             source = fresh[self.sources[transfer.transfer_id]][layers, transfer.src_blocks]
             assert event.num_bytes == source.size
-            assert (self.devices[transfer.dst_worker].kv[layers, transfer.dst_blocks] == source).all()
+            assert (self.devices[transfer.dst].kv[layers, transfer.dst_blocks] == source).all()
         for i, device in self.devices.items():
             assert (device.kv[~touched[i]] == fresh[i][~touched[i]]).all(), "a block that no transfer names was written"
 
@@ -238,7 +246,7 @@ class Workers(RuleBasedStateMachine):
             event = self.ended().get(transfer_id)
             if event is not None and event.complete:
                 assert event.num_bytes == 300
-                marked[transfer.dst_worker][transfer.shard] -= 1
+                marked[transfer.dst][transfer.shard] -= 1
         assert all(count == 0 for counts in marked.values() for count in counts.values())
 
     def check_order(self):

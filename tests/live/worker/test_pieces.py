@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jettison.live.worker.pieces import MIN_PIECE_BYTES, START_PIECE_BYTES, PieceSizer
+from jettison.live.worker.pieces import MIN_PIECE_BYTES, START_PIECE_BYTES, PieceSizer, SpareTime
 
 MS = 1_000_000
 
@@ -39,3 +39,23 @@ def test_a_link_that_never_refuses_gets_the_largest_pieces() -> None:
 
 def test_a_fixed_size_stays() -> None:
     assert drive(PieceSizer(12_345, adapt=False), 1e6, 1.0, refuses=True) == 12_345
+
+
+def test_spare_time_is_a_share_of_what_layers_take_and_no_step_inherits_it():
+    spare = SpareTime(share=4, max_ns=100)
+    spare.begin(0)
+    spare.earn(200)
+    assert spare
+    spare.spend(260)
+    assert not spare, "a piece took more than the fifty there were"
+    spare.begin(300)
+    spare.earn(336)
+    assert not spare
+    spare.earn(10_000)
+    assert spare
+    spare.spend(10_101)
+    assert not spare, "no more is saved up than the bound"
+    spare.begin(11_000)
+    spare.earn(11_040)
+    spare.begin(12_000)
+    assert not spare

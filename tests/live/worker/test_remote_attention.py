@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from worker_fakes import FakeDevice, make_step
 
+from jettison.core import ports
 from jettison.device.step import RemoteKV
 from jettison.live.engine.inprocess import InProcessCluster
 from jettison.live.wire import codec
@@ -103,7 +104,7 @@ def test_a_refusal_fails_the_step_so_that_it_is_computed_again():
     cluster = Cluster(2)
     cluster.devices[1].refuses = True
     (event,) = run(cluster, asking_step())
-    assert isinstance(event, m.StepFailed) and event.recompute and "not mapped" in event.message
+    assert isinstance(event, ports.StepFailed) and event.recompute and "not mapped" in event.message
     cluster.devices[1].refuses = False
     assert isinstance(run(cluster, asking_step(step_id=4))[-1], m.StepDone), "and the next one is not disturbed"
 
@@ -112,14 +113,14 @@ def test_a_link_that_breaks_meanwhile_fails_the_step_so_that_it_is_computed_agai
     cluster = Cluster(2)
     cluster.devices[0].before_collect = lambda: cluster.link(0, 1).cut()
     events = run(cluster, asking_step())
-    (failed,) = [e for e in events if isinstance(e, m.StepFailed)]
+    (failed,) = [e for e in events if isinstance(e, ports.StepFailed)]
     assert failed.recompute and "link to worker 1" in failed.message
 
 
 def test_without_a_link_the_step_fails_at_once():
     cluster = Cluster(2)
     (event,) = run(cluster, asking_step((7,)))
-    assert isinstance(event, m.StepFailed) and event.recompute and "no link to worker 7" in event.message
+    assert isinstance(event, ports.StepFailed) and event.recompute and "no link to worker 7" in event.message
 
 
 def test_a_question_that_is_none_costs_the_link():

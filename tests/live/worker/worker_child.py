@@ -1,4 +1,4 @@
-"""A worker process with a fake device, started by tests through ``LocalLauncher(worker_command=...)``."""
+"""A worker process with a fake device, started by tests through ``LocalSpawner(worker_command=...)``."""
 
 from __future__ import annotations
 

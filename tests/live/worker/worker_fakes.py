@@ -7,9 +7,11 @@ import threading
 
 import numpy as np
 
+from jettison.core import ports
 from jettison.device.model.identity import digest_of
 from jettison.device.step import Ended, StepInput, StepOutput
 from jettison.errors import StalePlanError
+from jettison.live.wire import messages as m
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.types import LayerRange, SampledToken
 
@@ -213,6 +215,16 @@ def make_step(step_id, tokens, layers=(0, 4), prev=None, next_=None, group_id=0,
         sample_rows=np.zeros(1, dtype=np.int32), group_id=group_id, epoch=epoch,
         safepoint_layers=0 if prev is not None else safepoint_layers,
     )
+
+
+def step_done(worker, step_id, token_id):
+    """What the last stage tells of a step of one row, by a clock that stands still."""
+    return m.StepDone(worker, ports.StepCompleted(step_id, [SampledToken(token_id)], {}, 0))
+
+
+def tokens_of(done):
+    """Ids of what a step sampled."""
+    return [token.token_id for token in done.completed.tokens]
 
 
 def expected_token(tokens, stages):

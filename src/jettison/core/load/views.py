@@ -20,6 +20,7 @@ from jettison.cost.grouprate import TokenMix
 from jettison.cost.stepwork import LONE_STEP, NOTHING, StepWork, last_stage_of, period_of, step_of
 from jettison.policy.computeload import Arrangement, compute_load, steady_step
 from jettison.policy.exchange import ExchangeCosts
+from jettison.policy.merge import partner_size
 from jettison.policy.overload import Assessment, assess_overload, foreseen_missing_blocks, why_queue_is_no_reason
 from jettison.policy.refusal import predicted_wait_s
 from jettison.policy.restore import MergedLoad, falls_behind
@@ -355,11 +356,10 @@ class Loads:
         return max(self.traffic.mean_stay_s or 0.0, group.queues.mean_age_s(now_ns) or 0.0)
 
     def _least_partner(self, group: Group) -> int:
-        """Stages of the smallest other group; 1 without any."""
-        num_single = len(self._state.groups) - len(self._state.pipelines) - (len(group.stages) == 1)
-        if num_single > 0:
-            return 1
-        return min((len(g.stages) for g in self._state.pipelines.values() if g is not group), default=1)
+        """Stages of the group that a drop would merge it with."""
+        state = self._state
+        num_single = len(state.groups) - len(state.pipelines) - (len(group.stages) == 1)
+        return partner_size([1] if num_single else (len(g.stages) for g in state.pipelines.values() if g is not group))
 
     def merged_load(self, group: Group, now_ns: int) -> MergedLoad:
         """A merged group as the restore policy sees it."""

@@ -19,13 +19,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 
-from jettison.core.advice import Wanted
+from jettison.core.advice import WantedMove
 from jettison.core.moving.checkpoints import Checkpoints, is_copyable
 from jettison.core.moving.migrations import Migrations, may_go
 from jettison.core.moving.passage import Passage, RelocationPhase
 from jettison.core.moving.relayout import RETRY_NS
-from jettison.core.pending import CallAnswer, PendingCall, Purpose
+from jettison.core.pending import CallAnswer, PendingCall, TransferPurpose
 from jettison.core.ports import Action, CallFailed, KeepShard
+from jettison.core.preemption import Preemption
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState, WorkerState
@@ -174,7 +175,7 @@ class Leaving:
         queues = self.group.queues
         for state in queues.running_offline():
             if state.num_pending == 0 and state.is_settled and state.request_id not in self._to_copy:
-                self.group.preempt(state)
+                self.group.preempt(state, Preemption.SLEEP)
         for state in [*queues.waiting, *queues.waiting_offline]:
             if state.ending is None and any(not home.blocks.is_oversized(state) for home in homes):
                 queues.take_out(state)
@@ -196,7 +197,7 @@ class Leaving:
         kinds = tuple(MigrationKind) if kind is None else (kind,)
         ready = [s for s in running if may_go(s) and not s.is_offline and not self._migrations.is_moving(s)]
         wanted = [
-            Wanted(state, home, self._num_waited[state.request_id], kinds)
+            WantedMove(state, home, self._num_waited[state.request_id], kinds)
             for state, home in self._placed(ready, homes)
         ]
         chosen = self._cluster.advice.choose_kinds(wanted)
@@ -267,7 +268,7 @@ class Leaving:
         if worker.num_relayouts_open or worker.ghosts or worker.ledger.num_held:
             return False
         here = (p for p in book.transfers.values() if worker.worker_id in p.ends)
-        return all(p.purpose is Purpose.HOST and p.ends[0] == worker.worker_id for p in here)
+        return all(p.purpose is TransferPurpose.HOST and p.ends[0] == worker.worker_id for p in here)
 
 
 def _load(group: Group) -> tuple[int, int]:

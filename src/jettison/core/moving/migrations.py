@@ -14,7 +14,7 @@ from jettison.core.changes import WaitsFor
 from jettison.core.moving.astokens import TokenRelocation
 from jettison.core.moving.passage import Passage, RelocationPhase
 from jettison.core.moving.relocate import MAX_FINAL_BLOCKS, Relocation
-from jettison.core.pending import PendingTransfer, Purpose
+from jettison.core.pending import PendingTransfer, TransferPurpose
 from jettison.core.ports import Action, CancelTransfer, Record, TransferEnded
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
@@ -105,7 +105,7 @@ class Migrations:
             )
         else:
             migration = Relocation(
-                self._cluster, state, source, destination, Purpose.MIGRATION, now_ns,
+                self._cluster, state, source, destination, TransferPurpose.MIGRATION, now_ns,
                 lambda m: self._over(m, on_over), max_rounds=MAX_ROUNDS, num_cached_blocks=num_cached_blocks,
                 max_final_blocks=max_final_blocks,
             )
@@ -119,7 +119,7 @@ class Migrations:
         destination."""
         self.under_way.remove(before)
         migration = Relocation(
-            self._cluster, before.state, before.source, before.destination, Purpose.MIGRATION, now_ns,
+            self._cluster, before.state, before.source, before.destination, TransferPurpose.MIGRATION, now_ns,
             lambda m: self._over(m, on_over), max_rounds=MAX_ROUNDS, num_cached_blocks=num_blocks,
             max_final_blocks=before.num_final_blocks,
         )

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jettison.core.moving.passage import Passage, RelocationPhase
-from jettison.core.pending import Owner, PendingTransfer, Purpose
+from jettison.core.pending import Owner, PendingTransfer, TransferPurpose
 from jettison.core.ports import Action, CancelTransfer, TransferEnded
 from jettison.core.requests import RequestState
 from jettison.core.residence import in_arenas
@@ -41,7 +41,7 @@ class Relocation(Passage):
     kind = MigrationKind.KV
 
     def __init__(
-        self, cluster: ClusterState, state: RequestState, source: Group, destination: Group, purpose: Purpose,
+        self, cluster: ClusterState, state: RequestState, source: Group, destination: Group, purpose: TransferPurpose,
         now_ns: int, on_over: Callable[[Passage], list[Action]], *, owner: Owner | None = None,
         max_rounds: int | None = None, num_cached_blocks: int = 0,
         max_final_blocks: int = MAX_FINAL_BLOCKS,
@@ -164,7 +164,7 @@ class Relocation(Passage):
     def _crowded_links(self) -> set[tuple[WorkerId, WorkerId]]:
         """Links of this move with ports that other requests migrate through, too."""
         links = {(part.src, part.dst) for part in self._plan}
-        return {link for link in links if self._cluster.book.is_shared(*link, Purpose.MIGRATION)}
+        return {link for link in links if self._cluster.book.is_shared(*link, TransferPurpose.MIGRATION)}
 
     # --- ends -------------------------------------------------------------------------------------------------
 

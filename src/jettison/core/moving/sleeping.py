@@ -75,8 +75,10 @@ class Sleepers:
     def __init__(
         self, cluster: ClusterState, moves: Moves, recoveries: Recoveries, migrations: Migrations,
         checkpoints: Checkpoints, why_needed: Callable[[Collection[WorkerId]], str | None],
+        predict: Callable[[WorkerId], Expected | None],
     ) -> None:
-        """``why_needed``: why some request could not be held without these workers; None: there is no such request."""
+        """``why_needed``: why some request could not be held without these workers; None: there is no such request.
+        ``predict``: how long a wake will take, where its order does not say; None: not known."""
         self._cluster = cluster
         self._moves = moves
         self._recoveries = recoveries
@@ -94,8 +96,7 @@ class Sleepers:
         self._retry_ns = 0
         self.host_copies: dict[str, set[ShardId]] = {}
         """Shards that the host copy of each machine has."""
-        self.predict: Callable[[WorkerId], Expected] | None = None
-        """How long a wake will take: asked where the order does not say."""
+        self.predict = predict
         self._asked: dict[WorkerId, tuple[int, Expected | None]] = {}
         """Workers that are being woken: since when, and the prediction."""
         self.woken: deque[Woken] = deque(maxlen=64)
@@ -242,8 +243,7 @@ class Sleepers:
                 return self._moves.end_leaving(leaving, now_ns)
         if not worker.is_asleep:
             raise ValueError(f"worker {worker_id} is not asleep")
-        if expected is None and self.predict is not None:
-            expected = self.predict(worker_id)
+        expected = expected or self.predict(worker_id)
         self._asked[worker_id] = now_ns, expected
         if worker_id in self._emptying:
             self._to_wake.add(worker_id)

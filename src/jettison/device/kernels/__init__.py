@@ -32,13 +32,13 @@ logger = logging.getLogger(__name__)
 
 
 def this_processor() -> Processor:
-    """What this process runs on, and which native kernels it has for that."""
+    """The processor of this process, and the native kernels that it can use on it."""
     return Processor(processor_features(), tuple(native.supported_variants()))
 
 
 def resolve_kernels(name: str, dtype: torch.dtype, processor: Processor | None = None) -> str:
-    """The kernels' own name of what a configuration calls ``name``: no ``auto`` is left, and the instruction set is
-    said, so that workers that load it compute alike, and profiles are told apart. Raises as ``load_kernels`` does.
+    """The full name of the kernels that a configuration calls ``name``: ``auto`` is resolved and the instruction set
+    included, so that all workers compute alike, and profiles can be told apart. Raises as ``load_kernels`` does.
     """
     return load_kernels(name, dtype, processor).name
 
@@ -58,10 +58,10 @@ def load_kernels(
     """The kernels called ``name``: ``"auto"``, ``"torch"``, ``"native"`` or ``"native-<variant>"``, the latter two
     also with ``"+torch-linear"``, which leaves products in bfloat16 to torch.
 
-    ``auto`` depends on the precision that the model is computed in: see ``choose_kind``. Where the library was not
-    built, or does not work here, it is torch, with one note in the log. ``processor``: which one to take this for, with
-    some of the instruction sets that run here (None: as it is).
-    Raises ConfigError for an unknown name, or when native kernels were asked for and cannot be had.
+    ``auto`` depends on the precision of the model: see ``choose_kind``. Where the library was not built, or does not
+    work here, it is torch, with one note in the log. ``processor``: the processor to assume, with some of the
+    instruction sets that run here (None: the actual one). Raises ConfigError for an unknown name, or when native
+    kernels were requested and are not available.
     """
     among = None if processor is None else processor.variants
     try:

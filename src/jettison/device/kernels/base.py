@@ -1,4 +1,4 @@
-"""What the model asks of a device's compute kernels, and the argument checks that every back end shares.
+"""The contract between the model and a device's compute kernels, and the argument checks that all back ends share.
 
 Here: the ``Kernels`` protocol (the contract) and cheap shape and dtype checks. Not here: any arithmetic, and
 anything that knows about requests, layers or memory ownership.
@@ -26,11 +26,11 @@ from jettison.device.kernels.operands import (
 )
 
 CUDA, CUDA_INVARIANT = "cuda", "cuda-invariant"
-"""Kernels of ``device.cuda.kernels``: the fast ones, and those whose rows do not depend on the batch."""
+"""Kernels of ``device.cuda.kernels``: the fast ones, and the ones with rows that do not depend on the batch."""
 
 
 class Kernels(Protocol):
-    """The compute of one device. Methods are thread-safe, and write only what they name.
+    """The compute of one device. Methods are thread-safe, and write only their named outputs.
 
     All raise ValueError for shapes, dtypes or strides that break the contract, before anything is written.
     A row's result never depends, not even in its last bit, on which other rows share the batch: ``attention`` of
@@ -40,7 +40,7 @@ class Kernels(Protocol):
     """
 
     name: str
-    """What was chosen, for logs and fingerprints: ``"native-avx2"``, ``"native-avx512bf16+torch-linear"``, ..."""
+    """The name for logs and fingerprints: ``"native-avx2"``, ``"native-avx512bf16+torch-linear"``, ..."""
 
     def write_kv(
         self,
@@ -125,7 +125,7 @@ class Kernels(Protocol):
         self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, block_tables: Int32Array,
         query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array,
     ) -> None:
-        """The first half of a layer: see ``layer.attend_layer``, whose bits it has. ``positions``: int32 [T].
+        """The first half of a layer, with the same bits as ``layer.attend_layer``. ``positions``: int32 [T].
 
         Raises IndexError as ``write_kv`` and ``rotary`` do.
         """
@@ -143,7 +143,7 @@ class Kernels(Protocol):
         ...
 
     def packs(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-        """Whether parameters of this shape are matrices that lie packed in their slab."""
+        """Whether parameters of this shape are matrices that are packed in their slab."""
         ...
 
     def pack_rows(self, rows: Tensor, first: int, packed: PackedMatrix) -> None:
@@ -156,7 +156,7 @@ class Kernels(Protocol):
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In what sums over ``dtype`` are kept, and log-sum-exps handed out."""
+    """The type of sums over ``dtype``, and of log-sum-exps."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

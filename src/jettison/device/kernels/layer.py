@@ -1,7 +1,7 @@
-"""The two halves of a decoder layer in terms of single kernels.
+"""The two halves of a decoder layer as compositions of single kernels.
 
-A back end that can do a half in one call does the same operations in the same order, with the same roundings: which of
-the two ways a step goes changes no bit. What a half takes is in ``operands``.
+A back end that can do a half in one call does the same operations in the same order, with the same roundings, so the
+choice changes no bit. The arguments are in ``operands``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def prepare_heads(
 def feed_forward(
     kernels: Kernels, weights: LayerWeights, buffers: Activations, constants: LayerConstants
 ) -> None:
-    """Adds ``buffers.x`` to the residual, and leaves what the MLP makes of its norm in ``buffers.x``."""
+    """Add ``buffers.x`` to the residual, and leave the MLP of the residual's norm in ``buffers.x``."""
     kernels.add_rms_norm(buffers.x, buffers.residual, weights.post_norm, constants.eps, buffers.x)
     kernels.linear(buffers.x, weights.gate_up_weight, weights.gate_up_bias, buffers.gate_up)
     kernels.silu_mul(buffers.gate_up, buffers.activated)

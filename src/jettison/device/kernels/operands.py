@@ -1,6 +1,6 @@
-"""What kernels take besides plain tensors: lengths on the host, packed matrices, a layer's parameters and buffers.
+"""Operands of kernels besides plain tensors: lengths on the host, packed matrices, a layer's parameters and buffers.
 
-Not here: what is done with them (``base``, ``layer``).
+Not here: the operations (``base``, ``layer``).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
 class PackedMatrix(NamedTuple):
     """A weight matrix [N, K] in the form that a back end multiplies fastest (``csrc/packed.h``).
 
-    As many bytes as the plain matrix, so whatever moves slabs of parameters moves packed ones. Workers of one cluster
-    have the same kernels, and with them the same forms.
+    It has as many bytes as the plain matrix, so slabs of parameters are moved the same way in either form. Workers of
+    one cluster have the same kernels, and so the same forms.
     """
 
     data: Tensor
-    """[N, K], contiguous. Its elements are not where they seem to be: ``gather_rows`` reads rows."""
+    """[N, K], contiguous. Its elements are permuted: use ``gather_rows`` to read rows."""
 
 
 Weight: TypeAlias = Tensor | PackedMatrix
@@ -53,7 +53,7 @@ class LayerWeights:
         self.arena = arena
         """[blocks, 2, kv_heads, block_size, head_dim]"""
         self.bound: Any = None
-        """What a back end has made of the addresses."""
+        """A back end's form of the addresses."""
 
 
 class Activations(Protocol):
@@ -79,12 +79,12 @@ class Activations(Protocol):
 
 
 class LayerConstants(NamedTuple):
-    """What a layer needs beside parameters, the same for all layers and steps."""
+    """Constants of a layer besides its parameters, the same for all layers and steps."""
 
     cos: Tensor
     """[max_positions, rotary_dim]"""
     sin: Tensor
     eps: float
-    """Of all norms."""
+    """Epsilon of all norms."""
     scale: float
-    """Of scores."""
+    """Scale of attention scores."""

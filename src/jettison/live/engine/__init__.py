@@ -1,1 +1,1 @@
-"""The controller's side: the engine, its core's driver, the launcher of workers, and what a front end may ask."""
+"""The controller's side: the engine, its core's driver, the crew of workers, and what a front end may ask."""

@@ -173,8 +173,8 @@ class EngineClient(Protocol):
         """Whether the queue takes another request of a tenant, behind ``num_arriving`` of all that are not submitted
         yet. Cheap.
 
-        Raises OverCapacityError. ``submit`` asks the same by itself; who asks on arrival need not read a request that
-        will be refused.
+        Raises OverCapacityError. ``submit`` asks the same by itself; a front end that asks on arrival need not read a
+        request that will be refused.
         """
         ...
 
@@ -187,8 +187,8 @@ class EngineClient(Protocol):
         ...
 
     def note_stored(self, works: Sequence[StoredWork]) -> None:
-        """All offline work that the front end has promised to have done by some time, accepted here or not: whom a
-        deadline needs is woken, and does not fall asleep. Nothing before the engine is ready."""
+        """All offline work that the front end has promised to have done by some time, accepted here or not: an instance
+        that a deadline needs is woken, and does not fall asleep. Nothing before the engine is ready."""
         ...
 
     def objectives(self) -> Objectives:
@@ -213,5 +213,5 @@ class SleepControl(Protocol):
         ...
 
     def states(self, instance: int | None = None) -> Mapping[str, Any]:
-        """Who sleeps."""
+        """The instances and whether each sleeps."""
         ...

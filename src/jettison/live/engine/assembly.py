@@ -26,10 +26,10 @@ from jettison.device.model.weights import WeightFolder
 from jettison.device.model.workspace import Workspace
 from jettison.errors import BudgetError, ConfigError
 from jettison.live.engine.encoder import MAX_FIXED_BYTES, fixed_step_bytes
-from jettison.live.engine.launcher import WorkerSpec
 from jettison.live.engine.positions import PositionRoom
 from jettison.live.machine.address_space import spans_complaint
 from jettison.live.machine.memory import Wanted, cores_warning, memory_limit
+from jettison.live.wire.worker_config import WorkerSpec
 from jettison.live.worker.pieces import MAX_PIECE_BYTES
 from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutSpec

@@ -1,7 +1,7 @@
 """Carries the core's actions to workers and their answers back. Synchronous; owns no sockets and no clock.
 
 Used by the asyncio engine (real processes) and by the in-process cluster of tests and ``jettison verify``: both
-differ only in ``send`` and ``abandon`` and in who calls ``on_worker_event``.
+differ only in ``send`` and ``abandon`` and in the caller of ``on_worker_event``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SendCommand = Callable[[WorkerId, m.Command], None]
 
 @dataclass(slots=True)
 class Delays:
-    """What stages waited for: their input on the link, and attention at peers."""
+    """Times that stages waited: for their input on the link, and for attention at peers."""
 
     num_activations: int = 0
     activation_ns: int = 0
@@ -122,10 +122,14 @@ class CoreDriver:
                     self._abandon(action.worker_id, action.step_id)
                 case ports.EmitTokens() | ports.Emit() | ports.Record():
                     told.append(action)
-                case _:
-                    if self._observer is not None and isinstance(action, ports.Transfer):
+                case ports.SendKV() | ports.SendShard():
+                    if self._observer is not None:
                         self._observer.transfer_begun(action)
-                    self._send(*_to_command(action))
+                    self._send(action.src, action)
+                case ports.CancelTransfer():
+                    self._send(action.src, action)
+                case _:
+                    self._send(action.worker_id, action)
         for action in told:
             if isinstance(action, ports.Record):
                 if self._observer is not None:
@@ -144,45 +148,34 @@ class CoreDriver:
     # --- events -----------------------------------------------------------------------------------------------
 
     def _translate(self, event: m.Event) -> ports.Event | None:
+        """What the core hears of it; None: nothing."""
         match event:
-            case m.StepLogprobs():
-                self._parts.setdefault(event.step_id, []).append(event)
-                return None
             case m.StepDone():
-                event = codec.with_parts(event, parts) if (parts := self._parts.pop(event.step_id, [])) else event
                 self._note_stage(event)
                 self._note_step_ended(event.step_id)
-                return _step_completed(event, self._encoder.take_refused(event.step_id))
+                return self._completed(event.completed)
+            case m.StepLogprobs():
+                self._parts.setdefault(event.step_id, []).append(event)
             case m.StageDone():
                 self._note_stage(event)
-                return None
-            case m.StepAbandoned():
+            case m.MemoryReported() | m.WorkerReady():
+                self.memory[event.worker_id] = event.memory
+            case m.WorkerStartFailed():
+                pass
+            case ports.StepAbandoned() | ports.StepFailed():
                 self._note_ended_early(event.step_id)
-                return ports.StepAbandoned(event.step_id)
-            case m.StepFailed():
-                self._note_ended_early(event.step_id)
-                return ports.StepFailed(event.step_id, event.message, event.lost_worker, event.recompute)
-            case m.Fenced():
-                return ports.WorkerFenced(event.worker_id, event.call_id)
-            case m.LayoutOffered():
-                return ports.LayoutOffered(event.worker_id, event.call_id, codec.offer_from_event(event))
-            case m.LayoutApplied():
-                self.memory[event.worker_id] = event.memory
-                return ports.LayoutApplied(event.worker_id, event.call_id, codec.result_from_event(event))
-            case m.CallFailed():
-                return ports.CallFailed(event.worker_id, event.call_id, f"{event.error_type}: {event.message}")
-            case m.CallDone():
-                return ports.ShardLoaded(event.worker_id, event.call_id)
-            case m.TransferEnded():
-                return ports.TransferEnded(event.transfer_id, event.complete, event.num_bytes, event.duration_ns)
-            case m.MemoryReported():
-                self.memory[event.worker_id] = event.memory
-                return None
-            case m.WorkerReady():
-                self.memory[event.worker_id] = event.memory
-                return None
+                return event
             case _:
-                return None
+                return event
+        return None
+
+    def _completed(self, completed: ports.StepCompleted) -> ports.StepCompleted:
+        """With what came ahead of it, and without what was sampled though its request's wishes were not sent."""
+        if parts := self._parts.pop(completed.step_id, []):
+            completed = codec.with_parts(completed, parts)
+        for place in self._encoder.take_refused(completed.step_id):  # their requests fail, each alone
+            completed.tokens[place] = SampledToken(FAILED_TOKEN_ID)
+        return completed
 
     def _note_stage(self, event: m.StepDone | m.StageDone) -> None:
         self.bubbles.stage_done(event.worker_id, event.step_id, event.started_ns, event.ended_ns)
@@ -199,48 +192,3 @@ class CoreDriver:
         self.bubbles.ended(step_id)
         if self._observer is not None:
             self._observer.step_ended(step_id)
-
-
-def _to_command(action: ports.Action) -> tuple[WorkerId, m.Command]:
-    match action:
-        case ports.OfferLayout():
-            spec = codec.layout_to_record(action.spec)
-            return action.worker_id, m.OfferLayout(action.call_id, spec, action.live_blocks)
-        case ports.ApplyLayout():
-            spec = codec.layout_to_record(action.spec)
-            return action.worker_id, m.ApplyLayout(
-                action.call_id, spec, action.live_blocks, action.version, list(action.copies)
-            )
-        case ports.SendKV():
-            return action.src, m.SendKV(
-                action.transfer_id, action.dst, action.layers.lo, action.layers.hi,
-                list(action.src_blocks), list(action.dst_blocks), action.urgent, action.from_host, action.to_host,
-                action.beside_steps,
-            )
-        case ports.SendShard():
-            return action.src, m.SendShard(action.transfer_id, action.dst, action.shard)
-        case ports.LoadShard():
-            return action.worker_id, m.LoadShard(action.call_id, action.shard)
-        case ports.KeepShard():
-            return action.worker_id, m.KeepShard(action.call_id, action.shard)
-        case ports.CancelTransfer():
-            return action.src, m.CancelTransfer(action.transfer_id)
-        case ports.FenceWorker():
-            return action.worker_id, m.FenceWorker(action.call_id, action.lost, action.lost_life)
-        case _:
-            raise TypeError(f"not a worker's action: {action!r}")
-
-
-def _step_completed(event: m.StepDone, refused: list[int]) -> ports.StepCompleted:
-    logprobs = event.logprobs
-    if logprobs:
-        tokens = [
-            SampledToken(t, codec.logprobs_from_record(logprobs[i]) if i in logprobs else None)
-            for i, t in enumerate(event.token_ids)
-        ]
-    else:
-        tokens = [SampledToken(t) for t in event.token_ids]
-    for place in refused:  # sampled without what their requests asked for: those fail, each alone
-        tokens[place] = SampledToken(FAILED_TOKEN_ID)
-    prompt = {row: [codec.logprobs_from_record(r) for r in rows] for row, rows in event.prompt_logprobs.items()}
-    return ports.StepCompleted(event.step_id, tokens, prompt, event.compute_ns)

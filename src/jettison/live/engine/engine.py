@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from jettison.config import EngineConfig
@@ -28,24 +28,25 @@ from jettison.live.engine.api import (
     TokenEvent,
 )
 from jettison.live.engine.assembly import Assembly, assemble
+from jettison.live.engine.crew import Crew
 from jettison.live.engine.deployed import deployment_of
 from jettison.live.engine.driver import CoreDriver, Delays
 from jettison.live.engine.encoder import StepEncoder
-from jettison.live.engine.launcher import LocalLauncher
 from jettison.live.engine.loading import LoadingWatch
 from jettison.live.engine.move_log import log_move
+from jettison.live.engine.orders import Orders
 from jettison.live.engine.restart import Restarter
 from jettison.live.engine.snapshot import take_snapshot
+from jettison.live.engine.spawn_local import LocalSpawner
+from jettison.live.engine.spawner import Spawner, machines_of
 from jettison.live.engine.stream import Stream
 from jettison.live.engine.warmup import WarmUp
-from jettison.live.machine.netns import Placement, machines_of
 from jettison.live.wire import messages as m
-from jettison.memory.kvtransfers import MigrationKind
-from jettison.memory.stages import Pull, StagePlan
+from jettison.live.wire.heartbeat import Patience
 from jettison.policy.refusal import why_too_long
 from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
 from jettison.report.timeline import Timeline
-from jettison.types import FinishReason, GroupId, Request, RequestId, ServiceClass, WorkerId
+from jettison.types import FinishReason, Request, RequestId, ServiceClass, WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -63,16 +64,17 @@ DEPENDENT_ROWS = (
 class Engine:
     """Jettison, running. ``start`` loads workers, ``submit`` streams tokens, ``drain`` and ``close`` end it."""
 
-    def __init__(self, config: EngineConfig, placements: Mapping[WorkerId, Placement] | None = None) -> None:
-        """``placements``: see ``LocalLauncher``."""
+    def __init__(self, config: EngineConfig, spawner: Spawner | None = None) -> None:
+        """``spawner``: where workers run; None: on this machine."""
         self._config = config
-        self._placements = placements or {}
+        self._spawner = LocalSpawner() if spawner is None else spawner
         self._state: EngineState = "loading"
         self._streams: dict[RequestId, Stream] = {}
         self._assembly: Assembly | None = None
         self._info: EngineInfo | None = None
-        self._launcher: LocalLauncher | None = None
+        self._crew: Crew | None = None
         self._driver: CoreDriver | None = None
+        self._orders: Orders | None = None
         self._restarter: Restarter | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._warm_up: WarmUp | None = None
@@ -108,43 +110,42 @@ class Engine:
 
     async def start(self) -> None:
         """Start workers and load the model. Raises ModelError, BudgetError, ConfigError. Idempotent."""
-        if self._launcher is not None:
+        if self._crew is not None:
             return
         assembly = self.prepare()
         faults = self._config.faults
         self._loading = LoadingWatch(assembly.parameter_bytes)
-        self._launcher = LocalLauncher(
-            assembly.worker_specs, self._on_worker_event, self._on_worker_exit,
-            heartbeat_timeout_s=faults.worker_heartbeat_timeout_s, step_timeout_s=faults.worker_step_timeout_s,
-            placements=self._placements,
+        self._crew = Crew(
+            assembly.worker_specs, self._spawner, self._on_worker_event, self._on_worker_exit,
+            patience=Patience(faults.worker_heartbeat_timeout_s, faults.worker_step_timeout_s),
         )
         self._restarter = Restarter(
-            self._launcher.restart, self._on_worker_joined, self._on_worker_gone,
+            self._crew.restart, self._on_worker_joined, self._on_worker_gone,
             max_restarts=faults.max_worker_restarts, window_s=RESTART_WINDOW_S,
         )
-        ready = await self._launcher.start()
+        ready = await self._crew.start()
         self._loading.all_read()
         self._weights = self._agree_on_weights(ready)
         self._weights_digest = self._weights.summary
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
-        profile, machine_of = assembly.load_profile(), machines_of(capacity, self._placements)
+        profile, machine_of = assembly.load_profile(), machines_of(capacity, self._spawner)
         slowest = max(ready, key=lambda r: r.read_ns)
         core = assembly.build_core(
-            capacity, os.urandom(16), profile, machine_of, has_profiled_links=not self._placements,
+            capacity, os.urandom(16), profile, machine_of, has_profiled_links=len(set(machine_of.values())) == 1,
             loading_bytes_per_s=1e9 * assembly.shape.parameter_bytes / slowest.read_ns if slowest.read_ns else None,
         )
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
         driver = CoreDriver(
-            core, encoder, self._launcher.send, self._launcher.abandon, self._on_emit, self._on_record,
+            core, encoder, self._crew.send, self._crew.abandon, self._on_emit, self._on_record,
             observer=self.timeline,
         )
-        self._warm_up = WarmUp(assembly, capacity, self._launcher.send)
+        self._warm_up = WarmUp(assembly, capacity, self._crew.send)
         await self._warm_up.run(core)
         self._warm_up = None
         for event in ready:
             driver.on_worker_event(event, time.monotonic_ns())
-        self._driver = driver
+        self._driver, self._orders = driver, Orders(driver, self._crew)
         self._ticker = asyncio.create_task(self._tick(), name="jettison-ticker")
         if self._state == "loading":
             self._state = "ready"
@@ -159,11 +160,11 @@ class Engine:
 
     def _agree_on_weights(self, ready: Sequence[m.WorkerReady]) -> WeightsIdentity:
         """Raises ModelError where workers have read different weights; else tells each of them the whole."""
-        assert self._launcher is not None
+        assert self._crew is not None
         parts = [r.weights for r in ready if r.weights is not None]
         weights = agreed_identity(Path(self._config.model.model), parts)
         for event in ready:
-            self._launcher.send(event.worker_id, m.AdoptWeights(weights))
+            self._crew.send(event.worker_id, m.AdoptWeights(weights))
         return weights
 
     async def drain(self, timeout_s: float) -> bool:
@@ -188,9 +189,9 @@ class Engine:
         self._fail_open_streams("the server is shutting down")
         if self._restarter is not None:
             await self._restarter.close()
-        if self._launcher is not None:
-            await self._launcher.close(5.0)
-            self._launcher = None
+        if self._crew is not None:
+            await self._crew.close(5.0)
+            self._crew = None
             self._write_timeline()
 
     def _write_timeline(self) -> None:
@@ -233,10 +234,10 @@ class Engine:
 
     def ready_in_s(self) -> float | None:
         """See ``EngineClient.ready_in_s``."""
-        if self._state != "loading" or self._loading is None or self._launcher is None:
+        if self._state != "loading" or self._loading is None or self._crew is None:
             return None
         part_warm = 0.0 if self._warm_up is None else self._warm_up.part_done
-        return self._loading.left_s(self._launcher.pids.values(), part_warm)
+        return self._loading.left_s(self._crew.pids.values(), part_warm)
 
     @property
     def core(self) -> ClusterCore:
@@ -244,6 +245,13 @@ class Engine:
         if self._driver is None:
             raise NotReadyError("the engine has not started")
         return self._driver.core
+
+    @property
+    def orders(self) -> Orders:
+        """For administration and experiments. Raises NotReadyError before start."""
+        if self._orders is None:
+            raise NotReadyError("the engine has not started")
+        return self._orders
 
     def submit(self, request: Request, *, is_further: bool = False) -> AsyncIterator[TokenEvent]:
         """See ``EngineClient.submit``."""
@@ -319,9 +327,9 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         """See ``EngineClient.snapshot``."""
-        if self._driver is None or self._launcher is None:
+        if self._driver is None or self._crew is None:
             return EngineSnapshot(self._state, self._config.memory.block_size)
-        pids = self._launcher.pids
+        pids = self._crew.pids
         snapshot = take_snapshot(self._driver, self._state, self._config, pids)
         snapshot.weights = self._weights_digest
         return snapshot
@@ -347,58 +355,6 @@ class Engine:
         if self._driver is None:
             raise NotReadyError("the engine is not started")
         return self._driver.delays
-
-    def order(self, order: Callable[[ClusterCore, int], list[ports.Action]]) -> None:
-        """Have the core do something between two events, at this time (administration and experiments); nothing before
-        ``start`` has ended. Raises what the order does."""
-        if self._driver is not None:
-            self._driver.carry_out(order(self._driver.core, time.monotonic_ns()))
-
-    def request_drop(self) -> None:
-        """Merge groups now, whatever the load (administration and experiments)."""
-        self.order(lambda core, now_ns: core.request_drop(now_ns))
-
-    def request_merge(self, sources: Sequence[GroupId], stages: tuple[StagePlan, ...], pulls: tuple[Pull, ...]) -> None:
-        """Merge these groups in this way (experiments): idle ones, ``pulls`` all that the stages lack."""
-        self.order(lambda core, now_ns: core.moves.merge([core.groups[g] for g in sources], stages, now_ns, pulls))
-
-    def watch(self, look: Callable[[], None] | None) -> None:
-        """Have this called after each event and order (faults that meet phases of moves); None: nothing any more."""
-        if self._driver is not None:
-            self._driver.after_event = look
-
-    def lose_host_copies(self) -> None:
-        """Empty the machine's copies of the parameters, which workers that sleep may count on (tests)."""
-        if self._launcher is not None:
-            self._launcher.empty_shared_copies()
-            for kept in self.core.sleepers.host_copies.values():
-                kept.clear()
-
-    def keep_hung_workers(self, keep: bool) -> None:
-        """Whether processes of workers that are given up live on (tests wake them up); else they are killed."""
-        if self._launcher is not None:
-            self._launcher.kill_hung = not keep
-
-    def request_migration(
-        self, request_id: RequestId, destination: GroupId, kind: MigrationKind, max_step_tokens: int | None = None
-    ) -> None:
-        """Have a request go to another group, if it can go there now (administration and experiments)."""
-        if self._driver is not None:
-            self._driver.carry_out(self._driver.core.request_migration(
-                request_id, destination, time.monotonic_ns(), kind=kind, max_step_tokens=max_step_tokens
-            ))
-
-    def request_migrations(
-        self, destinations: Mapping[RequestId, GroupId], kinds: Collection[MigrationKind] = tuple(MigrationKind)
-    ) -> None:
-        """Have requests go to other groups, each in the best of these ways; who waits is to be asked for again
-        (administration and experiments)."""
-        if self._driver is not None:
-            self._driver.carry_out(self._driver.core.request_migrations(destinations, time.monotonic_ns(), kinds))
-
-    def request_restore(self) -> None:
-        """Restore merged groups now, whatever the load (administration and experiments)."""
-        self.order(lambda core, now_ns: core.request_restore(now_ns))
 
     # --- glue -------------------------------------------------------------------------------------------------
 
@@ -436,7 +392,7 @@ class Engine:
         if self._warm_up is not None:
             self._warm_up.on_event(worker_id, event)
         elif self._driver is not None and self._state != "failed":
-            if isinstance(event, m.StepFailed) and event.lost_worker is not None:
+            if isinstance(event, ports.StepFailed) and event.lost_worker is not None:
                 self._suspect(event.lost_worker, event.step_id)
             try:
                 self._driver.on_worker_event(event, time.monotonic_ns())
@@ -447,7 +403,7 @@ class Engine:
     # --- workers that die -------------------------------------------------------------------------------------
 
     def _on_worker_exit(self, worker_id: WorkerId, returncode: int) -> None:
-        if self._launcher is None or self._state == "failed":
+        if self._crew is None or self._state == "failed":
             return
         logger.error("worker %d ended with code %d", worker_id, returncode)
         if self._driver is None or self._restarter is None:
@@ -459,10 +415,10 @@ class Engine:
         self._restarter.worker_lost(worker_id)
 
     def _on_worker_joined(self, ready: m.WorkerReady) -> None:
-        assert self._driver is not None and self._launcher is not None
+        assert self._driver is not None and self._crew is not None
         assert self._weights is not None
-        life = self._launcher.life(ready.worker_id)
-        self._launcher.send(ready.worker_id, m.AdoptWeights(self._weights))
+        life = self._crew.life(ready.worker_id)
+        self._crew.send(ready.worker_id, m.AdoptWeights(self._weights))
         logger.warning("worker %d is back (life %d)", ready.worker_id, life)
         self._driver.on_worker_event(ready, time.monotonic_ns())
         self._first_step[ready.worker_id] = self.core.state.next_step_id
@@ -481,14 +437,14 @@ class Engine:
         The report may come late, from a survivor that was busy when the worker died: while the worker is dead or being
         started again, and for steps older than its present life, it is about a life that is over.
         """
-        assert self._launcher is not None
+        assert self._crew is not None
         if not self.core.state.workers[worker_id].alive or step_id < self._first_step.get(worker_id, 0):
             return
-        life = self._launcher.life(worker_id)
+        life = self._crew.life(worker_id)
 
         def check() -> None:
-            if self._launcher is not None and self._launcher.life(worker_id) == life:
-                self._launcher.declare_lost(worker_id, "a peer has lost the link to it")
+            if self._crew is not None and self._crew.life(worker_id) == life:
+                self._crew.declare_lost(worker_id, "a peer has lost the link to it")
 
         asyncio.get_running_loop().call_later(LINK_GRACE_S, check)
 

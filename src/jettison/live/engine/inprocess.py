@@ -100,7 +100,7 @@ class InProcessCluster:
 
     def send(self, worker_id: WorkerId, command: m.Command) -> None:
         """Deliver a command; it runs in a later ``pump``. It goes through its wire form, as it would for real."""
-        self._loops[worker_id].deliver(codec.decode_command(codec.encode_command(command)))
+        self._loops[worker_id].deliver(codec.decode_command(codec.encode(command)))
 
     def abandon(self, worker_id: WorkerId, step_id: int) -> None:
         """Have a worker give a step up at its next safepoint."""
@@ -140,7 +140,7 @@ class InProcessCluster:
             device.close()
 
     def _next_workers(self) -> list[WorkerId]:
-        """Whose turn it is: each worker once, or one drawn by lot."""
+        """The workers that have the next turns: each once, or one drawn by lot."""
         workers = list(self._loops)
         return workers if self._random is None else [self._random.choice(workers)]
 
@@ -172,6 +172,6 @@ class InProcessCluster:
 
     def _emitter(self, worker: WorkerId) -> Callable[[m.Event], None]:
         def emit(event: m.Event) -> None:
-            self.on_event(worker, codec.decode_event(codec.encode_event(event)))
+            self.on_event(worker, codec.decode_event(codec.encode(event)))
 
         return emit

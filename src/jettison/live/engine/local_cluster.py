@@ -83,7 +83,7 @@ class Completion:
     params: SamplingParams
     """What it asked for."""
     was_cancelled: bool = False
-    """By the one who submitted it."""
+    """By its submitter."""
     tokens: list[SampledToken] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -232,7 +232,7 @@ class LocalCluster:
     ) -> None:
         """Work until ``until`` holds (checked after every unit of work), or until nothing is open or on the move.
 
-        ``workers``: whose steps come last, with ``Pace.STEPS_LAST``; None: everybody's.
+        ``workers``: with ``Pace.STEPS_LAST``, the steps of these workers come last; None: those of all.
 
         Raises StalledError, with the name of an ``Until``, where no worker has done anything for ``STALL_NS`` (of
         virtual time: no slow machine is blamed), or where ``max_units`` were not enough.

@@ -1,7 +1,7 @@
 """Starting dead workers again: after a pause that grows, at most so often, one at a time.
 
-One at a time because a new process links itself to all peers that live: two that start together would each have to
-wait for the other. Nothing here knows what a worker does, or what the core makes of its return.
+One at a time, so that a host short of memory or of descriptors is asked for one process after the other. Nothing here
+knows what a worker does, or what the core makes of its return.
 """
 
 from __future__ import annotations

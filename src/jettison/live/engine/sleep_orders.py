@@ -37,7 +37,7 @@ class SleepOrders:
         """See ``SleepControl.sleep``."""
         meant = self._meant(instance, (SleepState.AWAKE, SleepState.WAKING))
         try:
-            self._engine.order(lambda core, now_ns: core.request_sleep(meant, level, now_ns))
+            self._engine.orders.order(lambda core, now_ns: core.request_sleep(meant, level, now_ns))
         except ValueError as error:
             raise SleepRefusedError(str(error), code="sleep_refused") from None
         answer = {**self.states(instance), "level": level}
@@ -51,7 +51,7 @@ class SleepOrders:
         asleep = (SleepState.LEAVING, SleepState.EMPTYING, SleepState.ASLEEP)
         for worker_id in self._meant(instance, asleep):
             try:
-                self._engine.order(lambda core, now_ns, one=worker_id: core.request_wake(one, now_ns))  # type: ignore[misc]
+                self._engine.orders.order(lambda core, now_ns, one=worker_id: core.request_wake(one, now_ns))  # type: ignore[misc]
             except ValueError as error:
                 raise SleepRefusedError(str(error), code="wake_refused") from None
         return self.states(instance)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from jettison.core import ports
 from jettison.core.cluster import ClusterCore
 from jettison.cost.stepwork import StepWork, step_of
 from jettison.device.step import StepInput
@@ -91,7 +92,7 @@ class WarmUp:
         """A worker's answer."""
         if isinstance(event, m.StepDone) and event.step_id in self._waiting:
             self._waiting.pop(event.step_id).set_result(None)
-        elif isinstance(event, m.StepFailed):
+        elif isinstance(event, ports.StepFailed):
             self.fail(f"worker {worker_id} could not run a first step: {event.message}")
 
     def fail(self, reason: str) -> None:

@@ -1,7 +1,7 @@
 """Workers in network namespaces of this machine: how experiments get a real network between them.
 
-A socket belongs to the namespace in which it was made, whichever process uses it later; so the launcher makes a
-worker's listening socket inside, and the worker starts inside. Needs root; nothing else in the product does.
+A socket belongs to the namespace in which it was made, whichever process uses it later; so the keeper makes a worker's
+listening socket inside, and the worker starts inside. Needs root; nothing else in the product does.
 """
 
 from __future__ import annotations
@@ -9,11 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
-
-from jettison.policy.links import MachineId
-from jettison.types import WorkerId
 
 _CLONE_NEWNET = 0x40000000
 _OWN = "/proc/thread-self/ns/net"
@@ -25,27 +22,15 @@ class Placement(NamedTuple):
     host: str = "127.0.0.1"
     """The address that its peers connect to."""
     netns: str | None = None
-    """A namespace as `ip netns` names it; None = the launcher's own."""
+    """A namespace as `ip netns` names it; None = the keeper's own."""
     bytes_per_s: float | None = None
     """What it sends over each of its links at most, as the links themselves see to it (``transport.pacing``); None: as
     fast as they go."""
 
     @property
     def machine(self) -> str:
-        """A namespace is one, the launcher's own is another; a worker whose links are slowed down stands for one."""
+        """A namespace is one, the keeper's own is another; a worker whose links are slowed down stands for one."""
         return self.netns or ("" if self.bytes_per_s is None else self.host)
-
-
-def machines_of(
-    worker_ids: Iterable[WorkerId], placements: Mapping[WorkerId, Placement]
-) -> dict[WorkerId, MachineId]:
-    """Each worker's machine, as far as its links go.
-
-    Without placements all workers share memory, and so the one machine.
-    """
-    names = {worker: placements.get(worker, Placement()).machine for worker in worker_ids}
-    numbers = {name: number for number, name in enumerate(sorted(set(names.values())))}
-    return {worker: numbers[name] for worker, name in names.items()}
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
-"""The folder of a launcher's sockets: gone with the launcher, also where that is killed. A process beside it, the
+"""The folder of a cluster's sockets: gone with its controller, also where that is killed. A process beside it, the
 *guard*, does nothing but wait for its end (``python -m jettison.live.machine.run_folder FOLDER``). Where the guard is
-killed, too, the next launcher's start removes the folder.
+killed, too, the next controller's start removes the folder.
 
 The owner holds a lock (flock) on the folder, which the kernel frees when the process ends, however it ends. So an
 unlocked folder of this name has no owner: process ids that come again and clocks have no say in that.
@@ -126,7 +126,7 @@ def _guard(path: Path) -> subprocess.Popen[bytes] | None:
 
 
 def remove_abandoned(parent: Path, pattern: str = f"{PREFIX}*") -> None:
-    """Remove the folders in ``parent`` that a launcher of this user has made and no process holds any more."""
+    """Remove the folders in ``parent`` that a controller of this user has made and no process holds any more."""
     for path in parent.glob(pattern):
         try:
             fd = _lock(path)

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from jettison.errors import WorkerLostError
-from jettison.live.engine.launcher import worker_environment
+from jettison.live.host.keeper import worker_environment
 from jettison.live.machine.run_folder import RunFolder
 from jettison.live.worker.peers import BULK_SHARE, MAX_BULK_NS
 from jettison.transport.handshake import Identity, Purpose

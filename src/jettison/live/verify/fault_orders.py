@@ -35,7 +35,7 @@ Until = Callable[[Callable[[], bool], str], Awaitable[None]]
 """Wait for a condition; the text says what is waited for."""
 
 
-class Orders:
+class FaultOrders:
     """Of one round."""
 
     def __init__(
@@ -110,9 +110,9 @@ class Orders:
             )
             return actions + core.stepping.plan(now_ns) + core.migrations.after_steps()
 
-        self._engine.order(order)
+        self._engine.orders.order(order)
         if self._schedule.point == "kv_back":
-            self._engine.order(lambda core, now_ns: core.migrations.cancel(state))
+            self._engine.orders.order(lambda core, now_ns: core.migrations.cancel(state))
 
     # --- layouts
 
@@ -120,18 +120,18 @@ class Orders:
         schedule = self._schedule
         if schedule.role is not None:
             return cycle(self._sleep_orders())
-        drops = [self._engine.request_drop] * (len(self._engine.core.state.workers) - 1)
+        drops = [self._engine.orders.request_drop] * (len(self._engine.core.state.workers) - 1)
         if schedule.pulls:
             drops[1] = self._drop_with_pulls
-        return cycle([*drops, self._engine.request_restore])
+        return cycle([*drops, self._engine.orders.request_restore])
 
     def _sleep_orders(self) -> list[Callable[[], None]]:
         schedule, workers = self._schedule, list(self._engine.core.state.workers)
         level = random.Random(schedule.seed).choice(LEVELS)
         if schedule.point.endswith("_keep"):
-            return [self._engine.lose_host_copies, lambda: self.sleep([schedule.victim], 1), self.wake_all]
+            return [self._engine.orders.lose_host_copies, lambda: self.sleep([schedule.victim], 1), self.wake_all]
         if schedule.source is not Source.PEERS:
-            lost = [self._engine.lose_host_copies] if schedule.source is Source.DISK else []
+            lost = [self._engine.orders.lose_host_copies] if schedule.source is Source.DISK else []
             return [self._all_sleep, *lost, lambda: self._wake(schedule.victim), self.wake_all]
         sleepers = [w for w in workers if w != schedule.victim] if schedule.role is Role.SENDER else [schedule.victim]
         return [lambda: self.sleep(sleepers[:1], level), self.wake_all]
@@ -144,12 +144,12 @@ class Orders:
     def sleep(self, worker_ids: Sequence[WorkerId], level: int) -> None:
         """Where they may: others may have died, or they sleep already."""
         with contextlib.suppress(ValueError):
-            self._engine.order(lambda core, now_ns: core.request_sleep(worker_ids, level, now_ns))
+            self._engine.orders.order(lambda core, now_ns: core.request_sleep(worker_ids, level, now_ns))
 
     def _wake(self, worker_id: WorkerId) -> None:
         self.may_ask.set()
         with contextlib.suppress(ValueError):
-            self._engine.order(lambda core, now_ns: core.request_wake(worker_id, now_ns))
+            self._engine.orders.order(lambda core, now_ns: core.request_wake(worker_id, now_ns))
 
     def wake_all(self) -> None:
         """Who sleeps, or is about to."""
@@ -163,7 +163,7 @@ class Orders:
         moving = core.moves.moving_workers()
         idle = sorted((g for g in core.groups.values() if moving.isdisjoint(g.worker_ids)), key=lambda g: len(g.stages))
         if [len(g.stages) for g in idle[:2]] != [1, 2]:
-            self._engine.request_drop()
+            self._engine.orders.request_drop()
             return
         (middle,), (last, first) = idle[0].worker_ids, idle[1].worker_ids
         num_layers = core.state.shape.num_layers
@@ -176,4 +176,4 @@ class Orders:
             for index, shard in enumerate(sorted(core.state.shape.shards_for(stage.layers) - held[stage.worker_id])):
                 holders = [w for w, shards in held.items() if shard in shards]
                 pulls.append(Pull(shard, holders[index % len(holders)], stage.worker_id))  # so that every holder sends
-        self._engine.request_merge([g.group_id for g in idle[:2]], stages, tuple(pulls))
+        self._engine.orders.request_merge([g.group_id for g in idle[:2]], stages, tuple(pulls))

@@ -33,7 +33,7 @@ from jettison.errors import JettisonError
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.local_cluster import LocalCluster
-from jettison.live.verify.fault_orders import Orders
+from jettison.live.verify.fault_orders import FaultOrders
 from jettison.live.verify.fault_places import Watch
 from jettison.live.verify.fault_schedules import Schedule, Wake
 from jettison.live.verify.scenarios import Observed
@@ -160,7 +160,7 @@ class FaultRounds:
             try:
                 await engine.start()
                 # A wake asks its peers first: where the disk is predicted to be sooner no place of a pull would be met.
-                engine.core.sleepers.predict = None
+                engine.core.sleepers.predict = lambda worker_id: None
                 yield FaultRounds(engine, config, load, rules)
             finally:
                 os.environ.pop(VARIABLE, None)
@@ -173,14 +173,14 @@ class FaultRounds:
         self._cut_off.clear()
         exchange = schedule.mode or self._exchange
         self.engine.core.reconfigure(replace(self.engine.core.params, exchange=exchange))
-        self.engine.keep_hung_workers(schedule.wake is Wake.LATE)
+        self.engine.orders.keep_hung_workers(schedule.wake is Wake.LATE)
         over = asyncio.Event()
         try:
             async with asyncio.timeout(ROUND_TIMEOUT_S):
                 self._arm(schedule)
                 totals_before = counters(self.engine.core)
                 losses_before = self.engine.core.state.counters.num_worker_losses
-                orders = Orders(self.engine, schedule, self._load.pauses_s, over, self._until)
+                orders = FaultOrders(self.engine, schedule, self._load.pauses_s, over, self._until)
                 asks = [self._client(i, report, over, orders.may_ask) for i in range(NUM_REQUESTS)]
                 clients = [asyncio.create_task(client) for client in asks]
                 others = [asyncio.create_task(orders.change_layouts(clients)), asyncio.create_task(orders.migrate())]
@@ -192,7 +192,7 @@ class FaultRounds:
                     orders.wake_all()
                     await self._until(self._is_quiet, "rest after the last request")
                 finally:
-                    self.engine.watch(None)
+                    self.engine.orders.watch(None)
                     for task in (*clients, *others):
                         task.cancel()
         except (TimeoutError, JettisonError) as error:
@@ -214,7 +214,7 @@ class FaultRounds:
         if schedule.role is not None and schedule.is_phase:
             arm(self._rules, [])
             pid = self._pid(schedule.victim)
-            self.engine.watch(Watch(
+            self.engine.orders.watch(Watch(
                 self.engine.core, schedule.victim, schedule.role, schedule.point, schedule.count,
                 lambda: os.kill(pid, schedule.signal),
             ).look)

@@ -107,7 +107,7 @@ class WorkerChannel:
 
     def emit(self, event: m.Event) -> None:
         """Send an event, or keep it until ``flush`` can."""
-        self._outgoing += framed(codec.encode_event(event))
+        self._outgoing += framed(codec.encode(event))
         self.flush()
 
     def flush(self) -> None:
@@ -165,7 +165,7 @@ class ControlServer:
         """Queue a command; never blocks. To a worker that is gone it is dropped: ``on_lost`` has told or will."""
         connection = self._connections.get(worker_id)
         if connection is not None:
-            connection.send(codec.encode_command(command))
+            connection.send(codec.encode(command))
 
     def is_connected(self, worker_id: WorkerId) -> bool:
         """Whether events of this worker may still come."""

@@ -8,16 +8,17 @@ sockets.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from jettison.device.step import PromptLogprobsRow, RemoteKV, SamplingRow, StepInput, StepOutput
+from jettison.core.ports import StepCompleted
+from jettison.device.step import PromptLogprobsRow, RemoteKV, SamplingRow, StepInput
 from jettison.live.wire import messages as m
-from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec, RetainedKV
-from jettison.types import LayerRange, TokenLogprobs, WorkerId
+from jettison.types import SampledToken, TokenLogprobs
 
 MAX_LOGPROBS_BYTES = 16 << 20
 """Logprobs of one message, beside which everything else of it is small (its limit: ``live.wire.channel``)."""
@@ -27,37 +28,41 @@ class CodecError(ValueError):
     """Bytes that are not what they should be: peers of different versions, or a broken channel."""
 
 
-# --- commands and events: msgspec coders keep no state between calls, so one of each serves the process.
+# --- commands and events: one byte says which record follows. A coder of msgspec keeps no state between calls, so one
+# of each serves the process.
 
-_command_encoder = msgspec.msgpack.Encoder()
-_command_decoder = msgspec.msgpack.Decoder(m.Command)
-_event_decoder = msgspec.msgpack.Decoder(m.Event)
-
-
-def encode_command(command: m.Command) -> bytes:
-    """Wire form of a command."""
-    return _command_encoder.encode(command)
+_COMMANDS, _EVENTS = get_args(m.Command), get_args(m.Event)
+_CODE_OF = {kind: bytes([code]) for code, kind in enumerate((*_COMMANDS, *_EVENTS))}
+_encoder = msgspec.msgpack.Encoder()
+_command_decoders = {_CODE_OF[kind][0]: msgspec.msgpack.Decoder(kind) for kind in _COMMANDS}
+_event_decoders = {_CODE_OF[kind][0]: msgspec.msgpack.Decoder(kind) for kind in _EVENTS}
 
 
-def decode_command(data: bytes | memoryview) -> m.Command:
-    """Raises CodecError."""
+def encode(message: m.Command | m.Event) -> bytes:
+    """Wire form of a command or an event."""
+    return _CODE_OF[type(message)] + _encoder.encode(message)
+
+
+def decode_command(data: bytes) -> m.Command:
+    """Inverse of ``encode`` for a command. Raises CodecError."""
+    command: m.Command = _decode(_command_decoders, data)
+    return command
+
+
+def decode_event(data: bytes) -> m.Event:
+    """Inverse of ``encode`` for an event. Raises CodecError."""
+    event: m.Event = _decode(_event_decoders, data)
+    return event
+
+
+def _decode(decoders: Mapping[int, msgspec.msgpack.Decoder[Any]], data: bytes) -> Any:
+    decoder = decoders.get(data[0]) if data else None
+    if decoder is None:
+        raise CodecError(f"no message that is known here begins with {data[:1]!r}")
     try:
-        return _command_decoder.decode(data)
+        return decoder.decode(memoryview(data)[1:])
     except msgspec.MsgspecError as error:
-        raise CodecError(f"not a command: {error}") from None
-
-
-def encode_event(event: m.Event) -> bytes:
-    """Wire form of an event."""
-    return _command_encoder.encode(event)
-
-
-def decode_event(data: bytes | memoryview) -> m.Event:
-    """Raises CodecError."""
-    try:
-        return _event_decoder.decode(data)
-    except msgspec.MsgspecError as error:
-        raise CodecError(f"not an event: {error}") from None
+        raise CodecError(f"not a message: {error}") from None
 
 
 # --- steps
@@ -103,7 +108,7 @@ def encode_step(step: StepInput) -> bytes:
     for array in (step.token_ids, step.query_lens, step.context_lens, step.sample_rows, tables):
         parts.append(array.astype(_INT32, order="C", copy=False).tobytes())
     if step.sampling or step.prompt_logprobs or step.remote:
-        parts.append(_command_encoder.encode(_StepExtras(step.sampling, step.prompt_logprobs, step.remote)))
+        parts.append(_encoder.encode(_StepExtras(step.sampling, step.prompt_logprobs, step.remote)))
     return b"".join(parts)
 
 
@@ -162,125 +167,46 @@ def step_command(step: StepInput) -> m.Step:
     return m.Step(encode_step(step))
 
 
-def _logprobs_record(logprobs: TokenLogprobs) -> m.SampledRecord:
-    return m.SampledRecord(logprobs.token_id, logprobs.logprob, logprobs.rank, list(logprobs.top))
-
-
-def logprobs_from_record(record: m.SampledRecord) -> TokenLogprobs:
-    """Inverse of what ``step_done`` does with logprobs."""
-    return TokenLogprobs(record.token_id, record.logprob, record.rank, tuple(record.top))
-
-
-def step_done(
-    worker_id: WorkerId, output: StepOutput, compute_ns: int, span: tuple[int, int] = (0, 0), input_delay_ns: int = 0,
-    remote_wait_ns: int = 0,
-) -> m.StepDone:
-    """The event that tells ``output``; ``span`` is when the stage began and ended it, on the worker's clock."""
-    return m.StepDone(
-        worker_id,
-        output.step_id,
-        [token.token_id for token in output.tokens],
-        compute_ns,
-        {i: _logprobs_record(token.logprobs) for i, token in enumerate(output.tokens) if token.logprobs is not None},
-        {row: [_logprobs_record(entry) for entry in entries] for row, entries in output.prompt_logprobs.items()},
-        *span,
-        input_delay_ns,
-        remote_wait_ns,
-    )
-
-
 def step_answer(done: m.StepDone, max_part_bytes: int = MAX_LOGPROBS_BYTES) -> list[m.StepLogprobs | m.StepDone]:
     """The messages that tell ``done``: itself, or first its logprobs in parts of at most about ``max_part_bytes``.
 
     Clients decide how many logprobs a step yields, so no configuration keeps them under the limit of a message. One
     token's are never divided: 16 bytes for each word of the vocabulary at most.
     """
-    entries = [(False, i, record) for i, record in done.logprobs.items()]
-    entries += [(True, row, record) for row, records in done.prompt_logprobs.items() for record in records]
-    if sum(_record_bytes(record) for _, _, record in entries) <= max_part_bytes:
+    completed = done.completed
+    entries = [(False, i, token.logprobs) for i, token in enumerate(completed.tokens) if token.logprobs is not None]
+    entries += [(True, row, entry) for row, entries_of_row in completed.prompt_logprobs.items()
+                for entry in entries_of_row]
+    if sum(_logprobs_bytes(entry) for _, _, entry in entries) <= max_part_bytes:
         return [done]
     parts: list[m.StepLogprobs] = []
     room = 0
-    for is_prompt, key, record in entries:
-        size = _record_bytes(record)
+    for is_prompt, key, entry in entries:
+        size = _logprobs_bytes(entry)
         if not parts or size > room:
             parts.append(m.StepLogprobs(done.worker_id, done.step_id, {}, {}))
             room = max_part_bytes
         room -= size
         if is_prompt:
-            parts[-1].prompt_logprobs.setdefault(key, []).append(record)
+            parts[-1].prompt_logprobs.setdefault(key, []).append(entry)
         else:
-            parts[-1].logprobs[key] = record
-    return [*parts, msgspec.structs.replace(done, logprobs={}, prompt_logprobs={})]
+            parts[-1].logprobs[key] = entry
+    tokens = [SampledToken(token.token_id) for token in completed.tokens]
+    return [*parts, msgspec.structs.replace(done, completed=completed._replace(tokens=tokens, prompt_logprobs={}))]
 
 
-def _record_bytes(record: m.SampledRecord) -> int:
+def _logprobs_bytes(logprobs: TokenLogprobs) -> int:
     """Upper bound as msgpack, with its key."""
-    return 32 + 16 * len(record.top)
+    return 32 + 16 * len(logprobs.top)
 
 
-def with_parts(done: m.StepDone, parts: Sequence[m.StepLogprobs]) -> m.StepDone:
+def with_parts(completed: StepCompleted, parts: Sequence[m.StepLogprobs]) -> StepCompleted:
     """Inverse of ``step_answer``."""
-    logprobs = dict(done.logprobs)
-    prompt_logprobs = {row: list(records) for row, records in done.prompt_logprobs.items()}
+    tokens = list(completed.tokens)
+    prompt_logprobs = {row: list(entries) for row, entries in completed.prompt_logprobs.items()}
     for part in parts:
-        logprobs |= part.logprobs
-        for row, records in part.prompt_logprobs.items():
-            prompt_logprobs.setdefault(row, []).extend(records)
-    return msgspec.structs.replace(done, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
-
-
-# --- layouts
-
-
-def layout_to_record(spec: LayoutSpec) -> m.LayoutSpecRecord:
-    """Wire form of a layout; shards sorted, so that equal specs have equal bytes."""
-    retained = [m.RetainedKVRecord(kv.layers.lo, kv.layers.hi, list(kv.block_ids)) for kv in spec.retained]
-    return m.LayoutSpecRecord(sorted(spec.shards), spec.kv_layers.lo, spec.kv_layers.hi, retained)
-
-
-def layout_from_record(record: m.LayoutSpecRecord) -> LayoutSpec:
-    """Inverse of ``layout_to_record``."""
-    retained = tuple(
-        RetainedKV(LayerRange(kv.layer_lo, kv.layer_hi), tuple(kv.block_ids)) for kv in record.retained
-    )
-    return LayoutSpec(frozenset(record.shards), LayerRange(record.layer_lo, record.layer_hi), retained)
-
-
-def layout_offered(worker_id: WorkerId, call_id: int, offer: LayoutOffer) -> m.LayoutOffered:
-    """The event that tells ``offer``."""
-    return m.LayoutOffered(worker_id, call_id, offer.version, offer.evacuate_from_block, offer.capacity_blocks)
-
-
-def offer_from_event(event: m.LayoutOffered) -> LayoutOffer:
-    """Inverse of ``layout_offered``."""
-    return LayoutOffer(event.version, event.evacuate_from_block, event.capacity_blocks)
-
-
-def layout_applied(worker_id: WorkerId, call_id: int, result: LayoutResult, memory: dict[str, int]) -> m.LayoutApplied:
-    """The event that tells ``result``."""
-    return m.LayoutApplied(
-        worker_id,
-        call_id,
-        result.version,
-        result.capacity_blocks,
-        result.bytes_to_kv,
-        result.num_map_calls,
-        result.duration_ns,
-        sorted(result.intact_shards),
-        sorted(result.missing_shards),
-        memory,
-    )
-
-
-def result_from_event(event: m.LayoutApplied) -> LayoutResult:
-    """Inverse of ``layout_applied``."""
-    return LayoutResult(
-        event.version,
-        event.capacity_blocks,
-        event.bytes_to_kv,
-        event.num_map_calls,
-        event.duration_ns,
-        frozenset(event.intact_shards),
-        frozenset(event.missing_shards),
-    )
+        for place, entry in part.logprobs.items():
+            tokens[place] = tokens[place]._replace(logprobs=entry)
+        for row, entries in part.prompt_logprobs.items():
+            prompt_logprobs.setdefault(row, []).extend(entries)
+    return completed._replace(tokens=tokens, prompt_logprobs=prompt_logprobs)

@@ -1,8 +1,8 @@
-"""Telling a hung worker from a busy one: a thread in the worker beats, the launcher listens (promise R9).
+"""How a hung worker is told from a busy one: a thread in the worker beats, its keeper listens (promise R9).
 
-    worker                                        launcher
+    worker                                        keeper
     main thread: unit += 1, waiting = ...
-    beat thread: (unit, waiting) every interval  --pipe-->  Listener.verdict(now)
+    beat thread: (unit, waiting) every interval  --pipe-->  Listener.why_hung(now, patience)
 
 A stopped process (SIGSTOP, a debugger, a machine that swaps) beats no more: *silent*. A long step lets other threads
 run, so it beats on; but one whose single unit of work lasts beyond any reason is *stuck*. A pipe and not the control
@@ -14,9 +14,25 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from typing import NamedTuple
 
 _BEAT = struct.Struct("<Q?")
 """Units of work begun so far, and whether the main thread waits for something to do."""
+
+
+class Patience(NamedTuple):
+    """How long a worker may be silent, and in one unit of work, before it counts as hung; 0: for ever."""
+
+    silence_s: float
+    stuck_s: float
+
+    @property
+    def beat_interval_s(self) -> float:
+        """Several beats before silence means something; and little is added to the time that finding it takes.
+
+        A beat may be read one interval after it was sent, and silence seen one interval after it is too long.
+        """
+        return max(0.02, min(1.0, (self.silence_s or self.stuck_s or 1.0) / 10))
 
 
 class Heart:
@@ -43,13 +59,13 @@ class Heart:
             try:
                 os.write(self._fd, _BEAT.pack(self.unit, self.waiting))
             except BlockingIOError:
-                continue  # the launcher is slow: it has enough beats to read
+                continue  # the keeper is slow: it has enough beats to read
             except OSError:
                 return
 
 
 class Listener:
-    """The launcher's end of one worker's beats. Times are seconds of any steady clock."""
+    """The keeper's end of one worker's beats. Times are seconds of any steady clock."""
 
     def __init__(self, fd: int, now_s: float) -> None:
         os.set_blocking(fd, False)
@@ -80,8 +96,9 @@ class Listener:
         self._beat_s += seconds
         self._unit_s += seconds
 
-    def verdict(self, now_s: float, silence_s: float, stuck_s: float) -> str | None:
-        """Why the worker counts as hung; None while it does not. Bounds of 0 are never exceeded."""
+    def why_hung(self, now_s: float, patience: Patience) -> str | None:
+        """Why the worker counts as hung; None while it does not."""
+        silence_s, stuck_s = patience
         if silence_s and now_s - self._beat_s > silence_s:
             return f"silent for {now_s - self._beat_s:.1f} s"
         if stuck_s and now_s - self._unit_s > stuck_s:

@@ -1,8 +1,8 @@
 """The word in shared memory by which a controller has a worker give up the step that it computes.
 
-The word holds the id of that step, so one that is raised too late names a step that is over, and stops no other; nobody
-takes it down. 0: none yet, since ids of steps begin at 1. Written by the controller alone, eight aligned bytes at once;
-a look costs the worker less than a microsecond and no system call.
+The word holds the id of that step, so a word that is written too late names a step that is over, and stops no other; it
+is never taken down. 0: none yet, since ids of steps begin at 1. The keeper writes it for the controller, eight aligned
+bytes at once; a look costs the worker less than a microsecond and no system call.
 """
 
 from __future__ import annotations

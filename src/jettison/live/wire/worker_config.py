@@ -6,14 +6,10 @@ machine, standard input to no other process.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.types import WorkerId
-
-LinkKind = Literal["shm", "tcp"]
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,36 +45,36 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     being served. The folder may hold other weights by now."""
 
 
-class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A worker process."""
+class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One life of a worker, as the controller wants it."""
 
     spec: WorkerSpec
     secret_hex: str
     epoch: int
     """Which life of this worker id it is."""
-    parent_pid: int
-    """The process to die with."""
     control_address: str
-    link_kind: LinkKind
-    listen_fd: int
-    """An inherited socket, bound and listening: peers may connect before this worker has loaded its model."""
-    connect_to: dict[WorkerId, str]
-    """Peers that this worker connects to, by address."""
-    accept_from: list[WorkerId]
-    """Peers that will connect to it before it is ready."""
-    start_timeout_s: float
-    beat_fd: int
-    """An inherited pipe for heartbeats (``live.wire.heartbeat``)."""
     beat_interval_s: float
-    flag_fd: int
-    """Inherited shared memory: the step that is to be given up (``live.wire.stepflag``)."""
     log_level: str = "WARNING"
-    link_bytes_per_s: float | None = None
-    """What is sent over each link at most (``link_kind`` tcp; ``transport.pacing``); None: no limit."""
-    shares_clock: bool = True
-    """All workers run on one machine: times of one may be compared with another's."""
 
     @property
     def secret(self) -> bytes:
         """The cluster's shared secret."""
         return bytes.fromhex(self.secret_hex)
+
+
+class WorkerConfig(WorkerStart, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A worker process: its life, and what it has from its keeper."""
+
+    parent_pid: int
+    """The process to die with."""
+    listen_fds: list[int]
+    """Inherited sockets, bound and listening: peers may connect before this worker has loaded its model. A Unix socket
+    is for links through shared memory, a TCP one for links over a network."""
+    beat_fd: int
+    """An inherited pipe for heartbeats (``live.wire.heartbeat``)."""
+    flag_fd: int
+    """Inherited shared memory: the step that is to be given up (``live.wire.stepflag``)."""
+    link_bytes_per_s: float | None = None
+    """What is sent over each link to another host at most (``transport.pacing``); None: no limit."""
+    shares_clock: bool = True
+    """All workers run on one machine: times of one may be compared with another's."""

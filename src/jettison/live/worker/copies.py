@@ -20,12 +20,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from jettison.core import ports
 from jettison.core.controlstream import BesideCopy, CopiesBeside
 from jettison.device.hostcopy import HostCopy
-from jettison.live.wire import messages as m
 from jettison.live.worker.device_port import Device
 from jettison.live.worker.failpoints import Failpoint, nowhere
-from jettison.types import LayerRange, TransferId, WorkerId
+from jettison.types import LayerRange, TransferId
 
 log = logging.getLogger(__name__)
 
@@ -227,10 +227,9 @@ class Copies:
     """A worker's copies beside its steps. All calls come from the loop's thread."""
 
     def __init__(
-        self, worker_id: WorkerId, device: Device, emit: Callable[[m.Event], None], copier: Copier,
+        self, device: Device, emit: Callable[[ports.TransferEnded], None], copier: Copier,
         failpoint: Failpoint = nowhere,
     ) -> None:
-        self._worker_id = worker_id
         self._device = device
         self._emit = emit
         self._copier = copier
@@ -238,10 +237,10 @@ class Copies:
         self._begun = CopiesBeside()
         self._jobs: dict[TransferId, Job] = {}
 
-    def begin(self, command: m.SendKV) -> None:
+    def begin(self, command: ports.SendKV) -> None:
         """A copy's turn has come in the control stream."""
         copy = BesideCopy(
-            command.transfer_id, LayerRange(command.layer_lo, command.layer_hi),
+            command.transfer_id, command.layers,
             command.src_blocks if command.to_host else command.dst_blocks,
             command.dst_blocks if command.to_host else command.src_blocks, command.to_host,
         )
@@ -256,9 +255,9 @@ class Copies:
         self._copier.put(job)
         self._reach(f"before_{_what(copy)}")
 
-    def refuse(self, command: m.SendKV) -> None:
+    def refuse(self, command: ports.SendKV) -> None:
         """It was withdrawn before it began."""
-        self._emit(m.TransferEnded(self._worker_id, command.transfer_id, False, 0, 0))
+        self._emit(ports.TransferEnded(command.transfer_id, False, 0, 0))
 
     def cancel(self, transfer_id: TransferId) -> bool:
         """End a copy at its next piece; whether there was such a one. One that is complete by then ends complete."""
@@ -338,7 +337,7 @@ class Copies:
     def _tell(self, copy: BesideCopy, job: Job | None, *, complete: bool) -> None:
         num_bytes = 0 if job is None else job.work.copied_bytes
         took_ns = 0 if job is None or job.started_ns is None else job.ended_ns - job.started_ns
-        self._emit(m.TransferEnded(self._worker_id, copy.transfer_id, complete, num_bytes, took_ns))
+        self._emit(ports.TransferEnded(copy.transfer_id, complete, num_bytes, took_ns))
         self._reach(f"after_{_what(copy)}")
 
 

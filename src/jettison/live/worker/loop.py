@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from jettison.core import ports
 from jettison.core.controlstream import (
     ABANDONED,
     MAX_GROUPS_KNOWN,
@@ -49,21 +50,22 @@ from jettison.live.wire.stepflag import StepFlag
 from jettison.live.worker.activations import OutgoingActivation
 from jettison.live.worker.copies import Copier, Copies, CopyTurns
 from jettison.live.worker.device_port import Device
+from jettison.live.worker.doors import Doors
 from jettison.live.worker.failpoints import Failpoint, nowhere
 from jettison.live.worker.peers import Emit, Peers
 from jettison.memory.layout import LayoutSpec
 from jettison.transport.link import Link
-from jettison.types import LayerRange, TransferId, WorkerId
+from jettison.types import TransferId, WorkerId
 
 log = logging.getLogger(__name__)
 
-_Call = m.OfferLayout | m.ApplyLayout | m.FenceWorker | m.ReportMemory
-_InPieces = m.LoadShard | m.KeepShard
-_Command = _Call | m.SendKV | m.SendShard | _InPieces
+_Call = ports.OfferLayout | ports.ApplyLayout | ports.FenceWorker | m.ReportMemory
+_InPieces = ports.LoadShard | ports.KeepShard
+_Command = _Call | ports.Transfer | _InPieces
 
 _KINDS: dict[type, Kind] = {
-    m.OfferLayout: Kind.OFFER_LAYOUT, m.ApplyLayout: Kind.APPLY_LAYOUT, m.LoadShard: Kind.LOAD,
-    m.KeepShard: Kind.LOAD, m.ReportMemory: Kind.REPORT, m.FenceWorker: Kind.FENCE,
+    ports.OfferLayout: Kind.OFFER_LAYOUT, ports.ApplyLayout: Kind.APPLY_LAYOUT, ports.LoadShard: Kind.LOAD,
+    ports.KeepShard: Kind.LOAD, m.ReportMemory: Kind.REPORT, ports.FenceWorker: Kind.FENCE,
 }
 
 
@@ -92,12 +94,14 @@ class WorkerLoop:
         wait: Callable[[], None] | None = None,
         copier: Copier | None = None,
         flag: StepFlag | None = None,
+        doors: Doors | None = None,
     ) -> None:
         """``piece_bytes``: the most a bulk piece has; ``adapt_pieces``: less where the link is slow (``.pieces``).
         ``shares_clock``: peers' times can be compared with this one's. ``coordinate=False``: a bulk turn sends all that
         the link takes (for comparison only). ``wait``: returns when a link may have something new (None: watch their
         descriptors). ``copier``: copies beside steps (None: between them, in turns). ``flag``: names the step to be
-        given up (None: steps run to their ends).
+        given up (None: steps run to their ends). ``doors``: links to peers that the controller names are opened when
+        they are first used (None: there are ``links`` alone).
         """
         self.worker_id = worker_id
         self.stopped = False
@@ -117,8 +121,9 @@ class WorkerLoop:
         self._peers = Peers(
             worker_id, device, emit, self._stream.orphan, piece_bytes=piece_bytes, adapt_pieces=adapt_pieces,
             coordinate=coordinate, shares_clock=shares_clock, clock_ns=clock_ns, failpoint=failpoint, wait=wait,
+            doors=doors,
         )
-        self._copies = Copies(worker_id, device, emit, copier or CopyTurns(piece_bytes, clock_ns), failpoint)
+        self._copies = Copies(device, emit, copier or CopyTurns(piece_bytes, clock_ns), failpoint)
         self._inbox = self._peers.inbox
         self._attention = self._peers.attention
         for peer, link in links.items():
@@ -131,20 +136,24 @@ class WorkerLoop:
         match command:
             case m.Step():
                 self._deliver_step(codec.decode_step(command.payload))
-            case m.CancelTransfer():
+            case ports.CancelTransfer():
                 self._cancel_transfer(command.transfer_id)
-            case m.FenceWorker():
-                self._peers.fence(command.lost_worker, command.lost_life)
-                self._stream.orphan(command.lost_worker)
-                self._stream.withdraw_transfers(lambda transfer: _goes_to(transfer, command.lost_worker))
+            case ports.FenceWorker():
+                self._peers.fence(command.lost, command.lost_life)
+                self._stream.orphan(command.lost)
+                self._stream.withdraw_transfers(lambda transfer: _goes_to(transfer, command.lost))
                 self._stream.append_command(command, Kind.FENCE)
+            case m.KnowPeers():
+                self._peers.know(command.peers)
+            case m.ForgetPeer():
+                self._peers.forget(command.worker_id, command.life)
             case m.AdoptWeights():
                 self._device.adopt_weights(command.identity)
             case m.Stop():
                 self.stopped = True
-            case m.SendKV() if command.dst_worker == self.worker_id:
+            case ports.SendKV() if command.dst == self.worker_id:
                 self._stream.append_command(command, _copy_kind(command), command.transfer_id)
-            case m.SendKV() | m.SendShard():
+            case ports.SendKV() | ports.SendShard():
                 self._stream.append_command(command, Kind.TRANSFER, command.transfer_id)
             case _:
                 self._stream.append_command(command, _KINDS[type(command)])
@@ -194,6 +203,11 @@ class WorkerLoop:
         return self._peers.links
 
     @property
+    def links_fd(self) -> int:
+        """Readable when a link or a connecting peer has something for ``tick``."""
+        return self._peers.fileno()
+
+    @property
     def copies_fd(self) -> int | None:
         """Readable when a copy beside steps has ended and ``tick`` has to tell; None without a thread that copies."""
         return self._copies.fileno()
@@ -219,18 +233,18 @@ class WorkerLoop:
         return self._inbox.ready(step.step_id)
 
     def _run_command(self, command: _Command) -> None:
-        if isinstance(command, m.SendKV) and command.dst_worker == self.worker_id:
+        if isinstance(command, ports.SendKV) and command.dst == self.worker_id:
             if command.beside_steps:
                 self._copies.begin(command)
             else:
                 self._copy(command)
             return
-        if isinstance(command, m.SendKV | m.SendShard):
+        if isinstance(command, ports.Transfer):
             self._peers.start_transfer(command)
             return
         if isinstance(command, _InPieces):
             # Its first piece comes in the turn that follows every command.
-            device, is_load = self._device, isinstance(command, m.LoadShard)
+            device, is_load = self._device, isinstance(command, ports.LoadShard)
             pieces = (device.loading_shard_from_disk if is_load else device.keeping_shard)(command.shard)
             self._loading = _Loading(command, pieces)
             return
@@ -242,13 +256,13 @@ class WorkerLoop:
         except Exception as error:  # noqa: BLE001  # logged by _failure_of
             self._emit(self._failure_of(command, error))
 
-    def _failure_of(self, command: _Call | _InPieces, error: Exception) -> m.CallFailed:
+    def _failure_of(self, command: _Call | _InPieces, error: Exception) -> ports.CallFailed:
         if isinstance(error, JettisonError):
             name, message = type(error).__name__, str(error)
         else:
             log.exception("%s failed", type(command).__name__)
             name, message = JettisonError.__name__, f"{type(error).__name__}: {error}"
-        return m.CallFailed(self.worker_id, command.call_id, name, message)
+        return ports.CallFailed(self.worker_id, command.call_id, f"{name}: {message}")
 
     def _load_piece(self) -> bool:
         """Load the next piece of a shard (rule 2); whether one was being loaded."""
@@ -256,7 +270,7 @@ class WorkerLoop:
             return False
         self._stream.note_piece()
         command, pieces = self._loading
-        what = "load" if isinstance(command, m.LoadShard) else "keep"
+        what = "load" if isinstance(command, ports.LoadShard) else "keep"
         self._reach(f"before_{what}")
         try:
             next(pieces)
@@ -265,17 +279,17 @@ class WorkerLoop:
         except StopIteration:
             if what == "load":
                 self._reach("after_check")
-            self._emit(m.CallDone(self.worker_id, command.call_id))
+            self._emit(ports.ShardLoaded(self.worker_id, command.call_id))
         except Exception as error:  # noqa: BLE001  # logged by _failure_of
             self._emit(self._failure_of(command, error))
         self._loading = None
         self._stream.end_load()
         return True
 
-    def _copy(self, command: m.SendKV) -> None:
+    def _copy(self, command: ports.SendKV) -> None:
         """Copy between steps; a copy that fails is told of as an incomplete transfer."""
         started_ns, num_bytes, complete = self._clock_ns(), 0, True
-        layers, src, dst = LayerRange(command.layer_lo, command.layer_hi), command.src_blocks, command.dst_blocks
+        layers, src, dst = command.layers, command.src_blocks, command.dst_blocks
         try:
             if command.to_host:
                 num_bytes = self._device.copy_to_host(layers, src, dst)
@@ -285,37 +299,37 @@ class WorkerLoop:
             log.exception("copy %d failed", command.transfer_id)
             complete = False
         duration_ns = self._clock_ns() - started_ns
-        self._emit(m.TransferEnded(self.worker_id, command.transfer_id, complete, num_bytes, duration_ns))
+        self._emit(ports.TransferEnded(command.transfer_id, complete, num_bytes, duration_ns))
 
     def _answer(self, command: _Call) -> m.Event:
         device, call_id = self._device, command.call_id
         match command:
-            case m.OfferLayout():
-                spec = codec.layout_from_record(command.spec)
-                drops = bool(command.spec.retained) or self._changes(spec) == "drop"
+            case ports.OfferLayout():
+                spec = command.spec
+                drops = bool(spec.retained) or self._changes(spec) == "drop"
                 if drops:
                     self._reach("before_drop")
                 offer = device.offer_layout(spec, command.live_blocks)
                 if drops:
                     self._reach("after_drop")
-                return codec.layout_offered(self.worker_id, call_id, offer)
-            case m.ApplyLayout():
-                spec = codec.layout_from_record(command.spec)
-                copies = [(source, target) for source, target in command.copies]
+                return ports.LayoutOffered(self.worker_id, call_id, offer)
+            case ports.ApplyLayout():
+                spec = command.spec
                 change = self._changes(spec)
                 self._reach("before_remap")
                 self._reach(f"before_{change}")
                 with self._copies.halted():
-                    result = device.apply_layout(spec, command.live_blocks, command.version, copies)
-                    self._copies.change_layout(spec.kv_layers, device.capacity_blocks, copies)
+                    result = device.apply_layout(spec, command.live_blocks, command.version, list(command.copies))
+                    self._copies.change_layout(spec.kv_layers, device.capacity_blocks, command.copies)
                 self._peers.forget_shards(spec.shards)
                 self._keeps_foreign_kv = bool(spec.retained)
                 self._spec = spec
                 self._reach("after_remap")
                 self._reach(f"after_{change}")
-                return codec.layout_applied(self.worker_id, call_id, result, device.memory_report())
-            case m.FenceWorker():
-                return m.Fenced(self.worker_id, call_id)
+                self._emit(m.MemoryReported(self.worker_id, call_id, device.memory_report()))
+                return ports.LayoutApplied(self.worker_id, call_id, result)
+            case ports.FenceWorker():
+                return ports.WorkerFenced(self.worker_id, call_id)
             case m.ReportMemory():
                 return m.MemoryReported(self.worker_id, call_id, device.memory_report())
 
@@ -376,8 +390,8 @@ class WorkerLoop:
         elif isinstance(result, StepOutput):
             self._reach("before_flush")
             computed_ns = result.compute_ns or compute_ns
-            done = codec.step_done(self.worker_id, result, computed_ns, span, delay_ns, waited_ns)
-            for event in codec.step_answer(done):
+            completed = ports.StepCompleted(result.step_id, result.tokens, result.prompt_logprobs, computed_ns)
+            for event in codec.step_answer(m.StepDone(self.worker_id, completed, *span, delay_ns, waited_ns)):
                 self._emit(event)
             self._reach("after_flush")
 
@@ -398,10 +412,10 @@ class WorkerLoop:
             self._peers.serve_urgent()
         return running.result()
 
-    def _ended_early(self, step_id: int, failure: Failure) -> m.StepFailed | m.StepAbandoned:
+    def _ended_early(self, step_id: int, failure: Failure) -> ports.StepFailed | ports.StepAbandoned:
         if failure.abandoned:
-            return m.StepAbandoned(self.worker_id, step_id)
-        return m.StepFailed(self.worker_id, step_id, failure.message, failure.lost_worker, failure.recompute)
+            return ports.StepAbandoned(step_id)
+        return ports.StepFailed(step_id, failure.message, failure.lost_worker, failure.recompute)
 
     def _take_input(self, entry: StepEntry[StepInput]) -> tuple[object, Failure | None, int]:
         """The stage's input, or why it is not computed; and how long the input was on its way."""
@@ -432,19 +446,19 @@ class WorkerLoop:
 
     def _cancel_transfer(self, transfer_id: TransferId) -> None:
         command = self._stream.withdraw(transfer_id)
-        if isinstance(command, m.SendKV) and command.dst_worker == self.worker_id:
+        if isinstance(command, ports.SendKV) and command.dst == self.worker_id:
             self._copies.refuse(command)
-        elif isinstance(command, m.SendKV | m.SendShard):
+        elif isinstance(command, ports.Transfer):
             self._peers.start_transfer(command)
         if not self._copies.cancel(transfer_id):
             self._peers.cancel_transfer(transfer_id)
 
 
 def _goes_to(command: _Command, worker: WorkerId) -> bool:
-    return isinstance(command, m.SendKV | m.SendShard) and command.dst_worker == worker
+    return isinstance(command, ports.Transfer) and command.dst == worker
 
 
-def _copy_kind(command: m.SendKV) -> Kind:
+def _copy_kind(command: ports.SendKV) -> Kind:
     """Of a copy inside this worker."""
     if not command.beside_steps:
         return Kind.COPY

@@ -5,9 +5,15 @@ links are served; what is done then is decided here, by that module's rules 4, 5
 rules 6 and 7.
 Not here: what the frames say (``activations``, ``remote_attention``, ``transfers``), and the control stream.
 
+    known --first use, here or there--> opening --the peer uses it--> in use
+    opening --the peer's own connection, and its id is lower--> in use
+    opening --refused, or the controller says that its life is over--> given up
     in use --cut--> closed: what had arrived is still written --bulk turn--> given up
     in use --nonsense from the peer--> closed: nothing more is written --bulk turn--> given up
     in use --fenced, or replaced by a new link--> given up
+
+What is to travel on a link that is opening waits for it. A link that is given up is not opened again: a peer's next
+life is another peer. Only links that the kernel calls ready are polled, and those that have no descriptor.
 
 No thread, and no waiting but in a step that waits for a peer's attention.
 """
@@ -15,17 +21,19 @@ No thread, and no waiting but in a step that waits for a peer's attention.
 from __future__ import annotations
 
 import logging
-import select
-from collections import deque
-from collections.abc import Callable, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence, Set
 
+from jettison.core import ports
 from jettison.errors import LinkDownError
 from jettison.live.wire import messages as m
 from jettison.live.worker.activations import ActivationInbox, OutgoingActivation
 from jettison.live.worker.device_port import Device
+from jettison.live.worker.doors import Doors
 from jettison.live.worker.failpoints import Failpoint
-from jettison.live.worker.pieces import PieceSizer
+from jettison.live.worker.known import KnownPeers
+from jettison.live.worker.peer import Peer
+from jettison.live.worker.pieces import PieceSizer, SpareTime
+from jettison.live.worker.ready import Readiness
 from jettison.live.worker.remote_attention import OutgoingFrame, PeerAttention
 from jettison.live.worker.transfers import (
     IncomingTransfers,
@@ -33,7 +41,8 @@ from jettison.live.worker.transfers import (
     OutgoingShard,
     OutgoingTransfer,
 )
-from jettison.transport.link import Frame, FrameKind, Link
+from jettison.transport.handshake import Identity
+from jettison.transport.link import FrameKind, Link
 from jettison.types import ShardId, TransferId, WorkerId
 
 log = logging.getLogger(__name__)
@@ -50,31 +59,15 @@ step would stretch an exchange over as many steps as it has frames: seconds of a
 MAX_BULK_NS = 10_000_000
 """At most, however long a stage takes."""
 
-MAX_SPARE_NS = MAX_BULK_NS
-"""Of the time that pieces sent between layers may take, what is saved up at most for one large piece."""
+DOORS: WorkerId = -1
+"""Where peers connect, among what is watched."""
 
 IDLE_WAIT_S = 0.05
 """A step that waits for a peer looks again after this long at the latest."""
 
 
-@dataclass(slots=True)
-class _Peer:
-    """Everything that goes on with one peer."""
-
-    link: Link
-    incoming: IncomingTransfers
-    sizer: PieceSizer
-    life: int = 0
-    bulk_frames: deque[Frame] = field(default_factory=deque)
-    """Received and not yet written; they hold the sender's room, so there are only a few."""
-    activations: deque[OutgoingActivation | OutgoingFrame] = field(default_factory=deque)
-    transfers: list[OutgoingTransfer] = field(default_factory=list)
-    least_transit_ns: int | None = None
-    """Of activations: what tells the two clocks apart, and the fastest way."""
-
-
 class Peers:
-    """Every peer that one worker has a link to, and what travels between them. Used by one thread.
+    """Every peer of one worker, and what travels between them. Used by one thread.
 
     ``attention`` is given to the device for a step: it serves the links from inside the step, so memory may be written,
     peers be given up and events be emitted before the step is over.
@@ -94,9 +87,10 @@ class Peers:
         clock_ns: Callable[[], int],
         failpoint: Failpoint,
         wait: Callable[[], None] | None,
+        doors: Doors | None = None,
     ) -> None:
-        """``on_lost`` is told of each peer given up, when ``inbox`` has all that will come of it. The rest: see
-        ``WorkerLoop``.
+        """``on_lost`` is told of each peer given up, when ``inbox`` has all that will come of it. ``doors``: open links
+        to peers that are known (None: all links are attached from outside). The rest: see ``WorkerLoop``.
         """
         self.inbox = ActivationInbox()
         self.stage_ns = 0
@@ -111,11 +105,14 @@ class Peers:
         self._shares_clock = shares_clock
         self._clock_ns = clock_ns
         self._reach = failpoint
-        self._peers: dict[WorkerId, _Peer] = {}
-        self._spare_ns = 0
-        """Time that pieces may take between the layers of a step; less than 0: a piece took more than there was."""
-        self._spare_since_ns = 0
-        """Up to when steps have earned it."""
+        self._doors = doors
+        self._known = KnownPeers()
+        self._peers: dict[WorkerId, Peer] = {}
+        """Those to which there is a link, or one is being opened."""
+        self._readiness: Readiness[WorkerId] = Readiness()
+        if doors is not None:
+            self._readiness.watch(DOORS, doors)
+        self._spare = SpareTime(BULK_SHARE, MAX_BULK_NS)
         self._unexplained: dict[WorkerId, str] = {}
         """Links that closed by themselves, and how. A peer that was told to stop closes its links, and this worker may
         be told later than it: noted when it happens, but only a fence, or work for that peer, says that something is
@@ -126,23 +123,77 @@ class Peers:
         )
 
     def __contains__(self, worker: WorkerId) -> bool:
-        return worker in self._peers
+        """Whether there is a link to it, or one would be opened."""
+        return worker in self._peers or (self._doors is not None and worker in self._known)
 
     # --- links
 
+    def know(self, peers: Sequence[m.PeerAddress]) -> None:
+        """These peers are there now. A link to an older life of one is closed and given up."""
+        self._known.add(peers)
+        for peer in peers:
+            old = self._peers.get(peer.worker_id)
+            if old is not None and old.life < peer.life:
+                self.fence(peer.worker_id, old.life)
+
+    def forget(self, worker: WorkerId, life: int) -> None:
+        """A life of a peer is over. Where there is a link to it, its own end tells, after all that has arrived."""
+        self._known.end(worker, life)
+        peer = self._peers.get(worker)
+        if peer is None:
+            self._on_lost(worker)
+        elif peer.life <= life and peer.link.is_opening:
+            del self._peers[worker]
+            self._give_up(worker, peer)
+
     def attach(self, worker: WorkerId, link: Link, life: int) -> None:
-        """Use ``link`` for this peer from now on; an older one is closed and given up."""
+        """Use ``link`` for this peer from now on; an older one is closed and given up.
+
+        Where one to this life is being opened, ``link`` takes its place, and what waits for it goes on.
+        """
         old = self._peers.get(worker)
+        if old is not None and old.life == life and old.link.is_opening:
+            self._replace(old, link)
+            return
         if old is not None:
             old.link.close()
             log.warning("link to worker %d is replaced by a new one", worker)
             self._give_up(worker, old)
         self._unexplained.pop(worker, None)
         sizer = PieceSizer(self._piece_bytes, self._adapt_pieces and link.queues_bulk)
-        self._peers[worker] = _Peer(link, IncomingTransfers(self._worker_id), sizer, life)
+        self._peers[worker] = Peer(link, IncomingTransfers(), sizer, life)
+        self._readiness.forget(worker)
+        self._readiness.watch(worker, link)
+
+    def _replace(self, peer: Peer, link: Link) -> None:
+        """The link that was being opened has settled, or another has come first."""
+        opening, peer.link = peer.link, link
+        self._readiness.forget(link.peer)
+        opening.close()
+        self._readiness.watch(link.peer, link)
+
+    def _find(self, worker: WorkerId) -> Peer | None:
+        """The peer, with a link that is open or, from now on, being opened; None where it is not there."""
+        peer = self._peers.get(worker)
+        if peer is None and self._doors is not None and (known := self._known.find(worker)) is not None:
+            link = self._doors.dial(known)
+            self.attach(worker, link.settled or link, known.life)  # a quick peer has answered meanwhile
+            return self._peers[worker]
+        return peer
+
+    def _is_wanted(self, them: Identity) -> bool:
+        """Whether a peer that connects is to have a link. Of two that dial each other, the lower id's connection stays.
+        """
+        peer = self._peers.get(them.worker_id)
+        if self._known.is_over(them) or (peer is not None and them.epoch < peer.life):
+            return False
+        if peer is None or peer.life < them.epoch:
+            return True
+        return peer.link.is_opening and them.worker_id < self._worker_id
 
     def fence(self, worker: WorkerId, life: int) -> None:
         """Close and give up the link to this life of a peer, or to an older one (rule 7)."""
+        self._known.end(worker, life)
         peer = self._peers.get(worker)
         if peer is not None and peer.life <= life:
             del self._peers[worker]
@@ -160,15 +211,32 @@ class Peers:
         """Close the links. Idempotent."""
         for peer in self._peers.values():
             peer.link.close()
+        self._readiness.close()
+
+    def fileno(self) -> int:
+        """Readable when a turn has something to do: a link or a connecting peer is ready."""
+        return self._readiness.fileno()
+
+    def _look(self) -> set[WorkerId]:
+        """Peers whose links have something new. Peers that connect are let in."""
+        ready = self._readiness.look()
+        if self._doors is not None and DOORS in ready:
+            for link, life in self._doors.accept(self._is_wanted):
+                self.attach(link.peer, link, life)
+                ready.add(link.peer)
+        return ready
 
     # --- a turn of all links
 
     def serve_urgent(self) -> bool:
         """Receive what there is (questions are answered at once), send what waits; whether there was anything."""
         progressed = False
-        for peer in list(self._peers.values()):
-            progressed |= self._receive(peer)
-            progressed |= self._send_activations(peer)
+        ready = self._look()
+        for worker, peer in list(self._peers.items()):
+            if worker in ready or peer.link.fileno() < 0:
+                progressed |= self._receive(peer)
+            if peer.activations:
+                progressed |= self._send_activations(peer)
         return progressed
 
     def serve(self, sends_bulk: bool = True) -> bool:
@@ -182,7 +250,7 @@ class Peers:
                 progressed = True
         return self.run_bulk(sends_bulk) or progressed
 
-    def _receive(self, peer: _Peer) -> bool:
+    def _receive(self, peer: Peer) -> bool:
         """Take in activations; keep bulk frames for their turn."""
         progressed = False
         for frame in peer.link.poll_frames():
@@ -198,22 +266,25 @@ class Peers:
                         self.attention.accept(peer.link.peer, frame)
                 except LinkDownError as error:
                     self._distrust(peer, error)
+        if peer.link.settled is not None:
+            self._replace(peer, peer.link.settled)
+            return True
+        self._readiness.watch(peer.link.peer, peer.link)
         return progressed
 
     def _wait_for_links(self) -> None:
         """Until a link has something new, or a moment has passed."""
-        links = [peer.link for peer in self._peers.values() if peer.link.fileno() >= 0]
-        select.select(links, [link for link in links if link.wants_write], [], IDLE_WAIT_S)
+        self._readiness.look(IDLE_WAIT_S)
 
     def _link_of(self, worker: WorkerId) -> Link | None:
-        peer = self._peers.get(worker)
+        peer = self._find(worker)
         return None if peer is None else peer.link
 
     # --- activations, questions and answers
 
     def post(self, worker: WorkerId, frame: OutgoingActivation | OutgoingFrame) -> None:
         """Queue for a peer, and send if the link takes it; for one that is gone it is dropped."""
-        peer = self._peers.get(worker)
+        peer = self._find(worker)
         if peer is not None:
             peer.activations.append(frame)
             self._send_activations(peer)
@@ -227,7 +298,7 @@ class Peers:
         peer.least_transit_ns = least_ns
         return transit_ns - least_ns
 
-    def _send_activations(self, peer: _Peer) -> bool:
+    def _send_activations(self, peer: Peer) -> bool:
         """Push waiting activations into the link; whether any was sent whole."""
         progressed = False
         try:
@@ -236,6 +307,7 @@ class Peers:
                 progressed = True
         except LinkDownError:
             pass  # the bulk turn finds the link closed and gives it up once all that was received is used
+        self._readiness.watch(peer.link.peer, peer.link)
         return progressed
 
     # --- bulk
@@ -256,29 +328,25 @@ class Peers:
 
     def begin_layers(self) -> None:
         """A step begins in which shards are sent between layers: what was not used before it is gone."""
-        self._spare_ns, self._spare_since_ns = min(0, self._spare_ns), self._clock_ns()
+        self._spare.begin(self._clock_ns())
 
     def _send_shards(self) -> None:
         """Between two layers: pieces of shards, for a quarter of the time that the layers take. Nothing is written.
 
         A link through shared memory holds a few pieces: with turns between steps alone it carries so many a step, and
-        who is woken by busy peers waits for as many steps as there are pieces."""
-        now_ns = self._clock_ns()
-        earned_ns = self._spare_ns + (now_ns - self._spare_since_ns) // BULK_SHARE
-        self._spare_ns, self._spare_since_ns = min(MAX_SPARE_NS, earned_ns), now_ns
+        a worker that busy peers wake waits for as many steps as there are pieces."""
+        self._spare.earn(self._clock_ns())
         giving = [p for p in self._peers.values() if self._sends_shard(p)]
-        if self._spare_ns > 0:
+        if self._spare:
             for peer in giving:
                 self._receive(peer)  # room that has been given back
-        while self._spare_ns > 0 and giving:
+        while self._spare and giving:
             giving = [p for p in giving if self._sends_shard(p) and self._send_bulk(p)]
-            self._spare_since_ns = self._clock_ns()
-            self._spare_ns -= self._spare_since_ns - now_ns
-            now_ns = self._spare_since_ns
+            self._spare.spend(self._clock_ns())
 
-    def _sends_shard(self, peer: _Peer) -> bool:
+    def _sends_shard(self, peer: Peer) -> bool:
         """What would go next is a piece of one."""
-        return peer.link.is_open and bool(peer.transfers) and _next_of(peer).kind is FrameKind.SHARD_PIECE
+        return peer.takes_bulk and bool(peer.transfers) and peer.next_transfer.kind is FrameKind.SHARD_PIECE
 
     def run_bulk(self, sends: bool = True) -> bool:
         """One bulk turn of every link; whether anything happened."""
@@ -289,19 +357,20 @@ class Peers:
                 progressed = True
             elif not peer.link.is_open:
                 del self._peers[worker]
+                self._known.end(worker, peer.life)
                 self._unexplained[worker] = why = peer.link.failure or "closed"
                 log.info("link to worker %d closed: %s", worker, why)
                 self._give_up(worker, peer)
                 progressed = True
                 continue
-            if sends and peer.transfers and peer.link.is_open:
+            if sends and peer.transfers and peer.takes_bulk:
                 sent = self._send_bulk(peer)
                 progressed |= sent
                 while sent and not self._coordinate and peer.transfers:
                     sent = self._send_bulk(peer)
         return progressed
 
-    def _write_bulk(self, peer: _Peer) -> None:
+    def _write_bulk(self, peer: Peer) -> None:
         kind, is_check = peer.bulk_frames[0].kind, peer.incoming.is_end_of_shard(peer.bulk_frames[0])
         self._reach_bulk("before", kind, is_check)
         with peer.bulk_frames.popleft() as frame:
@@ -314,8 +383,8 @@ class Peers:
         if ended is not None:
             self._emit(ended)
 
-    def _send_bulk(self, peer: _Peer) -> bool:
-        transfer = _next_of(peer)
+    def _send_bulk(self, peer: Peer) -> bool:
+        transfer = peer.next_transfer
         is_shard = transfer.kind is FrameKind.SHARD_PIECE
         self._reach_piece("before", "sent", is_shard)
         try:
@@ -323,6 +392,7 @@ class Peers:
         except LinkDownError:
             return True  # the next bulk turn gives the link up
         self._reach_piece("after", "sent", is_shard)
+        self._readiness.watch(peer.link.peer, peer.link)
         if sent:
             peer.sizer.sent(transfer.last_bytes, self._clock_ns(), self.stage_ns)
             if self._adapt_pieces:
@@ -345,13 +415,13 @@ class Peers:
 
     # --- transfers from here
 
-    def start_transfer(self, command: m.SendKV | m.SendShard) -> None:
+    def start_transfer(self, command: ports.Transfer) -> None:
         """Queue it on its link; without one it ends here and now (rule 8)."""
-        peer = self._peers.get(command.dst_worker)
+        peer = self._find(command.dst)
         if peer is None:
-            why = self._unexplained.get(command.dst_worker, "none was made")
-            log.error("transfer %d: no link to worker %d: %s", command.transfer_id, command.dst_worker, why)
-            self._emit(m.TransferEnded(self._worker_id, command.transfer_id, False, 0, 0))
+            why = self._unexplained.get(command.dst, "none was made")
+            log.error("transfer %d: no link to worker %d: %s", command.transfer_id, command.dst, why)
+            self._emit(ports.TransferEnded(command.transfer_id, False, 0, 0))
             return
         peer.transfers.append(self._outgoing(command))
 
@@ -372,8 +442,8 @@ class Peers:
                 if transfer.transfer_id == transfer_id:
                     transfer.cancel()
 
-    def _outgoing(self, command: m.SendKV | m.SendShard) -> OutgoingTransfer:
-        if isinstance(command, m.SendKV):
+    def _outgoing(self, command: ports.Transfer) -> OutgoingTransfer:
+        if isinstance(command, ports.SendKV):
             return OutgoingKV(command, self._device.kv_block_bytes)
         try:
             return OutgoingShard(command, self._device.shard_num_bytes(command.shard))
@@ -385,27 +455,23 @@ class Peers:
 
     # --- the end of a link
 
-    def _distrust(self, peer: _Peer, error: LinkDownError) -> None:
+    def _distrust(self, peer: Peer, error: LinkDownError) -> None:
         log.error("closing the link to worker %d: %s", peer.link.peer, error)
         peer.link.close()
         while peer.bulk_frames:
             peer.bulk_frames.popleft().release()
 
-    def _give_up(self, worker: WorkerId, peer: _Peer) -> None:
+    def _give_up(self, worker: WorkerId, peer: Peer) -> None:
         """The link is gone: end what can no longer end by itself (rules 6 and 8)."""
         while peer.bulk_frames:
             peer.bulk_frames.popleft().release()
+        self._readiness.forget(worker)
         peer.link.close()
         for ended in peer.incoming.abandon(self._clock_ns()):
             self._emit(ended)
         for transfer in peer.transfers:
             if not transfer.begun:
-                self._emit(m.TransferEnded(self._worker_id, transfer.transfer_id, False, 0, 0))
+                self._emit(ports.TransferEnded(transfer.transfer_id, False, 0, 0))
         self.inbox.forget_partial(worker)
         self.attention.lost(worker)
         self._on_lost(worker)
-
-
-def _next_of(peer: _Peer) -> OutgoingTransfer:
-    """Whose turn it is on a link: the first of the most urgent."""
-    return min(peer.transfers, key=lambda t: (not t.cancelled, t.kind, not t.urgent))

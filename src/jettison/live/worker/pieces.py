@@ -63,3 +63,34 @@ class PieceSizer:
             rate = self._num_bytes / (now_ns - self._full_ns)
             self._bytes_per_ns = max(rate, FADING * (self._bytes_per_ns or 0.0))
             self._full_ns, self._num_bytes = now_ns, 0
+
+
+class SpareTime:
+    """What pieces may take between the layers of a step: a share of what the layers take, saved up for large ones, to
+    a bound."""
+
+    def __init__(self, share: int, max_ns: int) -> None:
+        """One part in ``share`` is earned."""
+        self._share = share
+        self._max_ns = max_ns
+        self._left_ns = 0
+        """Less than 0: a piece took more than there was."""
+        self._since_ns = 0
+        """Up to when it has been earned and spent."""
+
+    def __bool__(self) -> bool:
+        return self._left_ns > 0
+
+    def begin(self, now_ns: int) -> None:
+        """A step begins: what was not used before it is gone."""
+        self._left_ns, self._since_ns = min(0, self._left_ns), now_ns
+
+    def earn(self, now_ns: int) -> None:
+        """Layers have been computed since the last call."""
+        self._left_ns = min(self._max_ns, self._left_ns + (now_ns - self._since_ns) // self._share)
+        self._since_ns = now_ns
+
+    def spend(self, now_ns: int) -> None:
+        """Pieces have been sent since the last call."""
+        self._left_ns -= now_ns - self._since_ns
+        self._since_ns = now_ns

@@ -21,12 +21,12 @@ from abc import ABC, abstractmethod
 import numpy as np
 import numpy.typing as npt
 
+from jettison.core.ports import SendKV, SendShard, TransferEnded
 from jettison.device.model.identity import Digester
 from jettison.errors import JettisonError, LinkDownError
-from jettison.live.wire.messages import SendKV, SendShard, TransferEnded
 from jettison.live.worker.device_port import Device
 from jettison.transport.link import Bytes, Frame, FrameKind, Link
-from jettison.types import LayerRange, ShardId, TransferId, WorkerId
+from jettison.types import LayerRange, ShardId, TransferId
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class OutgoingKV(OutgoingTransfer):
     kind = FrameKind.KV_PIECE
 
     def __init__(self, command: SendKV, kv_block_bytes: int) -> None:
-        self._layers = LayerRange(command.layer_lo, command.layer_hi)
+        self._layers = command.layers
         self._src = np.array(command.src_blocks, dtype=np.int32)
         self._dst = np.array(command.dst_blocks, dtype=np.int32)
         self._unit_bytes = kv_block_bytes
@@ -212,8 +212,7 @@ class _Incoming:
 class IncomingTransfers:
     """All unfinished transfers that one peer sends here."""
 
-    def __init__(self, worker_id: WorkerId) -> None:
-        self._worker_id = worker_id
+    def __init__(self) -> None:
         self._transfers: dict[TransferId, _Incoming] = {}
 
     def __len__(self) -> int:
@@ -293,7 +292,7 @@ class IncomingTransfers:
         return self._ended(transfer_id, transfer, complete, now_ns)
 
     def _ended(self, transfer_id: TransferId, transfer: _Incoming, complete: bool, now_ns: int) -> TransferEnded:
-        return TransferEnded(self._worker_id, transfer_id, complete, transfer.num_bytes, now_ns - transfer.started_ns)
+        return TransferEnded(transfer_id, complete, transfer.num_bytes, now_ns - transfer.started_ns)
 
 
 def _write_kv(frame: Frame, device: Device) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 
 from jettison.policy.packing.bins import Bin, Entry, Item
-from jettison.policy.packing.book import Book, OnBook
+from jettison.policy.packing.book import OnBook, PackingBook
 from jettison.policy.packing.types import Arrive, Grip, Operation, PackingParams, Plan, SizeClass
 from jettison.types import GroupId, RequestId
 
@@ -63,7 +63,7 @@ class Packing(OnBook):
         machine_of: Mapping[GroupId, Hashable] | None = None,
     ) -> None:
         self.params = params
-        self.book = Book(params.capacity, self.entries, devices)
+        self.book = PackingBook(params.capacity, self.entries, devices)
         self._machine_of = machine_of or {}
         self._displaced: list[tuple[int, int, list[Item], Bin]] = []
         """Units that have to go elsewhere, and the bin where each was: a heap, the largest first."""

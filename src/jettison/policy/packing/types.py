@@ -74,7 +74,7 @@ class Resize(NamedTuple):
 Operation: TypeAlias = Arrive | Depart | Resize
 
 
-class Move(NamedTuple):
+class PackMove(NamedTuple):
     """A request lives elsewhere from now on."""
 
     request_id: RequestId
@@ -95,9 +95,9 @@ class Plan:
     """The net changes of a batch: a request that went to and fro within it has not moved."""
 
     placed: tuple[Placement, ...] = ()
-    moves: tuple[Move, ...] = ()
+    moves: tuple[PackMove, ...] = ()
     """Moves of running requests, to be migrated."""
-    recomputed: tuple[Move, ...] = ()
+    recomputed: tuple[PackMove, ...] = ()
     """Moves of requests that outgrew their device and are computed again elsewhere (baselines only)."""
     opened: tuple[GroupId, ...] = ()
     closed: tuple[GroupId, ...] = ()

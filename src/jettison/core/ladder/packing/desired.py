@@ -1,9 +1,9 @@
-"""Where online requests should live: the desired placement, kept from epoch to epoch, and who lives elsewhere.
-Devices of a packing are groups, pools are groups of like memory.
+"""Where online requests should live: the desired placement, kept from epoch to epoch, and which requests live
+elsewhere. Devices of a packing are groups, pools are groups of like memory.
 
 Decisions are ``policy.packing``'s. Here groups and requests become its devices and operations: what has come, grown,
 gone, or changed its group without being asked since it was looked at last. Which requests have to be looked at for that
-is ``core.ladder.seats``'; a pass costs nothing for the others. Offline requests are not packed.
+is ``core.ladder.packing.seats``'; a pass costs nothing for the others. Offline requests are not packed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from jettison.core.ladder.growing import Growths, growth_rates, held_blocks, size_of
-from jettison.core.ladder.newcomers import comes_in_time, has_room
-from jettison.core.ladder.packable import Packable
+from jettison.core.ladder.packing.growing import Growths, growth_rates, held_blocks, size_of
+from jettison.core.ladder.packing.newcomers import comes_in_time, has_room
+from jettison.core.ladder.packing.packable import Packable
+from jettison.core.ladder.packing.seats import Pool, Seat, Seats, arrival, arrival_again
 from jettison.core.ladder.prompts import num_for_arrivals
-from jettison.core.ladder.seats import Pool, Seat, Seats, arrival, arrival_again
 from jettison.core.load.views import Loads
 from jettison.core.moving.migrations import Migrations, may_go
 from jettison.core.moving.moves import Moves
@@ -76,7 +76,7 @@ class Desired:
         return {device for pool in self._pools.values() for device in pool.devices}
 
     def active(self) -> set[GroupId]:
-        """Those where somebody should live."""
+        """Those where some request should live."""
         return {device for pool in self._pools.values() for device in pool.packer.active}
 
     def closed(self) -> frozenset[GroupId]:
@@ -98,7 +98,7 @@ class Desired:
         return max(num_packed, num_for_arrivals(cluster, self._loads, some))
 
     def refuses(self) -> bool:
-        """Somebody is held where it is, because its move costs more than it saves."""
+        """Some request is held where it is, because its move costs more than it saves."""
         return bool(self._seats.held)
 
     def num_lost(self) -> int:
@@ -125,7 +125,7 @@ class Desired:
         return num, num_held / max(1, num_blocks)
 
     def owed(self) -> Iterator[Owed]:
-        """Who lives elsewhere than it should, in the order in which they came to the packing."""
+        """Requests that live elsewhere than they should, in the order in which they came to the packing."""
         groups, astray, home = self._cluster.groups, self._seats.astray, list[RequestId]()
         for seat in self._seats.in_order(astray | self._stirred):
             state = self._cluster.requests.get(seat.request_id)
@@ -149,7 +149,7 @@ class Desired:
         return math.ceil(self._growths.rates.get(group_id, 0.0) * self._params.reserve.ahead_s)
 
     def migrates(self, group_id: GroupId) -> bool:
-        """Who should live elsewhere keeps its KV; else it is computed again there (baselines)."""
+        """A request that should live elsewhere keeps its KV; else it is computed again there (baselines)."""
         packer = next(pool.packer for pool in self._pools.values() if group_id in pool.devices)
         return bool(getattr(packer, "migrates", True))
 
@@ -165,7 +165,7 @@ class Desired:
         return self.migrates(group.group_id)
 
     def empties(self, group_id: GroupId) -> bool:
-        """Nobody should live there."""
+        """No request should live there."""
         return group_id not in self.active()
 
     # --- an epoch ---------------------------------------------------------------------------------------------
@@ -183,9 +183,12 @@ class Desired:
 
     def refresh(self, now_ns: int) -> None:
         """Plan from the desired placement, for all that has happened since the last time."""
+        # Groups may have come, gone or changed their memory: those that are gone give their requests up, which are then
+        # stirred, so this comes before anything is looked at.
         self._update_pools()
         moving = {m.state.request_id for m in self._migrations.under_way}
         looked_at, gone = self._look_at(self._stirred | self._seats.restless | moving)
+        # From here on changes are for the next pass. A request that ended is among the stirred ones, and so among gone.
         self._stirred.clear()
         self._cluster.changes.ended.clear()
         fresh: list[tuple[Seat, RequestState]] = []
@@ -193,21 +196,26 @@ class Desired:
         rate_of, reserve, groups = growth_rates(self._cluster), self._params.reserve, self._cluster.groups
         for pool in self._pools.values():
             due = self._growths.look([groups[device] for device in pool.devices], rate_of, reserve.epoch_s)
-            pool.fastest_per_s = None
+            pool.fastest_per_s = None  # growth has just been measured anew
+            # In order of groups: the packer's decisions depend on the order of its operations.
             for device in sorted(due.keys() | looked_at.keys() & pool.devices):
                 group, kept = groups[device], list[RequestState]()
                 for state in looked_at.get(device, ()):
                     seat = self._seat_of(state, pool, group)
                     if seat is None:
+                        # It takes its seat where it is. What keeps it there is set below, when the packer knows it.
                         fresh.append((self._take_seat(state, pool, group), state))
                         continue
+                    # Before its size changes: the packer must not move for it what cannot be moved now.
                     self._set_grip(seat, state, moving, now_ns)
                     kept.append(state)
                 grown.append((pool, group, self._growing(due.get(device, ()), kept, pool, group, gone)))
+        # Departures before growth: what they leave is room for it, and fewer requests have to move.
         for seat in self._seats.in_order(gone):
             self._seats.leave(seat.request_id)
         for pool, group, states in grown:
             self._resize(pool, group, states, reserve)
+        # One plan for all of it: arrivals, departures and growth of a pass are a batch to the packer.
         for pool in self._pools.values():
             self._seats.apply(pool)
             pool.is_saturated = pool.gathers and -(-pool.num_reserved // pool.capacity) >= len(pool.devices)
@@ -380,7 +388,8 @@ class Desired:
     # --- seats ------------------------------------------------------------------------------------------------
 
     def _seat_of(self, state: RequestState, pool: Pool, group: Group) -> Seat | None:
-        """Its seat, if it has one in this pool and is where it was or should be; who went elsewhere has given it up."""
+        """The request's seat in this pool, while the request is where it was or should be. One that went elsewhere has
+        given its seat up; None then."""
         seat = self._seats.get(state.request_id)
         if seat is None:
             return None

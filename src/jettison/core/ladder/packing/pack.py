@@ -1,7 +1,7 @@
 """Pack: online requests live on the fewest groups that hold them (MELL); the others may sleep.
 
 Every epoch, and at once where a group is about to run out of memory, the desired placement is planned anew
-(``core.ladder.desired``), and what differs from it moves, as far as there is room, time and worth:
+(``core.ladder.packing.desired``), and what differs from it moves, as far as there is room, time and worth:
 
     waits for its first step      it is queued where it should live
     decodes                       it migrates, as KV or as tokens, where that costs less than it saves
@@ -9,9 +9,9 @@ Every epoch, and at once where a group is about to run out of memory, the desire
     outgrew its group, and the packer does not migrate (best-fit, worst-fit), or nothing has room in a circle
                                   it is computed again where it should live
 
-Under pressure nothing of that begins: memory is for who waits. Where memory keeps the head of a queue out, running
-requests make room for it (``policy.relief``), if together the groups have room. Newcomers go where the packing wants
-them, without pressure and while packing could empty a group at all.
+Under pressure nothing of that begins: memory is for requests that wait. Where memory keeps the head of a queue out,
+running requests make room for it (``policy.relief``), if together the groups have room. Newcomers go where the packing
+wants them, without pressure and while packing could empty a group at all.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from jettison.core.advice import Going, Wanted
-from jettison.core.ladder.desired import Desired, Owed
+from jettison.core.advice import Going, WantedMove
+from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.movekinds import choose_kinds
-from jettison.core.ladder.packprices import worth_of
-from jettison.core.ladder.relief import Reliefs
+from jettison.core.ladder.packing.desired import Desired, Owed
+from jettison.core.ladder.packing.packprices import worth_of
+from jettison.core.ladder.packing.relief import Reliefs
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.migrations import may_go
 from jettison.core.moving.passage import Passage
 from jettison.core.ports import Action, Record
+from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
-from jettison.policy.packing.ordering import Way, order_moves
+from jettison.policy.packing.ordering import MoveMode, order_moves
 from jettison.policy.packing.params import PackParams, goes_on
-from jettison.policy.packing.types import Move
+from jettison.policy.packing.types import PackMove
 from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId
 
 EARLY_STEPS = 16
@@ -45,7 +47,7 @@ LEAST_EPOCHS = 0.1
 """Of an epoch, the least time to the next one, however short of memory groups are: moves have to take effect first."""
 
 LOST_S = 10.0
-"""Between two counts of the devices that refused moves cost: each packs everybody anew."""
+"""Between two counts of the devices that refused moves cost: each packs all requests anew."""
 
 KEPT_OUT = "memory keeps the head of a queue out"
 """The pressure that moves can do something about."""
@@ -78,7 +80,7 @@ class StopOffer(Offer):
 
 @register
 class PackRung(Rung):
-    """Decides who goes where; ``core.moving.migrations`` moves them."""
+    """Decides which request goes where; ``core.moving.migrations`` moves them."""
 
     name = "pack"
     rank = 20
@@ -104,11 +106,11 @@ class PackRung(Rung):
         self._failed: list[RequestId] = []
         """Moves that failed since it looked last."""
         self._retry_ns: dict[RequestId, int] = {}
-        """Of those whose move failed."""
+        """By request whose move failed: when it may be tried again."""
         self._num_waited: Counter[RequestId] = Counter()
         """Epochs in which neither link nor destination had room for a move."""
         self._leaving: dict[RequestId, GroupId] = {}
-        """Who is to be computed again elsewhere, as soon as no step has it."""
+        """By request that is to be computed again elsewhere as soon as no step has it: where."""
         self._refused: dict[RequestId, tuple[float, float]] = {}
         """In the last epoch: what the move costs and saves, device-seconds."""
         self._num_owed = 0
@@ -131,37 +133,24 @@ class PackRung(Rung):
 
     # --- what the loop asks -----------------------------------------------------------------------------------
 
-    @property
-    def is_quiet(self) -> bool:
-        """Nobody waits for a step to end, to be computed again elsewhere."""
-        return not self._leaving
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """While there is no request, or until the next epoch, which begins before a step lacks room. Where a request is
+        to be computed again elsewhere, the end of its step is awaited."""
+        has_requests = bool(self._state.requests)
+        if moment is Moment.TICK:
+            return Calm(0 if has_requests else None, EARLY_STEPS)
+        if self._leaving:
+            return Calm(0, EARLY_STEPS)
+        return Calm(self._epoch_end_ns(1.0) if has_requests else None, EARLY_STEPS)
 
-    @property
-    def awaits_tick(self) -> bool:
-        """There are requests to be packed."""
-        return bool(self._state.requests)
-
-    @property
-    def due_ns(self) -> int | None:
-        """The next epoch begins."""
-        return self._epoch_end_ns(1.0) if self._state.requests else None
-
-    @property
-    def steps_ahead(self) -> int:
-        """An epoch begins before a step lacks room."""
-        return EARLY_STEPS
-
-    @property
     def worker_ids(self) -> Collection[WorkerId]:
         """Workers of groups between which its migrations go."""
         return {w for passage in self._mine.values() for w in passage.worker_ids}
 
-    @property
     def closed(self) -> frozenset[GroupId]:
-        """Groups where nobody lives, nor should."""
+        """Groups where no online request lives, nor should."""
         return self.desired.closed()
 
-    @property
     def gauges(self) -> Mapping[str, float]:
         """Devices are groups here: what serves by itself."""
         num_used, share_used = self.desired.used()
@@ -190,7 +179,7 @@ class PackRung(Rung):
         if self._mine:  # some have given way, some go on otherwise
             under_way = {passage.state.request_id: passage for passage in self._migrations.under_way}
             self._mine = {r: under_way[r] for r in self._mine if r in under_way}
-        self._relieving &= self._mine.keys()  # who has given way, or found no room, makes room for nobody
+        self._relieving &= self._mine.keys()  # a request that has given way, or found no room, makes room for no other
         retry_ns = now_ns + round(self._params.retry_s * NANOSECONDS)
         self._retry_ns |= dict.fromkeys(self._failed, retry_ns)
         self._failed.clear()
@@ -281,7 +270,8 @@ class PackRung(Rung):
         yield from self._migrating(self._ordered(self._worthy(ready, now_ns)))
 
     def _worthy(self, owed: Sequence[Owed], now_ns: int) -> list[Owed]:
-        """Those that are worth it, asked for all who leave a group together. The others stay for a while."""
+        """The moves that are worth it, judged together for all requests that leave a group. The others stay for a
+        while."""
         by_source: defaultdict[GroupId, list[Owed]] = defaultdict(list)
         for o in owed:
             by_source[o.source.group_id].append(o)
@@ -302,8 +292,8 @@ class PackRung(Rung):
         return worthy
 
     def _ordered(self, owed: Sequence[Owed]) -> Iterator[Owed]:
-        """Those for whom there is room now; who waits for the way of another goes when that has gone. Pool by pool: a
-        spare of another one would keep who was to pass through it."""
+        """The moves that have room now; one that waits for the room of another goes when that has gone. Pool by pool: a
+        spare group of another pool would keep the request that was to pass through it."""
         groups = self._state.groups
         by_pool: defaultdict[int, list[Owed]] = defaultdict(list)
         for o in owed:
@@ -317,12 +307,14 @@ class PackRung(Rung):
         by_id = {o.state.request_id: o for o in owed}
         devices = {g.group_id for o in owed for g in (o.source, o.destination)}.union(spares)
         free = {d: max(0, groups[d].blocks.num_free - groups[d].blocks.watermark) for d in devices}
-        moves = [Move(r, o.source.group_id, o.destination.group_id, self._blocks(o.state)) for r, o in by_id.items()]
+        moves = [
+            PackMove(r, o.source.group_id, o.destination.group_id, self._blocks(o.state)) for r, o in by_id.items()
+        ]
         for step in order_moves(moves, free, spares).steps:
             if step.wave > 0:
                 return
             o = by_id[step.move.request_id]
-            if step.way is Way.LIVE:
+            if step.way is MoveMode.LIVE:
                 yield o._replace(destination=groups[step.move.destination])
             else:
                 self._leaving[step.move.request_id] = o.destination.group_id
@@ -332,7 +324,7 @@ class PackRung(Rung):
             o.state.request_id: o for o in owed if len(o.destination.queues.running) < o.destination.max_running
         }
         kinds = self._params.kinds
-        wanted = [Wanted(o.state, o.destination, self._num_waited[r], kinds) for r, o in found.items()]
+        wanted = [WantedMove(o.state, o.destination, self._num_waited[r], kinds) for r, o in found.items()]
         chosen = choose_kinds(self._state, wanted)
         for request_id, o in found.items():
             going = chosen.get(request_id)
@@ -352,7 +344,7 @@ class PackRung(Rung):
     # --- computed again elsewhere -----------------------------------------------------------------------------
 
     def _leave(self) -> Iterator[PackOffer]:
-        """Those whom no step has now."""
+        """Requests that are to be computed again elsewhere, and that no step has now."""
         for request_id, destination in list(self._leaving.items()):
             state, groups = self._state.requests.get(request_id), self._state.groups
             if state is None or destination not in groups or not may_go(state) or state.group_id == destination:
@@ -389,10 +381,10 @@ class PackRung(Rung):
             at = groups[relief.group_id]
             leaving = [Owed(requests[leave.request_id], at, groups[leave.destination]) for leave in relief.leaves]
             chosen = choose_kinds(
-                self._state, [Wanted(o.state, o.destination, kinds=self._params.kinds) for o in leaving]
+                self._state, [WantedMove(o.state, o.destination, kinds=self._params.kinds) for o in leaving]
             )
             if len(chosen) < len(leaving):
-                continue  # links or destinations have no room for all of them, and some alone let nobody in
+                continue  # links or destinations have no room for all of them, and some of them alone let no head in
             why = f"it makes room for {head.request_id}"
             if at is not source:
                 self.desired.send(head.request_id, at.group_id)
@@ -420,7 +412,7 @@ class PackRung(Rung):
         if offer.how is How.MIGRATED:
             return self._migrate(state, source, destination, offer, told, now_ns)
         if offer.how is How.RECOMPUTED:
-            source.preempt(state)
+            source.preempt(state, Preemption.OUTGREW)
             counters.packing_recomputed += 1
         else:
             counters.packing_queued += 1
@@ -461,9 +453,9 @@ class PackRung(Rung):
 
     def _tell(self, pressure: str | None, begun: Counter[str], is_early: bool, now_ns: int) -> Iterator[Record]:
         """What an epoch came to; nothing where it is what the last one was."""
-        gauges = self.gauges
+        gauges = self.gauges()
         told: dict[str, object] = {
-            "needed": gauges["devices_needed"], "used": gauges["devices_used"], "closed": sorted(self.closed),
+            "needed": gauges["devices_needed"], "used": gauges["devices_used"], "closed": sorted(self.closed()),
             "queued": begun[How.QUEUED], "migrated": begun[How.MIGRATED], "owed": self._num_owed,
             "lost": self._num_lost, "utilisation": round(gauges["packing_utilisation"], 4), "pressure": pressure,
             "early": is_early,

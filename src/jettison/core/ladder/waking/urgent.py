@@ -16,6 +16,7 @@ from itertools import chain, islice, takewhile
 
 from jettison.core.ladder.rung import Means, Offer
 from jettison.core.ports import Action, Record
+from jettison.core.preemption import Preemption
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.serving.virtualtokens import BatchKey, key_of
@@ -112,7 +113,7 @@ class Urgent:
         for request_id in offer.request_ids:
             state = self._state.requests[request_id]
             num_tokens += state.num_computed
-            group.preempt(state)
+            group.preempt(state, Preemption.DEADLINE)
         return [Record("offline_yields", now_ns, {
             "group": group.group_id, "requests": len(offer.request_ids), "tokens": num_tokens, "reason": offer.why,
         })]  # fmt: skip

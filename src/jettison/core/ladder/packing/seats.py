@@ -1,11 +1,11 @@
 """The requests of a packing: pools of groups, the requests' seats in them, and which of these have to be looked at
-again. What is decided about them is ``core.ladder.desired``'s, and ``policy.packing``'s.
+again. What is decided about them is ``core.ladder.packing.desired``'s, and ``policy.packing``'s.
 
 A pass looks at a request only if something may be different for it:
 
     stirred     it has changed queues, it is ending, or something has begun or ended to move it (``core.changes``)
     restless    at its last look it could not move, or was held: nothing tells when that is over
-    due         it may have outgrown what is reserved for it (``core.ladder.growing``)
+    due         it may have outgrown what is reserved for it (``core.ladder.packing.growing``)
 
 All others are as they were: they decode where they should, and what they hold is reserved.
 """
@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jettison.core.ladder.prefixes import Prefixes
+from jettison.core.ladder.packing.prefixes import Prefixes
 from jettison.policy.packing.types import Arrive, Depart, Grip, Operation, Packer
 from jettison.types import GroupId, RequestId
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from jettison.core.ladder.duework import DueWork
 from jettison.core.ladder.prompts import num_for_arrivals
 from jettison.core.ladder.rung import Means
+from jettison.core.ladder.waking.duework import DueWork
 from jettison.core.ports import Action
 from jettison.core.serving.group import Group
 from jettison.policy.deadlines import may_go
@@ -15,7 +15,7 @@ from jettison.policy.dozing import IdleGroup, choose_sleepers, next_patience
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 LEVEL = 2
-"""Of sleep: those who stay awake have all parameters, or nobody goes."""
+"""Of sleep: the workers that stay awake have all parameters, or none falls asleep."""
 
 
 class Dozing:
@@ -47,7 +47,7 @@ class Dozing:
 
     @property
     def awaits_tick(self) -> bool:
-        """Somebody may fall asleep although nothing but time has passed."""
+        """A worker may fall asleep although nothing but time has passed."""
         awake = self._state.params.awake
         if not self._has_begun and awake.max_awake is not None:
             return True
@@ -69,7 +69,7 @@ class Dozing:
     # --- orders -----------------------------------------------------------------------------------------------
 
     def advance(self, why_pressed: Callable[[], str | None], now_ns: int) -> list[Action]:
-        """On a tick: put to sleep who may, one after the other. ``why_pressed``: why nobody may; None: who may may."""
+        """On a tick: put workers to sleep, one after the other. ``why_pressed``: why none may be; None: some may."""
         awake, actions = self._state.params.awake, list[Action]()
         if not self._has_begun:
             self._has_begun = True

@@ -1,6 +1,6 @@
 """Wake: sleepers serve again where memory, a death or prompts ahead press, if that is sooner than what else there is,
 and where a deadline of offline work would be missed (beyond the papers). Its leaving is that workers fall asleep
-(``core.ladder.dozing``).
+(``core.ladder.waking.dozing``).
 
 Why a worker sleeps makes no difference: memory that sleeps is memory, and what was promised by a time is owed. Of
 all ways to let a queue's head in the soonest is taken (``policy.soonest``), and every decision is told with what it
@@ -16,13 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jettison.core.ladder.dozing import Dozing
 from jettison.core.ladder.dropplans import block_bytes, required_bytes
-from jettison.core.ladder.duework import LOOK_S, DueWork
+from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.prompts import num_for_arrivals, prompt_rate_of
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
-from jettison.core.ladder.spreading import Spreading, SpreadOffer
-from jettison.core.ladder.urgent import Urgent, UrgentOffer
+from jettison.core.ladder.waking.dozing import Dozing
+from jettison.core.ladder.waking.duework import LOOK_S, DueWork
+from jettison.core.ladder.waking.spreading import Spreading, SpreadOffer
+from jettison.core.ladder.waking.urgent import Urgent, UrgentOffer
 from jettison.core.ladder.waysout import WaysOut
 from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action, Record, StoredWork
@@ -31,7 +32,7 @@ from jettison.policy.deadlines import WAKE_MARGIN, needed_now, plan_wakes
 from jettison.policy.dozing import WAKE_SHARE
 from jettison.policy.lending import NO_LENDING, lend
 from jettison.policy.slo import AHEAD_SHARE, objectives
-from jettison.policy.soonest import Source, Times, Wake, Way, may_wake, num_to_wake, soonest, ways_as_fields
+from jettison.policy.soonest import Times, WakeForecast, WakeSource, Way, may_wake, num_to_wake, soonest, ways_as_fields
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 NEWS_S = 5.0
@@ -56,7 +57,7 @@ class WakeOffer(Offer):
     """These workers, the soonest first."""
 
     worker_ids: tuple[WorkerId, ...]
-    wake: Wake
+    wake: WakeForecast
     """Of the first."""
     told: dict[str, object] = field(default_factory=dict)
     is_for_deadline: bool = False
@@ -72,7 +73,7 @@ class _Other(NamedTuple):
 
 @register
 class WakeRung(Rung):
-    """Decides who sleeps and who does not; orders by hand beside."""
+    """Decides which workers sleep; an administrator may order otherwise."""
 
     name = "wake"
     rank = 65
@@ -83,9 +84,8 @@ class WakeRung(Rung):
         super().__init__(means)
         self._state, self._sleepers = means.state, means.sleepers
         self._ways = WaysOut(means)
-        self._wakes: dict[WorkerId, Wake] = {}
+        self._wakes: dict[WorkerId, WakeForecast] = {}
         """What was predicted of those that are being woken."""
-        means.sleepers.predict = self._predict
         self._due_work = DueWork(means)
         self._dozing = Dozing(means, self._due_work)
         self._spreading = Spreading(means)
@@ -93,7 +93,7 @@ class WakeRung(Rung):
         self._num_losses = means.state.counters.num_worker_losses
         self._others: dict[GroupId, _Other] = {}
         self._arrivals_due_ns = 0
-        """From when on it is asked again whether too much arrives for those who are awake."""
+        """From when on it is asked again whether too much arrives for the instances that are awake."""
         self._deadlines_due_ns = 0
         """From when on it is asked again whether something will be late ..."""
         self._stored: tuple[StoredWork, ...] = ()
@@ -103,17 +103,15 @@ class WakeRung(Rung):
         self._needed_ns: int | None = None
         """When a rung last lacked memory that it could not get."""
 
-    @property
-    def is_quiet(self) -> bool:
-        """Nothing is urgent: else it begins where a step of another group has made a place."""
-        return not self._urgent.is_there
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """On a tick a worker may fall asleep, or be woken for a deadline. Where something is urgent, it begins where a
+        step of another group has made a place."""
+        if moment is Moment.TICK:
+            may_decide = self._dozing.awaits_tick or (self._due_work.is_there and bool(self._sleepers.out))
+        else:
+            may_decide = self._urgent.is_there
+        return Calm(0 if may_decide else None)
 
-    @property
-    def awaits_tick(self) -> bool:
-        """A worker may fall asleep, or be woken for a deadline."""
-        return self._dozing.awaits_tick or (self._due_work.is_there and bool(self._sleepers.out))
-
-    @property
     def gauges(self) -> Mapping[str, float]:
         """What deadlines take, while there are any."""
         num = self._num_for_deadlines
@@ -141,7 +139,7 @@ class WakeRung(Rung):
             yield from self._answer_arrivals(now_ns)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Wake them; or what others run is shared with those who have woken."""
+        """Wake workers, or share what others run with those that have woken."""
         if isinstance(offer, SpreadOffer):
             return self._spreading.begin(offer, now_ns)
         if isinstance(offer, UrgentOffer):
@@ -166,13 +164,13 @@ class WakeRung(Rung):
             actions += self._sleepers.wake(worker_id, now_ns, self._expect(worker_id, offer.wake))
         return actions
 
-    def _predict(self, worker_id: WorkerId) -> Expected:
-        """Of a wake that somebody else orders."""
+    def expect(self, worker_id: WorkerId) -> Expected:
+        """Of a wake that an administrator or a request orders."""
         return self._expect(worker_id, self._ways.wake(worker_id, None))
 
-    def _expect(self, worker_id: WorkerId, wake: Wake) -> Expected:
+    def _expect(self, worker_id: WorkerId, wake: WakeForecast) -> Expected:
         self._wakes[worker_id] = wake
-        return Expected(self._ways.taken.seconds(wake), str(wake.source), wake.source is not Source.PEERS)
+        return Expected(self._ways.taken.seconds(wake), str(wake.source), wake.source is not WakeSource.PEERS)
 
     def _learn(self) -> None:
         """From wakes that are over; a first step is none of what they took."""
@@ -189,16 +187,16 @@ class WakeRung(Rung):
         return [] if offer is None else self.begin(offer, now_ns)
 
     def leave(self, now_ns: int) -> list[Action]:
-        """Workers that nobody needs fall asleep."""
+        """Workers that no request needs fall asleep."""
         return self._dozing.advance(lambda: self._why_pressed(now_ns), now_ns)
 
     def go(self) -> None:
         """No offline work gives way any more."""
         self._urgent.note()
 
-    # --- whom -------------------------------------------------------------------------------------------------
+    # --- which -------------------------------------------------------------------------------------------------
 
-    def _candidates(self, group: Group | None) -> list[tuple[WorkerId, Wake]]:
+    def _candidates(self, group: Group | None) -> list[tuple[WorkerId, WakeForecast]]:
         """Sleepers that live, the soonest first."""
         head = None if group is None else group.queues.waiting.head
         found = [(w, self._ways.wake(w, head)) for w in self._sleepers.can_wake if self._state.workers[w].alive]
@@ -213,7 +211,7 @@ class WakeRung(Rung):
     def _offer(
         self, group: Group | None, why: str, missing_bytes: int, told: dict[str, object] | None = None
     ) -> WakeOffer | None:
-        """As many as have what is missing, with those that are on their way; None where nobody is to be woken."""
+        """As many as have what is missing, with those that are on their way; None where no worker is to be woken."""
         candidates = self._candidates(group)
         if not candidates:
             return None
@@ -324,7 +322,7 @@ class WakeRung(Rung):
             yield offer
 
     def _answer_arrivals(self, now_ns: int) -> Iterator[Offer]:
-        """More prompts arrive than those who are awake can compute for long: their queues are about to grow."""
+        """More prompts arrive than the instances that are awake can compute for long: queues are about to grow."""
         state, candidates = self._state, self._sleepers.can_wake
         if now_ns < self._arrivals_due_ns or not candidates:
             return
@@ -389,13 +387,12 @@ class WakeRung(Rung):
             is_for_deadline=True,
         )
 
-    def _may_be_woken(self) -> list[tuple[WorkerId, Wake]]:
+    def _may_be_woken(self) -> list[tuple[WorkerId, WakeForecast]]:
         return self._candidates(None)[: may_wake(self._num_up(), self._state.params.awake.max_awake)]
 
-    def _takes_s(self, candidates: Sequence[tuple[WorkerId, Wake]]) -> list[float]:
+    def _takes_s(self, candidates: Sequence[tuple[WorkerId, WakeForecast]]) -> list[float]:
         return [UNKNOWN_WAKE_S if (s := self._ways.taken.seconds(wake)) is None else s for _, wake in candidates]
 
-    @property
     def wakes_s(self) -> tuple[float, ...]:
         """Of those that ``--max-awake`` leaves."""
         return tuple(self._takes_s(self._may_be_woken())) if self._sleepers.out else ()
@@ -415,8 +412,8 @@ class WakeRung(Rung):
     # --- falling asleep ---------------------------------------------------------------------------------------
 
     def _why_pressed(self, now_ns: int) -> str | None:
-        """Why nobody may fall asleep now. Who waits for a step alone is no reason: in a large cluster somebody always
-        does, and an instance that nobody used meanwhile would not have helped."""
+        """Why no worker may fall asleep now. That a request waits for a step is no reason: in a large cluster one
+        always does, and an instance that no request used meanwhile would not have helped it."""
         state, moves = self._state, self.means.moves
         if self.means.loads.kept_out or state.unplaced_online():
             return "memory keeps online requests waiting"

@@ -24,9 +24,9 @@ class Joined(NamedTuple):
     """A request came."""
 
     shared: Shared | None = None
-    """None: nobody begins as it does."""
+    """None: no other request begins as it does."""
     also: RequestId | None = None
-    """Who had nothing in common with anybody until now, and has this from now on, too."""
+    """Another request, which had no prefix in common with any until now, and has this one from now on."""
 
 
 class Prefixes:
@@ -34,14 +34,14 @@ class Prefixes:
 
     def __init__(self) -> None:
         self._at: defaultdict[bytes, dict[RequestId, None]] = defaultdict(dict)
-        """By the name of a block at such a place: whose prompts have it."""
+        """By the name of a block at such a place: the requests with that block in their prompts."""
         self._names: dict[RequestId, list[tuple[bytes, int]]] = {}
         """Those of each request, with the blocks that they end, the deepest first."""
         self._shared: dict[RequestId, Shared] = {}
 
     def join(self, request_id: RequestId, names: Sequence[bytes]) -> Joined:
         """``names``: of the full blocks of its prompt, chained. It takes the deepest key that others have; else one
-        with the newest of those who begin as it does."""
+        with the newest of the requests that begin as it does."""
         places = [1 << i for i in range(len(names).bit_length()) if 1 << i <= len(names)]
         rows = [(names[place - 1], place) for place in reversed(places)]
         deepest: tuple[bytes, int] | None = None

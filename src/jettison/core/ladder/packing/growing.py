@@ -6,8 +6,8 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from jettison.core.ladder.packing.seats import Seat, Seats
 from jettison.core.ladder.prompts import decoding_of
-from jettison.core.ladder.seats import Seat, Seats
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.serving.limits import SchedulerLimits
@@ -60,7 +60,7 @@ class Growths:
         self.rates: dict[GroupId, float] = {}
         """Blocks a second of a request that decodes, when its group was looked at last. Read it."""
         self._heaps: dict[GroupId, list[tuple[int, int, Seat]]] = {}
-        """The number of steps, that of the entry (no two are alike), and whose it is."""
+        """The number of steps, that of the entry (no two are alike), and the seat that it is of."""
         self._soonest: dict[GroupId, int] = {}
         """The first number of each heap that has one, by itself: a pass reads it for every group."""
         self._next_entry = 0
@@ -103,7 +103,7 @@ class Growths:
         return found
 
     def due(self, group: Group, spare_blocks: int) -> list[Seat]:
-        """Those of whose reserve less than so many blocks may be left; each is found once, until it is armed again."""
+        """Seats with less than so many blocks left of their reserve; each is found once, until it is armed again."""
         heap, found = self._heaps.get(group.group_id, []), list[Seat]()
         bound = _num_done(group) + spare_blocks * group.limits.block_size
         while heap and heap[0][0] < bound:

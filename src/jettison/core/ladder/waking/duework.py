@@ -169,7 +169,7 @@ class DueWork:
         all_online = self._online_s(*prices)
         online = min(1.0, all_online / max(1, num_now))
         share = share_of(self._seen, *prices, ASSUMED * (1.0 - online))
-        # A sleeper that wakes takes its part of what is online off those who serve; how evenly is not known.
+        # A sleeper that wakes takes its part of what is online off the instances that serve; how evenly is not known.
         coming_share = (share + min(1.0, share + online)) / 2.0
         return [each.demand for each in known], Supply(num_now, share, tuple(coming_s), coming_share, all_online)
 

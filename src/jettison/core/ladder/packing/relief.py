@@ -1,5 +1,5 @@
-"""Running requests make room for the head of a queue: views of groups for ``policy.relief``, and which heads somebody
-makes room for now. The rung ``pack`` begins what is offered here."""
+"""Running requests make room for the head of a queue: views of groups for ``policy.relief``, and for which
+heads some make room now. The rung ``pack`` begins what is offered here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Reliefs:
         self._may_take_part, self._growth_blocks = may_take_part, growth_blocks
 
     def wanted(self, not_before_ns: Mapping[RequestId, int], now_ns: int) -> Iterator[LetIn]:
-        """For each group whose queue memory keeps out and where nobody makes room yet. ``not_before_ns``: requests
+        """For each group whose queue memory keeps out and where no request makes room yet. ``not_before_ns``: requests
         whose moves failed. What is offered is begun before the next is asked for."""
         for group_id in sorted(self._loads.kept_out):
             group = self._state.groups.get(group_id)
@@ -48,7 +48,7 @@ class Reliefs:
             head_blocks = group.limits.blocks_for(head.num_tokens)
             leaving = self._leaving_blocks()
             if group.blocks.num_free - group.blocks.watermark + leaving[group_id] >= head_blocks:
-                continue  # who makes room is on its way
+                continue  # a request that makes room is on its way
             free = {g: self._num_free(g, head) for g in self._state.groups.values() if self._may_take_part(g)}
             if sum(max(0, num) for num in free.values()) < head_blocks:
                 continue  # all together have no room for it: a full cluster need not look at every request
@@ -68,8 +68,8 @@ class Reliefs:
         return leaving
 
     def _num_free(self, group: Group, head: RequestState) -> int:
-        """Above the watermark, and those who run there may grow, and who waits there has its room, but for the head.
-        0 where nobody else may run."""
+        """Free blocks of a group above the watermark, less the growth of the requests that run there and the room of
+        those that wait there, but for the head. 0 where no other request may run."""
         if len(group.queues.running) >= group.max_running:
             return 0
         self._state.catch_up(group.group_id)

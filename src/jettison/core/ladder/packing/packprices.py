@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jettison.core.ladder.desired import Owed
+from jettison.core.ladder.packing.desired import Owed
 from jettison.core.ladder.prompts import decodes_of
 from jettison.core.load.portrates import PortRates
 from jettison.core.load.views import Loads

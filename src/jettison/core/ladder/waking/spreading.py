@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from jettison.core.ladder.free import is_checkpointed, is_preemptible
 from jettison.core.ladder.rung import Means, Offer
 from jettison.core.ports import Action, Record
+from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
 from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId
@@ -108,7 +109,7 @@ class Spreading:
         for request_id, group_id in offer.going:
             state = self._state.requests[request_id]
             num_tokens += state.num_computed
-            source.preempt(state)
+            source.preempt(state, Preemption.SPREAD)
             if state.phase is not Phase.WAITING:  # a copy of it was written meanwhile, and stays with its group
                 continue
             source.queues.take_out(state)

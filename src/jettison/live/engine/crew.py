@@ -1,0 +1,327 @@
+"""The workers of a cluster: starts them, introduces them, watches them, starts them again, ends them.
+
+How a process comes to be is a ``Spawner``'s (``engine.spawner``). Here are the control channels, the lives, the hearts,
+and what is told of an end: once, after the worker's last event. All calls on one asyncio loop.
+
+A worker that is silent or stuck for too long (``live.wire.heartbeat``) is declared lost: its connection is closed, it
+is killed, and the engine hears of it as of one that has ended. Should it wake up all the same (``kill_hung=False``, or
+a process that cannot be killed yet), no end hears it: its links are fenced, its life is over; it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from jettison import errors
+from jettison.errors import JettisonError, UserError, WorkerLostError
+from jettison.live.engine.spawner import Handle, Spawner
+from jettison.live.machine.address_space import shortage_hint
+from jettison.live.wire import messages as m
+from jettison.live.wire.channel import ControlServer
+from jettison.live.wire.heartbeat import Patience
+from jettison.live.wire.worker_config import WorkerSpec, WorkerStart
+from jettison.types import WorkerId
+
+log = logging.getLogger(__name__)
+
+RESTART_TIMEOUT_S = 300.0
+"""How long a restarted worker may take to load; it holds up the restart of others."""
+
+PATIENCE = Patience(1.5, 300.0)
+
+_LONELY_S = 1.0
+"""How long a worker may take to end once its control connection has."""
+
+OnEvent = Callable[[WorkerId, m.Event], None]
+OnExit = Callable[[WorkerId, int], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Life:
+    """One life of a worker."""
+
+    handle: Handle
+    number: int
+    started: asyncio.Future[m.WorkerReady]
+    """What it says of its start."""
+    reported: bool = False
+    """Its end has been told, or needs not be: it does not count any more."""
+
+    @property
+    def is_up(self) -> bool:
+        """It counts as a live worker, or as one that starts."""
+        return not self.handle.ended.done() and not self.reported
+
+
+class Crew:
+    """Workers, any two of which may open a link.
+
+    ``on_event`` gets every event but the start's; ``on_exit`` is called once for a worker that ends before ``close``,
+    after its last event.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[WorkerSpec],
+        spawner: Spawner,
+        on_event: OnEvent,
+        on_exit: OnExit,
+        *,
+        start_timeout_s: float = 600.0,
+        patience: Patience = PATIENCE,
+        kill_hung: bool = True,
+    ) -> None:
+        self._specs = {spec.worker_id: spec for spec in specs}
+        if len(self._specs) != len(specs):
+            raise ValueError("two workers of one id")
+        self._spawner = spawner
+        self._on_event = on_event
+        self._on_exit = on_exit
+        self._start_timeout_s = start_timeout_s
+        self._patience = patience
+        self.kill_hung = kill_hung
+        """Whether a worker that is given up is killed. Tests leave it alive, to see what it does when it wakes up."""
+        self._secret = secrets.token_bytes(32)
+        self._server = ControlServer(self._secret, self._on_worker_event, self._on_connection_end)
+        self._control_address: str | None = None
+        self._lives: dict[WorkerId, _Life] = {}
+        """The present one of each worker."""
+        self._old: list[_Life] = []
+        """Lives that were replaced and may not have ended yet."""
+        self._closing = False
+        self._listening: asyncio.Task[None] | None = None
+
+    @property
+    def pids(self) -> dict[WorkerId, int]:
+        """Process ids of the workers that live."""
+        return {worker: life.handle.pid for worker, life in self._lives.items() if life.is_up}
+
+    def life(self, worker: WorkerId) -> int:
+        """Which life of a worker is the present one."""
+        return self._lives[worker].number
+
+    async def start(self) -> list[m.WorkerReady]:
+        """Start all workers, wait until each is loaded, and tell each where the others are.
+
+        Raises the worker's own UserError (ModelError, BudgetError, ...), else WorkerLostError; then nothing is
+        left running. A crew starts once.
+        """
+        if self._control_address is not None:
+            raise JettisonError("this crew was started before")
+        try:
+            self._control_address = await self._spawner.open()
+            await self._server.start(self._control_address)
+            async with asyncio.timeout(self._start_timeout_s):
+                for worker in self._specs:
+                    self._spawn(worker, 0)
+                ready = list(await asyncio.gather(*(life.started for life in self._lives.values())))
+            for worker in self._lives:
+                self._introduce(worker, [peer for peer in self._lives if peer != worker])
+            self._listening = asyncio.create_task(self._listen_to_hearts(), name="jettison-hearts")
+            return ready
+        except TimeoutError:
+            await self.close(0.0)
+            waiting = [w for w, life in self._lives.items() if life.started.cancelled() or not life.started.done()]
+            raise WorkerLostError(f"workers {waiting} were not ready in {self._start_timeout_s:.0f} s") from None
+        except JettisonError as error:
+            await self.close(0.0)
+            raise self._root_cause(error) from None
+        except BaseException:
+            await self.close(0.0)
+            raise
+
+    async def restart(self, worker: WorkerId) -> m.WorkerReady:
+        """Start a lost worker again, empty, and tell all that live. Raises as ``start`` does; then nothing of it is
+        left.
+
+        Raises OSError where its host has no process, descriptor or address for it; it may be tried again.
+        One at a time. When this returns, the new life has not ended, and ``on_exit`` will tell if it does.
+        """
+        before = self._lives[worker]
+        assert before.reported, "only a lost worker is started again"
+        life = self._spawn(worker, before.number + 1)
+        self._old.append(before)
+        try:
+            async with asyncio.timeout(RESTART_TIMEOUT_S):
+                ready = await life.started
+            if not life.is_up:
+                raise WorkerLostError(f"worker {worker} ended as soon as it was ready")
+            others = [w for w, other in self._lives.items() if w != worker and other.is_up]
+            self._introduce(worker, others)
+            for other in others:
+                self._introduce(other, [worker])
+            return ready
+        except TimeoutError:
+            raise WorkerLostError(f"worker {worker} was not ready in {RESTART_TIMEOUT_S:.0f} s") from None
+        finally:
+            if not life.started.done() or life.started.exception() is not None:
+                life.reported = True
+                self._server.hang_up(worker)
+                life.handle.kill()
+
+    def declare_lost(self, worker: WorkerId, why: str) -> None:
+        """Give a worker up: hear nothing of it any more, kill it, and tell ``on_exit``. Idempotent.
+
+        Of one that is still starting, the caller that waits for its start is told instead.
+        """
+        life = self._lives[worker]
+        if life.reported or self._closing:
+            return
+        log.error("worker %d is given up: %s", worker, why)
+        self._part(worker, life)
+        self._server.hang_up(worker)
+        if self.kill_hung:
+            life.handle.kill()
+        if life.started.done():
+            self._on_exit(worker, -signal.SIGKILL)
+        else:
+            life.started.set_exception(
+                WorkerLostError(f"worker {worker} was given up while it was starting: {why}")
+            )
+
+    def send(self, worker: WorkerId, command: m.Command) -> None:
+        """Queue a command; never blocks. To a worker that is gone it is dropped: ``on_exit`` tells."""
+        self._server.send(worker, command)
+
+    def abandon(self, worker: WorkerId, step_id: int) -> None:
+        """Have a worker give a step up at its next safepoint. It need not read any message for it; never blocks."""
+        self._lives[worker].handle.abandon(step_id)
+
+    def empty_shared_copies(self) -> None:
+        """As after a restart of the hosts: nothing is left in their copies of the parameters (tests)."""
+        self._spawner.empty_shared_copies()
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Stop all workers, kill those that need longer than ``timeout_s``, remove every trace. Idempotent."""
+        self._closing = True
+        if self._listening is not None:
+            self._listening.cancel()
+        for worker in self._lives:
+            self._server.send(worker, m.Stop())
+        lives = [*self._old, *self._lives.values()]
+        for life in lives:
+            if life.reported:
+                life.handle.kill()
+        if lives:
+            await asyncio.wait([life.handle.ended for life in lives], timeout=timeout_s)
+            for worker, life in self._lives.items():
+                if not life.handle.ended.done():
+                    if timeout_s > 0:  # else it was given none: a failed start is no fault of this worker
+                        log.warning("worker %d did not stop in time and is killed", worker)
+                    life.handle.kill()
+            await asyncio.wait([life.handle.ended for life in lives])
+        self._server.close()
+        for life in self._lives.values():
+            if not life.started.cancel() and not life.started.cancelled():
+                life.started.exception()  # seen: it was raised by start, or another one was
+        await self._spawner.close()
+
+    # --- starting
+
+    def _spawn(self, worker: WorkerId, number: int) -> _Life:
+        assert self._control_address is not None, "not started"
+        self._server.lives[worker] = number
+        start = WorkerStart(
+            spec=msgspec.structs.replace(self._specs[worker], starts_empty=number > 0),
+            secret_hex=self._secret.hex(),
+            epoch=number,
+            control_address=self._control_address,
+            beat_interval_s=self._patience.beat_interval_s,
+            log_level=logging.getLevelName(log.getEffectiveLevel()),
+        )
+        handle = self._spawner.spawn(start)
+        life = self._lives[worker] = _Life(handle, number, asyncio.get_running_loop().create_future())
+        handle.ended.add_done_callback(lambda _: self._report_exit(worker, life))
+        return life
+
+    def _introduce(self, worker: WorkerId, peers: Sequence[WorkerId]) -> None:
+        """Tell a worker where peers are: through shared memory on its own host, over the network elsewhere."""
+        known = []
+        for peer in peers:
+            life, host = self._lives[peer], self._spawner.host_of(peer)
+            addresses = life.handle.addresses
+            address = addresses.near if host == self._spawner.host_of(worker) else addresses.far
+            if address is not None:
+                known.append(m.PeerAddress(peer, life.number, address))
+        self.send(worker, m.KnowPeers(known))
+
+    def _part(self, worker: WorkerId, life: _Life) -> None:
+        """A life is over: no peer waits any more for a link to it. A peer that has a link learns it from there."""
+        life.reported = True
+        for peer in self._lives:
+            if peer != worker and not self._closing:
+                self.send(peer, m.ForgetPeer(worker, life.number))
+
+    def _root_cause(self, error: JettisonError) -> JettisonError:
+        """What a person can mend goes before the links that broke because of it."""
+        started = [life.started for life in self._lives.values()]
+        failed = [future.exception() for future in started if future.done() and not future.cancelled()]
+        return next((other for other in failed if isinstance(other, UserError)), error)
+
+    # --- watching
+
+    def _on_worker_event(self, worker: WorkerId, event: m.Event) -> None:
+        if not isinstance(event, m.WorkerReady | m.WorkerStartFailed):
+            if not self._closing:
+                self._on_event(worker, event)
+            return
+        life = self._lives[worker]
+        if life.started.done():
+            log.error("worker %d reports its start again", worker)
+        elif isinstance(event, m.WorkerReady):
+            life.handle.begin_beats(time.monotonic())
+            life.started.set_result(event)
+        else:
+            life.started.set_exception(_start_error(event))
+
+    def _on_connection_end(self, worker: WorkerId) -> None:
+        """A worker that lives on without its control connection is of no use."""
+        life = self._lives[worker]
+        if not life.handle.ended.done() and not self._closing:
+            asyncio.get_running_loop().call_later(_LONELY_S, life.handle.kill)
+        self._report_exit(worker, life)
+
+    def _report_exit(self, worker: WorkerId, life: _Life) -> None:
+        """Tell of an exit once both the process and its connection are over: its last events come first."""
+        if not life.handle.ended.done() or life.reported or self._server.is_connected(worker):
+            return
+        self._part(worker, life)
+        returncode = life.handle.ended.result()
+        if not life.started.done():
+            life.started.set_exception(WorkerLostError(
+                f"worker {worker} ended with code {returncode} while it was starting{shortage_hint()}"
+            ))
+        elif not self._closing:
+            self._on_exit(worker, returncode)
+
+    async def _listen_to_hearts(self) -> None:
+        """Declare workers lost that are silent or stuck. The crew's own absences are no worker's fault."""
+        pause_s = self._patience.beat_interval_s
+        looked_s = time.monotonic()
+        while any(self._patience):
+            await asyncio.sleep(pause_s)
+            now_s = time.monotonic()
+            away_s = now_s - looked_s - pause_s
+            looked_s = now_s
+            for worker, life in list(self._lives.items()):
+                if life.reported or not life.started.done():
+                    continue
+                why = life.handle.why_hung(now_s, away_s if away_s > pause_s else 0.0, self._patience)
+                if why is not None:
+                    self.declare_lost(worker, why)
+
+
+def _start_error(event: m.WorkerStartFailed) -> JettisonError:
+    """The error that the worker met, as its own class where that is one of ours."""
+    kind = getattr(errors, event.error_type, None)
+    if not (isinstance(kind, type) and issubclass(kind, JettisonError)):
+        kind = UserError if event.user_error else JettisonError
+    return kind(event.message)

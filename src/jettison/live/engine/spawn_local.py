@@ -1,0 +1,61 @@
+"""Workers as processes of this machine: all on one host, or in network namespaces, each of which stands for a host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jettison.live.engine.spawner import HostName
+from jettison.live.host.keeper import WORKER_COMMAND, Child, Keeper
+from jettison.live.machine.netns import Placement
+from jettison.live.machine.run_folder import RunFolder
+from jettison.live.wire.worker_config import WorkerStart
+from jettison.types import WorkerId
+
+
+class LocalSpawner:
+    """A ``Spawner`` over keepers in this process.
+
+    ``placements`` put workers into network namespaces of this machine (experiments on a real, slow network).
+    ``worker_command`` replaces the program that is run (tests).
+    """
+
+    def __init__(
+        self, placements: Mapping[WorkerId, Placement] | None = None, worker_command: Sequence[str] = WORKER_COMMAND
+    ) -> None:
+        self._placements = dict(placements or {})
+        self._worker_command = worker_command
+        self._keepers: dict[HostName, Keeper] = {}
+        self.folder: RunFolder | None = None
+        """Of sockets, while it is open."""
+
+    async def open(self) -> str:
+        """See ``Spawner.open``."""
+        self.folder = RunFolder()
+        self._keepers = {host: Keeper(self.folder.path, self._worker_command) for host in self.hosts()}
+        return f"unix:{self.folder.path}/control"
+
+    async def close(self) -> None:
+        """See ``Spawner.close``."""
+        for keeper in self._keepers.values():
+            keeper.close()
+        if self.folder is not None:
+            self.folder.remove()
+
+    def spawn(self, start: WorkerStart) -> Child:
+        """See ``Spawner.spawn``."""
+        worker = start.spec.worker_id
+        keeper = self._keepers[self.host_of(worker)]
+        return keeper.spawn(start, self._placements.get(worker, Placement()), has_far_peers=len(self.hosts()) > 1)
+
+    def hosts(self) -> Sequence[HostName]:
+        """See ``Spawner.hosts``: this machine's own is first, and the only one without placements."""
+        return sorted({Placement().machine, *(placement.machine for placement in self._placements.values())})
+
+    def host_of(self, worker: WorkerId) -> HostName:
+        """See ``Spawner.host_of``."""
+        return self._placements.get(worker, Placement()).machine
+
+    def empty_shared_copies(self) -> None:
+        """See ``Spawner.empty_shared_copies``."""
+        for keeper in self._keepers.values():
+            keeper.empty_shared_copy()

@@ -1,0 +1,1 @@
+"""What stands beside the workers of one host, whatever starts it there."""

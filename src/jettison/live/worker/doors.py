@@ -1,0 +1,134 @@
+"""A worker's sockets for links: where peers connect, and how it connects to them. Nothing here waits.
+
+The address says which kind of link it will be: a Unix socket opens one through shared memory, inside a host; TCP opens
+one over a network, with a second connection for what is urgent. Whether a peer is wanted is for ``peers`` to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+from collections.abc import Callable, Sequence
+
+from jettison.errors import LinkDownError
+from jettison.live.wire.messages import PeerAddress
+from jettison.transport.dialling import DialledLink
+from jettison.transport.handshake import Identity, Purpose
+from jettison.transport.link import Link
+from jettison.transport.pacing import Pacer
+from jettison.transport.shm import ShmLink, SlotGeometry
+from jettison.transport.sockets import Acceptor
+from jettison.transport.tcp import Connection, TcpLink
+
+log = logging.getLogger(__name__)
+
+_PAGE = 4096
+_ACTIVATION_BYTES = SlotGeometry().activation_bytes
+
+
+class Doors:
+    """One worker's. Owns the listening sockets; links belong to the caller, who closes them."""
+
+    def __init__(
+        self, listeners: Sequence[socket.socket], secret: bytes, me: Identity, *, bulk_bytes: int, coordinate: bool,
+        bytes_per_s: float | None,
+    ) -> None:
+        """``bulk_bytes``: the most a bulk frame has. ``coordinate=False``: one connection for all, over a network (for
+        comparison only). ``bytes_per_s``: what is sent over each link to another host at most; None: no limit."""
+        self._secret = secret
+        self._me = me
+        self._geometry = SlotGeometry(bulk_bytes=-(-bulk_bytes // _PAGE) * _PAGE)
+        self._bulk_bytes = bulk_bytes
+        self._coordinate = coordinate
+        self._bytes_per_s = bytes_per_s
+        urgent = frozenset({Purpose.URGENT}) if coordinate else frozenset()
+        self._acceptors = [
+            Acceptor(sock, secret, me, Purpose.LINK, frozenset() if sock.family == socket.AF_UNIX else urgent)
+            for sock in listeners
+        ]
+        self._halves: dict[tuple[Identity, Purpose], Connection] = {}
+        """Accepted connections whose other half has not come."""
+        self._epoll = select.epoll()
+        self._watch()
+
+    wants_write = False
+
+    def fileno(self) -> int:
+        """Readable when ``accept`` has something to do."""
+        return self._epoll.fileno()
+
+    def dial(self, peer: PeerAddress) -> Link:
+        """A link that opens by itself, as it is polled."""
+        is_near = peer.address.startswith("unix:")
+        purposes = [Purpose.LINK, Purpose.URGENT][: 2 if self._coordinate and not is_near else 1]
+        bulk_bytes = self._geometry.bulk_bytes if is_near else self._bulk_bytes
+        return DialledLink(
+            peer.address, self._secret, self._me, Identity(peer.worker_id, peer.life), purposes,
+            self._make, (_ACTIVATION_BYTES, bulk_bytes),
+        )
+
+    def accept(self, is_wanted: Callable[[Identity], bool]) -> list[tuple[Link, int]]:
+        """Links that are complete now, with the life of each peer. A peer that is not wanted is hung up on."""
+        links: list[tuple[Link, int]] = []
+        for acceptor in self._acceptors:
+            for sock, handshake in acceptor.poll():
+                with contextlib.suppress(FileNotFoundError):  # proven at once: it never waited
+                    self._epoll.unregister(sock.fileno())
+                if not is_wanted(handshake.peer):
+                    log.info("a connection of %s is not wanted", handshake.peer)
+                    sock.close()
+                    self._close_halves(handshake.peer)
+                    continue
+                connections = self._matched(Connection(sock, handshake))
+                if not connections:
+                    continue
+                try:
+                    links.append((self._make(*connections), handshake.peer.epoch))
+                except LinkDownError as error:
+                    log.warning("a peer hung up while it was being accepted: %s", error)
+        self._watch()
+        return links
+
+    def close(self) -> None:
+        """Take no more connections. Idempotent."""
+        for acceptor in self._acceptors:
+            acceptor.close()
+        for half in self._halves.values():
+            half.sock.close()
+        self._halves.clear()
+        self._epoll.close()
+
+    def _matched(self, half: Connection) -> list[Connection]:
+        """All connections of a link, if this is the last one of them; else it is kept until the other one comes."""
+        if half.sock.family == socket.AF_UNIX or not self._coordinate:
+            return [half]
+        peer = half.handshake.peer
+        for key in [key for key in self._halves if key[0].worker_id == peer.worker_id and key[0] != peer]:
+            self._halves.pop(key).sock.close()  # what an older life has left
+        self._halves[peer, half.handshake.purpose] = half
+        both = [(peer, Purpose.LINK), (peer, Purpose.URGENT)]
+        return [self._halves.pop(key) for key in both] if all(key in self._halves for key in both) else []
+
+    def _close_halves(self, peer: Identity) -> None:
+        for key in [key for key in self._halves if key[0] == peer]:
+            self._halves.pop(key).sock.close()
+
+    def _make(self, bulk: Connection, urgent: Connection | None = None) -> ShmLink | TcpLink:
+        if bulk.sock.family == socket.AF_UNIX:
+            return ShmLink(*bulk, self._geometry)
+        rate = self._bytes_per_s
+        return TcpLink(
+            *bulk, urgent, bulk_bytes=self._bulk_bytes, coordinate=self._coordinate,
+            pacer=None if rate is None else Pacer(rate),
+        )
+
+    def _watch(self) -> None:
+        """Bring the epoll set up to date; closed descriptors have left it by themselves."""
+        for acceptor in self._acceptors:
+            for fd in acceptor.filenos():
+                try:
+                    self._epoll.register(fd, select.EPOLLIN)
+                except FileExistsError:
+                    continue

@@ -1,0 +1,171 @@
+"""Workers that open links to each other when they first use them, over real sockets, in one thread."""
+
+from __future__ import annotations
+
+import random
+import socket
+import tempfile
+from itertools import permutations
+
+import numpy as np
+import pytest
+from worker_fakes import FakeDevice, fresh_bytes
+
+from jettison.core import ports
+from jettison.live.wire import messages as m
+from jettison.live.worker.activations import OutgoingActivation
+from jettison.live.worker.doors import Doors
+from jettison.live.worker.failpoints import nowhere
+from jettison.live.worker.peers import Peers
+from jettison.transport.handshake import Identity
+from jettison.transport.shm import ShmLink
+from jettison.transport.sockets import listening_socket
+from jettison.transport.tcp import TcpLink
+from jettison.types import LayerRange
+
+SECRET = b"s" * 32
+
+
+class Workers:
+    """``hosts``: of each worker, by id. Those of one host meet over shared memory, others over TCP."""
+
+    def __init__(self, hosts, coordinate=True):
+        self.folder = tempfile.TemporaryDirectory()
+        self.lost = [[] for _ in hosts]
+        self.events = [[] for _ in hosts]
+        self.devices = [FakeDevice(i) for i in range(len(hosts))]
+        near = [f"unix:{self.folder.name}/{i}" for i in range(len(hosts))]
+        socks = [[listening_socket(address, seqpacket=True), listening_socket("tcp:127.0.0.1:0")] for address in near]
+        far = [f"tcp:127.0.0.1:{pair[1].getsockname()[1]}" for pair in socks]
+        self.doors = [
+            Doors(pair, SECRET, Identity(i, 0), bulk_bytes=1 << 16, coordinate=coordinate, bytes_per_s=None)
+            for i, pair in enumerate(socks)
+        ]
+        self.peers = [
+            Peers(
+                i, self.devices[i], self.events[i].append, self.lost[i].append, piece_bytes=256, adapt_pieces=False,
+                coordinate=coordinate, shares_clock=True, clock_ns=lambda: 0, failpoint=nowhere, wait=None, doors=doors,
+            )
+            for i, doors in enumerate(self.doors)
+        ]
+        for a, peers in enumerate(self.peers):
+            others = [b for b in range(len(hosts)) if b != a]
+            peers.know([m.PeerAddress(b, 0, near[b] if hosts[a] == hosts[b] else far[b]) for b in others])
+
+    def turn(self, draw):
+        """One of a worker drawn by lot, or only of what it dials: both may be proven before either looks who comes."""
+        peers = draw.choice(self.peers)
+        if draw.random() < 0.5:
+            peers.serve()
+        else:
+            for peer in list(peers._peers.values()):
+                if peer.link.is_opening:
+                    peers._receive(peer)
+
+    def turns(self, holds, seed=0):
+        """Until it holds."""
+        draw = random.Random(seed)
+        for _ in range(200_000):
+            if holds():
+                return
+            self.turn(draw)
+        raise AssertionError("nothing happened")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        for peers, doors in zip(self.peers, self.doors, strict=True):
+            peers.close()
+            doors.close()
+        self.folder.cleanup()
+
+
+def post(workers, source, target, step_id):
+    workers.peers[source].post(target, OutgoingActivation(step_id, fresh_bytes(step_id, 100)))
+
+
+@pytest.mark.parametrize(("hosts", "coordinate", "kind"), [
+    ("aa", True, ShmLink), ("ab", True, TcpLink), ("ab", False, TcpLink),
+])  # fmt: skip
+def test_a_link_is_opened_by_its_first_use_as_the_pair_s_hosts_ask(hosts, coordinate, kind):
+    with Workers(hosts, coordinate) as workers:
+        assert all(1 - i in peers and not peers.links for i, peers in enumerate(workers.peers))
+        post(workers, 1, 0, 5)
+        workers.turns(lambda: workers.peers[0].inbox.ready(5))
+        assert [type(peers.links[1 - i]) for i, peers in enumerate(workers.peers)] == [kind, kind]
+        assert not any(peers.serve() for peers in workers.peers) and workers.lost == [[], []]
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+@pytest.mark.parametrize("seed", range(24))
+def test_workers_that_dial_each_other_at_once_end_up_with_one_link_and_lose_nothing(hosts, seed):
+    with Workers(hosts) as workers:
+        draw = random.Random(seed)
+        for _ in range(draw.randrange(4)):
+            workers.turn(draw)
+        first, second = draw.sample([0, 1], 2)
+        post(workers, first, second, 10 + first)
+        for _ in range(draw.randrange(6)):
+            workers.turn(draw)
+        post(workers, second, first, 10 + second)
+        workers.peers[0].start_transfer(ports.SendKV(7, 0, 1, LayerRange(0, 4), (1, 2, 3), (4, 5, 6)))
+        workers.turns(lambda: workers.peers[0].inbox.ready(11) and workers.peers[1].inbox.ready(10), seed)
+        workers.turns(lambda: workers.events[1], seed)
+        assert workers.events == [[], [ports.TransferEnded(7, True, 3 * 4 * 40, 0)]]
+        assert (workers.devices[1].kv[:, 4:7] == workers.devices[0].kv[:, 1:4]).all()
+        assert all(len(peers.links) == 1 for peers in workers.peers) and workers.lost == [[], []]
+
+
+def test_three_workers_on_two_hosts_that_all_dial_each_other():
+    with Workers("aab") as workers:
+        for a, b in permutations(range(3), 2):
+            post(workers, a, b, 10 * a + b)
+        inboxes = [peers.inbox for peers in workers.peers]
+        workers.turns(lambda: all(inboxes[b].ready(10 * a + b) for a, b in permutations(range(3), 2)))
+        kinds = {(a, b): type(link) for a, peers in enumerate(workers.peers) for b, link in peers.links.items()}
+        assert kinds == {(a, b): ShmLink if {a, b} == {0, 1} else TcpLink for a, b in permutations(range(3), 2)}
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_a_peer_whose_life_is_over_is_not_let_in(hosts):
+    with Workers(hosts) as workers:
+        workers.peers[0].fence(1, 0)
+        post(workers, 1, 0, 5)
+        workers.turns(lambda: workers.peers[1].links[0].fileno() < 0)
+        assert workers.peers[0].links == {} and not workers.peers[0].inbox.ready(5)
+        workers.peers[1].forget(0, 0)
+        assert workers.peers[1].links == {} and workers.lost[1] == [0]
+
+
+def test_what_waits_for_a_link_ends_with_the_peer_that_never_answered():
+    with Workers("aa") as workers:
+        workers.doors[1].close()
+        workers.peers[0].start_transfer(ports.SendKV(7, 0, 1, LayerRange(0, 4), (1,), (4,)))
+        workers.turns(lambda: workers.events[0])
+        assert workers.events[0] == [ports.TransferEnded(7, False, 0, 0)] and workers.lost[0] == [1]
+        assert 1 not in workers.peers[0], "it is not dialled again in the same life"
+
+
+def test_an_opened_link_wakes_its_owner_only_for_something_new():
+    with Workers("aa") as workers:
+        post(workers, 0, 1, 5)
+        workers.turns(lambda: workers.peers[1].inbox.ready(5))
+        while any(peers.serve() for peers in workers.peers):
+            pass
+        assert [peers._readiness.look() for peers in workers.peers] == [set(), set()]
+        post(workers, 1, 0, 6)
+        assert workers.peers[0]._readiness.look() == {1}
+        assert workers.peers[0].serve() and workers.peers[0].inbox.ready(6)
+        assert np.array_equal(workers.peers[0].inbox.take(6).data, fresh_bytes(6, 100))
+
+
+def test_a_stranger_s_connection_costs_nothing_but_itself():
+    with Workers("aa") as workers:
+        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stranger.connect(f"{workers.folder.name}/0")
+        stranger.send(b"?" * 82)
+        assert not workers.peers[0].serve()
+        post(workers, 1, 0, 5)
+        workers.turns(lambda: workers.peers[0].inbox.ready(5))
+        stranger.close()
