@@ -185,7 +185,7 @@ def test_requests_spread_over_three_end_up_on_fewer(kinds: frozenset[MigrationKi
     expect_all_well(cluster)
 
 
-@pytest.mark.parametrize("packer", ["printed", "best-fit", "worst-fit", "load-balance"])
+@pytest.mark.parametrize("packer", ["best-fit", "worst-fit", "load-balance"])
 def test_the_others_pack_by_the_same_interface(packer: str) -> None:
     cluster = spread_out(packer)
     cluster.run(until_ms=cluster.now / MS + 300)

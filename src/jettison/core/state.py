@@ -5,7 +5,7 @@ Data and lookups only; decisions are in ``policy``, sequences in ``core.moving.m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple
 
@@ -281,17 +281,11 @@ class ClusterState:
     # --- requests ---------------------------------------------------------------------------------------------
 
     def send_kv(
-        self, state: RequestState, src: WorkerId, dst: WorkerId, layers: LayerRange,
-        src_blocks: Sequence[int], dst_blocks: Sequence[int], *, owner: Owner, waiter: TransferWaiter,
-        purpose: TransferPurpose, urgent: bool = False, from_host: bool = False, to_host: bool = False,
-        beside_steps: bool = False, reserves: bool = True,
+        self, state: RequestState, move: SendKV, *, owner: Owner, waiter: TransferWaiter, purpose: TransferPurpose,
+        reserves: bool = True,
     ) -> SendKV:
-        """Open a transfer of a request's KV: the request's blocks stay reserved until it has ended. ``reserves`` False:
-        the caller keeps the blocks reserved."""
-        move = SendKV(
-            self.book.next_transfer_id, src, dst, layers, tuple(src_blocks), tuple(dst_blocks), urgent,
-            from_host, to_host, beside_steps,
-        )
+        """Open a transfer of a request's KV, which has the book's next id: the request's blocks stay reserved until it
+        has ended. ``reserves`` False: the caller keeps the blocks reserved."""
         self.book.open_transfer(move, owner, waiter, purpose, state if reserves else None)
         self.touch(state)
         return move

@@ -15,9 +15,9 @@ from jettison.demo.burst import DemoModel, make_setup, run_shown
 from jettison.demo.load import DAY, Day, FittedDay, fit_day, seeded
 from jettison.live.experiments.overload import ExperimentSetup, measure_speed, profile_quickly
 from jettison.report.day import DayFigures, PhaseSpan, day_figures, day_opening, day_rows, missed_goals, story_rows
-from jettison.report.dayplot import draw_day
 from jettison.report.failures import check_answered, print_failures
 from jettison.report.html import PagePicture, PageTable, write_html
+from jettison.report.plots import draw_day
 from jettison.report.results import RunResult, write_results
 from jettison.report.terminal import phase, print_whole
 

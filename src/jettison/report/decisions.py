@@ -57,7 +57,7 @@ _WAITS = ("memory_wait_s", "compute_wait_s")
 
 def decisions_of(run: RunResult) -> list[Decision]:
     """Every decision in the run's event log, by time; empty where the run has none."""
-    log: Sequence[Event] = run.events.get("log") or []
+    log: Sequence[Event] = run.log()
     found: list[Decision] = []
     for event in log:
         make = _MAKERS.get(str(event["kind"]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from jettison.policy.packing.bounds import first_fit_decreasing, l2_bound, volume_bound
 from jettison.policy.packing.closing import plan_closing
-from jettison.policy.packing.named import PACKERS
+from jettison.policy.packing.named import PACKERS, PackerMaker
 from jettison.policy.packing.reserve import ReserveParams, reserved_blocks
 from jettison.policy.packing.types import Arrive, Depart, Grip, Operation, Packer, PackingParams, PackMove, Resize
 from jettison.types import RequestId
@@ -189,13 +189,19 @@ class Placed:
         return sum(self.demand.held_blocks) / blocks if blocks else None
 
 
-def packer_for(demand: Demand, name: str, *, fill: float | None = None, num_devices: int | None = None) -> Packer:
-    """The packing of this name (``policy.packing.named``) on ``num_devices`` (None: as many as needed), without shared
-    prefixes. ``fill``: as in ``PackingParams``; None: its default. Raises KeyError for an unknown name."""
+def packer_for(
+    demand: Demand, name: str, *, fill: float | None = None, num_devices: int | None = None,
+    makers: Mapping[str, PackerMaker] = PACKERS,
+) -> Packer:
+    """The packing of this name on ``num_devices`` (None: as many as needed), without shared prefixes.
+
+    ``makers``: the packings by name. ``fill``: as in ``PackingParams``; None: its default. Raises KeyError for an
+    unknown name.
+    """
     params = PackingParams(capacity=demand.capacity, shares_prefixes=False)
     if fill is not None:
         params = replace(params, fill=fill)
-    return PACKERS[name](params, None if num_devices is None else range(num_devices))
+    return makers[name](params, None if num_devices is None else range(num_devices))
 
 
 def place(

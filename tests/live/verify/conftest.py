@@ -1,8 +1,9 @@
-"""Makes the double of ``tests/device`` importable: pytest's importlib mode puts no test folder on the path."""
+"""Makes this folder's helpers, and the double of ``tests/device``, importable: importlib mode puts no folder on the path."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "device"))

@@ -11,6 +11,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import cycle, pairwise
 
+from jettison.core.advice import Going
 from jettison.core.cluster import ClusterCore
 from jettison.core.moving.migrations import may_go
 from jettison.core.moving.relocate import MAX_FINAL_BLOCKS
@@ -105,8 +106,7 @@ class FaultOrders:
             if is_busy or set(source.worker_ids) & set(destination.worker_ids):
                 return []
             actions = core.migrations.start(
-                state, source, destination, now_ns, kind=kind, max_step_tokens=step_tokens,
-                max_final_blocks=final_blocks,
+                state, source, destination, now_ns, going=Going(kind, step_tokens, final_blocks)
             )
             return actions + core.stepping.plan(now_ns) + core.migrations.after_steps()
 

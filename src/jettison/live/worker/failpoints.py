@@ -4,7 +4,7 @@
 
 says: that life of that worker sends itself the signal (KILL, or STOP) when it reaches the place for the ``count``-th
 time since the file was written. A worker looks at the file wherever it reaches a place, so one that serves can be armed
-(``arm``). Only tests and ``benchmarks/faults.py`` set it.
+(``arm``). Only tests and ``python -m benchmarks moves deaths`` set it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MELL's packing (sections VI and VII): the fewest devices, within 4/3 of the optimum, and few moves. Pure.
 
-Fig. 10 as printed does not keep its own Theorem 1 (``policy.packing.printed``). Here the table is complete: each
+Fig. 10 as printed does not keep its own Theorem 1 (``papers/printed.py``). Here the table is complete: each
 request that an operation displaces is placed by its class, and the devices are then settled until the five properties
 hold again (docs/policies.md has the table, the exceptions, and the bound on moves).
 

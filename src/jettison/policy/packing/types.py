@@ -107,9 +107,6 @@ class Plan:
     """Devices that hold more than their capacity, because no request may leave or no other device has room."""
     num_item_moves: int = 0
     """Moves of items in the paper's sense: a multi-item that goes between two devices counts as one."""
-    num_lost: int | None = None
-    """Devices in use beyond those of the same packing without grips; None where no such packing is kept
-    (``policy.packing.lost``)."""
 
     @property
     def num_moved_blocks(self) -> int:
