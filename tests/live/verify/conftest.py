@@ -1,4 +1,4 @@
-"""Makes this folder's helpers and the double of ``tests/device`` importable: importlib mode puts no folder on the path."""
+"""Makes helpers of this folder and of ``tests/device`` importable: importlib mode puts no test folder on the path."""
 
 from __future__ import annotations
 
