@@ -55,13 +55,10 @@ def measure(folder: Path, name: str, rounds: int) -> Row:
     pairs = [(start(folder, name, budget_bytes), start_unchecked(folder, name, budget_bytes)) for _ in range(rounds)]
     ratios = [checked / plain for checked, plain in pairs]
     return {
-        "dtype": name,
-        "bytes": num_bytes,
-        "checked_s": statistics.median(checked for checked, _ in pairs),
-        "plain_s": statistics.median(plain for _, plain in pairs),
-        "ratio": statistics.median(ratios),
+        "dtype": name, "bytes": num_bytes, "checked_s": statistics.median(checked for checked, _ in pairs),
+        "plain_s": statistics.median(plain for _, plain in pairs), "ratio": statistics.median(ratios),
         "ratio_range": [min(ratios), max(ratios)],
-    }
+    }  # fmt: skip
 
 
 def main() -> None:

@@ -71,17 +71,11 @@ def one_cycle(memory: DeviceMemory, shape: ModelShape, page_bytes: int) -> dict[
     if restored.capacity_blocks != before:
         raise SystemExit("the restore did not lead back to the same capacity")
     return {
-        "bytes_to_kv": dropped.bytes_to_kv,
-        "drop_ms": dropped.duration_ns / 1e6,
-        "drop_cpu_ms": cpu_ms,
-        "plan_ms": plan_ms,
-        "num_pages": dropped.bytes_to_kv // page_bytes,
-        "num_map_calls": dropped.num_map_calls,
-        "gained_blocks": dropped.capacity_blocks - before,
-        "first_touch_ms": first_ms,
-        "second_touch_ms": second_ms,
+        "bytes_to_kv": dropped.bytes_to_kv, "drop_ms": dropped.duration_ns / 1e6, "drop_cpu_ms": cpu_ms,
+        "plan_ms": plan_ms, "num_pages": dropped.bytes_to_kv // page_bytes, "num_map_calls": dropped.num_map_calls,
+        "gained_blocks": dropped.capacity_blocks - before, "first_touch_ms": first_ms, "second_touch_ms": second_ms,
         "restore_map_ms": restored.duration_ns / 1e6,
-    }
+    }  # fmt: skip
 
 
 def measure(num_mib: int, args: Namespace) -> Row:
