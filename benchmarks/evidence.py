@@ -1,6 +1,6 @@
 """What a result file's figures depend on: the commit, the day, and a digest of each room of `src/jettison` behind them.
 
-    python benchmarks/evidence.py --stamp FILE ROOM...    # for a file that a command of the package wrote just now
+    python -m benchmarks.evidence --stamp FILE ROOM...    # for a file that a command of the package wrote just now
 
 Benchmarks write with `write_result`. `make claims` (claims.py) compares the digests with the tree as it is.
 """

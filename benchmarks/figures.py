@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from evidence import REPOSITORY
+from benchmarks.evidence import REPOSITORY
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 PAGES = (RESULTS / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
@@ -42,6 +42,11 @@ def load(name: str) -> Document:
     """A result file. Raises FileNotFoundError."""
     document: Document = json.loads((RESULTS / name).read_text(encoding="utf-8"))
     return document
+
+
+def made(name: str, document: Any) -> str:
+    """One block. Raises KeyError where nothing makes it."""
+    return _MADE[name][1](document)
 
 
 def with_figures(page: str) -> str:
@@ -245,7 +250,6 @@ def _deaths(document: Document) -> str:
                  [[*(document[key] for key in keys), len(document["problems"])]])  # fmt: skip
 
 
-@block("verify")
 @block("verify_full")
 @block("verify_alone_bfloat16")
 def _verify(document: Document) -> str:

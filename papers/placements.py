@@ -1,7 +1,8 @@
 """MELL's workloads and systems for its figures, by the fluid model of ``report.placement``. Each is placed once.
 
 The lives of requests follow from their arrivals, their lengths and the preset's steps alone: a prompt is computed when
-it comes, and decodes take what they take on a device whose KV memory is 80 % full. So service is equal whoever packs.
+it comes, and decodes take what they take on a device whose KV memory is 80 % full. So service is equal
+under every packer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from jettison.cost.model import ChunkShape, StepShape
 from jettison.cost.presets import ClusterPreset, cluster_preset
 from jettison.errors import JettisonError
+from jettison.policy.packing.named import PACKERS
 from jettison.report import placement
 from jettison.report.placement import Demand, Floats, Life, Placed, demand_of, packer_for, place
 from jettison.simulate.spec import parse_spec
@@ -22,6 +24,7 @@ from jettison.simulate.workloads import build_workload
 from jettison.workload.arrivals import Steady, draw_arrivals
 from jettison.workload.lengths import published_lengths
 from jettison.workload.rows import Counts
+from papers.printed import Printed
 
 BLOCK_SIZE = 16
 DURATION_S = 900.0
@@ -63,7 +66,7 @@ class System(NamedTuple):
     """A packing as it is run."""
 
     packing: str
-    """Of ``PACKERS``."""
+    """Of ``MAKERS``."""
     epoch_s: float = 1.0
     ahead_s: float = 4.0
     """What a new reserve is for."""
@@ -76,6 +79,8 @@ class System(NamedTuple):
     """Of ``PackingParams``."""
 
 
+MAKERS = PACKERS | {"printed": Printed}
+"""The product's packings, and MELL's Fig. 10 as it is printed."""
 SYSTEMS = {
     "mell": System("mell"),
     "mell, most moves": System("mell", fill=1.0),
@@ -180,7 +185,7 @@ def _placed(load: Load, seed: int, system: System) -> Placed | None:
     if found is None:
         return None
     return place(
-        found, packer_for(found, system.packing, fill=system.fill), batched=system.batched,
+        found, packer_for(found, system.packing, fill=system.fill, makers=MAKERS), batched=system.batched,
         holds=system.holds, closes_every=system.closes_every,
     )
 
@@ -197,4 +202,5 @@ def num_kept(load: Load, seed: int, system: System, num_devices: int) -> int | N
     found = demand(load, seed, system.epoch_s, system.ahead_s)
     if found is None:
         return None
-    return placement.num_kept(found, packer_for(found, system.packing, fill=system.fill, num_devices=num_devices))
+    packer = packer_for(found, system.packing, fill=system.fill, num_devices=num_devices, makers=MAKERS)
+    return placement.num_kept(found, packer)

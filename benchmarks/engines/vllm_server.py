@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.child_server import ChildServer
-
+from benchmarks.engines.child_server import ChildServer
 from jettison.live.experiments.server_process import free_port
 
 

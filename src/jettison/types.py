@@ -208,7 +208,7 @@ class ModelShape:
 
 @functools.lru_cache(maxsize=4096)
 def _shards_of(lo: int, hi: int, num_layers: int, tied_embeddings: bool) -> frozenset[ShardId]:
-    """``ModelShape.shards_for``; one set for all who ask for the same layers, and they are asked for all the time."""
+    """``ModelShape.shards_for``, cached: callers ask for the same layers all the time, and share one set."""
     shards = {layer_shard(layer) for layer in range(lo, hi)}
     if lo == 0:
         shards.add(EMBED_SHARD)

@@ -6,11 +6,9 @@ import json
 import re
 from pathlib import Path
 
-import claims
-import evidence
-import figures
 import pytest
 
+from benchmarks import claims, evidence, figures
 from jettison.report.results import read_results
 
 
@@ -42,7 +40,7 @@ def test_every_file_that_a_page_links_is_there() -> None:
 
 
 def test_every_result_file_holds_its_evidence() -> None:
-    for path in claims.RESULTS.glob("*.json"):
+    for path in claims.RESULTS.rglob("*.json"):
         kept = json.loads(path.read_text())["evidence"]
         assert kept["commit"] and kept["date"], path
         assert claims.standing(kept).startswith(("current", "older: ")), path

@@ -14,10 +14,10 @@ import pytest
 
 sys.path += [str(Path(__file__).parent.parent / room) for room in ("sim", "simulate")]
 
-from deadlines_simulated import Scene, one_seed, row_of
 from scenarios import COST, PROFILE
 from specs import deployment
 
+from benchmarks.chat.deadlines_simulated import Scene, one_seed, row_of
 from jettison.cost.deployment import deployment_to_document
 
 SLOW = replace(COST, step_s=0.05, token_layer_s=2e-4)

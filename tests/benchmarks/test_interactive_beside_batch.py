@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from interactive_beside_batch import (
+
+from benchmarks.chat.interactive import (
     ARMS,
     CLOSE,
     MAX_NUM_SEQS,

@@ -7,9 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from engines.least_connections import HOST, LeastConnections, Proxy
 from hypothesis import given
 from hypothesis import strategies as st
+
+from benchmarks.engines.least_connections import HOST, LeastConnections, Proxy
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\nContent-Length: 4\r\n\r\nbody"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"

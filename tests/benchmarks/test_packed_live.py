@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from packed_live import judge, read_pieces, tpot_ratio
-from token_times import Answer, Request, TimeLine, during, long_gaps
+
+from benchmarks.packing.live import ARMS, judge, tpot_ratio
+from benchmarks.packing.token_times import Answer, Request, TimeLine, during, long_gaps
+from benchmarks.shared import read_pieces
 
 STEP_S, STOP_S = 0.1, 0.05
 MOVED = (10.30, "migrated", {"request": "a", "source": 0, "destination": 1, "ms": 200.0, "stop_ms": 1e3 * STOP_S})
@@ -118,14 +120,17 @@ def piece(path: Path, rows: list[dict[str, Any]], plan: str = "one", sources: st
 
 
 def test_pieces_are_put_together_where_load_and_sources_are_the_same(tmp_path: Path) -> None:
+    def together(*files: Path) -> dict[str, Any]:
+        return read_pieces(files, lambda row: (row["round"], list(ARMS).index(row["arm"])), ("plan",))
+
     first = piece(tmp_path / "1", [row("mell", 1), row("none", 1)])
-    document, _ = read_pieces([first, piece(tmp_path / "2", [row("none")])])
+    document = together(first, piece(tmp_path / "2", [row("none")]))
     assert [(each["round"], each["arm"]) for each in document["rows"]] == [(0, "none"), (1, "none"), (1, "mell")]
     for other in ({"plan": "another"}, {"sources": "others"}):
         with pytest.raises(ValueError, match="differ"):
-            read_pieces([first, piece(tmp_path / "3", [row("still", 1)], **other)])
+            together(first, piece(tmp_path / "3", [row("still", 1)], **other))
     with pytest.raises(ValueError, match="twice"):
-        read_pieces([first, first])
+        together(first, first)
 
 
 def test_a_time_line_with_gaps_of_its_own_is_not_read(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from predictor import CONTENDERS, FORMAT, compare, read, rows_of
 
+from benchmarks.predictor.replay import CONTENDERS, FORMAT, compare, read, rows_of
 from jettison.cost.model import ChunkShape, CostModel
 
 COST = CostModel(4, 2e-8, 6e-8, 2e-5, 3e-4, 1e-4, 5e-5, 5e-7, 2e-4, 1e-5)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from readme_picture import draw_picture
 
+from benchmarks.demo.picture import draw_picture
 from jettison.errors import ConfigError
 from jettison.report.results import RequestRecord, RunResult, build_run, write_results
 

@@ -8,11 +8,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from engines.child_server import ChildServer
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import LEAST_REQUESTS, OUTPUTS, POINT_S, PROMPTS, arrivals
 
+from benchmarks.engines.child_server import ChildServer
+from benchmarks.peers.serving import LEAST_REQUESTS, OUTPUTS, POINT_S, PROMPTS, arrivals
 from jettison.live.experiments.server_process import free_port
 
 ANSWERS_HEALTH = """

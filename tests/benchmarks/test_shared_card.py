@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared_card import run
+from benchmarks.packing.card import run
 
 
 def test_two_sources_behind_one_card_do_not_overrun_it() -> None:

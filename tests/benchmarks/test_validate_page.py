@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from validate import render
+from benchmarks.simulator.validate import render
 
 
 def row(scenario: str, metric: str, sides: tuple[float, float, float], is_count: bool = False) -> dict[str, object]:

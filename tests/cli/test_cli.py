@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
-import inspect
 import json
 import os
 import re
@@ -13,13 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
 
 from jettison import __version__
-from jettison.cli.bench import bench
 from jettison.cli.main import app, main
 from jettison.config import KEYS
 from jettison.config.files import read_yaml_mapping
@@ -27,7 +25,6 @@ from jettison.device.model.create import create_model
 from jettison.device.model.end_tokens import EndTokens
 from jettison.errors import ConfigError
 from jettison.report.results import RequestCounts, RunResult
-from jettison.workload.bench import BenchOptions
 from jettison.workload.synthetic import PRESETS
 
 COMMANDS = ["batch run", "bench", "bill", "config show", "demo", "explain", "model create", "plan", "profile",
@@ -449,14 +446,17 @@ def test_an_empty_file_is_an_empty_mapping(tmp_path):
     assert read_yaml_mapping(path) == {}
 
 
-def test_every_option_of_bench_is_a_field_of_its_options():
-    """``cli.bench`` hands its arguments over by name."""
-    ours = inspect.signature(bench, eval_str=True).parameters
-    theirs = {field.name: field.default for field in dataclasses.fields(BenchOptions)}
-    handed = ours.keys() - {"url", "allow_failures"}
-    assert handed <= theirs.keys()
-    for name in handed:
-        assert ours[name].default == theirs[name], name
+def test_flags_of_bench_and_of_synthetic_traces_are_those_that_scripts_know():
+    """Names, metavars, defaults, help, panels: made from fields, and the same as when they were typed by hand."""
+    known = json.loads((Path(__file__).parent / "bench_and_synth_flags.json").read_text())
+    root = get_command(app)
+    commands = {"bench": root.commands["bench"], "trace synth": root.commands["trace"].commands["synth"]}
+    for name, command in commands.items():
+        shown = [
+            [*p.opts, *p.secondary_opts, p.metavar or "", repr(p.default), p.help or "", p.rich_help_panel or ""]
+            for p in command.params
+        ]
+        assert sorted(shown) == sorted(known[name]), name
 
 
 def test_the_help_of_bench_names_every_built_in_workload(capsys):

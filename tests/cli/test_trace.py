@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jettison.cli.main import main
-from jettison.workload.bench import LoadOptions, load_workload
+from jettison.workload.bench import load_workload
+from jettison.workload.options import LoadOptions
 from jettison.workload.traces import read_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(

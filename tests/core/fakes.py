@@ -17,7 +17,7 @@ from jettison.core.cluster import ClusterCore, ClusterParams, initial_groups
 from jettison.core.ladder.lists import parse_overload, with_offline, with_packing, with_wake
 from jettison.core.load.monitor import MAX_DOUBLINGS
 from jettison.core.params import AwakeParams
-from jettison.core.pending import Purpose
+from jettison.core.pending import TransferPurpose
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.memory.kvtransfers import ExchangeMode, MigrationKind
@@ -791,7 +791,7 @@ class FakeCluster:
                     if not (worker.spec.kv_layers.lo <= layer < worker.spec.kv_layers.hi and block < worker.capacity):
                         # As a worker refuses it; only what gave way to a change of layouts may come so late.
                         purpose = self.core.state.book.transfers[move.transfer_id].purpose
-                        assert purpose in (Purpose.HOST, Purpose.MIGRATION), purpose
+                        assert purpose in (TransferPurpose.HOST, TransferPurpose.MIGRATION), purpose
                         complete = False
                         continue
                     worker.kv[layer, block] = value

@@ -107,7 +107,7 @@ CLUSTER = st.builds(
     prefill_first=st.sampled_from([False, False, True]),
     scheduling_policy=st.sampled_from(["fcfs", "fcfs", "priority"]),
     ttft_s=st.sampled_from([None, 0.001, 0.005]),
-    packer=st.sampled_from([None, None, "mell", "mell", "printed", "best-fit", "worst-fit", "load-balance"]),
+    packer=st.sampled_from([None, None, "mell", "mell", "best-fit", "worst-fit", "load-balance"]),
 )
 RATE = st.sampled_from([0.0, 0.0, 0.1, 0.4])
 FAULTS = st.one_of(
@@ -135,7 +135,7 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
     shared = [rng.randrange(1, 60) for _ in range(16)]
     for i, asked in enumerate(requests):
         # Where instances are merged anew in mid-flight a request of any size has to fit in the end.
-        most = fake.core.max_offline_blocks() if asked.is_offline else fake.core.max_request_blocks()
+        most = fake.core.max_request_blocks(is_offline=True) if asked.is_offline else fake.core.max_request_blocks()
         blocks = min(most, 4 * cluster.full_blocks) if asked.is_large else cluster.full_blocks
         room = blocks * BLOCK_SIZE
         prompt = (shared[: asked.prefix] + [rng.randrange(1, 60) for _ in range(asked.num_prompt)])[: room - 4]

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from jettison.core.ladder.free import is_preemptible
 from jettison.core.ladder.rung import Moment
 from jettison.core.ports import Action
+from jettison.core.preemption import Preemption
 from jettison.types import ServiceClass
 
 N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "12"))
@@ -63,7 +64,7 @@ class Schedule(RuleBasedStateMachine):
                 continue
             found = [s for s in group.queues.running.values() if is_preemptible(s) and s.num_computed]
             if found:
-                group.preempt(self.rng.choice(found))
+                group.preempt(self.rng.choice(found), Preemption.STEP)
                 self.evictions -= 1
                 return
 
@@ -122,7 +123,7 @@ class Schedule(RuleBasedStateMachine):
         self.cluster.expect_outputs()
         self.cluster.expect_nothing_left()
         assert self.cluster.core.hosted.is_idle
-        for pool in self.cluster.core.hosted.pools.values():
+        for pool in self.cluster.core.hosted.store.pools.values():
             assert pool.num_free == pool.num_slots
 
 

@@ -16,6 +16,7 @@ from jettison.core.ladder.free import is_preemptible
 from jettison.core.ladder.rung import Moment
 from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action, SendKV
+from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RequestState
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
@@ -55,7 +56,7 @@ def harvesting(**options: object) -> FakeCluster:
 
 def checkpointed(cluster: FakeCluster) -> dict[str, int]:
     """Tokens at the host of requests that run."""
-    return {e.state.request_id: e.pools.num_tokens or 0 for e in cluster.core.hosted.checkpoints()}
+    return {e.state.request_id: e.pools.num_tokens or 0 for e in cluster.core.hosted.store.checkpoints()}
 
 
 def stored(cluster: FakeCluster) -> dict[str, RequestState]:
@@ -66,7 +67,7 @@ def expect_all_well(cluster: FakeCluster) -> None:
     cluster.expect_outputs()
     cluster.expect_nothing_left()
     assert cluster.core.hosted.is_idle
-    for pool in cluster.core.hosted.pools.values():
+    for pool in cluster.core.hosted.store.pools.values():
         assert pool.num_free == pool.num_slots
 
 
@@ -148,7 +149,7 @@ def evict(
                 num_kept = kept.get(state.request_id, 0)
                 if not done and is_preemptible(state) and num_kept >= least_tokens and picks(state):
                     before, num_used = state.num_computed, group.blocks.num_used
-                    group.preempt(state)
+                    group.preempt(state, Preemption.STEP)
                     done.append(Evicted(
                         state, num_kept, before, num_used - group.blocks.num_used, len(cluster.swapped)
                     ))
@@ -265,7 +266,7 @@ def test_what_a_step_carries_is_within_the_budget() -> None:
 
     def handle(event: object, now_ns: int) -> list[object]:
         actions = original(event, now_ns)  # type: ignore[arg-type]
-        lags.append(cluster.core.checkpoint_lag_blocks)
+        lags.append(cluster.core.ladder.lag_blocks)
         num = sum(len(a.src_blocks) for a in actions if isinstance(a, SendKV))
         carried[group.counters.num_steps] = carried.get(group.counters.num_steps, 0) + num
         return actions  # type: ignore[return-value]
@@ -383,7 +384,7 @@ def test_a_full_pool_keeps_the_checkpoints_of_the_first_victims(host_slots: int)
     cluster.run(until_ms=250)
     found = checkpointed(cluster)
     if host_slots == 20:
-        (pool,) = cluster.core.hosted.pools.values()
+        (pool,) = cluster.core.hosted.store.pools.values()
         assert pool.num_free < 8
         newest = list(cluster.core.groups[0].queues.running)[::-1]
         assert newest[0] in found, "the first victim"
@@ -562,7 +563,7 @@ def test_a_checkpoint_made_alone_is_brought_back_into_a_pipeline() -> None:
     cluster.order("drop")
 
     cluster.run(stop=lambda: bool(cluster.core.state.pipelines) and not cluster.core.in_transition)
-    hosted = cluster.core.hosted
+    hosted = cluster.core.hosted.store
 
     def was_copied_alone(state: RequestState) -> bool:
         entry = hosted.entry(state)
@@ -663,11 +664,11 @@ def test_a_death_loses_what_its_pool_had_and_no_request(phase: HostedPhase, num_
     chats(cluster, 14, 40.0)
 
     def there() -> bool:
-        return any(e.phase is phase for e in cluster.core.hosted._entries.values())
+        return any(e.phase is phase for e in cluster.core.hosted.store.entries.values())
 
     cluster.run(stop=there)
     assert there()
-    entry = next(e for e in cluster.core.hosted._entries.values() if e.phase is phase)
+    entry = next(e for e in cluster.core.hosted.store.entries.values() if e.phase is phase)
     dead = entry.pools.worker_ids[0]
     cluster.kill(dead)
     cluster.restart_at(dead, cluster.now / MS + 150)
@@ -699,7 +700,7 @@ def test_an_online_request_comes_back_where_a_newcomer_of_its_size_would_be_let_
     kind = "b" if is_offline else "chat"
     cluster.run(stop=lambda: any(r.startswith(kind) for r in checkpointed(cluster)))
     victim = evict(cluster, lambda s: s.is_offline is is_offline).state
-    group, hosted = cluster.core.groups[0], cluster.core.hosted
+    group, hosted = cluster.core.groups[0], cluster.core.hosted.store
     rung = cluster.core.ladder.rung("harvest")
     entry = hosted.entry(victim)
     assert entry is not None and entry.phase is HostedPhase.STORED

@@ -9,8 +9,8 @@ import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster
 from sleepers import is_asleep, sleep
 
-from jettison.core.ladder.urgent import Urgent
-from jettison.core.ladder.wake import WakeRung
+from jettison.core.ladder.waking.urgent import Urgent
+from jettison.core.ladder.waking.wake import WakeRung
 from jettison.core.params import AwakeParams
 from jettison.core.ports import OfflineStored, Record, StoredWork
 from jettison.core.requests import RequestState
@@ -129,7 +129,8 @@ def test_a_batch_that_one_took_on_whole_is_shared_with_those_who_wake_for_it() -
     cluster = begin(2, max_seqs=5)
     send(cluster, 5, 1_580.0)  # all of them fit into the one that is awake
     cluster.run(stop=lambda: any(r.kind == "offline_spread" for r in cluster.records))
-    assert cluster.records[-1].fields["requests"] and len(cluster.core.groups) == 2
+    spread = next(r for r in cluster.records if r.kind == "offline_spread")
+    assert spread.fields["requests"] and len(cluster.core.groups) == 2
     num_offline = [g.queues.num_running_offline + len(g.queues.waiting_offline) for g in cluster.core.groups.values()]
     assert max(num_offline) - min(num_offline) <= 1
     cluster.run()
@@ -155,7 +156,7 @@ def test_a_tenant_with_time_lends_its_turns_and_is_paid_back() -> None:
     send(cluster, 5, 2_050.0, at_ms=1_600.0, name="soon", tenant="b")
     run_to(cluster, 1_750.0)
     tokens, states = cluster.core.state.offline_tokens, cluster.core.state.requests
-    assert tokens.gives_way == {("a", int(60_000 * MS))} and not cluster.core.ladder.is_quiet
+    assert tokens.gives_way == {("a", int(60_000 * MS))} and cluster.core.ladder.decides_nothing_before().until_ns == 0
     run_to(cluster, 2_050.0)
     assert not num_left(cluster, "soon") and tokens.of("a") < tokens.of("b")
     run_to(cluster, 2_110.0)
@@ -214,7 +215,8 @@ def test_what_is_urgent_goes_where_there_is_a_place_and_what_gives_way_is_not_lo
     full, free, urgent = urgent_at_one_of_two()
     list(full.queues.waiting_offline)
     looked: list[RequestState] = []
-    monkeypatch.setattr("jettison.core.ladder.urgent.key_of", lambda state: looked.append(state) or key_of(state))
+    noting = lambda state: looked.append(state) or key_of(state)  # noqa: E731
+    monkeypatch.setattr("jettison.core.ladder.waking.urgent.key_of", noting)
     full.hold("test", GroupHold.OFFLINE)
     (offer,) = urgent.look()
     assert offer.going == (("soon", free.group_id),) and len(looked) < 10

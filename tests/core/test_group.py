@@ -9,6 +9,7 @@ import pytest
 from fakes import fake_prompt_logprobs
 
 from jettison.core.ports import RunStep, StepCompleted
+from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group, SchedulerLimits
 from jettison.core.serving.holds import GroupHold
@@ -135,7 +136,7 @@ def test_a_chunk_that_ends_before_the_chunk_it_follows_is_named_and_counts_for_n
     assert bench.commit(second) == []
     assert bench.group.fail(first.step_id) == [state]
     assert (state.num_computed, state.num_pending, state.num_sealed, state.num_output) == (0, 0, 0, 0)
-    bench.group.preempt(state)
+    bench.group.preempt(state, Preemption.STEP)
     assert bench.step() == [("a", 0, 16)], "nothing of it is in the prefix cache"
 
 
@@ -279,7 +280,7 @@ def test_prompt_logprobs_are_appended_once_though_the_prompt_is_computed_twice()
     state = bench.ask("a", 14, prompt_logprobs=0)
     bench.step()
     bench.step()
-    bench.group.preempt(state)
+    bench.group.preempt(state, Preemption.STEP)
     for _ in range(4):
         bench.step()
     assert state.num_output >= 1

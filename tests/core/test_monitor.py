@@ -6,6 +6,7 @@ import pytest
 from fakes import FakeCluster
 
 from jettison.core.load.monitor import BlockRates, GroupMonitor, Stays, TrafficMonitor
+from jettison.core.preemption import Preemption
 from jettison.core.serving.group import Group
 from jettison.cost.predictor import StepTimePredictor
 
@@ -146,7 +147,7 @@ def test_a_queue_that_got_nothing_counts_as_if_its_head_were_let_in_now() -> Non
     (group,) = cluster.core.groups.values()
     cluster.run(until_ms=20)
     for state in list(group.queues.running.values())[1:]:
-        cluster.core.groups[group.group_id].preempt(state)
+        cluster.core.groups[group.group_id].preempt(state, Preemption.STEP)
     need = cluster.core.loads.monitor(group).head_need_blocks(group)
     assert need > 0
     rates = BlockRates(0.0, 0.0, 0.0, 0.0, 0.0, let_in=-5.0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fakes import FakeCluster
 
-from jettison.core.ladder.packable import Packable
+from jettison.core.ladder.packing.packable import Packable
 from jettison.core.serving.holds import GroupHold
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.core.ladder.prefixes import Prefixes, Shared
+from jettison.core.ladder.packing.prefixes import Prefixes, Shared
 
 PROMPTS = st.lists(st.lists(st.integers(0, 1), max_size=9), min_size=1, max_size=12)
 

@@ -328,7 +328,7 @@ def test_a_burst_no_plan_can_hold_asks_once_and_is_served_all_the_same() -> None
     cluster.expect_outputs()
     cluster.expect_nothing_left()
     asked = [r for r in cluster.records if r.kind == "scale_out"]
-    assert len(asked) == 1 == cluster.core.num_scale_outs
+    assert len(asked) == 1 == cluster.core.ladder.num_scale_outs
     assert asked[0].fields["missing_bytes"] > 0  # type: ignore[operator]
 
 
@@ -354,7 +354,6 @@ def watch(demands: Sequence[int], step_ms: int = 500) -> list[ports.Action]:
     for i, demand in enumerate(demands):
         group.blocks.num_used = demand
         core.state.pipelines = {group.group_id: group}  # type: ignore[dict-item]
-        watcher.note_touched({group.group_id})
         now_ns = i * step_ms * MS
         for offer in watcher.look(Moment.TICK, now_ns):
             records += watcher.begin(offer, now_ns)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jettison.core.moving.passage import RelocationPhase
 from jettison.core.moving.relocate import MAX_FINAL_BLOCKS, Relocation
 from jettison.core.moving.restoring import Restoring
-from jettison.core.pending import Purpose
+from jettison.core.pending import TransferPurpose
 from jettison.core.requests import Phase
 from jettison.core.serving.group import Group
 
@@ -121,7 +121,7 @@ def test_home_to_workers_that_both_groups_use(num_workers: int) -> None:
 
     def watch() -> bool:
         for pending in cluster.core.state.book.transfers.values():
-            if pending.request is state and pending.purpose is Purpose.RETURN:
+            if pending.request is state and pending.purpose is TransferPurpose.RETURN:
                 assert pending.ends[1] == worker != pending.ends[0]
                 sent.append((pending.ends[0], *pending.transfer.layers))  # type: ignore[union-attr]
         expect_one_owner(cluster, relocation)

@@ -11,7 +11,7 @@ from fakes import BLOCK_SIZE, MS, FakeCluster
 
 from jettison.core import ports
 from jettison.core.moving.restoring import RestorePhase, Restoring
-from jettison.core.pending import Purpose
+from jettison.core.pending import TransferPurpose
 from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange
 
@@ -295,7 +295,7 @@ def test_requests_whose_way_home_is_called_off_are_not_computed_again() -> None:
     cluster, moving = split_of_pair()
     assert moving.returning is not None
     transfers = cluster.core.state.book.transfers
-    under_way = {i for i, pending in transfers.items() if pending.purpose is Purpose.RETURN}
+    under_way = {i for i, pending in transfers.items() if pending.purpose is TransferPurpose.RETURN}
     cluster.carry_out(cluster.core.request_drop(cluster.now))  # turns it round
     assert moving.phase is RestorePhase.TURNING
     assert cluster.cancelled_transfers & under_way

@@ -12,7 +12,7 @@ import pytest
 from fakes import MS, SHARD_BYTES, FakeCluster, Faults
 
 from jettison.core.moving.hostedkv import HostedPhase
-from jettison.core.pending import Purpose
+from jettison.core.pending import TransferPurpose
 from jettison.core.ports import CancelTransfer, SendKV, WorkerLost
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
@@ -32,7 +32,7 @@ def crowd(cluster: FakeCluster, num: int, *, prompt: int = 12, output: int = 60,
 def expect_all_well(cluster: FakeCluster) -> None:
     cluster.expect_outputs()
     cluster.expect_nothing_left()
-    for pool in cluster.core.hosted.pools.values():
+    for pool in cluster.core.hosted.swap.pools.values():
         assert pool.num_free == pool.num_slots
 
 
@@ -112,7 +112,7 @@ def test_what_is_on_its_way_gives_way_at_once(phase: HostedPhase, seed: int) -> 
         policy="swap", full_blocks=40, host_slots=500, swap_budget=1, prefix_caching=False, seed=seed
     )
     crowd(cluster, 24)
-    hosted = cluster.core.hosted
+    hosted = cluster.core.hosted.swap
 
     def on_the_way() -> bool:
         return any(hosted.of(g, phase) and any(e.state.transfers for e in hosted.of(g, phase))
@@ -196,7 +196,7 @@ def pipeline_with_stored(policy: str, seed: int = 0, num_stored: int = 4) -> tup
 def test_a_restore_over_kv_that_comes_back_lets_running_requests_grow(policy: str, seed: int) -> None:
     """What was on its way back gives way, so nothing will free the blocks that are missing: some are recomputed."""
     cluster, merged = pipeline_with_stored(policy, seed)
-    cluster.run(stop=lambda: merged.holds_preemption and bool(cluster.core.hosted.of(merged, HostedPhase.IN)))
+    cluster.run(stop=lambda: merged.holds_preemption and bool(cluster.core.hosted.swap.of(merged, HostedPhase.IN)))
     cluster.order("restore")
     (restore,) = cluster.core.restores
     rng = random.Random(seed)
@@ -238,7 +238,7 @@ def turned_back(exchange: str, seed: int) -> tuple[FakeCluster, list[RequestStat
         policy="swap", full_blocks=40, host_slots=500, prefix_caching=False, swap_budget=4, seed=seed,
         exchange=exchange,
     )
-    copied, entries = cluster._copy_here, cluster.core.hosted._entries
+    copied, entries = cluster._copy_here, cluster.core.hosted.swap.entries
 
     def late(piece: SendKV) -> None:
         cluster.at(cluster.now + 20 * MS, copied(piece))
@@ -268,10 +268,10 @@ def test_a_death_calls_each_transfer_of_such_a_request_off_once(seed: int) -> No
     cluster, leaving = turned_back("transfer", seed)
     core = cluster.core
 
-    def purposes(state: RequestState) -> set[Purpose]:
+    def purposes(state: RequestState) -> set[TransferPurpose]:
         return {core.state.book.transfers[i].purpose for i in state.transfers}
 
-    assert any(purposes(state) >= {Purpose.HOST, Purpose.EXCHANGE} for state in leaving)
+    assert any(purposes(state) >= {TransferPurpose.HOST, TransferPurpose.EXCHANGE} for state in leaving)
     dead = core.merges[0].worker_ids[seed % 2]
     actions = core.handle(WorkerLost(dead), cluster.now)
     called_off = [action for action in actions if isinstance(action, CancelTransfer)]

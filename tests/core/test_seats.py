@@ -10,10 +10,10 @@ from fakes import BLOCK_SIZE, FakeCluster, Faults
 from hypothesis import given
 from hypothesis import strategies as st
 
-import jettison.core.ladder.pack as pack
-from jettison.core.ladder.desired import Desired, Owed
-from jettison.core.ladder.growing import Growths
-from jettison.core.ladder.seats import Pool, Seat, Seats
+import jettison.core.ladder.packing.pack as pack
+from jettison.core.ladder.packing.desired import Desired, Owed
+from jettison.core.ladder.packing.growing import Growths
+from jettison.core.ladder.packing.seats import Pool, Seat, Seats
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.policy.offline import OfflineParams, SloParams

@@ -29,7 +29,7 @@ def recomputed(cluster: FakeCluster) -> int:
 def expect_all_well(cluster: FakeCluster) -> None:
     cluster.expect_outputs()
     cluster.expect_nothing_left()
-    for pool in cluster.core.hosted.pools.values():
+    for pool in cluster.core.hosted.swap.pools.values():
         assert pool.num_free == pool.num_slots
 
 
@@ -106,7 +106,7 @@ def test_the_budget_is_the_inverse_of_predicting() -> None:
     block_bytes = core.state.shape.num_layers * core.state.shape.block_bytes_per_layer(BLOCK_SIZE)
 
     def step_s(num_blocks: int) -> float:
-        seconds = core.predictor.predict_s(flight.work._replace(num_copied_bytes=num_blocks * block_bytes))
+        seconds = core.state.predictor.predict_s(flight.work._replace(num_copied_bytes=num_blocks * block_bytes))
         assert seconds is not None
         return seconds
 
@@ -125,7 +125,7 @@ def test_nothing_is_kept_of_groups_that_are_no_more() -> None:
         cluster.order("restore")
         cluster.run()
     assert cluster.core.state.counters.swapped_out_blocks and cluster.core.state.next_group_id > 10
-    assert len(cluster.core.hosted._allowances) <= 3
+    assert len(cluster.core.hosted.swap._allowances) <= 3
 
 
 def test_blocks_are_not_reused_before_their_copy_has_ended() -> None:
@@ -165,11 +165,11 @@ def test_cancelled_in_each_phase(phase: str) -> None:
     burst(cluster, 12)
 
     def reached() -> bool:
-        return any(str(s.phase) == phase for s in cluster.core.hosted._entries.values())
+        return any(str(s.phase) == phase for s in cluster.core.hosted.swap.entries.values())
 
     cluster.run(stop=reached)
     assert reached()
-    victim = next(r for r, s in cluster.core.hosted._entries.items() if str(s.phase) == phase)
+    victim = next(r for r, s in cluster.core.hosted.swap.entries.items() if str(s.phase) == phase)
     cluster.cancel(victim, cluster.now / MS)
     cluster.run()
     assert cluster.ends[victim] == ["cancelled"]

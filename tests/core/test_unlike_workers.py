@@ -6,7 +6,7 @@ import pytest
 from fakes import BLOCK_SIZE, FakeCluster
 from sleepers import is_asleep, sleep
 
-from jettison.core.ladder.dropplans import block_bytes, kv_region_bytes, merge_candidate
+from jettison.core.ladder.dropplans import DropPlanner, block_bytes, kv_region_bytes
 
 
 def unlike(*full_blocks: int, **options: object) -> FakeCluster:
@@ -59,5 +59,6 @@ def test_who_is_dead_or_asleep_is_in_no_plan() -> None:
 def test_the_planner_is_told_each_members_own_memory() -> None:
     cluster = unlike(20, 80)
     state = cluster.core.state
-    budgets = [merge_candidate(state, group).budgets for group in cluster.core.groups.values()]
+    planner = DropPlanner(state, cluster.core.loads)
+    budgets = [planner.candidate(group).budgets for group in cluster.core.groups.values()]
     assert budgets == [(num * block_bytes(state) + state.shape.parameter_bytes,) for num in (20, 80)]

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sleepers import crowd, is_asleep, sleep
 
-from jettison.core.ladder.wake import WakeRung
+from jettison.core.ladder.waking.wake import WakeRung
 from jettison.core.params import AwakeParams
 from jettison.core.ports import LoadShard, OfflineStored, Record, SendShard, StoredWork
 from jettison.cost.hardware import HardwareProfile

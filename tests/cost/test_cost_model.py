@@ -103,14 +103,6 @@ def test_small_batches_take_whole_tiles_and_the_weights_time() -> None:
 
 def test_an_empty_microbatch_costs_nothing() -> None:
     assert a_model().batch_cost_s([]) == 0.0
-    assert a_model().recompute_cost_s(0) == 0.0
-
-
-def test_recomputing_in_steps_costs_the_steps_and_the_prefixes() -> None:
-    model = a_model()
-    whole, cut = model.recompute_cost_s(1000), model.recompute_cost_s(1000, 256)
-    rereads = 12 * 6e-8 * (256 + 512 + 768)
-    assert cut - whole == pytest.approx(3 * model.gamma_s() + rereads)
 
 
 @pytest.mark.parametrize(

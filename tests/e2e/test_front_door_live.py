@@ -14,7 +14,7 @@ import psutil
 import pytest
 from e2e_server import COMMON_FLAGS, MODEL, PYTHON, START_TIMEOUT_S, WAIT_S, child_environment, eventually
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "server"))
 
 from http_cases import Verdicts, play_all
 
@@ -29,7 +29,7 @@ CANARY = {"model": MODEL, "prompt": "canary", "temperature": 0, "max_tokens": 16
 
 
 async def test_hostile_connections_disturb_nothing(serving, memory_for):
-    """The short version of ``benchmarks/fuzz_http.py``; in float64 no batch changes a token."""
+    """The short version of ``python -m benchmarks http fuzz``; in float64 no batch changes a token."""
     flags: dict[str, object] = {"dtype": "float64", "max_model_len": 256}
     with serving(memory=memory_for(96, **flags), **flags) as served:
 

@@ -51,10 +51,10 @@ def most(rows: int) -> dict[str, Bound]:
     }
 
 
-PLAIN_MODULES, PLAIN_CALLS, CALLS_A_ROW = 19, 73, 6
-ARRIVAL = (29, 256)
-OFFLINE = Bound(29, 249)
-DECIDING = Bound(36, 552)
+PLAIN_MODULES, PLAIN_CALLS, CALLS_A_ROW = 17, 66, 3
+ARRIVAL = (27, 205)
+OFFLINE = Bound(27, 213)
+DECIDING = Bound(35, 535)
 
 
 @dataclass(slots=True)

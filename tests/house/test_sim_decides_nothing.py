@@ -54,11 +54,11 @@ DECIDING_NAMES = ("plan_", "choose_", "should_", "decide_", "assess_", "by_freen
 CORE_CLASSES = {"ClusterCore", "Group", "Queues", "GroupBlocks", "Ladder", "StepPlanner"}
 """No class of the simulator builds on these."""
 
-WITHOUT_CLUSTER = {"papers.placements"}
-"""No cluster is simulated there: the policies themselves place the same sizes, for MELL's figures."""
+WITHOUT_CLUSTER = {"papers.placements", "papers.printed"}
+"""No cluster is simulated there: the policies themselves, and MELL's Fig. 10 as it is printed, place the same sizes."""
 
-DECIDES_NOTHING = {"_plan_cost"}
-"""Named so all the same: what strategies that no run has would cost, for one of v1's figures."""
+DECIDES_NOTHING = {"_plan_cost", "_choose_for_fillers", "_choose_for_middle", "_choose_for_large"}
+"""Named so all the same: what strategies that no run has would cost, or would do, for figures of v1 and of MELL."""
 
 CHANGING = {
     "append", "appendleft", "extend", "insert", "pop", "popleft", "popitem", "remove", "discard", "clear", "add",

@@ -137,16 +137,6 @@ def test_resize_refuses_to_lose_a_held_block():
     ledger.check()
 
 
-def test_high_water_follows_what_is_handed_out():
-    ledger = ledger_with(8, a=5)
-    assert ledger.high_water == 5
-    ledger.release("a")
-    ledger.reset_high_water()
-    assert ledger.high_water == 0
-    ledger.allocate("b", 2)
-    assert ledger.high_water == 2
-
-
 def test_compaction_moves_tables_and_names():
     ledger = ledger_with(8, a=4, b=2)
     ledger.seal("b", 0, b"x")

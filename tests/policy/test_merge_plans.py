@@ -18,7 +18,9 @@ from jettison.policy.merge import (
     DropPlan,
     MergeCandidate,
     MergeStrategy,
+    Partner,
     PlannerParams,
+    choose_partner,
     plan_drop,
     pull_seconds,
     throughput_cost,
@@ -393,3 +395,27 @@ def test_whether_there_are_ranges_is_known_without_them(num_layers: int, data: s
     if plan is not None:
         held = {m.worker_id: m.resident for m in members}
         assert all(held[s.worker_id].covers(s.layers) for s in plan.stages)
+
+
+def test_a_drop_takes_the_partner_that_choose_partner_names() -> None:
+    """Whatever the sizes, the room and the machines, where the layers of any two groups fit together."""
+    rng = random.Random(5)
+    for _ in range(200):
+        num = rng.randint(2, 40)
+        links = rng.choice([None, Links({100 * i: i % rng.choice([1, 2, 7]) for i in range(num)})])
+        groups = [
+            group(i, rng.choice([1, 1, 1, 2]), pressure=rng.choice([0.2, 0.9]), free=200 * rng.randint(0, 3))
+            for i in range(num)
+        ]
+        asking = rng.randrange(num)
+
+        def machines(workers: tuple[int, ...], links: Links | None = links) -> frozenset[int]:
+            return frozenset() if links is None else frozenset(links.machine(w) for w in workers)
+
+        others = [
+            Partner(len(g.members), -g.free_bytes, g.pressure, g.group_id, machines(g.members))
+            for g in groups if g.group_id != asking
+        ]
+        chosen = choose_partner(machines(groups[asking].members), others, shape(), links)
+        plan = plan_drop(groups, 1, shape(), PlannerParams(links=links), asking)
+        assert chosen is not None and plan.merges[0].sources == (asking, chosen.order)

@@ -12,10 +12,10 @@ from jettison.memory.kvtransfers import MigrationKind
 from jettison.policy.links import PortId, PortKind
 from jettison.policy.movekinds import (
     MAX_FINAL_BLOCKS,
-    Bin,
     Choice,
     Division,
     Fit,
+    LinkBin,
     Move,
     MoveParams,
     divide_moves,
@@ -33,7 +33,7 @@ def move(name: str, num_bytes: int = 100, num_tokens: int = 10, **fields: object
     return made._replace(**fields)  # type: ignore[arg-type]
 
 
-def divide(moves: list[Move], link: Bin, destination: Bin, fit: Fit = Fit.FIRST) -> Division:
+def divide(moves: list[Move], link: LinkBin, destination: LinkBin, fit: Fit = Fit.FIRST) -> Division:
     return divide_moves(moves, {A: link, B: link}, {1: destination}, MoveParams(fit=fit))
 
 
@@ -42,115 +42,116 @@ def kinds(division: Division) -> dict[str, MigrationKind]:
 
 
 def test_first_fit_fills_ports_first_and_what_fits_neither_waits() -> None:
-    division = divide([move(n) for n in "abcde"], Bin(200), Bin(20))
+    division = divide([move(n) for n in "abcde"], LinkBin(200), LinkBin(20))
     assert kinds(division) == {"a": KV, "b": KV, "c": TOKENS, "d": TOKENS}
     assert division.waiting == ("e",)
 
 
 def test_what_is_on_a_link_or_is_computed_already_is_room_less() -> None:
-    division = divide([move(n) for n in "abc"], Bin(200, queued=100), Bin(20, queued=10))
+    division = divide([move(n) for n in "abc"], LinkBin(200, queued=100), LinkBin(20, queued=10))
     assert kinds(division) == {"a": KV, "b": TOKENS} and division.waiting == ("c",)
 
 
 def test_best_fit_takes_the_bins_that_it_fills_up_most() -> None:
-    assert kinds(divide([move("a")], Bin(1000), Bin(11), Fit.BEST)) == {"a": TOKENS}
-    assert kinds(divide([move("a")], Bin(110), Bin(100), Fit.BEST)) == {"a": KV}
+    assert kinds(divide([move("a")], LinkBin(1000), LinkBin(11), Fit.BEST)) == {"a": TOKENS}
+    assert kinds(divide([move("a")], LinkBin(110), LinkBin(100), Fit.BEST)) == {"a": KV}
 
 
 def test_soonest_takes_the_kind_in_which_it_is_done_first() -> None:
-    assert kinds(divide([move("a")], Bin(1000), Bin(11), Fit.SOONEST)) == {"a": KV}
-    assert kinds(divide([move("a")], Bin(110), Bin(100), Fit.SOONEST)) == {"a": TOKENS}
+    assert kinds(divide([move("a")], LinkBin(1000), LinkBin(11), Fit.SOONEST)) == {"a": KV}
+    assert kinds(divide([move("a")], LinkBin(110), LinkBin(100), Fit.SOONEST)) == {"a": TOKENS}
 
 
 def test_soonest_waits_for_a_link_rather_than_be_computed_for_ever() -> None:
     """Half an epoch each over the link, fifty at the destination: the third waits an epoch."""
     moves = [move(n, 100, 1000) for n in "abc"]
-    division = divide(moves, Bin(200), Bin(20), Fit.SOONEST)
+    division = divide(moves, LinkBin(200), LinkBin(20), Fit.SOONEST)
     assert kinds(division) == {"a": KV, "b": KV} and division.waiting == ("c",)
-    assert kinds(divide(moves, Bin(200), Bin(20), Fit.FIRST))["c"] is TOKENS
+    assert kinds(divide(moves, LinkBin(200), LinkBin(20), Fit.FIRST))["c"] is TOKENS
 
 
 def test_soonest_divides_as_the_two_are_fast() -> None:
     """Five epochs a move over the link, five at the destination: both work, one after the other."""
-    division = divide([move(n, 500, 50) for n in "abcd"], Bin(100), Bin(10), Fit.SOONEST)
+    division = divide([move(n, 500, 50) for n in "abcd"], LinkBin(100), LinkBin(10), Fit.SOONEST)
     assert kinds(division) == {"a": KV, "b": TOKENS} and division.waiting == ("c", "d")
 
 
 def test_soonest_never_lets_a_link_run_dry_between_two_epochs() -> None:
     """The second is on its way when the first, which does not fill the epoch, has arrived."""
     moves = [move(n, 60, 1000) for n in "abc"]
-    assert kinds(divide(moves, Bin(100), Bin(10), Fit.SOONEST)) == {"a": KV, "b": KV}
-    assert kinds(divide(moves, Bin(100), Bin(0), Fit.FIRST)) == {"a": KV}
+    assert kinds(divide(moves, LinkBin(100), LinkBin(10), Fit.SOONEST)) == {"a": KV, "b": KV}
+    assert kinds(divide(moves, LinkBin(100), LinkBin(0), Fit.FIRST)) == {"a": KV}
 
 
 def test_what_is_larger_than_a_bin_goes_alone() -> None:
     large = [move(n, 1000, 1000) for n in "abc"]
-    assert kinds(divide(large, Bin(100), Bin(0))) == {"a": KV}
-    assert not divide(large, Bin(100, queued=100), Bin(0)).chosen, "nor while a whole epoch is left"
-    assert kinds(divide(large, Bin(100, queued=99), Bin(0))) == {"a": KV}
-    assert not divide([move("d")], Bin(100, queued=900), Bin(0)).chosen
+    assert kinds(divide(large, LinkBin(100), LinkBin(0))) == {"a": KV}
+    assert not divide(large, LinkBin(100, queued=100), LinkBin(0)).chosen, "nor while a whole epoch is left"
+    assert kinds(divide(large, LinkBin(100, queued=99), LinkBin(0))) == {"a": KV}
+    assert not divide([move("d")], LinkBin(100, queued=900), LinkBin(0)).chosen
 
 
 def test_a_link_of_which_nothing_is_known_takes_one_move() -> None:
-    assert kinds(divide([move(n) for n in "ab"], Bin(None), Bin(0), Fit.SOONEST)) == {"a": KV}
-    assert not divide([move("a")], Bin(None, queued=1), Bin(0)).chosen
+    assert kinds(divide([move(n) for n in "ab"], LinkBin(None), LinkBin(0), Fit.SOONEST)) == {"a": KV}
+    assert not divide([move("a")], LinkBin(None, queued=1), LinkBin(0)).chosen
 
 
 def test_who_has_waited_goes_first_and_keeps_its_place() -> None:
     moves = [move("small", 10), move("large", 100, num_waited=2)]
-    division = divide(moves, Bin(105, queued=6), Bin(0))
+    division = divide(moves, LinkBin(105, queued=6), LinkBin(0))
     assert not division.chosen and division.waiting == ("large", "small")
     fresh = [moves[0], moves[1]._replace(num_waited=0)]
-    assert kinds(divide(fresh, Bin(105, queued=6), Bin(0))) == {"small": KV}
+    assert kinds(divide(fresh, LinkBin(105, queued=6), LinkBin(0))) == {"small": KV}
 
 
 def test_a_request_that_grows_as_fast_as_a_bin_takes_it_does_not_go_there() -> None:
-    assert kinds(divide([move("a", growth=1.0)], Bin(100), Bin(100))) == {"a": TOKENS}
-    assert not divide([move("a", growth=1.0)], Bin(100), Bin(10)).chosen
+    assert kinds(divide([move("a", growth=1.0)], LinkBin(100), LinkBin(100))) == {"a": TOKENS}
+    assert not divide([move("a", growth=1.0)], LinkBin(100), LinkBin(10)).chosen
     # half of what the link takes: twice the time, so twice the room
-    division = divide([move(n, growth=0.5) for n in "ab"], Bin(100), Bin(0))
+    division = divide([move(n, growth=0.5) for n in "ab"], LinkBin(100), LinkBin(0))
     assert kinds(division) == {"a": KV}
 
 
 def test_kinds_that_are_ruled_out_are_not_taken() -> None:
-    assert kinds(divide([move("a", may_kv=False)], Bin(1000), Bin(100))) == {"a": TOKENS}
-    assert divide([move("a", may_kv=False, may_tokens=False)], Bin(1000), Bin(100)).waiting == ("a",)
+    assert kinds(divide([move("a", may_kv=False)], LinkBin(1000), LinkBin(100))) == {"a": TOKENS}
+    assert divide([move("a", may_kv=False, may_tokens=False)], LinkBin(1000), LinkBin(100)).waiting == ("a",)
 
 
 @pytest.mark.parametrize(("per_s", "most"), [(1.0, 0), (55.0, 1), (550.0, 11), (1e9, 16), (None, 16)])
 def test_the_last_round_is_as_long_as_the_link_allows(per_s: float | None, most: int) -> None:
     """Ten bytes a block, 0.2 s."""
-    assert final_blocks(move("a"), {A: Bin(None, per_s=per_s)}, MoveParams()) == most
-    division = divide([move("a")], Bin(1000, per_s=per_s), Bin(100))
+    assert final_blocks(move("a"), {A: LinkBin(None, per_s=per_s)}, MoveParams()) == most
+    division = divide([move("a")], LinkBin(1000, per_s=per_s), LinkBin(100))
     assert division.chosen == (Choice("a", KV, most) if most else Choice("a", TOKENS, MAX_FINAL_BLOCKS),)
 
 
 def test_the_last_round_is_as_long_as_the_slowest_link_allows() -> None:
     wide = move("a", port_bytes={A: 100, B: 50})
-    assert final_blocks(wide, {A: Bin(None, per_s=250.0), B: Bin(None, per_s=1e9)}, MoveParams()) == 5
+    assert final_blocks(wide, {A: LinkBin(None, per_s=250.0), B: LinkBin(None, per_s=1e9)}, MoveParams()) == 5
 
 
 # --- on the way -------------------------------------------------------------------------------------------------
 
 
-def rest(made: Move, link: Bin, destination: Bin) -> int:
+def rest(made: Move, link: LinkBin, destination: LinkBin) -> int:
     return rest_as_kv(made, {A: link, B: link}, {1: destination}, MoveParams())
 
 
 def test_a_rest_goes_as_kv_where_that_is_much_sooner() -> None:
     """One epoch over the link; so many at the destination."""
-    assert rest(move("a", 100, 10), Bin(100), Bin(10)) == 0
-    assert rest(move("a", 100, 14), Bin(100), Bin(10)) == 0, "not sooner enough"
-    assert rest(move("a", 100, 16), Bin(100), Bin(10)) == MAX_FINAL_BLOCKS
-    assert rest(move("a", 100, 10), Bin(100), Bin(10, queued=20)) == MAX_FINAL_BLOCKS, "others are computed before it"
-    assert rest(move("a", 100, 90), Bin(100, queued=100), Bin(10)) == 0, "the link is not free"
-    assert rest(move("a", 100, 90), Bin(None), Bin(10)) == 0, "nobody knows what the link carries"
-    assert rest(move("a", 100, 90, may_kv=False), Bin(100), Bin(10)) == 0
+    assert rest(move("a", 100, 10), LinkBin(100), LinkBin(10)) == 0
+    assert rest(move("a", 100, 14), LinkBin(100), LinkBin(10)) == 0, "not sooner enough"
+    assert rest(move("a", 100, 16), LinkBin(100), LinkBin(10)) == MAX_FINAL_BLOCKS
+    queued = LinkBin(10, queued=20)
+    assert rest(move("a", 100, 10), LinkBin(100), queued) == MAX_FINAL_BLOCKS, "others are computed before it"
+    assert rest(move("a", 100, 90), LinkBin(100, queued=100), LinkBin(10)) == 0, "the link is not free"
+    assert rest(move("a", 100, 90), LinkBin(None), LinkBin(10)) == 0, "nobody knows what the link carries"
+    assert rest(move("a", 100, 90, may_kv=False), LinkBin(100), LinkBin(10)) == 0
 
 
 def test_a_rest_that_grows_as_fast_as_it_is_computed_goes_as_kv() -> None:
-    assert rest(move("a", 100, 20, growth=0.5), Bin(100), Bin(10)) == MAX_FINAL_BLOCKS
-    assert rest(move("a", 100, 20, growth=1.0), Bin(100), Bin(10)) == 0, "faster than either"
+    assert rest(move("a", 100, 20, growth=0.5), LinkBin(100), LinkBin(10)) == MAX_FINAL_BLOCKS
+    assert rest(move("a", 100, 20, growth=1.0), LinkBin(100), LinkBin(10)) == 0, "faster than either"
 
 
 # --- properties -------------------------------------------------------------------------------------------------
@@ -162,8 +163,8 @@ bounds = st.integers(10, 60)
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[list[Move], dict, dict, MoveParams]:
     rates = st.none() | st.floats(1.0, 1e3)
-    ports = {port: Bin(draw(bounds), draw(st.integers(0, 90)), draw(rates)) for port in PORTS}
-    destinations = {group: Bin(draw(bounds), draw(st.integers(0, 90))) for group in (2, 3)}
+    ports = {port: LinkBin(draw(bounds), draw(st.integers(0, 90)), draw(rates)) for port in PORTS}
+    destinations = {group: LinkBin(draw(bounds), draw(st.integers(0, 90))) for group in (2, 3)}
     moves = [
         Move(
             f"r{i}", draw(st.sampled_from((2, 3))), draw(st.integers(1, 20)),

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from jettison.policy.soonest import (
     Migration,
-    Source,
-    Wake,
+    WakeForecast,
+    WakeSource,
     WakesTaken,
     Way,
     drop_s,
@@ -30,20 +30,20 @@ TIMES = st.dictionaries(
 
 
 def test_what_each_way_takes() -> None:
-    assert wake_s(Wake(2_000, 1_000.0, 0.25, 0.5)) == 2.75
-    assert wake_s(Wake(0, None, 0.25, 0.5)) == 0.5, "one that has given nothing up is there at once"
-    assert wake_s(Wake(2_000, None, 0.25, 0.5)) is None
+    assert wake_s(WakeForecast(2_000, 1_000.0, 0.25, 0.5)) == 2.75
+    assert wake_s(WakeForecast(0, None, 0.25, 0.5)) == 0.5, "one that has given nothing up is there at once"
+    assert wake_s(WakeForecast(2_000, None, 0.25, 0.5)) is None
     assert drop_s(0.5, 0.25, 0.125, 1.0) == 1.875
 
 
 SECONDS = st.floats(0.01, 100.0)
 
 
-@given(SECONDS, SECONDS, st.sampled_from(Source), st.booleans(), st.floats(0.0, 10.0))
+@given(SECONDS, SECONDS, st.sampled_from(WakeSource), st.booleans(), st.floats(0.0, 10.0))
 def test_after_the_first_wake_as_wakes_have_taken(
-    raw_s: float, took_s: float, source: Source, is_busy: bool, first_step_s: float
+    raw_s: float, took_s: float, source: WakeSource, is_busy: bool, first_step_s: float
 ) -> None:
-    taken, wake = WakesTaken(), Wake(1_000, 1_000.0 / raw_s, 0.0, first_step_s, source, is_busy)
+    taken, wake = WakesTaken(), WakeForecast(1_000, 1_000.0 / raw_s, 0.0, first_step_s, source, is_busy)
     assert taken.seconds(wake) == wake_s(wake)
     taken.note(wake, took_s)
     assert taken.seconds(wake) == pytest.approx(took_s + first_step_s)
@@ -52,22 +52,23 @@ def test_after_the_first_wake_as_wakes_have_taken(
     assert taken.seconds(wake) == pytest.approx(wake_s(wake), rel=0.01)
 
 
-@given(SECONDS, SECONDS, st.sampled_from(Source))
-def test_beside_work_a_wake_takes_no_less_than_without(raw_s: float, took_s: float, source: Source) -> None:
+@given(SECONDS, SECONDS, st.sampled_from(WakeSource))
+def test_beside_work_a_wake_takes_no_less_than_without(raw_s: float, took_s: float, source: WakeSource) -> None:
     taken = WakesTaken()
-    busy, idle = (Wake(1_000, 1_000.0 / raw_s, 0.0, 0.0, source, is_busy) for is_busy in (True, False))
+    busy, idle = (WakeForecast(1_000, 1_000.0 / raw_s, 0.0, 0.0, source, is_busy) for is_busy in (True, False))
     taken.note(idle, took_s)
     assert taken.seconds(busy) == pytest.approx(max(raw_s, took_s))
 
 
 def test_one_that_has_given_nothing_up_teaches_nothing() -> None:
     taken = WakesTaken()
-    taken.note(Wake(0, None, 0.0, 0.0), 5.0)
-    assert taken.seconds(Wake(1_000, 500.0, 0.0, 0.0)) == 2.0
+    taken.note(WakeForecast(0, None, 0.0, 0.0), 5.0)
+    assert taken.seconds(WakeForecast(1_000, 500.0, 0.0, 0.0)) == 2.0
 
 
 def test_parameters_come_from_where_they_are_soonest() -> None:
-    peers, disk, host = (Wake(1_000, r, 0.0, 0.0, s, True) for s, r in zip(Source, (200.0, None, 500.0), strict=True))
+    rates = zip(WakeSource, (200.0, None, 500.0), strict=True)
+    peers, disk, host = (WakeForecast(1_000, r, 0.0, 0.0, s, True) for s, r in rates)
     taken = WakesTaken()
     assert taken.soonest([peers, disk]) is peers, "what is not known is not taken"
     assert taken.soonest([peers, disk, host]) is host

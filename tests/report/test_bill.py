@@ -16,8 +16,7 @@ from logged_runs import run
 
 from jettison.errors import UserError
 from jettison.report.bill import Bill, BillOptions, bill_document, bill_of, print_bill, rows_of
-from jettison.report.billplot import draw_bill
-from jettison.report.plots import to_svg
+from jettison.report.plots import draw_bill, to_svg
 from jettison.report.results import RunResult
 
 CONFIG = {"cluster": {"instances": 4, "block_size": 2}, "fairness": {"kv_capacity_tokens": 80.0}}

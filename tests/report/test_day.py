@@ -19,10 +19,9 @@ from jettison.report.day import (
     story_rows,
     told,
 )
-from jettison.report.dayplot import draw_day
 from jettison.report.html import PagePicture, render_html
 from jettison.report.memory import instance_memory, worker_memory
-from jettison.report.plots import NARROW_IN, to_svg
+from jettison.report.plots import NARROW_IN, draw_day, to_svg
 from jettison.report.results import RequestRecord, RunResult
 from jettison.workload.client import ReplayOptions
 

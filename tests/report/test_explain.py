@@ -292,3 +292,17 @@ def test_who_was_packed_why_and_what_came_of_it_and_who_was_not_and_why() -> Non
     assert pack.inputs["reason"] == "it fits better there" and pack.outcome["stop_ms"] == 4.0
     assert refused.outcome["not_worth_it"] == ["r2 (2 device-seconds for 0.5)"] and refused.outcome["owed"] == 1
     assert pressed.inputs["pressure"] == "a worker is down"
+
+
+def test_preemptions_have_their_reasons_also_where_they_share_a_row() -> None:
+    log = [
+        {"t": 1.0, "kind": "preempted", "group": 0, "reason": "why one", "request_ids": ["a", "b"], "tokens": 7},
+        {"t": 1.1, "kind": "preempted", "group": 1, "reason": "why two", "request_ids": ["c"], "tokens": 5},
+    ]
+    first, second = decisions_of(run(log=log))
+    assert first.kind == "preempt" and first.inputs == {"reason": "why one", "requests": 2}
+    assert second.inputs["request"] == "c" and second.outcome == {"tokens_computed_again": 5}
+    console = Console(width=150)
+    with console.capture() as printed:
+        print_decisions([first, second], console)
+    assert all(text in printed.get() for text in ("preempt, 2 times", "requests 3", "why one", "why two"))

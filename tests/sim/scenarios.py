@@ -114,8 +114,8 @@ class Watched:
         is_moving = any(worker_id in merge.worker_ids for merge in core.merges)
         found = {
             "checkpoint": bool(core.state.workers[worker_id].copying),
-            "prefetch": any(core.hosted.of(g, HostedPhase.IN, is_checkpoint=True) for g in groups),
-            "stored": any(core.hosted.of(g, HostedPhase.STORED, is_checkpoint=True) for g in groups),
+            "prefetch": any(core.hosted.store.of(g, HostedPhase.IN) for g in groups),
+            "stored": any(core.hosted.store.of(g, HostedPhase.STORED) for g in groups),
             "abandoned step": any(g.abandoning in g.in_flight for g in groups),
             "pause": any(g.queues.offline_holders for g in groups),
             "pause in a drop": is_moving and any(g.queues.offline_holders for g in groups),

@@ -14,7 +14,8 @@ from jettison.errors import ConfigError, JettisonError, TraceError
 from jettison.report.failures import check_answered
 from jettison.report.results import read_results
 from jettison.types import ModelShape
-from jettison.workload.bench import BenchOptions, LoadOptions, load_workload, run_bench
+from jettison.workload.bench import load_workload, run_bench
+from jettison.workload.options import BenchOptions, LoadOptions
 
 BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "".join(
     f"{second},ChatGPT,{20 + second},{5 + second % 3},0,Conversation log\n" for second in range(0, 60, 2)

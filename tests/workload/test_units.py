@@ -15,9 +15,10 @@ from jettison.cli.main import app
 from jettison.errors import ConfigError, TraceError
 from jettison.simulate.workload_spec import parse_workload
 from jettison.simulate.workloads import build_workload
-from jettison.workload.bench import BenchOptions, load_workload
+from jettison.workload.bench import load_workload
 from jettison.workload.cautions import cautions_of
 from jettison.workload.formats import FORMATS, formats_of
+from jettison.workload.options import BenchOptions
 from jettison.workload.traces import read_trace
 from jettison.workload.units import LONGEST_GAP_EVER_S, PER_S, Reading, doubt
 

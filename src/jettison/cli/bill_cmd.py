@@ -74,9 +74,8 @@ def bill(
 
 def _draw(bills: list[Bill], plot_out: Path) -> None:
     """One file, or one a run with its name in the file's."""
-    from jettison.report.billplot import draw_bill
     from jettison.report.output import safe_name
-    from jettison.report.plots import to_png, to_svg
+    from jettison.report.plots import draw_bill, to_png, to_svg
 
     for each in bills:
         named = plot_out.with_name(f"{plot_out.stem}-{safe_name(each.run)}{plot_out.suffix}")

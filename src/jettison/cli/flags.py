@@ -1,6 +1,7 @@
-"""Flags made from ``jettison.config.KEYS``, so that flags, file keys and fields cannot drift apart.
+"""Flags made from ``jettison.config.KEYS``, or from fields of a dataclass, so that flags, file keys and fields cannot
+drift apart.
 
-Flags carry text; ``EngineConfig.resolve`` parses it, so a wrong value gets the same message wherever it stood.
+Flags of keys carry text; ``EngineConfig.resolve`` parses it, so a wrong value gets the same message wherever it stood.
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import typer
 
 from jettison.config import KEYS, EngineConfig, Key
 from jettison.config.files import read_yaml_mapping
+from jettison.workload.options import Flag
 
 _PANELS = {
     "model": "Model",
@@ -64,6 +67,40 @@ def _parameter(key: Key) -> inspect.Parameter:
         rich_help_panel=_PANELS[key.section],
     )
     return inspect.Parameter(key.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
+
+
+def with_option_flags(options: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Put, in place of a command's ``options``, an option for each field of this dataclass that is a
+    ``workload.options.flag``; those without a panel come first."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        signature, hints = inspect.signature(command, eval_str=True), get_type_hints(options)
+        own = [p for p in signature.parameters.values() if p.name != "options"]
+        told = [f for f in fields(options) if "flag" in f.metadata]
+        told.sort(key=lambda f: f.metadata["flag"].panel is not None)
+        added = [_option(f, hints[f.name]) for f in told]
+        at = list(signature.parameters).index("options")
+
+        def wrapper(**values: Any) -> Any:
+            own_values = {p.name: values.pop(p.name) for p in own}
+            return command(options=options(**values), **own_values)
+
+        wrapper.__doc__, wrapper.__name__ = command.__doc__, command.__name__
+        parameters = [*own[:at], *added, *own[at:]]
+        wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+        vars(wrapper)["__signature__"] = signature.replace(parameters=parameters)
+        return wrapper
+
+    return decorate
+
+
+def _option(each: Field[Any], hint: Any) -> inspect.Parameter:
+    told: Flag = each.metadata["flag"]
+    option = typer.Option(
+        each.default, *([told.told] if told.told else []), help=told.text, metavar=told.metavar, min=told.least,
+        max=told.most, rich_help_panel=told.panel,
+    )
+    return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=hint)
 
 
 def resolve_config(

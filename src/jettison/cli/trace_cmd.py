@@ -7,15 +7,14 @@ from typing import Annotated, Literal
 
 import typer
 
+from jettison.cli.flags import with_option_flags
 from jettison.cli.help import Command, Group
+from jettison.workload.options import SynthOptions
 
 app = typer.Typer(
     help="Look at traces of requests, cut, upscale, make and fetch them.", no_args_is_help=True, cls=Group,
     rich_markup_mode=None,
 )  # fmt: skip
-
-_ARRIVALS = "Arrivals"
-_LENGTHS = "Lengths"
 
 Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file of a known format, plain or gzip.")]
 Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Trace to write (.gz packs it).")]
@@ -134,116 +133,21 @@ def upscale(
 
 
 @app.command("synth", cls=Command)
+@with_option_flags(SynthOptions)
 def synth(
-    out: Out,
+    *, out: Out,
     process: Annotated[
         Literal["poisson", "gamma", "on-off", "diurnal", "burst", "servegen"],
         typer.Option(help="How requests arrive; burst repeats one of a trace, servegen draws from measured clients."),
     ] = "poisson",
-    rate: Annotated[
-        float | None,
-        typer.Option(metavar="RATE", help="Requests a second (on-off: while on; diurnal: mean).",
-                     rich_help_panel=_ARRIVALS),
-    ] = None,
-    cv: Annotated[
-        float | None,
-        typer.Option(metavar="CV", help="Irregularity of the gaps: 1 is Poisson.", rich_help_panel=_ARRIVALS),
-    ] = None,
-    duration: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Length of the trace.", rich_help_panel=_ARRIVALS)
-    ] = None,
-    num_requests: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Or its number of requests.", rich_help_panel=_ARRIVALS)
-    ] = None,
-    burst: Annotated[
-        list[str] | None,
-        typer.Option(metavar="START:SECONDS:FACTOR", help="A burst (poisson, gamma); may be given more than once.",
-                     rich_help_panel=_ARRIVALS),
-    ] = None,
-    on: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="on-off: time on.", rich_help_panel=_ARRIVALS)
-    ] = None,
-    off: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="on-off: time off.", rich_help_panel=_ARRIVALS)
-    ] = None,
-    off_rate: Annotated[
-        float | None, typer.Option(metavar="RATE", help="on-off: rate while off (0).", rich_help_panel=_ARRIVALS)
-    ] = None,
-    peak: Annotated[
-        float | None,
-        typer.Option(metavar="FACTOR", help="diurnal: peak over mean (1.6).", rich_help_panel=_ARRIVALS),
-    ] = None,
-    period: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="diurnal: a day (86400).", rich_help_panel=_ARRIVALS)
-    ] = None,
-    peak_at: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="diurnal: time of the peak (14 h of 24).", rich_help_panel=_ARRIVALS),
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="burst: trace that has it.", rich_help_panel=_ARRIVALS)
-    ] = None,
-    trace_format: TraceFormat = None,
-    unit: Unit = None,
-    burst_start: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="burst: where it starts.", rich_help_panel=_ARRIVALS)
-    ] = None,
-    burst_end: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="burst: where it ends.", rich_help_panel=_ARRIVALS)
-    ] = None,
-    repeat: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="burst: times that it comes again.", rich_help_panel=_ARRIVALS),
-    ] = None,
-    windows: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="servegen: clients' windows (CSV), or a folder of chunk-*-trace.csv.",
-                     rich_help_panel=_ARRIVALS),
-    ] = None,
-    histograms: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="servegen: token histograms (CSV).", rich_help_panel=_ARRIVALS),
-    ] = None,
-    start: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="servegen: from here on.", rich_help_panel=_ARRIVALS)
-    ] = None,
-    rate_scale: Annotated[
-        float | None, typer.Option(metavar="FACTOR", help="servegen: multiply rates.", rich_help_panel=_ARRIVALS)
-    ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Lengths of a published data set (docs/workloads.md).",
-                     rich_help_panel=_LENGTHS),
-    ] = None,
-    lengths_from: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Lengths of a trace, in its order.", rich_help_panel=_LENGTHS),
-    ] = None,
-    prompt: Annotated[
-        float | None,
-        typer.Option(min=1, metavar="N", help="Median input, log-normal with sigma 0.5 (512).",
-                     rich_help_panel=_LENGTHS),
-    ] = None,
-    output: Annotated[
-        float | None,
-        typer.Option(min=1, metavar="N", help="Median output, the same way (128).", rich_help_panel=_LENGTHS),
-    ] = None,
-    skip_bad_rows: SkipBadRows = False,
+    options: SynthOptions,
     seed: Seed = 0,
 ) -> None:
     """Make a trace up from an arrival process and a distribution of lengths."""
     from rich.console import Console
 
-    from jettison.workload.trace_tools import SynthOptions, synthesise_trace
+    from jettison.workload.trace_tools import synthesise_trace
 
-    options = SynthOptions(
-        rate=rate, cv=cv, duration=duration, num_requests=num_requests, on=on, off=off, off_rate=off_rate, peak=peak,
-        period=period, peak_at=peak_at, bursts=tuple(burst or ()), trace=trace, burst_start=burst_start,
-        burst_end=burst_end, repeat=repeat, trace_format=trace_format, unit=unit, windows=windows,
-        histograms=histograms, start=start, rate_scale=rate_scale,
-        lengths=lengths, lengths_from=lengths_from, prompt=prompt, output=output,
-        skip_bad_rows=skip_bad_rows or None,
-    )  # fmt: skip
     synthesise_trace(process, options, out, seed=seed, console=Console())
 
 

@@ -36,7 +36,7 @@ Dispatch = Literal["freest", "fewest-requests"]
 Planner = Literal["throughput", "memory"]
 Migration = Literal["kv", "tokens", "adaptive"]
 MigrationFit = Literal["soonest", "first-fit", "best-fit"]
-Packer = Literal["none", "mell", "printed", "best-fit", "worst-fit", "load-balance"]
+Packer = Literal["none", "mell", "best-fit", "worst-fit", "load-balance"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
 ContentFormat = Literal["auto", "string", "openai"]
 Launcher = Literal["local"]
@@ -273,7 +273,7 @@ class PackingConfig:
 
     policy: Packer = config_key(
         "none", Choice(Packer), "Keep online requests on the fewest instances that hold them, and move running ones "
-        "for that (mell); MELL's Fig. 10 as it is printed, or a baseline: where least memory is free (best-fit), most "
+        "for that (mell); or a baseline: where least memory is free (best-fit), most "
         "(worst-fit), or that with moves from the fullest to the emptiest (load-balance) (docs/policies.md).",
         name="packing")
     epoch_s: float = config_key(

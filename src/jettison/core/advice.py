@@ -15,7 +15,7 @@ from jettison.policy.movekinds import MAX_FINAL_BLOCKS
 from jettison.types import RequestId, WorkerId
 
 if TYPE_CHECKING:
-    from jettison.core.pending import Link
+    from jettison.core.pending import LinkEnds
     from jettison.core.requests import RequestState
     from jettison.core.serving.group import Group
 
@@ -30,11 +30,11 @@ class Stalled(NamedTuple):
     """Tokens of the requests before it that are computed again."""
     waited_s: float
     """Seconds since the exchange began."""
-    links: Set[Link]
+    links: Set[LinkEnds]
     """Links that have carried something of this exchange."""
 
 
-class Wanted(NamedTuple):
+class WantedMove(NamedTuple):
     """A running request that may move (``core.moving.migrations``), and its destination."""
 
     state: RequestState
@@ -82,7 +82,7 @@ class Advice(Protocol):
         of the move that wants it; ``num_asked``: how often the move has asked each worker."""
         ...
 
-    def choose_kinds(self, wanted: Iterable[Wanted]) -> Mapping[RequestId, Going]:
+    def choose_kinds(self, wanted: Iterable[WantedMove]) -> Mapping[RequestId, Going]:
         """How each request goes that begins now, within what links and destinations take; the others wait for the next
         epoch."""
         ...

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from jettison.core.preemption import Preempted
 from jettison.types import GroupId, RequestId, WorkerId
 
 WaitsFor = tuple[Collection[object], ...]
@@ -31,8 +32,8 @@ class Changes:
     """Sets of ids; they may name groups that no longer exist."""
 
     __slots__ = (
-        "ended", "freer", "harvesting", "ledgers", "merged", "queued", "queued_online", "recent", "reshaped", "stirred",
-        "touched", "unnoted",
+        "ended", "freer", "harvesting", "ledgers", "merged", "preempted", "queued", "queued_online", "recent",
+        "reshaped", "stirred", "touched", "unnoted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -57,6 +58,8 @@ class Changes:
         """Groups that run offline requests or keep stored ones, or have done so: a reader takes out the groups that no
         longer do."""
 
+        self.preempted: list[Preempted] = []
+        """What has been preempted since an event's records were told last."""
         self.reshaped = 0
         """Times that groups were formed, dissolved, paused or told to go on, or that their memory changed: in between,
         the same groups serve with the same blocks."""

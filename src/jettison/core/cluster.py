@@ -23,8 +23,7 @@ from jettison.core.ladder.advising import Adviser
 from jettison.core.ladder.climb import Ladder
 from jettison.core.ladder.movekinds import reconsider
 from jettison.core.ladder.orders import Orders
-from jettison.core.ladder.rung import Moment, Refusal
-from jettison.core.load.monitor import TrafficMonitor
+from jettison.core.ladder.rung import Moment
 from jettison.core.load.views import Loads
 from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.hosted import Hosted
@@ -52,10 +51,10 @@ from jettison.core.ports import (
     WorkerJoined,
     WorkerLost,
 )
+from jettison.core.preemption import told
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group, SchedulerLimits
-from jettison.core.state import ClusterState, WorkerState
-from jettison.cost.predictor import StepTimePredictor
+from jettison.core.state import Answers, ClusterState, WorkerState
 from jettison.errors import ConfigError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.hostpool import HostPool
@@ -86,7 +85,13 @@ class ClusterCore:
         params: ClusterParams,
         capacity_blocks: Mapping[WorkerId, int],
         secret: bytes,
+        *,
+        catch_up: Callable[[GroupId], None] = lambda group_id: None,
+        catch_up_all: Callable[[], None] = lambda: None,
     ) -> None:
+        """``catch_up``: a driver in virtual time that tells of steps late is asked to tell of all that have ended in a
+        group, before its books are read; ``catch_up_all``: of all groups, before step times are predicted.
+        """
         groups = initial_groups(sorted(capacity_blocks), shape, static_pipeline=params.static_pipeline)
         workers = {
             s.worker_id: WorkerState(
@@ -97,18 +102,18 @@ class ClusterCore:
             for stages in groups
             for s in stages
         }
-        self.state = ClusterState(shape, limits, PrefixHasher(limits.block_size, secret), workers, params)
+        self.state = ClusterState(
+            shape, limits, PrefixHasher(limits.block_size, secret), workers, params, self._answers,
+            catch_up=catch_up, catch_up_all=catch_up_all,
+        )
         for stages in groups:
             self.state.form_group(stages)
-        self.hosted = Hosted(self.state)
-        self.checkpoints = Checkpoints(self.state, self.hosted)
         self.migrations = Migrations(self.state)
         self.recoveries = Recoveries(self.state, groups, self.hosted, self.migrations)
-        self.loads = Loads(self.state)
-        self.state.advice = Adviser(self.state, self.loads)
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
         self.sleepers = Sleepers(
-            self.state, self.moves, self.recoveries, self.migrations, self.checkpoints, self._why_needed
+            self.state, self.moves, self.recoveries, self.migrations, self.checkpoints, self._why_needed,
+            lambda worker_id: self.ladder.expect_wake(worker_id),
         )
         self._awake = Awake(self.state, self.moves, self.recoveries, self.sleepers, self._why_too_large)
         self.ladder = Ladder(
@@ -125,7 +130,7 @@ class ClusterCore:
             self.state, self.loads, self.moves, self.recoveries, self.migrations, self.ladder
         )
         self._safepoints = Safepoints(self.state)
-        self._standing = StandingWatch(self.state, self.moves, self.hosted)
+        self._standing = StandingWatch(self.state, self.moves, self.hosted.store)
         self._moving: tuple[Pass, ...] = (
             (self.moves.waits_for, self.moves.advance),
             (self.sleepers.waits_for, self.sleepers.advance),
@@ -140,6 +145,12 @@ class ClusterCore:
         )
         """Passes that an event may wake before steps are planned, in this order. A plain step wakes none of them."""
         self.stepping = Stepping(self.state, self.loads, self.moves, self._safepoints, self._stop_moves_of)
+
+    def _answers(self, state: ClusterState) -> Answers:
+        self.hosted = Hosted(state)
+        self.checkpoints = Checkpoints(state, self.hosted.store)
+        self.loads = Loads(state)
+        return Answers(Adviser(state, self.loads), self.checkpoints.kept_tokens)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -185,29 +196,9 @@ class ClusterCore:
         return self.moves.restores
 
     @property
-    def num_scale_outs(self) -> int:
-        """Requests for more instances so far."""
-        return self.ladder.num_scale_outs
-
-    @property
-    def checkpoint_lag_blocks(self) -> int:
-        """Sealed blocks of the candidates for checkpoints that have not been copied."""
-        return self.ladder.lag_blocks
-
-    @property
     def objectives(self) -> Objectives:
         """Latency objectives of online requests, as known now."""
         return objectives(self.params.offline.slo, self.state.predictor)
-
-    @property
-    def traffic(self) -> TrafficMonitor:
-        """Online arrivals, and how long answers are."""
-        return self.loads.traffic
-
-    @property
-    def predictor(self) -> StepTimePredictor:
-        """The predictor of the steps of all groups."""
-        return self.state.predictor
 
     @property
     def in_transition(self) -> bool:
@@ -220,27 +211,20 @@ class ClusterCore:
         queued = (self.groups[g].queues.waiting for g in self.state.changes.queued_online)
         return sum(map(len, queued)) + len(self.state.unplaced_online())
 
-    def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
-        """Whether another request of a tenant would be taken: see ``Rung.why_refuse``."""
-        return self.ladder.why_refuse(tenant, limit, num_coming, now_ns)
-
-    def max_request_blocks(self) -> int:
-        """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.
+    def max_request_blocks(self, *, is_offline: bool = False) -> int:
+        """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge, which
+        they do for no offline request.
 
         Dead workers count unless they are gone for good: requests can wait for them. So do those that
         sleep: a request that needs them wakes them. 0 when nothing can serve again.
         """
-        return self._max_request_blocks(may_merge=self.ladder.forms_pipelines)
-
-    def max_offline_blocks(self) -> int:
-        """The same for an offline request, for which no members merge."""
-        return self._max_request_blocks(may_merge=False)
+        return self._max_request_blocks(may_merge=not is_offline and self.ladder.forms_pipelines)
 
     def _max_request_blocks(self, *, may_merge: bool, without: Collection[WorkerId] = ()) -> int:
         return max_request_blocks(self.state, self.recoveries.homes, may_merge=may_merge, without=without)
 
     def _note_room(self) -> None:
-        self.unplaced.note_room(self.max_request_blocks(), self.max_offline_blocks())
+        self.unplaced.note_room(self.max_request_blocks(), self.max_request_blocks(is_offline=True))
 
     # --- the one entry ----------------------------------------------------------------------------------------
 
@@ -255,10 +239,13 @@ class ClusterCore:
         if self.ladder.looking[Moment.BEFORE_STEPS]:
             actions += self.ladder.climb(Moment.BEFORE_STEPS, now_ns)
         actions += self.stepping.plan(now_ns)
-        if self.ladder.following:
+        if self.ladder.copying:
             actions += self.ladder.after_steps(now_ns)
         if self.migrations.under_way:
             actions += self.migrations.after_steps()
+        if preempted := self.state.changes.preempted:
+            actions += [Record("preempted", now_ns, fields) for fields in told(preempted)]
+            preempted.clear()
         self._follow_up(now_ns)
         return actions
 
@@ -308,7 +295,9 @@ class ClusterCore:
         return self.migrations.give_way(worker_ids)
 
     def _stop_moves_of(self, state: RequestState) -> list[Action]:
-        return self.moves.cancel(state) + self.migrations.cancel(state) + self.hosted.cancel(state)
+        actions = self.moves.cancel(state) + self.migrations.cancel(state)
+        self.hosted.cancel(state)
+        return actions
 
     # --- ticks ------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ CallAnswer = LayoutOffered | LayoutApplied | ShardLoaded | WorkerFenced | CallFa
 Answer = CallAnswer | TransferEnded
 
 
-class Purpose(StrEnum):
+class TransferPurpose(StrEnum):
     """What a transfer is for."""
 
     EXCHANGE = "exchange"
@@ -58,7 +58,7 @@ class Purpose(StrEnum):
     PARAMETERS = "parameters"
 
 
-KV_PURPOSES = (Purpose.EXCHANGE, Purpose.RETURN, Purpose.MIGRATION, Purpose.HOST)
+KV_PURPOSES = (TransferPurpose.EXCHANGE, TransferPurpose.RETURN, TransferPurpose.MIGRATION, TransferPurpose.HOST)
 """Purposes that go before parameters on a link."""
 
 
@@ -106,7 +106,7 @@ class PendingTransfer:
     transfer: Transfer
     owner: Owner
     waiter: TransferWaiter
-    purpose: Purpose
+    purpose: TransferPurpose
     num_bytes: int
     request: RequestState | None
     """The request that the KV belongs to: its blocks stay reserved at both ends until the transfer has ended."""
@@ -119,7 +119,7 @@ class PendingTransfer:
         return self.transfer.src, self.transfer.dst
 
 
-class Link(NamedTuple):
+class LinkEnds(NamedTuple):
     """One direction between two workers; a host pool is at its worker."""
 
     src: WorkerId
@@ -142,37 +142,37 @@ class Book:
         """Id of the transfer that is opened next."""
         self._kv_block_bytes = kv_block_bytes
         self._shard_bytes = shard_bytes
-        self._link_bytes: dict[Link, Counter[Purpose]] = {}
+        self._link_bytes: dict[LinkEnds, Counter[TransferPurpose]] = {}
         """Bytes under way by link and purpose; only those above 0."""
         self._ports_of = ports_of
-        self._port_bytes: dict[PortId, Counter[Purpose]] = {}
+        self._port_bytes: dict[PortId, Counter[TransferPurpose]] = {}
         """The same by port."""
         self.told: set[Owner] = set()
         """Owners that have had an answer since ``take_told`` was called last."""
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    def bytes_between(self, src: WorkerId, dst: WorkerId, *purposes: Purpose) -> int:
+    def bytes_between(self, src: WorkerId, dst: WorkerId, *purposes: TransferPurpose) -> int:
         """Bytes of transfers under way in one direction of a link, for these purposes (none named: for all)."""
-        by_purpose = self._link_bytes.get(Link(src, dst))
+        by_purpose = self._link_bytes.get(LinkEnds(src, dst))
         if by_purpose is None:
             return 0
         return sum(by_purpose[p] for p in purposes) if purposes else by_purpose.total()
 
-    def bytes_at(self, port: PortId, *purposes: Purpose) -> int:
+    def bytes_at(self, port: PortId, *purposes: TransferPurpose) -> int:
         """Bytes of all transfers under way through a port, for these purposes (none named: for all)."""
         by_purpose = self._port_bytes.get(port)
         if by_purpose is None:
             return 0
         return sum(by_purpose[p] for p in purposes) if purposes else by_purpose.total()
 
-    def bytes_ahead(self, src: WorkerId, dst: WorkerId, *purposes: Purpose) -> int:
+    def bytes_ahead(self, src: WorkerId, dst: WorkerId, *purposes: TransferPurpose) -> int:
         """Bytes that one more transfer over a link goes behind: all bytes on that link or, if more, all bytes through a
         card on its way that workers share."""
         cards = [port for port in self._ports_of(src, dst) if port.kind is PortKind.CARD]
         return max(self.bytes_between(src, dst, *purposes), *(self.bytes_at(port, *purposes) for port in cards), 0)
 
-    def is_shared(self, src: WorkerId, dst: WorkerId, purpose: Purpose) -> bool:
+    def is_shared(self, src: WorkerId, dst: WorkerId, purpose: TransferPurpose) -> bool:
         """Transfers for this purpose are under way through a port of the link."""
         return any(self.bytes_at(port, purpose) for port in self._ports_of(src, dst))
 
@@ -206,7 +206,7 @@ class Book:
         return call
 
     def open_transfer(
-        self, transfer: Transfer, owner: Owner, waiter: TransferWaiter, purpose: Purpose,
+        self, transfer: Transfer, owner: Owner, waiter: TransferWaiter, purpose: TransferPurpose,
         request: RequestState | None = None,
     ) -> PendingTransfer:
         """Enter a transfer that was made under ``next_transfer_id``: it is to be sent."""
@@ -222,7 +222,7 @@ class Book:
 
     def _count(self, pending: PendingTransfer, num_bytes: int) -> None:
         """Count ``num_bytes`` more of it on its link and at its ports; below 0: fewer."""
-        _add(self._link_bytes, Link(*pending.ends), pending.purpose, num_bytes)
+        _add(self._link_bytes, LinkEnds(*pending.ends), pending.purpose, num_bytes)
         for port in pending.ports:
             _add(self._port_bytes, port, pending.purpose, num_bytes)
 
@@ -297,12 +297,12 @@ class Book:
 
     def check(self) -> None:
         """Raise AssertionError on any broken invariant."""
-        sums: dict[Link, Counter[Purpose]] = {}
-        at_ports: dict[PortId, Counter[Purpose]] = {}
+        sums: dict[LinkEnds, Counter[TransferPurpose]] = {}
+        at_ports: dict[PortId, Counter[TransferPurpose]] = {}
         for transfer_id, pending in self.transfers.items():
             assert pending.transfer.transfer_id == transfer_id
             assert pending.request is None or transfer_id in pending.request.transfers, pending
-            sums.setdefault(Link(*pending.ends), Counter())[pending.purpose] += pending.num_bytes
+            sums.setdefault(LinkEnds(*pending.ends), Counter())[pending.purpose] += pending.num_bytes
             for port in pending.ports:
                 at_ports.setdefault(port, Counter())[pending.purpose] += pending.num_bytes
         assert self._link_bytes == {link: +by_purpose for link, by_purpose in sums.items() if +by_purpose}
@@ -312,7 +312,7 @@ class Book:
 _Place = TypeVar("_Place")
 
 
-def _add(sums: dict[_Place, Counter[Purpose]], place: _Place, purpose: Purpose, num_bytes: int) -> None:
+def _add(sums: dict[_Place, Counter[TransferPurpose]], place: _Place, purpose: TransferPurpose, num_bytes: int) -> None:
     by_purpose = sums.setdefault(place, Counter())
     by_purpose[purpose] += num_bytes
     if not by_purpose[purpose]:

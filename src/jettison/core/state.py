@@ -5,16 +5,18 @@ Data and lookups only; decisions are in ``policy``, sequences in ``core.moving.m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
+from typing import NamedTuple
 
 from jettison.core import residence
 from jettison.core.advice import Advice
 from jettison.core.changes import Changes
 from jettison.core.counters import ClusterCounters
 from jettison.core.params import ClusterParams
-from jettison.core.pending import Book, Owner, Purpose, TransferWaiter
+from jettison.core.pending import Book, Owner, TransferPurpose, TransferWaiter
 from jettison.core.ports import Action, Emit, SendKV, StoredWork
+from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group, SchedulerLimits
 from jettison.core.serving.virtualtokens import VirtualTokens
@@ -83,6 +85,13 @@ class WorkerState:
         return shape.all_layers if has_all else self.layout.kv_layers
 
 
+class Answers(NamedTuple):
+    """What parts of the state ask of the mechanisms, and these of policies."""
+
+    advice: Advice
+    kept_tokens: Callable[[RequestState], int]
+
+
 @dataclass(slots=True)
 class ClusterState:
     """All state of the core, in one place. Ids come from counters in here, so equal runs give equal ids."""
@@ -91,8 +100,10 @@ class ClusterState:
     limits: SchedulerLimits
     hasher: PrefixHasher
     workers: dict[WorkerId, WorkerState]
-    params: ClusterParams = field(default_factory=ClusterParams)
+    params: ClusterParams
     """Policies and their numbers; every part of the core reads them here."""
+    answers: InitVar[Callable[[ClusterState], Answers]]
+    """Makes, of the state, what parts of it ask."""
     groups: dict[GroupId, Group] = field(default_factory=dict)
     requests: dict[RequestId, RequestState] = field(default_factory=dict)
     counters: ClusterCounters = field(default_factory=ClusterCounters)
@@ -105,8 +116,8 @@ class ClusterState:
     predictor: StepTimePredictor = field(init=False)
     """Predictor of the steps of all groups."""
     advice: Advice = field(init=False)
-    """Decisions that mechanisms ask for; the cluster core sets it."""
-    kept_tokens: Callable[[RequestState], int] = lambda state: 0
+    """Decisions that mechanisms ask for."""
+    kept_tokens: Callable[[RequestState], int] = field(init=False)
     """Called with a request that gives its blocks up; returns how many leading tokens keep their KV elsewhere."""
     catch_up: Callable[[GroupId], None] = lambda group_id: None
     """Called before the books of a group are read: some of its ended steps may not have been reported yet
@@ -114,8 +125,8 @@ class ClusterState:
     catch_up_all: Callable[[], None] = lambda: None
     """The same for all groups, before the predictor answers."""
     link_rates: dict[LinkId, LinkRate] = field(default_factory=dict)
-    distrusted: dict[RequestId, RequestState] = field(default_factory=dict)
-    """Requests with ``recompute`` set."""
+    distrusted: dict[RequestId, tuple[RequestState, Preemption]] = field(default_factory=dict)
+    """Requests with ``recompute`` set, and why."""
     checked_versions: dict[WorkerId, int] = field(default_factory=dict)
     """Version of each worker's ledger that ``check`` has last found in order."""
     changes: Changes = field(default_factory=Changes)
@@ -142,10 +153,10 @@ class ClusterState:
     _alive: tuple[int, int, int] | None = None
     """(roster changes at that time, workers that can serve, least of their full blocks)."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, answers: Callable[[ClusterState], Answers]) -> None:
         self.predict_anew()
         self.tokens, self.offline_tokens = (
-            VirtualTokens(lambda: (s.tenant for s in self.requests.values()), lambda: self.catch_up_all())
+            VirtualTokens(lambda: (s.tenant for s in self.requests.values()), self.catch_up_all)
             for _ in range(2)
         )
         self.book = Book(
@@ -155,6 +166,7 @@ class ClusterState:
         for worker_id, worker in self.workers.items():
             self.groups_of[worker_id] = []
             worker.ledger.report_to(self.changes.ledgers, worker_id)
+        self.advice, self.kept_tokens = answers(self)
 
     def predict_anew(self) -> None:
         """Make a new predictor, from the parameters' assumptions on step times."""
@@ -167,7 +179,7 @@ class ClusterState:
             self.shape.num_layers, None if profile is None else profile.cost, efficiency=efficiency,
             copy_bytes_per_s=None if profile is None else profile.host_copy_bytes_per_s,
             beside_byte_s=None if profile is None else profile.beside_byte_s,
-            catch_up=lambda: self.catch_up_all(),  # attached later
+            catch_up=self.catch_up_all,
         )
 
     # --- changes ----------------------------------------------------------------------------------------------
@@ -214,7 +226,7 @@ class ClusterState:
             self.tokens,
             self.offline_tokens,
             lambda: Pace(self.params.offline, self.predictor),
-            lambda state: self.kept_tokens(state),  # attached later
+            self.kept_tokens,
         )
         self.next_group_id += 1
         self.next_epoch += 1
@@ -269,37 +281,31 @@ class ClusterState:
     # --- requests ---------------------------------------------------------------------------------------------
 
     def send_kv(
-        self, state: RequestState, src: WorkerId, dst: WorkerId, layers: LayerRange,
-        src_blocks: Sequence[int], dst_blocks: Sequence[int], *, owner: Owner, waiter: TransferWaiter,
-        purpose: Purpose, urgent: bool = False, from_host: bool = False, to_host: bool = False,
-        beside_steps: bool = False, reserves: bool = True,
+        self, state: RequestState, move: SendKV, *, owner: Owner, waiter: TransferWaiter, purpose: TransferPurpose,
+        reserves: bool = True,
     ) -> SendKV:
-        """Open a transfer of a request's KV: the request's blocks stay reserved until it has ended. ``reserves`` False:
-        the caller keeps the blocks reserved."""
-        move = SendKV(
-            self.book.next_transfer_id, src, dst, layers, tuple(src_blocks), tuple(dst_blocks), urgent,
-            from_host, to_host, beside_steps,
-        )
+        """Open a transfer of a request's KV, which has the book's next id: the request's blocks stay reserved until it
+        has ended. ``reserves`` False: the caller keeps the blocks reserved."""
         self.book.open_transfer(move, owner, waiter, purpose, state if reserves else None)
         self.touch(state)
         return move
 
-    def distrust(self, state: RequestState) -> None:
+    def distrust(self, state: RequestState, why: Preemption = Preemption.KV_LOST) -> None:
         """Some of the request's KV was lost: it starts again from its tokens, as soon as no step and no transfer
         touches it."""
         state.distrust()
         self.touch(state)
-        self.distrusted[state.request_id] = state
+        self.distrusted[state.request_id] = state, why
 
     def recompute_distrusted(self) -> None:
         """Queue the distrusted requests again that no step and no transfer touches any more."""
-        for request_id, state in list(self.distrusted.items()):
+        for request_id, (state, why) in list(self.distrusted.items()):
             # Requests of a dead worker's group have started again elsewhere.
             if state.ending is None and state.recompute:
                 group = self.groups[state.group_id]
                 if state.num_pending or state.transfers or any(self.workers[w].ledger_locked for w in group.worker_ids):
                     continue
-                group.preempt(state)
+                group.preempt(state, why)
             del self.distrusted[request_id]
 
     def end(

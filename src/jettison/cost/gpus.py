@@ -1,8 +1,9 @@
 """Graphics processors and links as data: peak rates from data sheets, and the part of each peak that kernels reach.
 
-Peaks are the vendors'. ``benchmarks/calibrate_presets.py`` fits the parts reached (``Efficiency``) to published
-measurements; docs/cost-model.md lists them, and names the assumed ones as assumptions. None is fitted to a figure that
-a reproduction is compared with. Arithmetic over them is in ``cost.roofline``; models are in ``cost.models``.
+Peaks are the vendors'. ``python -m benchmarks predictor presets`` fits the parts reached (``Efficiency``) to
+published measurements; docs/cost-model.md lists them, and names the assumed ones as assumptions. None is fitted to
+a figure that a reproduction is compared with. Arithmetic over them is in ``cost.roofline``; models are in
+``cost.models``.
 """
 
 from __future__ import annotations
@@ -114,11 +115,6 @@ class LinkPreset:
     def bytes_per_s(self) -> float:
         """Bulk, while the other direction is idle."""
         return self.line_bytes_per_s * self.efficiency
-
-    @property
-    def both_ways_bytes_per_s(self) -> float:
-        """Bulk per direction, while the other one is as busy."""
-        return self.bytes_per_s * self.duplex_efficiency
 
 
 AMPERE = Efficiency(

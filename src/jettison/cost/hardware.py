@@ -100,11 +100,6 @@ class HardwareProfile:
         if any(min(p.batch_size, p.seconds) <= 0 or p.num_tokens < 0 for p in self.prefill_points):
             raise ValueError("prefill points must be > 0")
 
-    def transfer_cost_s(self, num_bytes: int) -> float:
-        """Seconds from the first byte at the sender to the last one at the receiver, on a link that nothing else
-        uses."""
-        return self.link_latency_s + num_bytes / self.link_bytes_per_s if num_bytes > 0 else 0.0
-
     def remap_cost_s(self, num_bytes: int) -> float:
         """Seconds to turn ``num_bytes`` of parameters into KV, or back, without filling them."""
         return self.remap_fixed_s + self.remap_s_per_byte * num_bytes if num_bytes > 0 else 0.0

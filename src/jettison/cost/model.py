@@ -150,17 +150,6 @@ class CostModel:
         """``batch_cost_s`` of a shape."""
         return self._batch_s(shape.chunks, shape.num_layers, shape.is_first, shape.num_samples)
 
-    def recompute_cost_s(self, num_tokens: int, max_num_tokens: int | None = None) -> float:
-        """Seconds to prefill ``num_tokens`` from nothing on one instance that holds the whole model, in steps of at
-        most ``max_num_tokens`` (None = in one): the cost of recomputing a request's KV instead of moving it."""
-        if num_tokens <= 0:
-            return 0.0
-        budget = num_tokens if max_num_tokens is None else max_num_tokens
-        starts = range(0, num_tokens, budget)
-        return sum(
-            self.batch_cost_s([ChunkShape(start, min(budget, num_tokens - start))], num_samples=0) for start in starts
-        )
-
     # --- terms ------------------------------------------------------------------------------------------------
 
     def _chunk_s(self, chunk: ChunkShape, layers: int, is_first: bool) -> float:

@@ -15,9 +15,9 @@ from jettison.demo.burst import DemoModel, make_setup, run_shown
 from jettison.demo.load import DAY, Day, FittedDay, fit_day, seeded
 from jettison.live.experiments.overload import ExperimentSetup, measure_speed, profile_quickly
 from jettison.report.day import DayFigures, PhaseSpan, day_figures, day_opening, day_rows, missed_goals, story_rows
-from jettison.report.dayplot import draw_day
 from jettison.report.failures import check_answered, print_failures
 from jettison.report.html import PagePicture, PageTable, write_html
+from jettison.report.plots import draw_day
 from jettison.report.results import RunResult, write_results
 from jettison.report.terminal import phase, print_whole
 
@@ -31,8 +31,8 @@ SERVED: dict[str, tuple[str, dict[str, object]]] = {
         "drop", {"offline": "harvest", "packing": "mell", "sleep": "auto", "sleep_after_s": 3, "min_awake": 2},
     ),
 }  # fmt: skip
-"""Name of a run -> its ``--overload`` and other flags. The baseline is first: a plain engine has the batch as requests
-of low priority, and throws back who came last where memory is short."""
+"""Name of a run -> its ``--overload`` and other flags. The baseline is first: a plain engine serves the batch as
+requests of low priority, and preempts the request that came last where memory is short."""
 
 
 def run_day(out_dir: Path, seed: int = 0, *, model: DemoModel = DAY_MODEL, day: Day = DAY) -> int:

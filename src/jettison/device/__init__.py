@@ -2,6 +2,6 @@
 
 import os
 
-# Read when torch is loaded: its threads, where they look for their next operation, hold the cores that the kernels' own
+# Read when torch is loaded: torch's threads that spin for their next operation hold the cores that the kernels' own
 # threads need (csrc/pool.h).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

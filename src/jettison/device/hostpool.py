@@ -1,7 +1,7 @@
 """The bytes of one worker's host pool: slots that each hold a copy of one KV block in every layer.
 
 Plain pageable memory, reserved at once and backed by the system only where a slot has been written; it is not part of
-the device's budget. Which slot holds what is ``memory.hostpool``'s book, kept by the controller.
+the device's budget. The controller keeps the book of the slots' contents (``memory.hostpool``).
 """
 
 from __future__ import annotations
@@ -68,21 +68,22 @@ class HostBuffers:
     def copy_out(
         self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int]
     ) -> int:
-        """KV blocks to slots, in these layers; returns the bytes copied. Raises IndexError for what is not there."""
+        """Copy KV blocks to slots, in these layers; returns the bytes copied. Raises IndexError for missing layers,
+        blocks or slots."""
         return self._copy(memory, layers, blocks, slots, to_host=True)
 
     def copy_in(
         self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int]
     ) -> int:
-        """Slots to KV blocks: the inverse."""
+        """Copy slots to KV blocks: the inverse."""
         return self._copy(memory, layers, blocks, slots, to_host=False)
 
     def beside(
         self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int], *, to_host: bool,
         skip_bytes: int = 0,
     ) -> RowCopy:
-        """The same copies, to be run on another thread: nothing is copied here, all is checked, and blocks that will be
-        written count as written. It is stopped before a layout changes, and made anew after it. Raises like them."""
+        """The same copies, to be run on another thread: this call only checks them, and marks the blocks to be written
+        as written. The copy is stopped before a layout changes, and made anew after it. Raises like them."""
         if len(slots) != len(blocks):
             raise ValueError(f"{len(blocks)} blocks for {len(slots)} host slots")
         index = self._index(layers, slots).numpy()

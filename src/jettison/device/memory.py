@@ -1,15 +1,15 @@
 """One device's memory: parameters, KV arenas and workspace as tensors whose addresses never change.
 
-Carries out page plans (``memory.pages``) over a pool of pages (``device.pages``), moves blocks out of the way of a
-shrink, and knows which dropped shards still have their bytes. Who runs which layer, and what a shard's bytes should
-be, is not decided here. One thread, one call at a time.
+It carries out page plans (``memory.pages``) over a pool of pages (``device.pages``), moves blocks out of the way of a
+shrink, and knows which dropped shards still have their bytes. Other modules decide which worker runs which layer, and
+fill the shards. One thread, one call at a time.
 
-Order of a change of layout, so that whatever fails leaves maps, tables and bytes as they were:
+Order of a change of layout, so that any failure leaves maps, tables and bytes as they were:
 
     check and plan -> unmaps, then maps (any failure: undone in reverse) -> blocks are copied -> the map is updated
 
-Blocks are copied last although they belong to the layout before: an unmapped page keeps its bytes, so they are read
-from the page itself, and nothing that fails can then have overwritten a block yet.
+Blocks are copied last although they belong to the earlier layout: an unmapped page keeps its bytes, so they are read
+from the page itself, and a failure cannot have overwritten a block.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_addresses(budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
-    """Raise BudgetError, with the budget, where no process here could reserve the addresses of such a device.
+    """Raise BudgetError, with the budget, where no process on this machine could reserve the addresses of such a
+    device.
 
-    They are many times the budget: every layer's KV arena could take all of it.
+    The addresses are many times the budget, because every layer's KV arena could take all of it.
     """
     pool = HostPagePool(budget_bytes, sizes.page_bytes)
     try:
@@ -66,7 +67,8 @@ def span_bytes(budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes
 
 
 def _span_pages(num_pages: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> dict[Owner, int]:
-    """Pages of one range of addresses for each shard and the workspace, and for each layer one that could take all."""
+    """Pages of each range of addresses: one for each shard and the workspace, and one of the whole budget for each
+    layer."""
     spans = {WORKSPACE: -(-workspace_bytes // sizes.page_bytes)}
     spans |= {shard_owner(shard): sizes.shard_pages[shard] for shard in shape.shard_bytes}
     return spans | {kv_owner(layer): num_pages for layer in shape.all_layers.layers()}
@@ -90,7 +92,7 @@ class DeviceMemory:
 
     ``budget_bytes`` is a hard limit on all three. ``shape.shard_bytes`` must name every lending unit; ``dtype`` and
     ``block_size`` (tokens) give the arenas' shape. Tensors handed out are views of reserved address ranges: their
-    addresses hold from ``start`` to ``close``, their bytes only while mapped; touching what is not mapped ends the
+    addresses hold from ``start`` to ``close``, their bytes only while mapped; an access to unmapped memory ends the
     process. After WorkerLostError only ``close`` may be called.
     """
 
@@ -130,8 +132,8 @@ class DeviceMemory:
     def start(self, spec: LayoutSpec | None = None) -> None:
         """Reserve all address ranges and map the first layout (None = every shard and layer). Idempotent.
 
-        Raises BudgetError with the bytes needed, or where there are not enough addresses, MappingError, or ConfigError
-        where the pool's device is not there; nothing stays acquired then. The shards' bytes are for the caller to fill.
+        Raises BudgetError with the bytes needed, or for too few addresses, MappingError, or ConfigError where the
+        pool's device is missing; nothing stays acquired then. The caller fills the shards' bytes.
         """
         if self._arenas:
             return
@@ -152,7 +154,7 @@ class DeviceMemory:
         self._adopt(plan)
 
     def close(self) -> None:
-        """Give everything back. Idempotent. No tensor handed out before may be touched afterwards."""
+        """Release everything. Idempotent. No tensor handed out before may be touched afterwards."""
         self._arenas.clear()
         self._kv.clear()
         self._kv_bytes.clear()
@@ -168,7 +170,7 @@ class DeviceMemory:
 
     @property
     def version(self) -> int:
-        """Of the page map: every ``apply`` that succeeds adds one."""
+        """Version of the page map: every successful ``apply`` adds one."""
         return self._map.version
 
     # --- tensors ----------------------------------------------------------------------------------------------
@@ -199,20 +201,20 @@ class DeviceMemory:
     # --- layout -----------------------------------------------------------------------------------------------
 
     def offer(self, spec: LayoutSpec, live_blocks: int) -> LayoutOffer:
-        """What ``apply`` of this would need and give. Mappings stay as they are.
+        """The needs and gains of an ``apply`` of ``spec``. Mappings stay as they are.
 
-        ``live_blocks``: how many blocks are to stay alive. Raises OutOfPagesError if parameters and retained KV
-        alone do not fit, StalePlanError if a block to be retained is not here.
+        ``live_blocks``: the number of blocks to stay alive. Raises OutOfPagesError if parameters and retained KV alone
+        do not fit, StalePlanError if a block to be retained is missing.
         """
         plan = self._plan(spec, live_blocks)
         return LayoutOffer(plan.version, plan.evacuate_from_block, plan.capacity_blocks)
 
     def prepare(self, spec: LayoutSpec, live_blocks: int, max_pages: int = sys.maxsize) -> int:
-        """Have pages mapped ahead that ``apply`` of this would map, so that it need not. Kernels may be running.
+        """Map pages ahead of an ``apply`` of ``spec``, which then need not map them. Kernels may be running.
 
-        Only positions that own nothing now are prepared; layout, bytes and version stay as they are. Returns how many
-        pages were mapped, ``max_pages`` at most (30 µs each on a card): 0 where all is done, or where a back end gains
-        nothing by it. Raises like ``offer``, and MappingError, after which the layout is still as it was.
+        Only positions that own nothing now are prepared; layout, bytes and version stay as they are. Returns the number
+        of pages mapped, at most ``max_pages`` (30 µs each on a card): 0 when all are mapped, or for a back end without
+        a gain. Raises like ``offer``, and MappingError, after which the layout is still as it was.
         """
         plan = self._plan(spec, live_blocks)
         num_mapped = 0
@@ -230,16 +232,17 @@ class DeviceMemory:
         """Copy blocks ``(from, to)`` in every arena that stays, then remap. No kernel may be running.
 
         A layout begins when all older steps have ended (``core.controlstream``) and copies beside steps are halted
-        (``live.worker.loop``); what a device of its own is still at is waited for here.
+        (``live.worker.loop``); this call waits for the work of a separate device.
 
-        Ids in ``copies`` and in ``spec.retained`` are those before the copies. Raises like ``offer``, StalePlanError
-        if the map is not at ``version``, ValueError for copies that are not out of harm's way, and MappingError with
-        everything rolled back.
+        Block ids in ``copies`` and in ``spec.retained`` are valid before the copies. Raises like ``offer``,
+        StalePlanError if the map is not at ``version``, ValueError for copies that do not get out of the way of the
+        change, and MappingError with everything rolled back.
         """
         start_ns = time.perf_counter_ns()
         if version != self._map.version:
             raise StalePlanError(f"layout for version {version}, the page map is at {self._map.version}")
-        # Writes since the offer can only have spoilt homes; fewer shards then come back, and no line gets lower.
+        # Writes since the offer can only have overwritten homes of dropped shards: fewer shards then come back, and the
+        # number of blocks does not shrink.
         plan = self._plan(spec, live_blocks)
         self._check_copies(copies, plan)
         self._pool.wait_idle()
@@ -329,8 +332,8 @@ class DeviceMemory:
     def block_addresses(
         self, layers: LayerRange, block_ids: Sequence[int], *, are_written: bool
     ) -> npt.NDArray[np.int64]:
-        """Where blocks begin, layer by layer; they hold for as long as the layout. ``are_written``: the caller will
-        write them. Raises IndexError for a block that is not mapped in one of the layers."""
+        """Addresses of blocks, layer by layer, valid for as long as the layout. ``are_written``: the caller will write
+        the blocks. Raises IndexError for a block that is not mapped in one of the layers."""
         ids = self._block_ids(layers, block_ids).numpy()
         if are_written:
             for layer in layers.layers():
@@ -372,7 +375,7 @@ class DeviceMemory:
         return plan_layout(self._map, spec, self._sizes, live_blocks)
 
     def _adopt(self, plan: PagePlan) -> None:
-        """The plan has been carried out: make it the state."""
+        """Make a plan that has been carried out the present state."""
         plan.apply(self._map)
         self._mapped = self._map.shards()
         self.capacity_blocks = plan.capacity_blocks
@@ -387,11 +390,11 @@ class DeviceMemory:
             self._give_back()
 
     def _give_back(self) -> None:
-        """The device sleeps: the system gets the memory of all that is free."""
+        """Return the memory of all free pages to the system, as the device sleeps."""
         try:
             for page, num_pages in self._map.free_pages().runs():
                 self._pool.discard(page, num_pages)
-        except MappingError as error:  # the layout holds all the same
+        except MappingError as error:  # the layout is valid all the same
             logger.warning("a sleeping device keeps memory: %s", error)
 
     @property
@@ -400,7 +403,7 @@ class DeviceMemory:
         return self._pool.held_bytes
 
     def _whole_blocks(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        """Which blocks of an arena with holes are mapped from end to end."""
+        """Mask of the blocks of an arena with holes that are mapped from end to end."""
         sizes = self._sizes
         num_pages = extents[-1].position + extents[-1].num_pages
         mapped = np.zeros(num_pages + 1, dtype=np.int64)
@@ -423,7 +426,7 @@ class DeviceMemory:
             raise ValueError(f"a block is copied from beyond the {self.capacity_blocks} that there are")
 
     def _or_broken(self, step: Callable[[], None]) -> None:
-        """A step after whose WorkerLostError the memory is in no known state."""
+        """Run a step; after its WorkerLostError the memory is in an unknown state."""
         try:
             step()
         except WorkerLostError:
@@ -433,10 +436,10 @@ class DeviceMemory:
     # --- private: blocks --------------------------------------------------------------------------------------
 
     def _copy_blocks(self, before: PageMap, copies: Sequence[BlockCopy]) -> None:
-        """In every arena of the new layout that had the block before."""
+        """Copy blocks in every arena of the new layout that had the block before."""
         copier = BlockCopier(self._pool, self._sizes.kv_block_bytes, copies)
         targets = sorted(dst for _, dst in copies)
-        # Whole arenas first: writing them spoils no other layer's old bytes, writing the others might.
+        # Whole arenas first: writing them overwrites no other layer's old bytes, writing the others might.
         for layer in sorted(self._map.kv_layers.layers(), key=lambda layer: layer not in before.kv_layers.layers()):
             owner = kv_owner(layer)
             self._mark_written(layer, targets)
@@ -447,7 +450,7 @@ class DeviceMemory:
     def _block_ids(
         self, layers: LayerRange, block_ids: Sequence[int] | npt.NDArray[np.int32]
     ) -> torch.Tensor:
-        """int64 ids, every one of them mapped in all the layers: a wrong id must not end the process."""
+        """The ids as int64, checked to be mapped in all the layers, as a wrong id must not end the process."""
         self._check_open()
         ids = np.asarray(block_ids, dtype=np.int64).reshape(-1)
         if ids.size:

@@ -1,17 +1,17 @@
-"""Physical pages and the addresses over them, as every back end offers them: the seam under ``device.memory``.
+"""Physical pages and the addresses over them: the interface of back ends under ``device.memory``.
 
 A **pool** has a budget in pages and reserves **arenas**: spans of addresses that never change. A position of an arena
-owns a page of the pool or nothing. What a back end does behind these calls is its own affair
-(``device.pages_host``: a memory file; ``device.cuda.pages``: handles of the driver, with mappings that are kept).
+owns a page of the pool or nothing. Back ends implement these calls in different ways (``device.pages_host``: a memory
+file; ``device.cuda.pages``: handles of the driver, with mappings that are kept).
 
-Rules that hold on every back end, and that ``tests/device/test_pages_contract.py`` holds each of them to:
+Rules of every back end, tested by ``tests/device/test_pages_contract.py``:
 
 - A position has at most one page, and a page is *owned* by at most one position. The caller takes a page from its owner
   (``unmap``) before another gets it.
 - A page keeps its bytes until it is written or discarded, through whatever addresses it is owned.
-- Addresses and tensors of an arena hold from ``reserve`` to ``PagePool.close``. Only what is owned may be touched.
-- Nothing that runs on the device may touch an arena while ``map`` or ``unmap`` is called on it: ``DeviceMemory.apply``
-  calls ``wait_idle`` first. ``prepare`` may be called beside running kernels.
+- Addresses and tensors of an arena hold from ``reserve`` to ``PagePool.close``. Only owned positions may be touched.
+- No kernel may touch an arena while ``map`` or ``unmap`` is called on it: ``DeviceMemory.apply`` calls ``wait_idle``
+  first. ``prepare`` may be called beside running kernels.
 - One thread, one call at a time.
 """
 
@@ -34,37 +34,38 @@ class Arena(Protocol):
 
     @property
     def address(self) -> int:
-        """Of the first byte."""
+        """Address of the first byte."""
         ...
 
     @property
     def num_pages(self) -> int:
-        """Of the span, backed or not."""
+        """Pages of the span, backed or not."""
         ...
 
     def tensor(self) -> torch.Tensor:
-        """uint8 ``[num_pages * page_bytes]`` over the span; only what is owned may be touched."""
+        """uint8 ``[num_pages * page_bytes]`` over the span; only owned positions may be touched."""
         ...
 
     def map(self, position: int, page: int, num_pages: int) -> None:
-        """Let a run of positions own a run of pages, whatever they owned before. No other position owns the pages."""
+        """Let a run of positions own a run of pages, whatever they owned before. No other position may own the
+        pages."""
         ...
 
     def unmap(self, position: int, num_pages: int) -> None:
-        """Let a run of positions own nothing; where they own nothing already nothing changes."""
+        """Let a run of positions own nothing; positions that own nothing already do not change."""
         ...
 
     def prepare(self, position: int, page: int, num_pages: int) -> int:
         """Make a later ``map`` of the same run cheap, while other positions own its pages. Positions that own a page
         themselves are left out.
 
-        Returns the pages that this has mapped; 0 where nothing is left to do, or where preparing gains nothing.
+        Returns the number of pages mapped; 0 where nothing is left to do, or where preparing has no gain.
         """
         ...
 
     def copy(self, page: int, offset: int, at: int, num_bytes: int) -> None:
-        """Copy bytes of the pool, from ``offset`` of ``page`` on, to byte ``at`` of the span. Nothing need own the
-        source.
+        """Copy bytes of the pool, from ``offset`` of ``page`` on, to byte ``at`` of the span. The source page need not
+        be owned.
 
         Source and target do not overlap. The copy is over when ``PagePool.finish_copies`` returns.
         """
@@ -76,7 +77,7 @@ class Arena(Protocol):
 
 
 class PagePool(Protocol):
-    """``budget_bytes`` of physical memory in pages of ``page_bytes``. What is left below one page is never used.
+    """``budget_bytes`` of physical memory in pages of ``page_bytes``. A rest smaller than a page is not used.
 
     ``start`` and ``close`` are idempotent; ``close`` also ends every arena.
     """
@@ -93,12 +94,13 @@ class PagePool(Protocol):
 
     @property
     def num_calls(self) -> int:
-        """Calls of the system or the driver, so far, that mapped, unmapped or gave access."""
+        """Number of calls of the system or the driver so far that mapped, unmapped or gave access."""
         ...
 
     @property
     def num_calls_saved(self) -> int:
-        """Pages, so far, that were mapped or unmapped without any call, since the mapping was there or may stay."""
+        """Number of pages so far that were mapped or unmapped without a call, because the mapping was there or could
+        stay."""
         ...
 
     @property
@@ -107,20 +109,20 @@ class PagePool(Protocol):
         ...
 
     def start(self) -> None:
-        """Acquire what pages are made of. Raises MappingError, in one line, and holds nothing then."""
+        """Acquire the memory of pages. Raises MappingError, in one line, and holds nothing then."""
         ...
 
     def close(self) -> None:
-        """Give back all addresses and all memory. Tensors over arenas must not be touched afterwards."""
+        """Release all addresses and all memory. Tensors over arenas must not be touched afterwards."""
         ...
 
     def reserve(self, num_pages: int) -> Arena:
-        """A span of addresses for that many pages (at least one), with nothing behind it. Raises MappingError."""
+        """Reserve a span of addresses for ``num_pages`` pages (at least one), without memory. Raises MappingError."""
         ...
 
     def discard(self, page: int, num_pages: int) -> None:
-        """Give the memory of a run of pages that no position owns back. Their bytes are lost; what they hold when they
-        are mapped again is undefined. Raises MappingError."""
+        """Return the memory of a run of unowned pages to the system. Their bytes are lost, and undefined when the pages
+        are mapped again. Raises MappingError."""
         ...
 
     def read(self, page: int, offset: int, view: memoryview) -> None:
@@ -131,18 +133,18 @@ class PagePool(Protocol):
         ...
 
     def finish_copies(self) -> None:
-        """Write what arenas hold, and wait for all copies. Raises MappingError."""
+        """Write the held copies of arenas, and wait for all copies. Raises MappingError."""
         ...
 
     def wait_idle(self) -> None:
-        """Wait until nothing that was launched on the device before is running. Raises MappingError where the device
-        reports that something has failed."""
+        """Wait until all work launched on the device before has ended. Raises MappingError where the device reports a
+        failure."""
         ...
 
     def check(self) -> None:
-        """Raise AssertionError on any broken invariant of what is mapped and owned."""
+        """Raise AssertionError on any broken invariant of mappings and owners."""
         ...
 
 
 MakePool = Callable[[int, int], PagePool]
-"""``(budget_bytes, page_bytes)`` to a pool that is not started; raises ValueError for a page size that cannot be."""
+"""``(budget_bytes, page_bytes)`` to a pool that is not started; raises ValueError for an invalid page size."""

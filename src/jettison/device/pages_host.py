@@ -6,9 +6,9 @@
     Arena.unmap      mmap(MAP_FIXED, PROT_NONE)    the addresses are bare again; the pages keep their bytes
     PagePool.discard fallocate(PUNCH_HOLE)         the system has the pages' memory back; they read as zeros
 
-A page keeps its bytes until it is written or discarded, through whatever addresses it is mapped at. Which page
-goes where is not decided here (``memory.pages``), and nothing here knows of layers or blocks. The port that this
-implements, with what its calls promise, is ``device.pages``.
+A page keeps its bytes until it is written or discarded, through whatever addresses it is mapped at. ``memory.pages``
+decides the places of pages, and nothing here knows of layers or blocks. ``device.pages`` is the interface with the
+contract.
 
 The file must not be inherited by ``fork``: parent and child would share one device. Spawn workers instead.
 """
@@ -27,9 +27,10 @@ import torch
 from jettison.errors import MappingError, OutOfPagesError
 
 HOST_PAGE_BYTES = 65536
-"""Default page. Each map call costs microseconds and each separate mapping one of the kernel's 65,530, so not 4 KiB."""
+"""Default page size. It is not 4 KiB, because each map call costs microseconds, and the kernel allows 65,530 separate
+mappings."""
 
-# What Python's mmap module does not name (MAP_NORESERVE only from 3.13 on); Linux, x86-64 and arm64 alike.
+# Constants that Python's mmap module lacks (MAP_NORESERVE until 3.13); the same on Linux for x86-64 and arm64.
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
@@ -39,25 +40,25 @@ _RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
 
 
 class Syscalls(Protocol):
-    """The system calls that can fail, so that a test can make each of them fail. All raise OSError."""
+    """The system calls that can fail, as an interface, so that a test can make each of them fail. All raise OSError."""
 
     def create(self, name: str, num_bytes: int) -> int:
-        """A memory file of that size; its descriptor."""
+        """Create a memory file of that size; returns its descriptor."""
         ...
 
     def mmap(self, address: int | None, num_bytes: int, prot: int, flags: int, fd: int, offset: int) -> int:
-        """The address that was mapped."""
+        """Map; returns the address."""
         ...
 
     def munmap(self, address: int, num_bytes: int) -> None: ...
 
     def punch(self, fd: int, offset: int, num_bytes: int) -> None:
-        """Give the memory behind a part of the file back."""
+        """Return the memory behind a part of the file to the system."""
         ...
 
 
 class LinuxSyscalls:
-    """The real ones, through libc: Python's own ``mmap`` cannot map at a given address."""
+    """The real system calls, through libc: Python's own ``mmap`` cannot map at a given address."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -95,7 +96,7 @@ class LinuxSyscalls:
 
 
 class PagePool:
-    """``budget_bytes`` of physical memory in pages of ``page_bytes``. What is left below one page is never used.
+    """``budget_bytes`` of physical memory in pages of ``page_bytes``. A rest smaller than a page is not used.
 
     ``start`` and ``close`` are idempotent; ``close`` also ends every arena, and tensors over them must not be
     touched afterwards.
@@ -116,7 +117,7 @@ class PagePool:
         self._held: list[tuple[memoryview, bytearray]] = []
 
     num_calls_saved = 0
-    """Every map and unmap is a call here."""
+    """Always 0: every map and unmap is a call here."""
 
     @property
     def num_calls(self) -> int:
@@ -136,16 +137,16 @@ class PagePool:
         self._held.clear()
         while self._arenas:
             arena = self._arenas.pop()
-            with suppress(OSError):  # the rest is given back all the same
+            with suppress(OSError):  # release the rest all the same
                 self._syscalls.munmap(arena.address, arena.num_pages * self.page_bytes)
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
 
     def reserve(self, num_pages: int) -> Arena:
-        """A span of addresses for that many pages, with nothing behind it. Raises MappingError."""
+        """Reserve a span of addresses for ``num_pages`` pages, without memory. Raises MappingError."""
         size = max(num_pages, 1) * self.page_bytes
-        if size > sys.maxsize:  # ctypes would cut it down to what a word holds
+        if size > sys.maxsize:  # ctypes would truncate it to a word
             raise MappingError(f"no span of {size} bytes of addresses: more than there can be")
         try:
             address = self._syscalls.mmap(None, size, _PROT_NONE, _RESERVED, -1, 0)
@@ -157,11 +158,11 @@ class PagePool:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the system has behind pages of the pool: those that were written, and not discarded since."""
+        """Memory that backs pages of the pool: the pages that were written, and not discarded since."""
         return 0 if self._fd is None else os.fstat(self._fd).st_blocks * 512
 
     def discard(self, page: int, num_pages: int) -> None:
-        """Give the memory of a run of pages back. Raises MappingError."""
+        """Return the memory of a run of pages to the system. Raises MappingError."""
         assert self._fd is not None, "the pool is not started"
         try:
             self._syscalls.punch(self._fd, page * self.page_bytes, num_pages * self.page_bytes)
@@ -185,16 +186,16 @@ class PagePool:
             raise MappingError(f"{len(view)} bytes of the pool could not be read: {error}") from error
 
     def finish_copies(self) -> None:
-        """Write what arenas hold; other copies were over at once."""
+        """Write the held copies of arenas; other copies are complete already."""
         for view, old in self._held:
             view[:] = old
         self._held.clear()
 
     def wait_idle(self) -> None:
-        """Kernels of the host run on the caller's thread: none is running."""
+        """Nothing to wait for: kernels of the host run on the caller's thread."""
 
     def check(self) -> None:
-        """The kernel keeps the books of what is mapped."""
+        """Nothing to check: the operating system's kernel keeps the mappings."""
 
     def _map(self, address: int, page: int, num_pages: int, populate: bool) -> None:
         assert self._fd is not None, "the pool is not started"
@@ -232,7 +233,7 @@ class Arena:
         self._tensor = torch.frombuffer(span, dtype=torch.uint8)
 
     def tensor(self) -> torch.Tensor:
-        """uint8 ``[num_pages * page_bytes]`` over the span; only what is mapped may be touched."""
+        """uint8 ``[num_pages * page_bytes]`` over the span; only mapped positions may be touched."""
         return self._tensor
 
     def view(self, offset: int, num_bytes: int) -> memoryview:
@@ -248,23 +249,23 @@ class Arena:
         self._pool._map(self._at(position, num_pages), page, num_pages, populate)
 
     def unmap(self, position: int, num_pages: int) -> None:
-        """Take the pages away from a run of positions, in one call; where nothing is mapped nothing changes.
+        """Unmap a run of positions, in one call; unmapped positions do not change.
 
         Raises MappingError.
         """
         self._pool._unmap(self._at(position, num_pages), num_pages)
 
     def prepare(self, position: int, page: int, num_pages: int) -> int:
-        """Nothing: a page may not be seen at two addresses, or a stray access would end no process."""
+        """Does nothing: with a page at two addresses a stray access would not end the process."""
         self._at(position, num_pages)
         return 0
 
     def copy(self, page: int, offset: int, at: int, num_bytes: int) -> None:
-        """Straight from the file, at once."""
+        """Copy from the file at once."""
         self._pool.read(page, offset, self.view(at, num_bytes))
 
     def hold(self, page: int, offset: int, at: int, num_bytes: int) -> None:
-        """Read now, written by ``PagePool.finish_copies``."""
+        """Read the bytes now, for ``PagePool.finish_copies`` to write."""
         old = bytearray(num_bytes)
         self._pool.read(page, offset, memoryview(old))
         self._pool._held.append((self.view(at, num_bytes), old))

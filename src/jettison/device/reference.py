@@ -1,4 +1,4 @@
-"""Reference tokens for ``jettison verify``: what another implementation computes from the same history."""
+"""Reference tokens for ``jettison verify``: the tokens that another implementation computes from the same history."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
 
 
 class Reference(Protocol):
-    """Something that knows the right greedy tokens."""
+    """A source of the right greedy tokens."""
 
     def check(self, prompt: list[int], output: list[int]) -> Verdict:
         """Compare a greedy output with the reference's choice at each position."""
@@ -39,7 +39,7 @@ def transformers_available() -> bool:
 
 
 def _compute_in_double(model: torch.nn.Module, frequencies: torch.Tensor) -> None:
-    """The library computes norms and rotary angles in float32 whatever the model's precision: mend both.
+    """Make the library compute norms and rotary angles in double; it uses float32 whatever the model's precision.
 
     ``frequencies`` [head_dim / 2] in double must agree with the library's own to single precision.
     Raises ValueError if they do not.
@@ -66,8 +66,8 @@ def _compute_in_double(model: torch.nn.Module, frequencies: torch.Tensor) -> Non
 class TransformersReference:
     """Hugging Face ``transformers``, one forward pass over prompt and output.
 
-    At each position its argmax, given the same history, must be the token that was produced: up to the first
-    difference this is the same as comparing two greedy generations.
+    At each position its argmax, given the same history, must be the produced token. Up to the first difference this
+    equals a comparison of two greedy generations.
     """
 
     def __init__(self, model_dir: Path, dtype: str, max_model_len: int | None = None) -> None:

@@ -1,6 +1,6 @@
 """Carrying out a page plan over mapped address ranges: remapping that can be undone, and copies of blocks.
 
-Knows arenas and pages, not which layer or shard they serve. What the plan should be is decided in ``memory.pages``.
+Knows arenas and pages, not the layers or shards that they serve. ``memory.pages`` makes the plan.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ BlockCopy = tuple[int, int]
 
 
 def remap(arenas: Mapping[Owner, Arena], page_map: PageMap, plan: PagePlan) -> None:
-    """All unmaps, then all maps. ``page_map`` is the state before, and is not changed.
+    """Carry out all unmaps, then all maps. ``page_map`` is the state before, and is not changed.
 
-    Raises MappingError after everything done, the failed call included, has been undone in reverse; WorkerLostError
-    if that fails too: what is mapped is then unknown.
+    Raises MappingError after every call, the failed one included, has been undone in reverse; WorkerLostError if that
+    fails too, with the mappings in an unknown state.
     """
     undo: list[Callable[[], None]] = []
     try:
@@ -48,10 +48,10 @@ def _map_again(arenas: Mapping[Owner, Arena], page_map: PageMap, gone: PageRange
 
 
 class BlockCopier:
-    """Copies blocks of the layout before to their places in the layout now, after the remapping.
+    """Copies blocks of the old layout to their places in the new layout, after the remapping.
 
-    An unmapped page keeps its bytes until its new owner writes, so the old bytes are read from the page itself. That
-    is why copying can come last, when nothing can fail any more that would have to be rolled back.
+    An unmapped page keeps its bytes until its new owner writes, so the old bytes are read from the page itself. So
+    copying can come last, when no failure can require a rollback any more.
     """
 
     def __init__(self, pool: PagePool, block_bytes: int, copies: Sequence[BlockCopy]) -> None:
@@ -60,11 +60,12 @@ class BlockCopier:
         self._runs = list(_neighbours(copies))
 
     def copy(self, before: Extents, arena: Arena, *, was_whole: bool) -> None:
-        """One layer. ``before``: its extents in the layout before; blocks that it did not have are skipped.
+        """Copy the blocks of one layer. ``before``: its extents in the old layout; blocks that it did not have are
+        skipped.
 
-        An arena that was whole is written at once: the pages below the line of evacuation have stayed where they
-        are, so no other layer's old bytes can be there. One with holes has got pages from elsewhere: its bytes are
-        read now and written by ``finish``. Raises WorkerLostError where there is no memory behind a page.
+        An arena that was whole is written at once: the pages below the line of evacuation have stayed in place, so no
+        other layer's old bytes can be there. An arena with holes has got pages from other owners: its bytes are read
+        now and written by ``finish``. Raises WorkerLostError where a page has no memory.
         """
         size, put = self._block_bytes, arena.copy if was_whole else arena.hold
         try:
@@ -75,7 +76,7 @@ class BlockCopier:
             raise _copies_failed(error) from error
 
     def finish(self) -> None:
-        """Write what was only read so far; all copies are over then. Raises WorkerLostError."""
+        """Write the bytes that were only read so far, and finish all copies. Raises WorkerLostError."""
         try:
             self._pool.finish_copies()
         except MappingError as error:
@@ -94,7 +95,7 @@ def _copies_failed(error: MappingError) -> WorkerLostError:
 
 
 def _neighbours(copies: Sequence[BlockCopy]) -> Iterator[tuple[int, int, int]]:
-    """``(from, to, count)`` of neighbours that stay neighbours."""
+    """``(from, to, count)`` of runs of adjacent blocks that stay adjacent."""
     ordered = sorted(copies)
     for _, group in groupby(enumerate(ordered), key=lambda item: (item[1][0] - item[0], item[1][1] - item[0])):
         members = [pair for _, pair in group]

@@ -1,11 +1,11 @@
-"""Remote attention of a step: which rows' KV lies elsewhere, in which layers, and how two partial results become one.
+"""Remote attention of a step: the rows and layers with KV at other workers, and the merge of partial results.
 
-KunServe v1 section 4.2: attention needs KV and no parameters, so while a request's KV is still on its way, the old
-home can compute it. Other than there, keys and values of *new* tokens stay with the new stage, which attends to them
-itself; only queries travel, and the old home appends nothing. Each side attends to its own positions and returns the
-log of its sum of exponentials, with which the new stage merges the parts: exact up to rounding.
+KunServe v1 section 4.2: attention needs KV and no parameters, so the old home of a request can compute it while the
+request's KV is still being moved. Unlike in the paper, keys and values of *new* tokens stay at the new stage, which
+attends to them itself; only queries are sent, and the old home appends nothing. Each side attends to its own positions
+and returns the log of its sum of exponentials, by which the new stage merges the parts: exact up to rounding.
 
-Not here: links, waiting, and who answers (``live.worker.remote_attention`` is behind ``AttentionPort``).
+Not here: links, waiting, and the answering worker (``live.worker.remote_attention`` implements ``AttentionPort``).
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class AttentionPort(Protocol):
-    """How a step asks other workers for attention over KV that they hold, and lets them ask meanwhile.
+    """The port through which a step asks other workers for attention over their KV, and answers their questions
+    meanwhile.
 
-    Every method may raise RemoteAttentionError: then the step fails, and its rows are to be computed again.
+    Every method may raise RemoteAttentionError: then the step fails, and its rows have to be recomputed.
     """
 
     def begin(self, step: StepInput) -> None:
-        """A step with ``step.remote`` starts: tell the holders which blocks will be meant."""
+        """A step with ``step.remote`` starts: tell the holders its blocks."""
         ...
 
     def ask(self, layer: int, worker: int, entries: Int32s, q: Bytes) -> None:
-        """Send queries: ``entries`` [n] says for each query which of ``step.remote`` it attends to; does not wait."""
+        """Send queries without waiting: ``entries`` [n] has for each query the index in ``step.remote`` of the KV that
+        it attends to."""
         ...
 
     def collect(self) -> list[list[tuple[int, Bytes]]]:
@@ -45,7 +47,7 @@ class AttentionPort(Protocol):
         ...
 
     def poll(self) -> None:
-        """Between two layers: answer the peers that have asked. Cheap where none has."""
+        """Between two layers: answer the peers that have asked. Cheap if none has."""
         ...
 
 
@@ -56,15 +58,16 @@ class _Part(NamedTuple):
     tokens: Tensor
     """int64 [n]: their places in the step."""
     entries: Int32s
-    """[n]: which of ``step.remote`` each attends to."""
+    """[n]: the index in ``step.remote`` of each token's KV."""
 
 
 class LayerParts(NamedTuple):
-    """What is particular about one layer of a step: tokens that attend elsewhere too, and what is left to do here."""
+    """The parts of one layer of a step: the tokens that attend at other workers too, and the rows' remaining KV
+    here."""
 
     parts: list[_Part]
     block_tables: Int32s
-    """[R, max_blocks], without the leading blocks that lie elsewhere."""
+    """[R, max_blocks], without the leading blocks at other workers."""
     context_lens: Int32s
     """[R], likewise."""
 
@@ -88,7 +91,7 @@ class RemoteParts:
                 raise ValueError(f"step {step.step_id}: {entry.num_tokens} remote tokens of row {entry.row}")
 
     def at(self, layer: int) -> LayerParts | None:
-        """What is remote in a layer; None if nothing is."""
+        """The remote parts of a layer; None if there are none."""
         chosen = tuple(i for i, e in enumerate(self._step.remote) if e.layer_lo <= layer < e.layer_hi)
         if not chosen:
             return None
@@ -122,7 +125,7 @@ class RemoteParts:
             self._port.ask(layer, part.worker, part.entries, as_numpy_uint8(q[part.tokens]))
 
     def attend_here(self, parts: LayerParts, q: Tensor, arena: Tensor, out: Tensor) -> Tensor:
-        """Attend to what lies here, in all rows; returns the log-sum-exps [T, num_heads]."""
+        """Attend to the KV of this worker, in all rows; returns the log-sum-exps [T, num_heads]."""
         lse = torch.empty(q.shape[:2], dtype=sum_dtype(q.dtype))
         self._kernels.attention(
             q, arena, parts.block_tables, self._step.query_lens, parts.context_lens, out, self._scale, lse
@@ -130,7 +133,7 @@ class RemoteParts:
         return lse
 
     def merge(self, parts: LayerParts, out: Tensor, lse: Tensor) -> None:
-        """Wait for the answers and put them together with what was computed here, in ``out``."""
+        """Wait for the answers and merge them into ``out`` with this worker's part."""
         for part, pieces in zip(parts.parts, self._port.collect(), strict=True):
             start = 0
             for num_queries, answer in pieces:
@@ -146,7 +149,7 @@ def pack_answer(out: Tensor, lse: Tensor) -> Bytes:
 
 
 def unpack_answer(data: Bytes, num_tokens: int, num_heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Inverse of ``pack_answer``. Raises ValueError for bytes that cannot be that."""
+    """Inverse of ``pack_answer``. Raises ValueError for other bytes."""
     flat = as_tensor_uint8(data)
     num_lse = num_tokens * num_heads * sum_dtype(dtype).itemsize
     if flat.numel() <= num_lse or (flat.numel() - num_lse) % (num_tokens * num_heads * dtype.itemsize):
@@ -158,10 +161,10 @@ def unpack_answer(data: Bytes, num_tokens: int, num_heads: int, dtype: torch.dty
 def attend_for_peer(
     kernels: Kernels, arena: Tensor, block_ids: list[Int32s], rows: Int32s, q: Bytes, num_heads: int, scale: float
 ) -> Bytes:
-    """Answer a peer: attention of its queries over whole blocks that lie here, and nothing else.
+    """Answer a peer: attention of its queries over whole blocks of this worker.
 
-    ``block_ids``: each row's blocks, every one of them mapped in this layer; ``rows`` [n]: each query's row, equal
-    ones together. Raises ValueError or IndexError for what does not fit.
+    ``block_ids``: each row's blocks, every one of them mapped in this layer; ``rows`` [n]: each query's row, equal ones
+    together. Raises ValueError or IndexError for invalid arguments.
     """
     _, _, _, block_size, head_dim = arena.shape
     queries = as_tensor_uint8(q).clone().view(arena.dtype).view(len(rows), num_heads, head_dim)

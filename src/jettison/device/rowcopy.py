@@ -1,7 +1,7 @@
 """Copying rows of bytes between two places in host memory in pieces, on any thread, without holding the GIL.
 
-The addresses are checked by who makes a copy, on the thread that changes what is mapped; that thread stops the copy
-before it changes anything. No torch in a piece.
+The thread that changes mappings makes a copy and checks its addresses; it stops the copy before it changes any mapping.
+A piece does not use torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy.typing as npt
 from jettison.device.kernels.native import NativeUnavailableError, load_copy_rows
 
 PIECE_BYTES = 256 << 10
-"""What a stop waits for at most: 0.1 ms at memory speed, and still 2 ms where the copying thread gets a thirtieth of
-a core. Whole blocks are smaller as a rule, and a row is never crossed."""
+"""Most bytes that a stop waits for: 0.1 ms at memory speed, and 2 ms where the copying thread gets a thirtieth of a
+core. Whole blocks are usually smaller, and a piece never crosses a row."""
 
 Addresses = npt.NDArray[np.int64]
 
@@ -25,7 +25,7 @@ Addresses = npt.NDArray[np.int64]
 class RowCopy:
     """``len(sources)`` rows of ``row_bytes`` from their addresses to those of ``targets``, from byte ``skip_bytes`` on.
 
-    One thread runs it; another may stop it, and read how far it is.
+    One thread runs it; another may stop it, and read its progress.
     """
 
     def __init__(
@@ -41,20 +41,20 @@ class RowCopy:
 
     @property
     def copied_bytes(self) -> int:
-        """So far; those that were skipped count."""
+        """Bytes copied so far, skipped ones included."""
         return int(self._state[0])
 
     @property
     def is_complete(self) -> bool:
-        """All is copied."""
+        """Whether all bytes are copied."""
         return self.copied_bytes == self.num_bytes
 
     def stop(self) -> None:
-        """Have ``run`` return after the piece that it is at, and copy nothing more."""
+        """Make ``run`` return after its present piece, and copy nothing more."""
         self._state[1] = 1
 
     def run(self, most_bytes: int | None = None) -> None:
-        """Copy until all is copied, at least ``most_bytes`` more are (None: all), or it is stopped."""
+        """Copy until all bytes are copied, at least ``most_bytes`` more are (None: all), or it is stopped."""
         until = self.num_bytes if most_bytes is None else self.copied_bytes + most_bytes
         _copy_rows()(
             self._targets.ctypes.data, self._sources.ctypes.data, len(self._sources), self._row_bytes,
@@ -74,7 +74,7 @@ def _copy_rows() -> Callable[..., None]:
 def _copy_rows_slowly(
     targets: int, sources: int, num_rows: int, row_bytes: int, piece_bytes: int, until: int, state: int
 ) -> None:
-    """As csrc/copies.c, where it could not be built: it takes the GIL between two pieces."""
+    """The fallback for csrc/copies.c where that could not be built: it takes the GIL between two pieces."""
     to, from_ = ((ctypes.c_int64 * num_rows).from_address(address) for address in (targets, sources))
     progress = (ctypes.c_int64 * 2).from_address(state)
     while progress[0] < min(until, num_rows * row_bytes) and not progress[1]:

@@ -1,6 +1,6 @@
 """One step of one stage: from ``StepInput`` to the hidden states for the next stage, or to tokens.
 
-Not here: whether the shards and blocks that a step names are there (``device.worker`` checks), and the clock.
+Not here: checks for the shards and blocks that a step names (``device.worker``), and the clock.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Runner:
         self._decoder = Decoder(config, memory, kernels, dtype, self._workspace)
         self._sampler = Sampler(config.vocab_size)
         self._buffers: StepBuffers | None = None
-        """The last step's; a step of as many tokens has the same."""
+        """The last step's buffers; a step with as many tokens reuses them."""
         fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
 
     @staticmethod
@@ -63,7 +63,7 @@ class Runner:
 
     @staticmethod
     def position_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
-        """Of these, what grows with ``config.max_model_len``, a position: never less than it adds to them."""
+        """Bytes of these for each position of ``config.max_model_len``: never less than the actual growth."""
         return Workspace.position_bytes(config, dtype)
 
     @property
@@ -75,15 +75,15 @@ class Runner:
         self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None,
         gives_up: GivesUp | None = None,
     ) -> Tensor | StepOutput | None:
-        """Run the step's layers. ``port``: for steps with remote KV, and to answer peers between layers.
-        ``gives_up``: asked at the safepoints of a step that has some.
+        """Run the step's layers. ``port``: for steps with remote KV, and to answer peers between layers. ``gives_up``:
+        called at the safepoints of a step, if it has some.
 
-        ``hidden``: [T, hidden_size] from the previous stage, None on the first one; it is copied, not kept.
-        Returns the residual stream [T, hidden_size] for the next stage, in memory of its own so that it may be
-        sent while the next step runs; or, where the range ends with the last layer, the sampled tokens. None where the
-        step was given up: nothing was sampled, and of the blocks only the new positions of its own rows were written.
-        Raises ValueError or IndexError for a step that does not fit the model or the limits; blocks of the
-        step's own rows may have been written by then, nothing else has changed.
+        ``hidden``: [T, hidden_size] from the previous stage, None on the first one; it is copied, not kept. Returns the
+        residual stream [T, hidden_size] for the next stage, in memory of its own so that it may be sent while the next
+        step runs; or, where the range ends with the last layer, the sampled tokens. None where the step was abandoned:
+        nothing was sampled, and only the new positions of its own rows were written in blocks. Raises ValueError or
+        IndexError for a step that does not fit the model or the limits; blocks of the step's own rows may have been
+        written by then, nothing else has changed.
         """
         layers = LayerRange(step.layer_lo, step.layer_hi)
         batch = self._batch(step, layers, port)

@@ -1,10 +1,10 @@
 """From logits to tokens: penalties, temperature, truncation, the draw, and log-probabilities.
 
-A draw is a pure function of the row's own logits and of ``(seed, position)``: one uniform number from a
-counter-based hash, inverted through the cumulative distribution in token-id order. Batch, slot and machine
-state do not enter, so a preempted, migrated or recomputed request draws the same tokens again. For the same
-reason every sum runs along one row of a C-contiguous array in numpy, whose grouping does not depend on the number
-of rows (nor on threads: it has none; two of them waited for the interpreter as long as they saved).
+A draw is a pure function of the row's own logits and of ``(seed, position)``: one uniform number from a counter-based
+hash, inverted through the cumulative distribution in token-id order. Batch, slot and machine state do not enter, so a
+preempted, migrated or recomputed request draws the same tokens again. For the same reason every sum runs along one row
+of a C-contiguous array in numpy, which groups the terms independently of the number of rows. There are no threads: two
+of them waited for the interpreter as long as they saved.
 
 Order of processing (as in vLLM): bias, allowed tokens and bans; repetition, frequency, presence penalty; temperature;
 min-p; top-k; top-p; draw. Log-probabilities are of the raw distribution, before all of that.
@@ -33,10 +33,10 @@ _CHUNK_ELEMENTS = 1 << 18
 """Logits worked on at once (1 MiB in float32): every pass over them stays in the cache."""
 
 _SUM_BLOCK = 128
-"""Weights whose sum is one entry of the running sum along the vocabulary."""
+"""Weights in one entry of the running sum along the vocabulary."""
 
 _FEW_CANDIDATES = 1024
-"""Of the likeliest tokens, whose sum is tried first for top-p."""
+"""Number of likeliest tokens that are tried first for top-p."""
 
 Floats = npt.NDArray[np.floating]
 
@@ -94,7 +94,7 @@ class Sampler:
         return results
 
     def _by_parts(self, num_rows: int, work: Callable[[int, int], list[_Made]]) -> list[_Made]:
-        """What ``work(start, end)`` makes of all rows, in order."""
+        """The results of ``work(start, end)`` for all rows, in order."""
         step = max(1, _CHUNK_ELEMENTS // self.vocab_size)
         parts = (work(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
         return [made for part in parts for made in part]
@@ -164,7 +164,7 @@ def _widen(logits: Tensor, slots: list[int]) -> Floats:
 
 
 def _choose(logits: Floats, vocab_size: int, sampling: Sequence[SamplingRow]) -> list[int]:
-    """Tokens for rows that are not plain greedy; overwrites ``logits`` (whose rows line up with ``sampling``)."""
+    """Tokens for rows that are not plain greedy; overwrites ``logits``, with a row for each entry of ``sampling``."""
     for i, spec in enumerate(sampling):
         _adjust(logits[i], spec)
     drawn = [i for i, spec in enumerate(sampling) if spec.temperature >= GREEDY_BELOW]
@@ -189,7 +189,7 @@ def _adjust(row: Floats, spec: SamplingRow) -> None:
     if spec.banned_token_ids:
         _ban(row, list(spec.banned_token_ids))
     if spec.repetition_penalty != 1.0:
-        # A token of both is written twice, with the same value: what is read is the row as it was.
+        # A token in both is written twice, with the same value, as the original row is read.
         seen = np.concatenate((unpack_ints(spec.prompt_ids), unpack_ints(spec.output_ids)))
         values = row[seen]
         row[seen] = np.where(values > 0, values / spec.repetition_penalty, values * spec.repetition_penalty)
@@ -199,7 +199,7 @@ def _adjust(row: Floats, spec: SamplingRow) -> None:
 
 
 def _ban(row: Floats, token_ids: list[int]) -> None:
-    """Some token has to be drawn: where every one that is left is banned, the ban is lifted."""
+    """Ban tokens. If all remaining tokens are banned, the ban is lifted, as some token has to be drawn."""
     kept = row[token_ids]
     row[token_ids] = -math.inf
     if row.max() == -math.inf:
@@ -260,8 +260,8 @@ def _invert(weights: Floats, uniforms: npt.NDArray[np.float64]) -> list[int]:
 def _draw_narrow(weights: Floats, top_k: int, top_p: float, uniform: float) -> int:
     """The token at ``uniform`` of one row's weights, after top-k (0: all), then top-p.
 
-    Top-k keeps every token that ties with the k-th. Top-p keeps the smallest set of likeliest tokens whose share
-    of what top-k left reaches ``top_p``; among equal weights at its edge the lowest ids.
+    Top-k keeps every token that ties with the k-th. Top-p keeps the smallest set of likeliest tokens with a share of
+    the weights after top-k of at least ``top_p``; among equal weights at its edge the lowest ids.
     """
     least = float(np.finfo(weights.dtype).smallest_subnormal)
     if top_k:
@@ -284,7 +284,7 @@ def _draw_narrow(weights: Floats, top_k: int, top_p: float, uniform: float) -> i
 
 
 def _nucleus(weights: Floats, target: float) -> npt.NDArray[np.intp]:
-    """Which of ``weights`` are the fewest likeliest whose sum reaches ``target``, ascending; ties by lowest place."""
+    """Indices, ascending, of the fewest largest ``weights`` with a sum of at least ``target``; ties by lowest index."""
     ranked = np.sort(weights)[::-1]
     sums = ranked[:_FEW_CANDIDATES].cumsum(dtype=np.float64)
     if sums[-1] < target:
@@ -324,7 +324,7 @@ def _describe(logprobs: Floats, tokens: list[int], num_tops: list[int]) -> list[
 
 
 def _of_tokens(entry: TokenLogprobs, logprobs: Floats, token_ids: Sequence[int]) -> TokenLogprobs:
-    """With what was asked of certain tokens; ``logprobs`` is the entry's row."""
+    """The entry with the requested tokens instead of the likeliest ones; ``logprobs`` is the entry's row."""
     if not token_ids:
         return entry
     return entry._replace(top=tuple(zip(token_ids, logprobs[list(token_ids)].tolist(), strict=True)))

@@ -1,10 +1,11 @@
-"""A machine's one copy of the parameters in host memory, for workers that sleep: a memory file that all of them share.
+"""A machine's single copy of the parameters in host memory, for sleeping workers: a memory file that all workers share.
 
     [ a byte for each shard: 1 when it is complete | shards, each from the start of a system page on ]
 
-Whoever is the last to give its parameters up writes them here first; whoever wakes reads them. Nothing of it is mapped,
-so it counts for no worker's resident set, and it is outside every budget of pages. The mark of a shard is set when its
-last byte is there; what is read is hashed by the caller, who knows which weights are served, so no other is used.
+The last worker that gives up its parameters writes them here first; a worker that wakes reads them. The file is never
+mapped, so it counts for no worker's resident set, and it is outside every budget of pages. The mark of a shard is set
+when its last byte is written. The caller compares the digest of a read shard with the served weights, so that no others
+are used.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from jettison.device.model.identity import Digest, Digester
 from jettison.types import ModelShape, ShardId
 
 PIECE_BYTES = 4 << 20
-"""Copied between two steps: a millisecond or two."""
+"""Bytes copied between two steps: a millisecond or two."""
 
 
 def open_shared_copy() -> int:
-    """An empty one: its descriptor, for the workers of a machine. Takes no memory before something is written.
+    """Create an empty copy; returns its descriptor, for the workers of a machine. It takes no memory before a write.
 
     Raises OSError."""
     return os.memfd_create("jettison-parameters", os.MFD_CLOEXEC)
 
 
 class SharedCopy:
-    """One process' view of it. Keeps a descriptor of its own until ``close``, which is idempotent."""
+    """One process' access to the copy. Keeps a descriptor of its own until ``close``, which is idempotent."""
 
     def __init__(self, fd: int, shape: ModelShape) -> None:
         """Raises OSError."""
@@ -44,13 +45,13 @@ class SharedCopy:
         self._num_bytes = end
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
 
     def has(self, shard: ShardId) -> bool:
-        """All of it has been written."""
+        """Whether the whole shard has been written."""
         return self._fd is not None and os.pread(self._fd, 1, self._number[shard]) == b"\1"
 
     def writing(self, shard: ShardId, slab: object) -> Iterator[None]:
@@ -68,7 +69,7 @@ class SharedCopy:
         os.pwrite(self._fd, b"\1", self._number[shard])
 
     def reading(self, shard: ShardId, slab: object) -> Generator[None, None, Digest]:
-        """Fill a slab in pieces; returns the digest of what was read. Raises OSError."""
+        """Fill a slab in pieces; returns the digest of the bytes read. Raises OSError."""
         assert self._fd is not None, "closed"
         array, digester = as_numpy_uint8(slab), Digester()
         for start in range(0, self._sizes[shard], PIECE_BYTES):

@@ -1,7 +1,7 @@
-"""Records that describe one forward step of one stage, as they travel to a worker and back.
+"""Records of one forward step of one stage, as sent to a worker and back.
 
-Plain arrays (numpy) in msgspec structs: no torch, no request objects, no state. A step is complete in
-itself, so a worker can run it whatever happened before (restart, drop, migration).
+Plain arrays (numpy) in msgspec structs: no torch, no request objects, no state. A step is self-contained, so a worker
+can run it after any event (restart, drop, migration).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WIRE_INT32 = np.dtype("<i4")
 
 
 def pack_ints(values: Sequence[int] | Int32s) -> bytes:
-    """Token ids or counts as they travel in a ``SamplingRow``: little-endian int32."""
+    """Token ids or counts in the form of a ``SamplingRow``: little-endian int32."""
     return np.asarray(values, dtype=_WIRE_INT32).tobytes()
 
 
@@ -34,9 +34,9 @@ _IDS, _BITS = b"\0", b"\1"
 
 
 def pack_token_set(token_ids: Sequence[int] | Int32s) -> bytes:
-    """A set of token ids as it travels in a ``SamplingRow``: a list or, where that is shorter, a bit for each id.
+    """A set of token ids in the form of a ``SamplingRow``: a list or, where that is shorter, a bit for each id.
 
-    Never longer than the largest id / 8 + 2 bytes, so that a set costs no more than a vocabulary has bits.
+    Never longer than the largest id / 8 + 2 bytes, so a set takes at most a bit for each token of the vocabulary.
     """
     ids = np.asarray(token_ids, dtype=_WIRE_INT32)
     is_in = np.zeros(int(ids.max(initial=-1)) + 1, dtype=np.bool_)
@@ -82,7 +82,7 @@ class SamplingRow(msgspec.Struct, array_like=True):
     output_ids: bytes = b""
     """``pack_ints`` of the distinct tokens of the output so far; only sent with a penalty."""
     output_counts: bytes = b""
-    """``pack_ints``: how often the output has each of ``output_ids``."""
+    """``pack_ints`` of the number of occurrences of each of ``output_ids`` in the output."""
     allowed_token_ids: bytes = b""
     """``pack_token_set`` of the only tokens that may be drawn; empty: all."""
     logprob_token_ids: tuple[int, ...] = ()
@@ -100,11 +100,12 @@ class PromptLogprobsRow(msgspec.Struct, array_like=True):
 
 
 class RemoteKV(msgspec.Struct, array_like=True):
-    """Leading KV of one row that is not (or not yet) at this stage: who attends to it (KunServe v1 section 4.2)."""
+    """Leading KV of one row that is not (or not yet) at this stage, and the worker that attends to it (KunServe v1
+    section 4.2)."""
 
     row: int
     worker: int
-    """Who holds it, retained."""
+    """The worker that holds it, retained."""
     layer_lo: int
     layer_hi: int
     num_tokens: int
@@ -166,14 +167,14 @@ class StepInput:
         self.block_tables = block_tables
         """int32 [R, max_blocks]: block ids in this worker's arenas, padded with 0."""
         self.sample_rows = sample_rows
-        """int32 [n]: rows whose last token's logits are sampled, ascending."""
+        """int32 [n]: rows that are sampled, at their last token, ascending."""
         self.sampling = sampling or []
         """Rows of ``sample_rows`` that are not plain greedy; all others are argmax."""
         self.prompt_logprobs = prompt_logprobs or []
         self.remote = remote or []
-        """What this stage's rows attend to elsewhere; for one row and layer at most one entry."""
+        """KV at other workers that this stage's rows attend to; for one row and layer at most one entry."""
         self.safepoint_layers = safepoint_layers
-        """A first stage may give the step up before every so many layers; 0: nowhere."""
+        """A first stage may abandon the step before every so many layers; 0: nowhere."""
 
     @property
     def num_tokens(self) -> int:
@@ -182,7 +183,7 @@ class StepInput:
 
 
 class StepOutput:
-    """What the last stage made of a step."""
+    """The output of a step's last stage."""
 
     __slots__ = ("step_id", "tokens", "prompt_logprobs", "compute_ns")
 

@@ -1,7 +1,7 @@
 """A worker's device as one object: its memory, the parameters in it, and the runner over both.
 
-Synchronous and single-threaded: its owner makes one call at a time. No sockets, processes or clocks of its
-own; bytes travel between workers through the tensors that are handed out here, which the caller reads and writes.
+Synchronous and single-threaded: its owner makes one call at a time. It has no sockets, processes or clocks; to move
+bytes between workers, the caller reads and writes the tensors that are handed out here.
 
 Invariant: a step runs only when every shard it needs is mapped and filled, and all its blocks lie inside the arenas.
 """
@@ -53,13 +53,13 @@ logger = logging.getLogger(__name__)
 class DeviceWorker:
     """One device with a model on it.
 
-    ``layers``: what is resident after ``start`` (None = the whole model). ``config``: the model's configuration, where
-    it has been read already (None = read it from the folder, with ``max_model_len``: see ``read_config``).
+    ``layers``: the layers resident after ``start`` (None = the whole model). ``config``: the model's configuration,
+    where it has been read already (None = read it from the folder, with ``max_model_len``: see ``read_config``).
     ``starts_empty``: map the layers and leave them unfilled, for peers or ``load_shard_from_disk`` to fill once
-    ``adopt_weights`` has said which weights they are. ``host_bytes``: host memory beside the budget for copies of KV
-    blocks. ``shared_copy_fd``: the machine's copy of the parameters for workers that sleep, if there may be one; the
-    caller's. ``num_threads``: compute threads of this *process* (None = leave as they are). Between ``start`` and
-    ``close`` the attributes ``config``, ``shape`` and ``kernels_name`` are set, and all other methods may be called.
+    ``adopt_weights`` has named the weights. ``host_bytes``: host memory beside the budget for copies of KV blocks.
+    ``shared_copy_fd``: the machine's copy of the parameters for workers that sleep, if there may be one; the caller's.
+    ``num_threads``: compute threads of this *process* (None = leave as they are). Between ``start`` and ``close`` the
+    attributes ``config``, ``shape`` and ``kernels_name`` are set, and all other methods may be called.
     """
 
     config: DecoderConfig
@@ -107,13 +107,15 @@ class DeviceWorker:
         self._kv_layers = LayerRange(0, 0)
         self._resident: frozenset[ShardId] = frozenset()
         self._complete: set[ShardId] = set()
-        """Shards whose pages, where they are not overwritten, hold all of the parameters: dropped ones too."""
+        """Shards with complete parameters in their pages, also dropped ones, as long as their pages are not
+        overwritten."""
         self._ready: set[LayerRange] = set()
         """Ranges found ready since the last change of shards."""
         self._identity: WeightsIdentity | None = None
-        """Of the weights that are served. A shard that is not in it yet is taken as it is read."""
+        """Identity of the served weights. A shard that is not in it yet is accepted as read."""
         self._refused: dict[ShardId, tuple[dict[str, FileMark], str]] = {}
-        """Shards that could not be read or are not the ones being served: the folder's files then, and the reason."""
+        """Shards that could not be read or differ from the served weights: the folder's files at that time, and the
+        reason."""
 
     def start(self) -> None:
         """Read the config, lay out memory, load the resident shards from disk. Idempotent.
@@ -166,7 +168,7 @@ class DeviceWorker:
         )  # fmt: skip
 
     def _load_first(self, final_norm: Tensor) -> None:
-        """Read what is resident; what is read is what will be served."""
+        """Read the resident shards, which become the served weights."""
         weights = self._weights
         weights.load_final_norm(final_norm)
         norm = as_numpy_uint8(final_norm).tobytes()
@@ -231,7 +233,7 @@ class DeviceWorker:
         num_blocks = 1 + int(step.block_tables.max(initial=-1))
         if num_blocks > memory.capacity_blocks:
             raise IndexError(f"step {step.step_id}: block {num_blocks - 1} of {memory.capacity_blocks}")
-        # Before the step: one that fails half-way has written blocks too.
+        # Before the step: a step that fails half-way has written blocks, too.
         memory.note_written(num_blocks)
         start_ns = time.perf_counter_ns()
         result = runner.run(step, hidden, port, gives_up)
@@ -240,10 +242,10 @@ class DeviceWorker:
         return result
 
     def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
-        """Attention of a peer's queries over KV of ``layer`` that is here, retained or not; changes nothing.
+        """Attention of a peer's queries over KV of ``layer`` on this worker, retained or not; changes nothing.
 
         ``block_ids``: blocks of each row; ``rows``: each query's row. Raises IndexError for a block that is not mapped
-        (a stale request), ValueError for what does not fit.
+        (a stale request), ValueError for invalid arguments.
         """
         if self._runner is None:
             raise NotReadyError("the device is not started")
@@ -279,7 +281,7 @@ class DeviceWorker:
     # --- layout --------------------------------------------------------------------------------------------------
 
     def offer_layout(self, spec: LayoutSpec, live_blocks: int) -> LayoutOffer:
-        """What a layout would need and give; changes nothing. See ``DeviceMemory.offer``."""
+        """The needs and gains of a layout; changes nothing. See ``DeviceMemory.offer``."""
         return self._open_memory.offer(spec, live_blocks)
 
     def apply_layout(
@@ -288,7 +290,7 @@ class DeviceWorker:
         """Copy blocks, then remap; raises (StalePlanError, ...) with nothing changed. See ``DeviceMemory.apply``."""
         result = self._open_memory.apply(spec, live_blocks, version, copies)
         self._ready.clear()
-        # Pages that were not overwritten hold what they held: the shard, only if it was complete when dropped.
+        # Pages that were not overwritten hold the shard only if it was complete when dropped.
         broken = result.intact_shards - self._complete
         if broken:
             result = replace(
@@ -306,9 +308,9 @@ class DeviceWorker:
         return self._open_memory.shard_bytes(shard)
 
     def mark_shard_filled(self, shard: ShardId, digest: Digest | None = None) -> None:
-        """All bytes of a mapped shard have been written. ``digest``: of them (None = take them from memory).
+        """Mark a mapped shard as completely written. ``digest``: digest of its bytes (None = computed from memory).
 
-        Raises ValueError when it is not mapped, ModelError where they are not the shard that is served.
+        Raises ValueError when it is not mapped, ModelError where its bytes differ from the served shard.
         """
         if not self._open_memory.is_mapped(shard):
             raise ValueError(f"{shard} is not mapped")
@@ -331,7 +333,7 @@ class DeviceWorker:
         """The same in pieces of a few MiB: yields after each. Steps that need other shards may run in between, but no
         layout may be applied; the shard counts as missing until the end, and when the iterator is closed before it.
 
-        ModelError names the file where its weights are not those being served; it is not read again until it changes.
+        ModelError names a file with other weights than the served ones; the file is not read again until it changes.
         """
         if not self._open_memory.is_mapped(shard):
             raise ValueError(f"{shard} is not mapped")
@@ -354,7 +356,7 @@ class DeviceWorker:
         self.mark_shard_filled(shard, digest)
 
     def _loading_shared(self, shard: ShardId) -> Generator[None, None, bool]:
-        """Fill a shard from the machine's shared copy, if that has it; whether it did."""
+        """Fill a shard from the machine's shared copy, if that has it; returns whether it did."""
         known = None if self._identity is None else self._identity.digests.get(shard)
         if known is None or self._shared is None or not self._shared.has(shard):
             return False
@@ -370,8 +372,9 @@ class DeviceWorker:
         return True
 
     def keeping_shard(self, shard: ShardId) -> Iterator[None]:
-        """Write a shard that is here to the machine's shared copy, in pieces: yields after each. Raises NotReadyError
-        where it is not complete here, or there is no such copy, and OSError where there is no memory for it."""
+        """Write a shard of this worker to the machine's shared copy, in pieces: yields after each. Raises NotReadyError
+        where the shard is not complete here, or there is no shared copy, and OSError where there is no memory for
+        it."""
         if self._shared is None:
             raise NotReadyError("this machine has no host copy")
         if shard not in self._complete or not self._open_memory.is_mapped(shard):
@@ -383,18 +386,18 @@ class DeviceWorker:
 
     @property
     def weights_identity(self) -> WeightsIdentity | None:
-        """Of what was read or adopted; None where nothing was yet."""
+        """Identity of the weights read or adopted; None before that."""
         return self._identity
 
     @property
     def reading_ns(self) -> tuple[int, int]:
-        """Time spent in reading weights from the folder, and of it in digests and in looking for NaN."""
+        """Time of reading weights from the folder, and the part of it in digests and checks for NaN."""
         return self._weights.read_ns, self._weights.check_ns
 
     def adopt_weights(self, identity: WeightsIdentity) -> None:
-        """From now on nothing but these weights is served. The final norm is written where nothing was read yet.
+        """Serve only these weights from now on. The final norm is written if nothing was read yet.
 
-        Raises ModelError where something else has been read already.
+        Raises ModelError where other weights have been read already.
         """
         if self._runner is None:
             raise NotReadyError("the device is not started")
@@ -406,7 +409,7 @@ class DeviceWorker:
         self._identity = replace(identity, digests=dict(identity.digests))
 
     def _check_refused(self, shard: ShardId, listing: dict[str, FileMark]) -> None:
-        """Raise as the last time, without reading, while the folder's files are as they were then."""
+        """Raise the last error again, without reading, while the folder's files are unchanged."""
         marks, message = self._refused.pop(shard, (None, ""))
         if marks == listing:
             self._refused[shard] = (marks, message)

@@ -51,8 +51,6 @@ class BlockLedger:
         """Tokens a block."""
         self.version = 0
         """Grows with every mutation."""
-        self.high_water = 0
-        """1 + the highest block id handed out for writing since ``reset_high_water``."""
         self.num_free = num_blocks
         """Blocks that can be allocated now: free ones and cached ones."""
         self.num_held = 0
@@ -150,14 +148,11 @@ class BlockLedger:
         else:
             for block in ids:
                 held[block] = 1
-        highest = ids[-1] if ids else -1
         while len(ids) < n:
             block, _ = self._cached.popitem(last=False)
             self._forget_hash(block)
             held[block] = 1
             ids.append(block)
-            highest = max(highest, block)
-        self.high_water = max(self.high_water, highest + 1)
         self.num_free -= n
         self.num_held += n
         self._table_for(request_id).ids += ids
@@ -240,12 +235,7 @@ class BlockLedger:
         self._more_holders.clear()
         self._free = FreeBlocks([(0, capacity)])
         self.num_free, self.num_held = capacity, 0
-        self.high_water = 0
         self._note_change()
-
-    def reset_high_water(self) -> None:
-        """Start ``high_water`` again from 0."""
-        self.high_water = 0
 
     # --- content ----------------------------------------------------------------------------------------------
 
@@ -356,7 +346,6 @@ class BlockLedger:
             if block_hash is not None:
                 self._hash_of[dst] = block_hash
                 self._block_of[block_hash] = dst
-            self.high_water = max(self.high_water, dst + 1)
         for table in self.tables.values():
             if not new_ids.keys().isdisjoint(table.ids):
                 table.ids[:] = [new_ids.get(block, block) for block in table.ids]

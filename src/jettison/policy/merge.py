@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -23,8 +23,8 @@ from jettison.policy.ranges import Member, PlanningWork, RangePlan, has_stages, 
 from jettison.types import GroupId, LayerRange, ModelShape, WorkerId
 
 __all__ = [
-    "DropPlan", "GroupMerge", "MergeCandidate", "MergeStrategy", "PlannerParams", "plan_drop", "plan_ranges",
-    "pull_seconds", "throughput_cost",
+    "DropPlan", "GroupMerge", "MergeCandidate", "MergeStrategy", "Partner", "PlannerParams", "choose_partner",
+    "partner_size", "plan_drop", "plan_ranges", "pull_seconds", "throughput_cost",
 ]
 
 MergeStrategy = Literal["throughput", "memory"]
@@ -110,8 +110,42 @@ class PlannerParams:
     """Most members of a new group: longer pipelines could not keep up. None = no bound."""
 
 
-_Room = tuple[int, float, int]
-"""(free bytes, negated; pressure; the order of a node)."""
+class Partner(NamedTuple):
+    """A group as another one's choice for a merge. The least is the first choice where distance does not matter: the
+    smallest, of those the one with most free memory, then the one under least pressure, then the oldest."""
+
+    num_members: int
+    lacking_bytes: int
+    """Free bytes, negative."""
+    pressure: float
+    order: int
+    """Its age; no two have the same."""
+    machines: frozenset[MachineId] = frozenset()
+    """Of its members; empty where all links are alike."""
+
+
+def choose_partner(
+    machines: frozenset[MachineId], others: Iterable[Partner], shape: ModelShape, links: Links | None
+) -> Partner | None:
+    """The partner of a group whose members are in these machines: the first choice, and of those with about as much
+    free memory the nearest. None without any. O(N)."""
+    if links is None:
+        return min(others, default=None)
+    others = list(others)
+    choices = heapq.nsmallest(LINK_CHOICES, others)
+    if not choices:
+        return None
+    num_members, lacking_bytes = choices[0][:2]
+    if len(machines) == 1:
+        choices.append(min((p for p in others if p.machines == machines), default=choices[0]))
+    most = lacking_bytes + shape.parameter_bytes // 8  # less free memory than this decides nothing
+    near = [p for p in choices if p.num_members == num_members and p.lacking_bytes <= most]
+    return min(near, key=lambda p: (links.farthest(machines, p.machines), p))
+
+
+def partner_size(sizes: Iterable[int]) -> int:
+    """Members of the partner that is chosen among groups of these sizes, since size counts first; 1 without any."""
+    return min(sizes, default=1)
 
 
 class _Node(NamedTuple):
@@ -195,7 +229,7 @@ class _Pool:
         self._alive: dict[int, _Node] = {}
         self._sizes: list[int] = []
         self._by_pressure: dict[int, list[tuple[float, int]]] = {}
-        self._by_room: dict[int, dict[MachineId | None, list[_Room]]] = {}
+        self._by_room: dict[int, dict[MachineId | None, list[Partner]]] = {}
         """For each size, all groups (None), and once more the groups with all members in one machine."""
         self._grown: int | None = None
         self._next_order = 0
@@ -315,7 +349,7 @@ class _Pool:
             self._by_pressure[size], self._by_room[size] = [], {}
             heapq.heappush(self._sizes, size)
         heapq.heappush(self._by_pressure[size], (-pressure, order))
-        entry = (-free_bytes, pressure, order)
+        entry = Partner(size, -free_bytes, pressure, order, machines)
         for machine in {None, node.machine}:
             heapq.heappush(self._by_room[size].setdefault(machine, []), entry)
             self._work.num_heap_operations += 1
@@ -344,33 +378,32 @@ class _Pool:
         self._work.num_heap_operations += 1
         return self._alive.pop(heapq.heappop(heap)[1])
 
-    def _take_roomy(self, partner: _Node) -> _Node:
-        """A group of the smallest size: the one with most room, and of about equal ones the nearest to ``partner``."""
+    def _take_roomy(self, first: _Node) -> _Node:
+        """``choose_partner`` among the smallest, without a look at all of them."""
         heaps = self._by_room[self._smallest()]
         links = self._params.links
-        if links is None:
-            return self._alive.pop(self._pop_roomy(heaps[None], 1)[0][2])
-        choices: dict[MachineId | None, list[_Room]] = {None: self._pop_roomy(heaps[None], LINK_CHOICES)}
-        if partner.machine is not None and partner.machine in heaps:
-            choices[partner.machine] = self._pop_roomy(heaps[partner.machine], 1)
-        slack = self._shape.parameter_bytes // 8  # less free memory than this decides nothing
-        least = choices[None][0][0] + slack
-        near = [entry for entries in choices.values() for entry in entries if entry[0] <= least]
-        taken = min(near, key=lambda entry: (links.farthest(partner.machines, self._alive[entry[2]].machines), entry))
-        for machine, entries in choices.items():
+        popped: dict[MachineId | None, list[Partner]] = {
+            None: self._pop_roomy(heaps[None], 1 if links is None else LINK_CHOICES)
+        }
+        if first.machine is not None and first.machine in heaps:
+            popped[first.machine] = self._pop_roomy(heaps[first.machine], 1)
+        choices = {entry.order: entry for entries in popped.values() for entry in entries}
+        taken = choose_partner(first.machines, choices.values(), self._shape, links)
+        assert taken is not None, "a size without groups"
+        for machine, entries in popped.items():
             for entry in entries:
-                if entry is not taken:
+                if entry.order != taken.order:
                     heapq.heappush(heaps[machine], entry)
                     self._work.num_heap_operations += 1
-        return self._alive.pop(taken[2])
+        return self._alive.pop(taken.order)
 
-    def _pop_roomy(self, heap: list[_Room], num: int) -> list[_Room]:
+    def _pop_roomy(self, heap: list[Partner], num: int) -> list[Partner]:
         """Up to ``num`` groups that are still there, those with most room first."""
-        found: list[_Room] = []
+        found: list[Partner] = []
         while heap and len(found) < num:
             entry = heapq.heappop(heap)
             self._work.num_heap_operations += 1
-            if entry[2] in self._alive:
+            if entry.order in self._alive:
                 found.append(entry)
         return found
 

@@ -84,7 +84,7 @@ class Move(NamedTuple):
     may_tokens: bool = True
 
 
-class Bin(NamedTuple):
+class LinkBin(NamedTuple):
     """What a port or a destination takes."""
 
     bound: float | None
@@ -120,7 +120,7 @@ class _Way(NamedTuple):
     num_final_blocks: int = MAX_FINAL_BLOCKS
 
 
-def final_blocks(move: Move, ports: Mapping[PortId, Bin], params: MoveParams) -> int:
+def final_blocks(move: Move, ports: Mapping[PortId, LinkBin], params: MoveParams) -> int:
     """Blocks that may travel while the request stands still: what its slowest port carries in ``stop_s``, at most
     ``MAX_FINAL_BLOCKS``; 0 where it carries not even one. A port of unknown rate is assumed to carry all of them."""
     most = MAX_FINAL_BLOCKS
@@ -132,7 +132,7 @@ def final_blocks(move: Move, ports: Mapping[PortId, Bin], params: MoveParams) ->
 
 
 def divide_moves(
-    moves: Iterable[Move], ports: Mapping[PortId, Bin], destinations: Mapping[GroupId, Bin], params: MoveParams
+    moves: Iterable[Move], ports: Mapping[PortId, LinkBin], destinations: Mapping[GroupId, LinkBin], params: MoveParams
 ) -> Division:
     """Which moves begin in this epoch, and how. ``ports`` and ``destinations``: at least those that moves name.
 
@@ -140,7 +140,7 @@ def divide_moves(
     move. Every move that could ever arrive begins in some epoch, as long as moves under way progress at the rate of the
     bounds.
     """
-    bins: list[tuple[BinId, Bin]] = [*ports.items(), *destinations.items()]
+    bins: list[tuple[BinId, LinkBin]] = [*ports.items(), *destinations.items()]
     rooms = _Rooms(dict(bins))
     chosen: list[Choice] = []
     waiting: list[RequestId] = []
@@ -159,7 +159,7 @@ def divide_moves(
 
 
 def rest_as_kv(
-    move: Move, ports: Mapping[PortId, Bin], destinations: Mapping[GroupId, Bin], params: MoveParams
+    move: Move, ports: Mapping[PortId, LinkBin], destinations: Mapping[GroupId, LinkBin], params: MoveParams
 ) -> int:
     """For a move under way as tokens: most blocks of its last round if its rest changes over to KV; 0: it goes on as
     tokens.
@@ -203,7 +203,7 @@ def _preferred(ways: Sequence[_Way], rooms: _Rooms, fit: Fit) -> Sequence[_Way]:
 class _Rooms:
     """Bins, and the bytes or tokens that each has been given so far."""
 
-    def __init__(self, bins: Mapping[BinId, Bin]) -> None:
+    def __init__(self, bins: Mapping[BinId, LinkBin]) -> None:
         self._bins = bins
         self._given: dict[BinId, float] = {name: found.queued for name, found in bins.items()}
         self._kept: set[BinId] = set()

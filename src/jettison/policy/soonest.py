@@ -31,7 +31,7 @@ Times = Mapping[Way, float | None]
 """Seconds until the head is admitted, by each way that is open; None: not known."""
 
 
-class Source(StrEnum):
+class WakeSource(StrEnum):
     """Where a sleeper's parameters come from."""
 
     PEERS = "peers"
@@ -44,7 +44,7 @@ BUSY_SHARE = 0.2
 steps, for a quarter of the steps' time (``live.worker.peers``)."""
 
 
-class Wake(NamedTuple):
+class WakeForecast(NamedTuple):
     """The known costs of waking one sleeper."""
 
     num_bytes: int
@@ -53,7 +53,7 @@ class Wake(NamedTuple):
     """Rate of the source."""
     map_s: float
     first_step_s: float
-    source: Source = Source.PEERS
+    source: WakeSource = WakeSource.PEERS
     is_busy: bool = False
     """Other instances serve meanwhile."""
     wait_s: float = 0.0
@@ -72,7 +72,7 @@ class Migration(NamedTuple):
     epoch_s: float
 
 
-def wake_s(wake: Wake) -> float | None:
+def wake_s(wake: WakeForecast) -> float | None:
     """Seconds of a wake, for as long as no such wake has been measured; None where the rate is not known."""
     if not wake.num_bytes:
         return wake.first_step_s
@@ -85,16 +85,16 @@ class WakesTaken:
     """How long wakes have taken, by source and by whether other instances served meanwhile: the base of predictions."""
 
     def __init__(self) -> None:
-        self._seconds_per_byte: dict[tuple[Source, bool], float] = {}
+        self._seconds_per_byte: dict[tuple[WakeSource, bool], float] = {}
 
-    def note(self, wake: Wake, took_s: float) -> None:
+    def note(self, wake: WakeForecast, took_s: float) -> None:
         """Note a wake that took ``took_s`` from its order on. The newest one has half of the weight."""
         if not wake.num_bytes:
             return
         key, newest = (wake.source, wake.is_busy), took_s / wake.num_bytes
         self._seconds_per_byte[key] = (self._seconds_per_byte.get(key, newest) + newest) / 2
 
-    def seconds(self, wake: Wake) -> float | None:
+    def seconds(self, wake: WakeForecast) -> float | None:
         """Seconds until a sleeper serves: as long as such wakes have taken, else by ``wake_s``. A wake beside serving
         instances is taken to be no shorter than one without. None where nothing is known."""
         raw_s = wake_s(wake)
@@ -108,7 +108,7 @@ class WakesTaken:
             return max(raw_s or 0.0, wake.num_bytes * idle + wake.first_step_s)
         return wake.num_bytes * taken + wake.first_step_s
 
-    def soonest(self, wakes: Collection[Wake]) -> Wake:
+    def soonest(self, wakes: Collection[WakeForecast]) -> WakeForecast:
         """Of the sources that one sleeper has, the one predicted to end first; the first one where nothing is known."""
         known = [(s, i) for i, wake in enumerate(wakes) if (s := self.seconds(wake)) is not None]
         return list(wakes)[min(known)[1] if known else 0]

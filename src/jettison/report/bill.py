@@ -157,13 +157,11 @@ def awake_of(run: RunResult) -> Used | None:
     if num is None:
         return None
     times_s, devices, asleep = [0.0], [num], set[int]()
-    for event in run.events.get("log") or ():
+    for event in run.log("asleep", "waking", "woken"):
         if event["kind"] == "asleep":
             asleep.add(event["worker"])
-        elif event["kind"] in ("waking", "woken"):
-            asleep.discard(event["worker"])
         else:
-            continue
+            asleep.discard(event["worker"])
         times_s.append(event["t"])
         devices.append(num - len(asleep))
     return Used(np.array(times_s), np.array(devices, dtype=np.int64))

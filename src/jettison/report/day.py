@@ -1,6 +1,6 @@
 """A day served in two ways: a table of the figures of each, and the events of each phase from the event log.
 
-``jettison demo`` plays it. Pure; the picture is ``report.dayplot``'s.
+``jettison demo`` plays it. Pure; the picture is ``report.plots``'s.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def story_rows(runs: Sequence[RunResult], phases: Sequence[PhaseSpan]) -> list[l
     rows = []
     for phase in phases:
         for run in runs:
-            events = [e for e in run.events.get("log") or () if _is_in(e["t"], phase, phases)]
+            events = [e for e in run.log() if _is_in(e["t"], phase, phases)]
             found = [
                 row["ttft_s"] for row in run.requests_detail or ()
                 if row["ttft_s"] is not None and _is_in(row["scheduled_s"], phase, phases)

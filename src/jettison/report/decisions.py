@@ -28,7 +28,7 @@ _CONTEXT = ("t", "kind", "group", "workers")
 
 KINDS = (
     "drop", "no drop", "pack", "packed", "restore", "yield", "rebalance", "migrate", "scale out", "recover",
-    "pause offline", "give up step", "compute again", "stand still", "sleep", "wake", "way out", "hold drop",
+    "pause offline", "give up step", "compute again", "stand still", "sleep", "wake", "way out", "hold drop", "preempt",
 )
 """Kinds of decisions. ``stand still``: no rule let offline work go on; the others are actions."""
 
@@ -57,7 +57,7 @@ _WAITS = ("memory_wait_s", "compute_wait_s")
 
 def decisions_of(run: RunResult) -> list[Decision]:
     """Every decision in the run's event log, by time; empty where the run has none."""
-    log: Sequence[Event] = run.events.get("log") or []
+    log: Sequence[Event] = run.log()
     found: list[Decision] = []
     for event in log:
         make = _MAKERS.get(str(event["kind"]))
@@ -309,6 +309,14 @@ def _compute_again(event: Event, log: Sequence[Event], run: RunResult) -> Decisi
     return Decision(event["t"], "compute again", event["group"], (), _rest(event), {}, {})
 
 
+def _preempt(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    request_ids = event["request_ids"]
+    inputs: dict[str, Any] = {"reason": event["reason"], "requests": len(request_ids)}
+    if len(request_ids) == 1:
+        inputs["request"] = request_ids[0]
+    return Decision(event["t"], "preempt", event["group"], (), inputs, {}, {"tokens_computed_again": event["tokens"]})
+
+
 def _stand_still(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     end = _next_of(log, "offline_goes_on", event)
     outcome = {} if end is None else {"went_on_after_s": end["t"] - event["t"]}
@@ -320,7 +328,7 @@ _MAKERS = {
     "scale_out": _scale_out, "worker_lost": _recover, "migrated": _migrate, "rebalanced": _rebalance,
     "offline_paused": _pause_offline, "step_abandon_asked": _give_up_step, "offline_computed_again": _compute_again,
     "offline_stands": _stand_still, "pack": _pack, "packed": _packed, "falling_asleep": _sleep, "waking": _wake,
-    "wake_decided": _way_out, "wake_declined": _way_out, "drop_held_back": _hold_drop,
+    "preempted": _preempt, "wake_decided": _way_out, "wake_declined": _way_out, "drop_held_back": _hold_drop,
 }
 
 

@@ -22,7 +22,7 @@ from jettison.report.terminal import print_fitted, print_line, print_whole
 MAX_ROWS = 200
 """Rows shown in a terminal; the JSON has every decision."""
 
-FOLDED = ("rebalance", "migrate", "pack", "give up step")
+FOLDED = ("rebalance", "migrate", "pack", "give up step", "preempt")
 """Frequent kinds of decisions about one or a few requests each, folded into shared rows."""
 
 
@@ -115,7 +115,7 @@ def _row(decision: Decision) -> list[str]:
 
 
 def _shared_row(same: Sequence[Decision]) -> list[str]:
-    """The row of several moves: the number of requests, and their destinations."""
+    """The row of several moves: the number of requests, why they moved, and their destinations."""
     num_requests = sum(_num_moved(decision) for decision in same)
     homes: set[Any] = set()
     for decision in same:
@@ -124,6 +124,8 @@ def _shared_row(same: Sequence[Decision]) -> list[str]:
     inputs: dict[str, Any] = {"requests": num_requests}
     if homes:
         inputs["to"] = sorted(homes, key=str)
+    if reasons := dict.fromkeys(d.inputs["reason"] for d in same if "reason" in d.inputs):
+        inputs["reason"] = list(reasons)
     when = f"{same[0].at_s:.3f} to\n{same[-1].at_s:.3f}"
     return [when, f"{same[0].kind}, {len(same)} times", _fields(inputs), "-", "-"]
 

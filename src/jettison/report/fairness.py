@@ -176,33 +176,3 @@ def _residency(
     # Where the horizon cuts a piece, its height is taken over the part inside.
     area = float(np.sum(inside * (after + slope_after * ((left - times) + inside / 2))))
     return (max(area, 0.0) / horizon_s if horizon_s > 0 else 0.0), max(peak, 0.0)
-
-
-def fairness_header(
-    workload: TimedRows,
-    *,
-    ttft_s: float,
-    tpot_s: float,
-    parameter_share: float | None = None,
-    kv_capacity_tokens: float | None = None,
-    merged_capacity_tokens: float | None = None,
-    num_instances: int = 2,
-    online_load_share: float | None = None,
-) -> FairnessHeader:
-    """The header for a workload whose unloaded service times are known.
-
-    The merged capacity follows from the parameters' share where it is not given.
-    """
-    mean_tokens, peak_tokens = estimate_demand(workload, ttft_s, tpot_s)
-    if merged_capacity_tokens is None and kv_capacity_tokens is not None and parameter_share is not None:
-        merged_capacity_tokens = kv_capacity_tokens * merged_capacity_factor(parameter_share, num_instances)
-    return FairnessHeader(
-        mean_demand_tokens=mean_tokens,
-        peak_demand_tokens=peak_tokens,
-        demand_model=f"unconstrained residency with TTFT {ttft_s:.4g} s and TPOT {tpot_s:.4g} s",
-        parameter_share=parameter_share,
-        kv_capacity_tokens=kv_capacity_tokens,
-        merged_capacity_tokens=merged_capacity_tokens,
-        online_load_share=online_load_share,
-        arrivals=(workload.source, *workload.notes),
-    )

@@ -164,7 +164,7 @@ def _incident(
 def _dropped(run: RunResult, decisions: Sequence[Decision]) -> list[_Stretch]:
     found: list[_Stretch] = []
     drops = [d for d in decisions if _freed(d)]
-    restores = _restored(run.events.get("log") or [])
+    restores = _restored(run.log())
     for trigger in drops:
         if found and trigger.at_s < found[-1].end_s:
             continue

@@ -35,9 +35,7 @@ def stood_still(run: RunResult) -> list[Stood]:
     """All standstills, by begin; empty where the log has none."""
     found: list[Stood] = []
     open_now: dict[Subject, Stood] = {}
-    for event in run.events.get("log") or []:
-        if event["kind"] not in ("offline_stands", "offline_goes_on"):
-            continue
+    for event in run.log("offline_stands", "offline_goes_on"):
         subject = (event.get("group"), event.get("request"))
         before = open_now.pop(subject, None)
         if before is not None:
@@ -67,17 +65,17 @@ def pauses(run: RunResult) -> list[tuple[float, float | None]]:
     """Pauses of offline work of groups: begin and end; end None where the run ended first."""
     found: list[tuple[float, float | None]] = []
     begun: dict[int, float] = {}
-    for event in run.events.get("log") or []:
+    for event in run.log("offline_paused", "offline_resumed"):
         if event["kind"] == "offline_paused":
             begun[event["group"]] = event["t"]
-        elif event["kind"] == "offline_resumed":
+        else:
             found.append((begun.pop(event["group"], event["t"] - event.get("ms", 0.0) / 1e3), event["t"]))
     return sorted([*found, *((begin_s, None) for begin_s in begun.values())], key=lambda pause: pause[0])
 
 
 def abandoned_at(run: RunResult) -> list[float]:
     """Times of abandoned steps."""
-    return [event["t"] for event in run.events.get("log") or [] if event["kind"] == "step_abandoned"]
+    return [event["t"] for event in run.log("step_abandoned")]
 
 
 def has_offline_work(run: RunResult) -> bool:

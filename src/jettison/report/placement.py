@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from jettison.policy.packing.bounds import first_fit_decreasing, l2_bound, volume_bound
 from jettison.policy.packing.closing import plan_closing
-from jettison.policy.packing.named import PACKERS
+from jettison.policy.packing.named import PACKERS, PackerMaker
 from jettison.policy.packing.reserve import ReserveParams, reserved_blocks
-from jettison.policy.packing.types import Arrive, Depart, Grip, Move, Operation, Packer, PackingParams, Resize
+from jettison.policy.packing.types import Arrive, Depart, Grip, Operation, Packer, PackingParams, PackMove, Resize
 from jettison.types import RequestId
 
 Floats = npt.NDArray[np.float64]
@@ -147,7 +147,7 @@ class Placed:
     demand: Demand
     devices: Counts
     """Devices in use in each epoch."""
-    moves: list[tuple[Move, ...]]
+    moves: list[tuple[PackMove, ...]]
     """Moves of running requests in each epoch."""
     num_items: int
     """Items in all moves, as the paper counts them: a multi-item is one."""
@@ -189,13 +189,19 @@ class Placed:
         return sum(self.demand.held_blocks) / blocks if blocks else None
 
 
-def packer_for(demand: Demand, name: str, *, fill: float | None = None, num_devices: int | None = None) -> Packer:
-    """The packing of this name (``policy.packing.named``) on ``num_devices`` (None: as many as needed), without shared
-    prefixes. ``fill``: as in ``PackingParams``; None: its default. Raises KeyError for an unknown name."""
+def packer_for(
+    demand: Demand, name: str, *, fill: float | None = None, num_devices: int | None = None,
+    makers: Mapping[str, PackerMaker] = PACKERS,
+) -> Packer:
+    """The packing of this name on ``num_devices`` (None: as many as needed), without shared prefixes.
+
+    ``makers``: the packings by name. ``fill``: as in ``PackingParams``; None: its default. Raises KeyError for an
+    unknown name.
+    """
     params = PackingParams(capacity=demand.capacity, shares_prefixes=False)
     if fill is not None:
         params = replace(params, fill=fill)
-    return PACKERS[name](params, None if num_devices is None else range(num_devices))
+    return makers[name](params, None if num_devices is None else range(num_devices))
 
 
 def place(
@@ -205,7 +211,7 @@ def place(
     ``holds``: a running request is moved only where its device overflows, never to pack better. ``closes_every``: after
     every so many epochs requests are also moved where that closes a device."""
     devices: list[int] = []
-    moves: list[tuple[Move, ...]] = []
+    moves: list[tuple[PackMove, ...]] = []
     num_items = num_recomputed = num_overfull = 0
     for batch in demand.batches:
         plans = [packer.apply(part) for part in ([batch] if batched else [[operation] for operation in batch])]
@@ -222,9 +228,9 @@ def place(
     return Placed(demand, np.array(devices, dtype=np.int64), moves, num_items, num_recomputed, num_overfull)
 
 
-def _close(packer: Packer, capacity: int) -> tuple[Move, ...]:
+def _close(packer: Packer, capacity: int) -> tuple[PackMove, ...]:
     """Close devices for as long as one can be closed."""
-    made: list[Move] = []
+    made: list[PackMove] = []
     while moves := plan_closing({device: packer.requests_on(device) for device in packer.active}, capacity):
         batch = [Depart(move.request_id) for move in moves]
         packer.apply([*batch, *(Arrive(m.request_id, m.num_blocks, m.destination, grip=Grip.HELD) for m in moves)])

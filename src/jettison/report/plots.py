@@ -9,8 +9,9 @@ lightness, marked events by line: no picture of requests or memory needs colour 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
@@ -27,11 +28,16 @@ from jettison.report.memory import (
     KV_USAGE,
     MemoryByUse,
     cluster_memory,
+    instance_memory,
     total_points,
     worker_memory,
     worker_names,
 )
 from jettison.report.results import RunResult, SeriesPoint
+
+if TYPE_CHECKING:
+    from jettison.report.bill import Bill
+    from jettison.report.day import PhaseSpan
 
 MEMORY_USES = {
     "parameters": ("parameters", "#44618a"),
@@ -283,16 +289,19 @@ def draw_distributions(runs: Sequence[RunResult]) -> Figure | None:
 
 def mark_events(axis: Axes, run: RunResult, color: str | None = None) -> None:
     """Draw vertical lines at the drops and restores in the run's log. ``color`` None: the kind's own."""
-    for event in run.events.get("log") or []:
-        kind = str(event.get("kind", ""))
-        if kind in EVENT_LINES:
-            line, _ = EVENT_LINES[kind]
-            axis.axvline(event["t"], color=color or EVENT_COLORS[kind], linewidth=0.9, linestyle=line, alpha=0.8)
+    for event in run.log(*EVENT_LINES):
+        _mark(axis, event, color)
+
+
+def _mark(axis: Axes, event: Mapping[str, Any], color: str | None = None) -> None:
+    kind = event["kind"]
+    line, _ = EVENT_LINES[kind]
+    axis.axvline(event["t"], color=color or EVENT_COLORS[kind], linewidth=0.9, linestyle=line, alpha=0.8)
 
 
 def _event_handles(runs: Iterable[RunResult], color: str | None) -> dict[str, Artist]:
     """A legend's line for each kind of event in any of the runs; ``color`` None: the kind's own."""
-    marked = {str(event.get("kind", "")) for run in runs for event in run.events.get("log") or []}
+    marked = {event["kind"] for run in runs for event in run.log(*EVENT_LINES)}
     return {
         label: Line2D([], [], color=color or EVENT_COLORS[kind], linewidth=0.9, linestyle=line)
         for kind, (line, label) in EVENT_LINES.items()
@@ -353,6 +362,105 @@ def _share_height(axes: Sequence[Axes], memories: Sequence[MemoryByUse]) -> None
     units = [memory.unit for memory in memories]
     for axis, unit in zip(axes, units, strict=True):
         axis.set_ylim(0.0, max(top for top, other in zip(tops, units, strict=True) if other == unit))
+
+
+DAY_USES = {
+    "parameters": ("the model", "#44618a"),
+    "kv_online": ("KV of online requests", "#c8501e"),
+    "kv_offline": ("KV of the batch", "#3f8f6b"),
+    "kv_cached": ("cached", "#f3c58f"),
+    "kv_free": ("free for KV", "#fbeddc"),
+    "kv": ("KV cache", "#e08e45"),
+    "workspace": ("workspace", "#98a2ad"),
+    "free": ("asleep: given back", "#ffffff"),
+}
+"""Use of an instance's memory -> its name and colour."""
+
+
+def draw_day(runs: Sequence[RunResult], phases: Sequence[PhaseSpan], *, width_in: float = WIDTH_IN) -> Figure | None:
+    """A column of panels for each run, with a panel for each instance; in a narrow picture the runs are below each
+    other. None without memory by worker."""
+    shown = [(run, names) for run in runs if (names := worker_names(run))]
+    if not shown:
+        return None
+    is_narrow = width_in <= NARROW_IN
+    most = max(len(names) for _, names in shown)
+    shape = (sum(len(names) for _, names in shown), 1) if is_narrow else (most, len(shown))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(width_in, 1.3 + 1.05 * shape[0]), layout="constrained")
+        axes = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False)
+        end_s = max(max(run.duration_s for run, _ in shown), phases[-1].end_s if phases else 0.0)
+        seen: set[str] = set()
+        row = 0
+        for column, (run, names) in enumerate(shown):
+            for index, name in enumerate(names):
+                axis = axes[row + index, 0] if is_narrow else axes[index, column]
+                memory = instance_memory(run, name)
+                seen |= {use for use, values in memory.layers.items() if values.any()}
+                _plot_instance(axis, memory, run, name, phases)
+                axis.set_xlim(0.0, end_s)
+                if is_narrow or not column:
+                    axis.set_ylabel(f"instance {name}\n{memory.unit}")
+                if not index:
+                    axis.set_title(run.name, pad=14.0)
+                    _name_phases(axis, phases)
+            row += len(names)
+        for axis in axes[-1]:
+            axis.set_xlabel("seconds since the start")
+        uses = {label: Patch(facecolor=color, edgecolor="#98a2ad", linewidth=0.4)
+                for use, (label, color) in DAY_USES.items() if use in seen}  # fmt: skip
+        handles: dict[str, Artist] = uses | _event_handles([run for run, _ in shown], None)
+        figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=2 if is_narrow else 5)
+    return figure
+
+
+def _plot_instance(
+    axis: Axes, memory: MemoryByUse, run: RunResult, name: str, phases: Sequence[PhaseSpan]
+) -> None:
+    """Stack the uses from below; values hold until the next sample."""
+    bottom = np.zeros_like(memory.times_s)
+    for use, values in memory.layers.items():
+        label, color = DAY_USES[use]
+        axis.fill_between(memory.times_s, bottom, bottom + values, step="post", color=color, linewidth=0, label=label)
+        bottom = bottom + values
+    for phase in phases[1:]:
+        axis.axvline(phase.start_s, color="#1d2329", linewidth=0.6, alpha=0.45)
+    for event in run.log(*EVENT_LINES):
+        if name in map(str, event.get("workers") or ()):
+            _mark(axis, event)
+    axis.set_ylim(0.0, float(bottom.max(initial=0.0)) or 1.0)
+    axis.grid(visible=False)
+
+
+def _name_phases(axis: Axes, phases: Sequence[PhaseSpan]) -> None:
+    for phase in phases:
+        axis.text(
+            (phase.start_s + phase.end_s) / 2, 1.02, phase.name, transform=axis.get_xaxis_transform(), ha="center",
+            va="bottom", fontsize=6.5, color="#535e69",
+        )  # fmt: skip
+
+
+def draw_bill(bill: Bill) -> Figure:
+    """Devices as steps; the run's own are dark, the fewest possible dashed."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_IN, 3.2), layout="constrained")
+        axis = figure.subplots()
+        for label, used, style in (("awake", bill.awake, "-"), ("holding KV", bill.holding, ":")):
+            if used is not None:
+                times = [*used.times_s, bill.duration_s]
+                axis.step(times, [*used.devices, used.devices[-1]], where="post", color="#333333", linestyle=style,
+                          linewidth=1.6, label=f"{bill.run}: {label}")  # fmt: skip
+        for index, (name, placed) in enumerate(bill.placed.items()):
+            axis.step(bill.demand.times_s, placed.devices, where="post", color=run_color(index), linewidth=1.1,
+                      label=name)  # fmt: skip
+        axis.step(bill.demand.times_s, bill.least, where="post", color="#777777", linewidth=1.0, linestyle="--",
+                  label="least")  # fmt: skip
+        axis.set_xlim(0.0, bill.duration_s)
+        axis.set_ylim(bottom=0.0)
+        axis.set_ylabel("devices")
+        axis.set_xlabel("seconds since the start")
+        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
 
 
 def to_svg(figure: Figure) -> bytes:

@@ -154,6 +154,11 @@ class RunResult:
     first_chunk_s: Summary = field(default_factory=Summary)
     """TTFT as other clients measure it: equal to ``ttft_s`` unless the server opens streams before the first token."""
 
+    def log(self, *kinds: str) -> list[dict[str, Any]]:
+        """Records of the event log, by time; of these kinds alone, where some are named. Empty without a log."""
+        found = self.events.get("log") or []
+        return [event for event in found if event["kind"] in kinds] if kinds else list(found)
+
     @property
     def opens_early(self) -> bool:
         """Whether the two measures of TTFT differ: some first chunk carried no token."""

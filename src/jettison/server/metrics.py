@@ -16,6 +16,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from jettison.core.counters import HELP
 from jettison.core.observing import NO_GROUP
 from jettison.live.engine.api import EngineClient, EngineSnapshot, RequestTimings
 from jettison.server.attainment import Attainment
@@ -33,73 +34,15 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 _FINISH_REASONS = ("stop", "length", "abort", "error")
 _SHED_REASONS = ("queue_full", "key_limit_reached", "tokenizer_busy", "loading", "draining", "failed")
 
-_VLLM_COUNTERS = {
-    "num_preemptions": ("vllm:num_preemptions", "Requests that lost their KV cache and started again."),
-    "prefix_cache_queries": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
-    "prefix_cache_hits": ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
-}
-
-_OWN_COUNTERS = {
-    "drops": "Merges of groups with their parameter drop.",
-    "restores": "Restores of dropped parameters.",
-    "restores_turned": "Restores that a burst or a failure turned round.",
-    "drop_seconds": "Time from the decision to drop until the merged group could serve, summed.",
-    "remap_seconds": "Time that workers remapped pages in drops, the slowest of each drop, summed.",
-    "restore_seconds": "Time spent in restores.",
-    "exchanged_bytes": "KV bytes exchanged after drops.",
-    "returned_bytes": "KV bytes that went home in restores.",
-    "pulled_bytes": "Parameter bytes pulled from peers, for drops, restores and recoveries.",
-    "live_rows": "Rows of steps that attended to KV at its old home.",
-    "stalls": "Requests that stood still in an exchange until they could run again.",
-    "stall_seconds": "Time that requests stood still in exchanges.",
+_VLLM_NAMES = ("num_preemptions", "prefix_cache_queries", "prefix_cache_hits")
+"""Totals that vLLM's dashboards know."""
+_VLLM_COUNTERS = {name: (f"vllm:{name}", HELP[name]) for name in _VLLM_NAMES}
+_OWN_COUNTERS = {name: text for name, text in HELP.items() if name not in _VLLM_NAMES} | {
     "activations": "Activations that travelled between stages.",
     "activation_delay_seconds": "Time that activations were on their way between stages.",
     "remote_attention_seconds": "Time that stages waited for attention at peers.",
-    "recomputed_tokens": "Tokens whose KV was computed again.",
-    "online_prompt_tokens": "Prompt tokens of online requests, computed for the first time (none from the cache).",
-    "online_output_tokens": "Tokens that online requests got.",
-    "offline_prompt_tokens": "Harvested prompt tokens, computed for the first time (none from the cache).",
-    "offline_output_tokens": "Harvested output tokens: those that offline requests got.",
-    "steps_abandoned": "Steps of offline requests that were given up for an online one.",
-    "tokens_abandoned": "Tokens of steps that were given up.",
-    "migrations": "Running requests that changed instances.",
-    "migrations_failed": "Migrations that fell back to where they had come from.",
-    "migrated_bytes": "KV bytes of migrations.",
-    "migrations_as_tokens": "Migrations whose destination computed the request's tokens.",
-    "migrated_tokens": "Tokens computed by destinations for that.",
-    "migration_cached_blocks": "Blocks of migrated requests that the destination had in its prefix cache.",
-    "swapped_out_blocks": "KV blocks copied to host memory.",
-    "swapped_in_blocks": "KV blocks copied back from host memory.",
-    "hosted_carried": "Requests in host pools that went along when their group merged or split.",
-    "hosted_brought_back": "Requests on their way to a host pool or back that gave way to a drop or restore.",
-    "hosted_given_up": "Requests in host pools that are computed again.",
-    "checkpointed_blocks": "KV blocks copied to host memory while their requests ran.",
-    "checkpointed_bytes": "Bytes of KV copied to host memory while their requests ran.",
-    "checkpoint_frees": "Requests that gave up their blocks at once because host memory had a copy.",
-    "freed_recomputed_tokens": "Tokens of those whose KV was not copied and is computed again.",
-    "checkpoints_dropped": "Copies that gave way to others, or that could not be brought back in time.",
-    "offline_discards": "Offline requests that gave up their blocks with all that they had computed.",
-    "prefetched_blocks": "KV blocks of freed requests copied back from host memory.",
-    "prefetch_stalls": "Times that a group had nothing to run but what was on its way back from host memory.",
-    "offline_pauses": "Times that a group stopped offline work for online requests that memory kept out.",
-    "migrations_given_way": "Migrations that gave way to a drop or restore.",
-    "packing_migrations": "Migrations that were begun to keep requests on fewer instances.",
-    "packing_recomputed": "Requests that had outgrown their instance and were computed again on another (baselines).",
-    "packing_queued": "Waiting requests that were queued at another instance for packing.",
-    "packing_refused": "Moves that packing wanted and that would have cost more than they saved.",
-    "scale_out_requests": "Times that no drop could free enough memory, or demand went on rising after one.",
-    "cancelled": "Requests cancelled by their client.",
-    "rebalanced": "Waiting requests sent from one group's queue to another's.",
-    "worker_losses": "Deaths of workers, hung ones that were given up included.",
-    "worker_joins": "Workers that came back after a death.",
-    "recoveries": "Survivors brought back to all layers, or cleared of what a dead pipeline had left.",
-    "recovery_seconds": "Time that those recoveries took, summed.",
-    "sleeps": "Times that an instance has gone to sleep.",
-    "sleep_seconds": "Time from the order to sleep until the memory was given back, summed.",
-    "wakes": "Times that an instance was woken.",
-    "wake_seconds": "Time from the order to wake until the instance could serve, summed.",
-}
-"""Totals that are always exported, from zero on; totals of other names are exported once the engine reports them."""
+}  # fmt: skip
+"""Always exported, from zero on; totals of other names are exported when the engine reports them."""
 
 _ATTAINMENT = {
     "slo_online_requests": "Online requests that were judged by the latency objectives.",

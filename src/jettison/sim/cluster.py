@@ -96,12 +96,14 @@ class SimulatedCluster:
         }
         self._capacity = {w: worker.memory.capacity_blocks for w, worker in self._workers.items()}
         params = replace(setup.params, machine_of=setup.topology.near, card_of=setup.topology.card_of)
-        self.core = ClusterCore(setup.shape, setup.limits, params, self._capacity, setup.secret)
+        self.core = ClusterCore(
+            setup.shape, setup.limits, params, self._capacity, setup.secret,
+            catch_up=self._settle_group, catch_up_all=self._settle_all,
+        )
         self.fast_forwards = FastForwards(
             self, self.loop, self.core.fast_forward, setup.hops.command_ns, setup.hops.report_ns
         )
         self._including_now = True
-        self.core.fast_forward.attach(self._settle_group, self._settle_all)
         self.breaking = Breaking(self)
         self._num_arriving = 0
         self._tick: Scheduled | None = None
@@ -375,10 +377,8 @@ class SimulatedCluster:
         is_planned = self._tick is not None and self._tick.is_pending
         counts = self._observer is not None
         if not is_planned and (counts or self.core.awaits_tick) and not self.is_at_rest:
-            self._tick = self.loop.at(max(self._next_tick_ns, self.loop.now_ns), self._on_tick, LATE)
-
-    def _on_tick(self) -> None:
-        self.handle(ports.Tick())
+            at_ns = max(self._next_tick_ns, self.loop.now_ns)
+            self._tick = self.loop.at(at_ns, lambda: self.handle(ports.Tick()), LATE)
 
     def _pass_ticks(self) -> None:
         """Ticks before this moment had nothing to decide: have the core note them together."""
@@ -419,17 +419,12 @@ class SimulatedCluster:
             self.bubbles.ended(event.step_id)
             if self._observer is not None:
                 self._observer.step_ended(event.step_id)
-            if not self.fast_forwards.is_idle:
-                self._settle_ended(event.step_id)
+            if (group_id := self.fast_forwards.group_of(event.step_id)) is not None:
+                self._pass_ticks()
+                self.fast_forwards.settle_ended(group_id, self._tell_tokens)
             if isinstance(event, ports.StepFailed) and event.lost_worker is not None:
                 self.breaking.suspect(event.lost_worker)
         self.handle(event)
-
-    def _settle_ended(self, step_id: int) -> None:
-        group_id = self.fast_forwards.group_of(step_id)
-        if group_id is not None:
-            self._pass_ticks()
-            self.fast_forwards.settle_ended(group_id, self._tell_tokens)
 
     def worker(self, worker_id: WorkerId) -> SimWorker:
         """A worker by its id."""
@@ -444,7 +439,7 @@ class SimulatedCluster:
         return self._shared_copies.setdefault(self.setup.topology.near.get(worker_id), set())
 
     def slowdown(self) -> float:
-        """How many times as long a step takes that begins now as it does alone."""
+        """The time of a step that begins now over its time alone."""
         if not self.shares_cores:
             return 1.0
         now_ns = self.loop.now_ns

@@ -1,6 +1,6 @@
 """The event loop: a heap of (time, priority, sequence), and a clock that moves before the handler runs.
 
-Knows nothing of clusters. There is no global state: two loops in one process do not see each other, and a loop's run
+It knows nothing of clusters. There is no global state: two loops in one process do not see each other, and a loop's run
 depends only on the events put into it.
 
 Rule 1. Time is a whole number of nanoseconds and never runs backwards.

@@ -60,12 +60,12 @@ def counterfactual_runs(
     run: RunResult, policies: Sequence[str], *, profile: Path | None = None, run_file: Path = Path("RUN"),
     num_processes: int | None = None,
 ) -> dict[str, RunResult]:
-    """By a name that says that it is simulated: the same arrivals and lengths under each policy.
+    """Simulated runs of the same arrivals and lengths under each policy, by names that mark them as simulated.
 
-    A live run is simulated under its own policy as well, so that the reader sees how near the simulation comes.
-    ``profile``: of a live run's machine, where its server had none; the names say where it is another's
-    (``told_of_profile``). ``run_file``: how messages name the run's file.
-    Raises UserError where the run does not say what met whom, or its machine has not been measured.
+    A live run is simulated under its own policy as well, so that the reader sees the error of the simulation.
+    ``profile``: the profile of a live run's machine, where its server had none; the names mark a profile of another
+    machine (``told_of_profile``). ``run_file``: the name of the run's file in messages. Raises UserError where the run
+    lacks its requests or its spec, or its machine has not been measured.
     """
     if profile is None and is_live(run):
         _check_profiled(run, policies, run_file)

@@ -1,6 +1,6 @@
-"""How near a simulation comes to the live run of the same spec, and how near a second live run does.
+"""The error of a simulation against the live run of the same spec, beside that of a second live run.
 
-Runs in, rows out; who runs them is ``simulate.validate_command``.
+Runs in, rows out; ``simulate.validate_command`` makes the runs.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ use as well, so that every tool shapes a load in the same order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -22,132 +21,15 @@ from jettison.report.summary import print_summary
 from jettison.report.terminal import note_phase, progress_bar
 from jettison.workload import shaping
 from jettison.workload.cautions import cautions_of, print_cautions
-from jettison.workload.client import Endpoint, PromptKind, ReplayOptions, replay_sync
+from jettison.workload.client import ReplayOptions, replay_sync
 from jettison.workload.conditions import Conditions, conditions_of, merged_capacity
 from jettison.workload.lengths import published_lengths
+from jettison.workload.options import BenchOptions, LoadOptions
 from jettison.workload.pool import OfflinePool
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.synthetic import generate, preset
 from jettison.workload.traces import Workload, read_trace
 from jettison.workload.units import Reading
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions:
-    """One source of requests, and how it is shaped."""
-
-    trace: Path | None = None
-    workload: str | None = None
-    """Name of a built-in synthetic workload; without a trace and a name, the built-in burst."""
-    trace_format: str | None = None
-    """The trace's format, where its columns leave that open; ``unit`` is that of its time stamps, where they are bare
-    numbers."""
-    unit: str | None = None
-    jitter: bool | None = None
-    """Whether to spread arrivals inside time-stamp steps, as for ``read_trace``."""
-    skip_bad_rows: bool = False
-    """Whether to leave out bad rows of ``trace`` and ``lengths_from``; else a bad row makes its file an error."""
-    slice_s: float | None = None
-    slice_index: int | None = None
-    thin: float | None = None
-    thin_every: int | None = None
-    rate_scale: float | None = None
-    lengths_from: Path | None = None
-    length_scale: float | None = None
-    max_model_len: int | None = None
-    num_requests: int | None = None
-    duration_s: float | None = None
-    seed: int = 0
-    """Seed of every draw, the replay's included."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions(LoadOptions):
-    """All options of ``jettison bench`` but the server's address. Names are the flags'."""
-
-    name: str = "run"
-    model: str | None = None
-    api_key: str | None = None
-    endpoint: Endpoint = "completions"
-    prompt_kind: PromptKind | None = None
-    """None: token ids, or text on the chat endpoint."""
-    vocab_size: int = 256
-    shared_prefix_tokens: int = 0
-    num_shared_prefixes: int = 1
-    ignore_eos: bool = True
-    max_concurrency: int | None = None
-    request_timeout_s: float = 600.0
-    total_timeout_s: float | None = None
-    cancel_fraction: float = 0.0
-    offline_lengths: str | None = None
-    """Name of a published set of lengths: with it a batch runs beside the load, its lengths scaled as the load's
-    are."""
-    offline_unfinished: int | None = None
-    offline_requests: int | None = None
-    offline_max_input: int | None = None
-    offline_max_output: int | None = None
-    offline_api_key: str | None = None
-    slo_ttft_s: float | None = None
-    slo_tpot_s: float | None = None
-    parameter_share: float | None = None
-    """This and the next three fill the fairness header; the server's own deployment document fills in a missing one."""
-    kv_capacity_tokens: float | None = None
-    """KV capacity of the whole cluster with no parameters dropped."""
-    merged_capacity_tokens: float | None = None
-    num_instances: int | None = None
-    json_out: Path | None = None
-    html_out: Path | None = None
-    quiet: bool = False
-
-    @property
-    def conditions(self) -> Conditions:
-        """The options that describe the cluster."""
-        return Conditions(
-            self.parameter_share, self.kv_capacity_tokens, self.merged_capacity_tokens, self.num_instances
-        )
-
-    @property
-    def pool(self) -> OfflinePool | None:
-        """The batch beside the load. Raises ConfigError."""
-        if self.offline_lengths is None:
-            if self.offline_unfinished is not None or self.offline_requests is not None:
-                raise ConfigError("a batch beside the load needs lengths: --offline-lengths NAME")
-            return None
-        lengths = published_lengths(self.offline_lengths)
-        if self.length_scale is not None:
-            lengths = replace(lengths, scale=lengths.scale * self.length_scale)
-        return OfflinePool(
-            lengths, self.offline_unfinished, self.offline_requests, self.offline_max_input, self.offline_max_output,
-            seed=self.seed,
-        )
-
-    @property
-    def replay(self) -> ReplayOptions:
-        """How the load is sent."""
-        return ReplayOptions(
-            name=self.name,
-            model=self.model,
-            endpoint=self.endpoint,
-            prompt_kind=self.prompt_kind or ("text" if self.endpoint == "chat" else "tokens"),
-            prompts=PromptMaker(
-                seed=self.seed,
-                low_token_id=min(8, self.vocab_size // 2),
-                high_token_id=self.vocab_size,
-                shared_prefix_tokens=self.shared_prefix_tokens,
-                num_shared_prefixes=self.num_shared_prefixes,
-            ),
-            ignore_eos=self.ignore_eos,
-            api_key=self.api_key,
-            pool=self.pool,
-            offline_api_key=self.offline_api_key,
-            max_concurrency=self.max_concurrency,
-            request_timeout_s=self.request_timeout_s,
-            total_timeout_s=self.total_timeout_s,
-            cancel_fraction=self.cancel_fraction,
-            seed=self.seed,
-            slo_ttft_s=self.slo_ttft_s,
-            slo_tpot_s=self.slo_tpot_s,
-        )
 
 
 def load_workload(options: LoadOptions) -> Workload:
@@ -215,16 +97,16 @@ def run_bench(url: str, options: BenchOptions, console: Console | None = None) -
     anything is sent.
     """
     load = load_workload(options)
-    # Errors that could come after the run are provoked before it: a finished run must not be lost.
-    options.conditions.check()
+    # What could fail after the run fails before it: a finished run must not be lost.
+    _conditions(options).check()
     for path in (options.json_out, options.html_out):
         if path is not None:
             check_writable(path)
     console = console or Console()
     if not options.quiet:
         print_cautions(cautions_of(load), console)
-    run = _replay_with_progress(url, load, options.replay, console, options.quiet)
-    conditions = options.conditions.or_else(conditions_of(run)).completed()
+    run = _replay_with_progress(url, load, _replay(options), console, options.quiet)
+    conditions = _conditions(options).or_else(conditions_of(run)).completed()
     run.config["fairness"] = fairness_of_run(
         run, load, parameter_share=conditions.parameter_share, kv_capacity_tokens=conditions.kv_capacity_tokens,
         merged_capacity_tokens=conditions.merged_capacity_tokens,
@@ -237,6 +119,56 @@ def run_bench(url: str, options: BenchOptions, console: Console | None = None) -
     if not options.quiet:
         print_summary([run], console)
     return run
+
+
+def _conditions(options: BenchOptions) -> Conditions:
+    """What was said of the cluster."""
+    return Conditions(
+        options.parameter_share, options.kv_capacity_tokens, options.merged_capacity_tokens, options.num_instances
+    )
+
+
+def _pool(options: BenchOptions) -> OfflinePool | None:
+    """The batch beside the load. Raises ConfigError."""
+    if options.offline_lengths is None:
+        if options.offline_unfinished is not None or options.offline_requests is not None:
+            raise ConfigError("a batch beside the load needs lengths: --offline-lengths NAME")
+        return None
+    lengths = published_lengths(options.offline_lengths)
+    if options.length_scale is not None:
+        lengths = replace(lengths, scale=lengths.scale * options.length_scale)
+    return OfflinePool(
+        lengths, options.offline_unfinished, options.offline_requests, options.offline_max_input,
+        options.offline_max_output, seed=options.seed,
+    )
+
+
+def _replay(options: BenchOptions) -> ReplayOptions:
+    """How the load is sent."""
+    return ReplayOptions(
+        name=options.name,
+        model=options.model,
+        endpoint=options.endpoint,
+        prompt_kind=options.prompt_kind or ("text" if options.endpoint == "chat" else "tokens"),
+        prompts=PromptMaker(
+            seed=options.seed,
+            low_token_id=min(8, options.vocab_size // 2),
+            high_token_id=options.vocab_size,
+            shared_prefix_tokens=options.shared_prefix_tokens,
+            num_shared_prefixes=options.num_shared_prefixes,
+        ),
+        ignore_eos=options.ignore_eos,
+        api_key=options.api_key,
+        pool=_pool(options),
+        offline_api_key=options.offline_api_key,
+        max_concurrency=options.max_concurrency,
+        request_timeout_s=options.request_timeout_s,
+        total_timeout_s=options.total_timeout_s,
+        cancel_fraction=options.cancel_fraction,
+        seed=options.seed,
+        slo_ttft_s=options.slo_ttft_s,
+        slo_tpot_s=options.slo_tpot_s,
+    )
 
 
 def _replay_with_progress(url: str, load: Workload, options: ReplayOptions, console: Console, quiet: bool) -> RunResult:

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -21,13 +21,11 @@ from jettison.errors import UserError
 from jettison.report.classes import build_by_class
 from jettison.report.results import METRIC_DEFINITIONS, RequestRecord, RunResult, summarize
 from jettison.workload.observe import ServerObserver
+from jettison.workload.options import Endpoint, PromptKind
 from jettison.workload.pool import OfflinePool
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.stream import StreamMeter
 from jettison.workload.traces import Workload
-
-Endpoint = Literal["completions", "chat"]
-PromptKind = Literal["tokens", "text"]
 
 _REJECTED = (429, 503)
 _EARLY_CANCEL_WAIT_S = 0.05

@@ -7,7 +7,7 @@ above the header, and a printed line on the written file.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +24,7 @@ from jettison.workload.cautions import cautions_of, print_cautions
 from jettison.workload.describe import describe, print_info
 from jettison.workload.fetch import PUBLIC_TRACES, fetch, public_trace
 from jettison.workload.lengths import LengthModel, Lengths, LogNormalPair, published_lengths
+from jettison.workload.options import SynthOptions
 from jettison.workload.rows import MAX_TOKENS, Workload
 from jettison.workload.servegen import draw_servegen, read_servegen
 from jettison.workload.synthetic import synthesise
@@ -126,38 +127,6 @@ def upscale_trace(
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SynthOptions:
-    """Options of a synthetic trace; None where not given. Names are the flags'."""
-
-    rate: float | None = None
-    cv: float | None = None
-    duration: float | None = None
-    num_requests: int | None = None
-    on: float | None = None
-    off: float | None = None
-    off_rate: float | None = None
-    peak: float | None = None
-    period: float | None = None
-    peak_at: float | None = None
-    bursts: tuple[str, ...] = ()
-    trace: Path | None = None
-    trace_format: str | None = None
-    unit: str | None = None
-    burst_start: float | None = None
-    burst_end: float | None = None
-    repeat: int | None = None
-    windows: Path | None = None
-    histograms: Path | None = None
-    start: float | None = None
-    rate_scale: float | None = None
-    lengths: str | None = None
-    lengths_from: Path | None = None
-    prompt: float | None = None
-    output: float | None = None
-    skip_bad_rows: bool | None = None
-
-
 _COMMON = ("duration", "lengths", "lengths_from", "skip_bad_rows", "prompt", "output")
 _USED: dict[str, tuple[str, ...]] = {
     "poisson": ("rate", "num_requests", "bursts", *_COMMON),
@@ -245,7 +214,7 @@ def _process(process: ProcessName, options: SynthOptions) -> ArrivalProcess:
         peak_at_s = period_s * plain.peak_at_s / plain.period_s if options.peak_at is None else options.peak_at
         peak = plain.peak_over_mean if options.peak is None else options.peak
         return Diurnal(options.rate, peak, period_s, peak_at_s, cv)
-    return Steady(options.rate, cv, tuple(_burst(text) for text in options.bursts))
+    return Steady(options.rate, cv, tuple(_burst(text) for text in options.bursts or ()))
 
 
 def _burst(text: str) -> Burst:
@@ -257,7 +226,7 @@ def _burst(text: str) -> Burst:
 
 
 def _check(process: ProcessName, options: SynthOptions) -> None:
-    given = [name for name in SynthOptions.__slots__ if getattr(options, name) not in (None, ())]
+    given = [f.name for f in fields(options) if getattr(options, f.name) not in (None, [], False)]
     for name in given:
         if name not in _USED[process]:
             others = [other for other, used in _USED.items() if name in used]

@@ -1,7 +1,7 @@
 """kill -9 and SIGSTOP of real worker processes at named places: no token lost, repeated or wrong; nothing leaks.
 
 ``JETTISON_FAULT_SCHEDULES=200`` looks further than the default, ``JETTISON_LONG=1`` at every place of sleep;
-``benchmarks/faults.py`` prints what it saw.
+``python -m benchmarks moves deaths`` prints what it saw.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from drawn_schedules import drawn_schedule
 
 from jettison.device.model.create import create_model
 from jettison.live.verify import fault_rounds
@@ -97,7 +98,7 @@ def test_the_full_table_has_every_death_in_every_mode() -> None:
 
 
 def test_every_place_of_a_move_is_drawn_with_what_it_takes_to_meet_it() -> None:
-    drawn = [Schedule.draw(seed, names=MOVES) for seed in range(4 * len(MOVES))]
+    drawn = [drawn_schedule(seed, names=MOVES) for seed in range(4 * len(MOVES))]
     assert {s.name for s in drawn} == set(MOVES)
     points = {s.point for s in drawn if not s.is_phase}
     assert points == {*PULL_NAMES, *SLEEP_NAMES, *FILL_NAMES}, "each of these is met by some role"
@@ -116,7 +117,7 @@ def seeds_of(num_schedules: int) -> range:
 
 def test_the_rounds_of_a_plain_run_are_of_many_kinds() -> None:
     """A stop that lasts until the worker is killed for it is in no other test here; neither is a split."""
-    drawn = [Schedule.draw(seed) for seed in seeds_of(5)]
+    drawn = [drawn_schedule(seed) for seed in seeds_of(5)]
     assert [s.name for s in drawn] == [
         "after_drop", "before_split", "after_piece_written", "before_sample", "after_sleep"
     ]  # fmt: skip
@@ -130,7 +131,7 @@ def test_the_rounds_of_a_plain_run_are_of_many_kinds() -> None:
 async def test_seeded_deaths_lose_nothing(rounds: FaultRounds) -> None:
     num_token_migrations = 0
     for seed in seeds_of(N_SCHEDULES):
-        report = await rounds.run(Schedule.draw(seed))
+        report = await rounds.run(drawn_schedule(seed))
         assert not report.problems, report
         assert report.num_tokens > 0
         num_token_migrations += report.num_token_migrations

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packing_properties import ALLOWED, count_exceptions, num_owed
 from packing_util import CAPACITY, MIXES, in_batches, placement, random_operations, sizes_of
 
 from jettison.policy.packing.bounds import l2_bound, optimum
 from jettison.policy.packing.mell import Packing
-from jettison.policy.packing.properties import ALLOWED, count_exceptions, num_owed
 from jettison.policy.packing.types import (
     Arrive,
     Depart,
@@ -104,7 +104,7 @@ def test_a_batch_moves_only_what_ends_elsewhere() -> None:
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_small_instances_stay_within_four_thirds_of_the_optimum(mix: str) -> None:
-    # Six mixes: 2,040 sequences. benchmarks/packing.py has 100,000.
+    # Six mixes: 2,040 sequences. `python -m benchmarks packing time` has 100,000.
     for seed in range(340):
         packing = Packing(PARAMS)
         for operation in random_operations(random.Random(seed), mix, 25):

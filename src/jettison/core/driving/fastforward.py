@@ -7,7 +7,7 @@ commits so many of them at once. Afterwards the books are as if every step had b
 
 It is possible only while the cluster is quiet: no move, no recovery, no pipeline and no queue that memory blocks, for
 those look at the clock or at other groups after each step. Before the core reads the books of a group in a quiet
-cluster (to dispatch, to rebalance, on a tick) it calls the function given to ``attach``, which has to ``advance`` the
+cluster (to dispatch, to rebalance, on a tick) it calls ``ClusterState.catch_up``, which has to ``advance`` the
 group to now. The core has all groups advanced before it asks how long a step takes, which is learned from all of their
 steps: an event in a quiet cluster may be the first to swap. Before any event but arrivals, ticks and steps of other
 groups the driver itself advances all groups. ``due_ns`` says when a policy looks at all groups after the next step.
@@ -17,7 +17,7 @@ Only the ids of steps may differ from a run in which every step is reported, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from jettison.core.ladder.climb import Ladder
 from jettison.core.load.views import Loads
@@ -45,17 +45,13 @@ class FastForward:
         self._migrations = migrations
         self._ladder = ladder
 
-    def attach(self, catch_up: Callable[[GroupId], None], catch_up_all: Callable[[], None]) -> None:
-        """Register two callbacks: for a group before its books are read, and for all groups before step times are
-        predicted."""
-        self._state.catch_up, self._state.catch_up_all = catch_up, catch_up_all
-
     @property
     def is_quiet(self) -> bool:
         """Nothing is under way by which a step of one group could decide about another."""
         return (
-            self._moves.is_idle and self._recoveries.is_idle and self._migrations.is_idle and self._ladder.is_quiet
+            self._moves.is_idle and self._recoveries.is_idle and self._migrations.is_idle
             and not self._state.unplaced and not self._state.distrusted and not self._state.pipelines
+            and self._ladder.decides_nothing_before().until_ns != 0
             and not any(
                 self._state.groups[g].head_blocked_by is BlockedBy.MEMORY for g in self._state.changes.queued
             )
@@ -64,7 +60,7 @@ class FastForward:
     @property
     def due_ns(self) -> int | None:
         """The first step that ends then or later must be reported by itself, with all groups caught up; None: never."""
-        return self._ladder.due_ns
+        return self._ladder.decides_nothing_before().until_ns
 
     def most_steps(self, group_id: GroupId) -> int:
         """How many steps may be reported together, the one in flight included; 0 if that one has to be reported by
@@ -80,7 +76,7 @@ class FastForward:
         if most < 1:
             return 0
         (worker_id,) = group.worker_ids
-        ahead = self._ladder.steps_ahead
+        ahead = self._ladder.decides_nothing_before().num_steps
         room = self._state.workers[worker_id].ledger.num_free
         size, tables = group.limits.block_size, group.blocks.ledgers[0].tables
         slots = [len(tables[row.state.request_id].ids) * size - row.context_len - 1 for row in flight.step.rows]
@@ -119,7 +115,7 @@ class FastForward:
             ledgers.discard(worker_id)
         if grown:
             self._loads.monitor(group).note_growth(group, [ends_ns[number - 1] for number in grown])
-            self._ladder.note_grown(group)
+            self._ladder.note_touched((group_id,))
         return step
 
 

@@ -16,9 +16,9 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.moving.moves import Moves
+from jettison.core.moving.store import CheckpointStore
 from jettison.core.ports import Record, StepRow
 from jettison.core.requests import RequestState
 from jettison.core.residence import hosted_tokens
@@ -49,10 +49,10 @@ class _Told:
 class StandingWatch:
     """Watches the offline work of all groups."""
 
-    def __init__(self, state: ClusterState, moves: Moves, hosted: Hosted) -> None:
+    def __init__(self, state: ClusterState, moves: Moves, store: CheckpointStore) -> None:
         self._state = state
         self._moves = moves
-        self._hosted = hosted
+        self._store = store
         self._told: dict[Subject, _Told] = {}
         self._formed_ns: dict[GroupId, int] = {}
         """When each group was first seen; 0 where the cluster had no offline work before. A new group's work may have
@@ -150,11 +150,11 @@ class StandingWatch:
         queues, head = group.queues, group.queues.waiting_offline.head
         running = queues.running_offline()
         coming = [s for s in queues.moving.values() if s.is_offline and hosted_tokens(s.residences)]
-        stored = [e for e in self._hosted.of(group, HostedPhase.STORED, is_checkpoint=True) if e.state.is_offline]
+        stored = [e for e in self._store.of(group, HostedPhase.STORED) if e.state.is_offline]
         if running:
             needed = int(_lacks_block(group, running[-1]))
         elif stored:
-            needed = self._hosted.blocks_to_return(stored[0]) + 1 + group.blocks.watermark
+            needed = self._store.blocks_to_return(stored[0]) + 1 + group.blocks.watermark
         else:
             needed = 0 if head is None else self._needed(group, head)
         view = StandingView(
@@ -175,8 +175,9 @@ class StandingWatch:
         if following is not None and following is not head:
             gives_way = key_of(head) in self._state.offline_tokens.gives_way
             return Standstill.GIVES_WAY if gives_way else Standstill.OTHERS, {
-                "own_virtual_tokens": queues.offline_served(head.tenant),
-                "next_virtual_tokens": queues.offline_served(following.tenant), "next_request": following.request_id,
+                "own_virtual_tokens": self._state.offline_tokens.of(head.tenant),
+                "next_virtual_tokens": self._state.offline_tokens.of(following.tenant),
+                "next_request": following.request_id,
                 "waiting": len(queues.waiting_offline),
             }
         view = StandingView(

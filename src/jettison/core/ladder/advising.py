@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from jettison.core.advice import Going, Stalled, Wanted
+from jettison.core.advice import Going, Stalled, WantedMove
 from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.load.distances import known_links
 from jettison.core.load.views import Loads
@@ -77,6 +77,6 @@ class Adviser:
 
         return min(holders, key=rank, default=None)
 
-    def choose_kinds(self, wanted: Iterable[Wanted]) -> Mapping[RequestId, Going]:
+    def choose_kinds(self, wanted: Iterable[WantedMove]) -> Mapping[RequestId, Going]:
         """As all rungs have it."""
         return choose_kinds(self._state, wanted)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Set
 
 import jettison.core.ladder.lists  # noqa: F401  # its rungs are known by name from then on
-from jettison.core.ladder.rung import Means, Moment, Refusal, Rung, rung_classes
+from jettison.core.ladder import hooks
+from jettison.core.ladder.rung import Means, Moment, Rung, rung_classes
 from jettison.core.load.views import Loads
 from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
-from jettison.core.moving.sleeping import Sleepers
+from jettison.core.moving.sleeping import Expected, Sleepers
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
@@ -46,10 +47,20 @@ class Ladder:
         looking = [rung for rung in self.rungs if _does(rung, "look")]
         self.looking = {moment: tuple(rung for rung in looking if moment in rung.moments) for moment in Moment}
         """Rungs that look at such a moment."""
-        self.following = tuple(rung for rung in self.rungs if _does(rung, "after_steps"))
-        """Rungs that may send something behind the steps just issued."""
         self._leaving = tuple(rung for rung in reversed(self.rungs) if _does(rung, "leave"))
-        self._noting = tuple(rung for rung in self.rungs if _does(rung, "note_touched"))
+        self._admitting = [rung for rung in self.rungs if isinstance(rung, hooks.Admits)]
+        self._placing = [rung for rung in self.rungs if isinstance(rung, hooks.Places)]
+        self._hearing = [rung for rung in self.rungs if isinstance(rung, hooks.HearsUnmet)]
+        self._scaling = [rung for rung in self.rungs if isinstance(rung, hooks.Scales)]
+        self.copying = [rung for rung in self.rungs if isinstance(rung, hooks.SendsCopies)]
+        """Rungs that may send something behind the steps just issued."""
+        self._lagging = [rung for rung in self.rungs if isinstance(rung, hooks.Lags)]
+        self._waking = [rung for rung in self.rungs if isinstance(rung, hooks.Sleeps)]
+        self._gauged = [rung for rung in self.rungs if isinstance(rung, hooks.Gauges)]
+        self._occupying = [rung for rung in self.rungs if isinstance(rung, hooks.Occupies)]
+        self._noting = [rung for rung in self.rungs if isinstance(rung, hooks.Notes)]
+        self._checking = [rung for rung in self.rungs if isinstance(rung, hooks.Checks)]
+        self._ticking = [rung for rung in self.rungs if isinstance(rung, hooks.Ticks)]
 
     def change(self, names: Iterable[str]) -> None:
         """Other rungs; those that stay keep what they know.
@@ -68,10 +79,11 @@ class Ladder:
         present = {type(rung): rung for rung in self.rungs}
         going = [rung for kind, rung in present.items() if kind not in kinds]
         for rung in going:
-            if rung.worker_ids:
-                raise ConfigError(f"{rung.name} cannot go while it uses workers {sorted(set(rung.worker_ids))}")
+            if isinstance(rung, hooks.Occupies) and (worker_ids := set(rung.worker_ids())):
+                raise ConfigError(f"{rung.name} cannot go while it uses workers {sorted(worker_ids)}")
         for rung in going:
-            rung.go()
+            if isinstance(rung, hooks.Ends):
+                rung.go()
         self._set_rungs(present.get(kind) or kind(self._means) for kind in kinds)
 
     # --- climbing ---------------------------------------------------------------------------------------------
@@ -89,7 +101,7 @@ class Ladder:
 
     def after_steps(self, now_ns: int) -> list[Action]:
         """What should follow the steps just issued in a worker's stream."""
-        return [action for rung in self.following for action in rung.after_steps(now_ns)]
+        return [action for rung in self.copying for action in rung.after_steps(now_ns)]
 
     def ask_way(self, by: Rung | None, worker_ids: Collection[WorkerId], why: str, now_ns: int) -> list[Action]:
         """Have the rungs below one give way at these workers; None: all of them (an administrator asks)."""
@@ -98,30 +110,31 @@ class Ladder:
 
     def _ask_room(self, by: Rung, group: Group, why: str, now_ns: int) -> list[Action]:
         below = self.rungs[: self.rungs.index(by)]
-        return [action for rung in reversed(below) for action in rung.give_room(group, why, now_ns)]
+        giving = [rung for rung in reversed(below) if isinstance(rung, hooks.GivesRoom)]
+        return [action for rung in giving for action in rung.give_room(group, why, now_ns)]
 
-    def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
-        """Why the first rung that does not take another request of a tenant does not; see ``Rung.why_refuse``."""
-        refusals = (rung.why_refuse(tenant, limit, num_coming, now_ns) for rung in self.rungs)
+    def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> hooks.Refusal | None:
+        """Why the first rung that does not take another request of a tenant does not; see ``hooks.Admits``."""
+        refusals = (rung.why_refuse(tenant, limit, num_coming, now_ns) for rung in self._admitting)
         return next((refusal for refusal in refusals if refusal is not None), None)
 
     def _tell_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
-        return [action for rung in self.rungs for action in rung.on_unmet(group_id, missing_bytes, why, now_ns)]
+        return [action for rung in self._hearing for action in rung.on_unmet(group_id, missing_bytes, why, now_ns)]
 
     def _ways(self) -> Collection[Way]:
         return {rung.way for rung in self.rungs if rung.way is not None}
 
     def _closed(self) -> Set[GroupId] | None:
-        return next((closed for rung in self.rungs if (closed := rung.closed) is not None), None)
+        return self._placing[0].closed() if self._placing else None
 
     def place(self, state: RequestState) -> GroupId | None:
-        """Which group a newcomer is queued in, where a rung says so; see ``Rung.place``."""
-        places = (rung.place(state) for rung in self.rungs)
+        """Which group a newcomer is queued in, where a rung says so; see ``hooks.Places``."""
+        places = (rung.place(state) for rung in self._placing)
         return next((group_id for group_id in places if group_id is not None), None)
 
     def gauges(self) -> dict[str, float]:
         """What metrics show of all rungs."""
-        return {name: value for rung in self.rungs for name, value in rung.gauges.items()}
+        return {name: value for rung in self._gauged for name, value in rung.gauges().items()}
 
     def rung(self, name: str) -> Rung:
         """Raises KeyError where the list has no such rung."""
@@ -132,12 +145,16 @@ class Ladder:
     @property
     def missing_bytes(self) -> int:
         """That are asked for from outside now."""
-        return max((rung.missing_bytes for rung in self.rungs), default=0)
+        return max((rung.missing_bytes() for rung in self._scaling), default=0)
 
     @property
     def wakes_s(self) -> tuple[float, ...]:
         """What waking each sleeper that may be woken would take, the soonest first."""
-        return next((wakes_s for rung in self.rungs if (wakes_s := rung.wakes_s)), ())
+        return next((wakes_s for rung in self._waking if (wakes_s := rung.wakes_s())), ())
+
+    def expect_wake(self, worker_id: WorkerId) -> Expected | None:
+        """How long a wake will take; None where no rung says."""
+        return self._waking[0].expect(worker_id) if self._waking else None
 
     @property
     def forms_pipelines(self) -> bool:
@@ -145,54 +162,40 @@ class Ladder:
         return any(rung.forms_pipelines for rung in self.rungs)
 
     @property
-    def is_quiet(self) -> bool:
-        """A step of one group is no reason for a rung to do something with another."""
-        return all(rung.is_quiet for rung in self.rungs)
-
-    @property
     def awaits_tick(self) -> bool:
-        """A rung may do something although nothing but time has passed."""
-        return any(rung.awaits_tick for rung in self.rungs)
+        """The next tick may decide something although nothing else happens before it."""
+        return any(rung.decides_nothing_before(Moment.TICK).until_ns is not None for rung in self._ticking)
 
-    @property
-    def due_ns(self) -> int | None:
-        """When the first rung looks at all groups, whichever event comes first."""
-        return min((due for rung in self.rungs if (due := rung.due_ns) is not None), default=None)
-
-    @property
-    def steps_ahead(self) -> int:
-        """For how many steps of growth rungs want to see room before they act."""
-        return max((rung.steps_ahead for rung in self.rungs), default=0)
+    def decides_nothing_before(self) -> hooks.Calm:
+        """How long no rung decides anything at the end of a step, or before one, that decides nothing itself."""
+        calms = [rung.decides_nothing_before(Moment.STEP_ENDED) for rung in self._ticking]
+        until_ns = [calm.until_ns for calm in calms if calm.until_ns is not None]
+        return hooks.Calm(min(until_ns, default=None), max((calm.num_steps for calm in calms), default=0))
 
     @property
     def num_scale_outs(self) -> int:
         """Times that rungs have asked for more instances."""
-        return sum(rung.num_scale_outs for rung in self.rungs)
+        return sum(rung.num_scale_outs() for rung in self._scaling)
 
     @property
     def lag_blocks(self) -> int:
         """Sealed blocks of the candidates for checkpoints that have not been copied."""
-        return sum(rung.lag_blocks for rung in self.rungs)
+        return sum(rung.lag_blocks() for rung in self._lagging)
 
     def worker_ids(self) -> set[WorkerId]:
         """Workers that rungs use, and would have to give way at."""
-        return {worker_id for rung in self.rungs for worker_id in rung.worker_ids}
+        return {worker_id for rung in self._occupying for worker_id in rung.worker_ids()}
 
     # --- telling ----------------------------------------------------------------------------------------------
 
-    def note_grown(self, group: Group) -> None:
-        """Requests of the group have taken blocks in steps that are told of late."""
-        for rung in self.rungs:
-            rung.note_grown(group)
-
     def note_touched(self, group_ids: Collection[GroupId]) -> None:
-        """These groups are different (at the end of an event)."""
+        """These groups are different (at the end of an event, or by steps that are told of together)."""
         for rung in self._noting:
             rung.note_touched(group_ids)
 
     def check(self) -> None:
         """Raise AssertionError on any broken invariant."""
-        for rung in self.rungs:
+        for rung in self._checking:
             rung.check()
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jettison.core.ladder.dropplans import DropPlanner, required_bytes
+from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.waysout import WaysOut
 from jettison.core.ports import Action, Record
@@ -63,20 +64,13 @@ class DropRung(Rung):
         self._planner = DropPlanner(means.state, means.loads)
         self._ways = WaysOut(means)
 
-    @property
-    def is_quiet(self) -> bool:
-        """Memory is not foreseen to run out before it does."""
-        return not self._foresees
-
-    @property
     def worker_ids(self) -> Collection[WorkerId]:
         """Members of merges under way."""
         return [w for merge in self._moves.merges for w in merge.worker_ids]
 
-    @property
-    def awaits_tick(self) -> bool:
-        """A group may be overloaded although memory keeps no request out yet: all are looked at on every tick."""
-        return self._foresees
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """Where memory is foreseen to run out, all groups are looked at although it keeps no request out yet."""
+        return Calm(0 if self._foresees else None)
 
     @property
     def _foresees(self) -> bool:
@@ -213,7 +207,7 @@ class DropRung(Rung):
         self, free: Sequence[Group], required: int, asker: Group, overloaded: Sequence[Group],
         max_pull_s: float, now_ns: int,
     ) -> _Choice:
-        """A plan that relieves who is overloaded, with pipelines as long as they keep up.
+        """A plan that relieves the overloaded groups, with pipelines as long as they keep up.
 
         The first look at a group takes the shortest pipeline for granted. Where a plan makes longer ones that could
         not keep up, another is made with the longest that could. Merges of groups that are not overloaded are left out:
@@ -223,32 +217,40 @@ class DropRung(Rung):
         most_members: int | None = None
         declined: Assessment | None = None
         for _ in range(MOST_PLANS):
+            # Whether a merge is worth it depends on its length, and only a plan tells that. So the first plan is made
+            # without a bound, it is judged, and the next one is made within what was accepted.
             plan = self._planner.plan(free, required, asker.group_id, max_pull_s, most_members)
             kept: list[GroupMerge] = []
             refused: list[GroupMerge] = []
             bounds: list[int] = []
             for merge in plan.merges:
                 judges = self._judges(merge, asker, asking)
+                # No group in this merge is overloaded: it would relieve no queue now.
                 if not judges:
                     continue
                 verdict = self._verdict(judges, len(merge.stages), now_ns)
                 if verdict.overloaded:
                     kept.append(merge)
                 else:
+                    # Of all verdicts the first is told: it is on the plan that was wanted.
                     declined = declined or verdict
                     refused.append(merge)
                     bounds.append(self._longest_accepted(judges, len(merge.stages), now_ns))
             if not refused:
                 break
+            # The planner takes one bound for all groups, so the shortest of the refused merges' bounds holds for all.
+            # It is below the length that was refused, so plans get shorter; what the last one still has refused goes.
             most_members = min(bounds)
         shape = self._state.shape
+        # Merges that no overloaded group asked for count as freed although they are left out: that memory is there
+        # for the asking, so it is no reason for more instances. Where no merge is kept, no memory is to be had at all.
         freed = plan.freed_bytes - plan.only(refused, shape).freed_bytes if kept else 0
         return _Choice(plan.only(kept, shape), required - freed, declined)
 
     def _judges(
         self, merge: GroupMerge, asker: Group, asking: Mapping[GroupId, Group]
     ) -> list[Group]:
-        """Who says whether a merge is worth it: the group that asks, in another merge any that is overloaded."""
+        """The groups that say whether a merge is worth it: the one that asks, in another merge any overloaded one."""
         return [asker] if asker.group_id in merge.sources else [asking[g] for g in merge.sources if g in asking]
 
     def _verdict(self, judges: Sequence[Group], num_stages: int, now_ns: int) -> Assessment:

@@ -1,10 +1,10 @@
-"""What the drop planner is told about groups. ``policy.merge`` decides who merges, ``core.moving.moves`` carries it
-out."""
+"""What the drop planner is told about groups. ``policy.merge`` decides which groups merge, ``core.moving.moves``
+carries it out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from jettison.core.load.distances import known_links
@@ -13,20 +13,22 @@ from jettison.core.load.views import Loads
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.cost.grouprate import rate_between
-from jettison.policy.merge import DropPlan, MergeCandidate, PlannerParams, plan_drop, throughput_cost
+from jettison.policy.links import MachineId
+from jettison.policy.merge import (
+    DropPlan,
+    MergeCandidate,
+    Partner,
+    PlannerParams,
+    choose_partner,
+    plan_drop,
+    throughput_cost,
+)
 from jettison.types import GroupId
 
 
-def merge_candidate(state: ClusterState, group: Group) -> MergeCandidate:
-    """A group as the planner sees it."""
-    return MergeCandidate(
-        group.group_id,
-        group.worker_ids,
-        tuple(state.workers[w].resident(state.shape) for w in group.worker_ids),
-        (group.blocks.num_used + group.queues.queued_blocks()) / max(1, group.blocks.capacity),
-        group.blocks.num_free * block_bytes(state),
-        tuple(state.member_budget_bytes(state.workers[w]) for w in group.worker_ids),
-    )
+def pressure(group: Group) -> float:
+    """What its requests hold and want, over what there is."""
+    return (group.blocks.num_used + group.queues.queued_blocks()) / max(1, group.blocks.capacity)
 
 
 def required_bytes(state: ClusterState, overloaded: Sequence[Group], growth_factor: float) -> int:
@@ -54,6 +56,7 @@ class DropPlanner:
     def __init__(self, state: ClusterState, loads: Loads) -> None:
         self._state = state
         self._loads = loads
+        self._block_bytes = block_bytes(state)
 
     def plan(
         self, groups: Sequence[Group], required: int, asking: GroupId | None, max_pull_s: float,
@@ -68,17 +71,44 @@ class DropPlanner:
             link_bytes_per_s=rates.slowest(w for g in groups for w in g.worker_ids),
             max_pull_s=max_pull_s, links=known_links(state), most_members=most_members,
         )
-        candidates = [merge_candidate(state, g) for g in groups]
+        candidates = [self.candidate(g) for g in groups]
         plan = plan_drop(candidates, required, state.shape, params, asking)
         # What an administrator asks for may take as long as it takes.
         if max_pull_s < math.inf and any(rates.of((p.src, p.dst)) is None for m in plan.merges for p in m.pulls):
             plan = plan_drop(candidates, required, state.shape, replace(params, max_pull_s=0.0), asking)
         return plan
 
+    def candidate(self, group: Group) -> MergeCandidate:
+        """A group as the planner sees it."""
+        state = self._state
+        return MergeCandidate(
+            group.group_id,
+            group.worker_ids,
+            tuple(state.workers[w].resident(state.shape) for w in group.worker_ids),
+            pressure(group),
+            group.blocks.num_free * self._block_bytes,
+            tuple(state.member_budget_bytes(state.workers[w]) for w in group.worker_ids),
+        )
+
+    def partner(self, group: Group, others: Iterable[Group]) -> Group | None:
+        """The one of the others that a drop merges the group with, if their layers fit together."""
+        state = self._state
+        links = known_links(state)
+
+        def machines(of: Group) -> frozenset[MachineId]:
+            return frozenset() if links is None else frozenset(links.machine(w) for w in of.worker_ids)
+
+        partners = (
+            Partner(len(g.stages), -g.blocks.num_free * self._block_bytes, pressure(g), g.group_id, machines(g))
+            for g in others
+        )
+        chosen = choose_partner(machines(group), partners, state.shape, links)
+        return None if chosen is None else state.groups[chosen.order]
+
     def throughput_cost(self, plan: DropPlan) -> float | None:
         """v1's cost of the groups that a plan leaves; None without a profile of such groups."""
         merged = {g for m in plan.merges for g in m.sources}
         sizes = [len(m.stages) for m in plan.merges]
         sizes += [len(g.stages) for g in self._state.groups.values() if g.group_id not in merged]
-        rates = self._loads.group_rates()
+        rates = self._loads.compute.group_rates()
         return throughput_cost(sizes, lambda num_stages: rate_between(rates, num_stages))

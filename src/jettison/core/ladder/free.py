@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from jettison.core.ladder.rung import Moment, Offer, Rung, register
 from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action
+from jettison.core.preemption import Preemption
 from jettison.core.requests import RequestState
 from jettison.core.residence import hosted_only
 from jettison.core.serving.group import Group
@@ -37,7 +38,7 @@ class FreeRung(Rung):
     is_word = False
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """For each group whose next online request lacks room: whose blocks it gets."""
+        """For each group whose next online request lacks room: the requests that give it their blocks."""
         state = self.means.state
         if not state.changes.harvesting:
             return
@@ -59,25 +60,25 @@ class FreeRung(Rung):
         assert isinstance(offer, FreeOffer), offer
         group = self.means.state.groups[offer.groups[0]]
         for request_id in offer.victims:
-            group.preempt(group.queues.running[request_id])
+            group.preempt(group.queues.running[request_id], Preemption.ONLINE_HEAD)
         for request_id in offer.turned:
-            entry = self.means.hosted.entry(self.means.state.requests[request_id])
+            entry = self.means.hosted.store.entry(self.means.state.requests[request_id])
             assert entry is not None, request_id
-            self.means.hosted.break_off(entry)
+            self.means.hosted.store.break_off(entry)
         return []
 
     def _turned(self, group: Group) -> tuple[RequestId, ...]:
         """Their blocks are free as soon as no piece is on its way."""
-        coming = self.means.hosted.of(group, HostedPhase.IN, is_checkpoint=True)
+        coming = self.means.hosted.store.of(group, HostedPhase.IN)
         return tuple(e.state.request_id for e in coming if e.state.is_offline)
 
     def _missing(self, group: Group) -> int:
         """Blocks that online requests want now, beyond those that are free."""
         blocks, head = group.blocks, group.queues.waiting.head
         wanted = 0 if head is None or blocks.is_oversized(head) else blocks.cached_prefix(head)[1]
-        for entry in self.means.hosted.of(group, HostedPhase.STORED, is_checkpoint=True):
+        for entry in self.means.hosted.store.of(group, HostedPhase.STORED):
             if not entry.state.is_offline:
-                wanted = max(wanted, self.means.hosted.blocks_to_return(entry) + 1)
+                wanted = max(wanted, self.means.hosted.store.blocks_to_return(entry) + 1)
         return wanted and wanted + blocks.watermark - blocks.num_allocatable
 
     def _victims(self, group: Group, missing: int) -> tuple[RequestId, ...]:

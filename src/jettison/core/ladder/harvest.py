@@ -4,7 +4,7 @@ Which offline tokens fill a step is planned with the step (``policy.filling``). 
 has offline work:
 
     it has ended     candidates are marked                                    policy.checkpointing
-    the next begins  what to copy is decided; who was freed comes back, where there is room beside what online needs
+    the next begins  what to copy is decided; freed requests come back, where online requests leave room
     it is issued     pieces of both beside it, within what the link and the objectives allow
 
 Online requests are copied, too, behind the offline ones. A request that would be back later than computed again is.
@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 
+from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.checkpoints import is_copyable
 from jettison.core.moving.hostedkv import HostedKV, HostedPhase
 from jettison.core.ports import Action, Record
+from jettison.core.preemption import Preemption
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.policy.checkpointing import (
@@ -37,7 +39,8 @@ from jettison.policy.swapping import StoredRow, choose_swap_ins
 from jettison.types import GroupId, RequestId
 
 AHEAD_STEPS = 16
-"""Steps of growth of those that run for which room is left beside who comes back: it would be the next to go."""
+"""Steps of growth of those that run for which room is left beside a request that comes back: it would be the next to
+go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,7 @@ class HarvestRung(Rung):
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
-        self._state, self._hosted, self._checkpoints = means.state, means.hosted, means.checkpoints
+        self._state, self._store, self._checkpoints = means.state, means.hosted.store, means.checkpoints
         self._policies: dict[GroupId, Checkpointing] = {}
         self._marked: set[GroupId] = set()
         """Groups with candidates from a step that has just ended."""
@@ -74,21 +77,21 @@ class HarvestRung(Rung):
         """Groups dissolved when this was last rid of them."""
 
     @property
-    def is_quiet(self) -> bool:
+    def _has_nothing(self) -> bool:
         """No group has offline work or anything at the host, or none of that is for this rung."""
         if not self._state.changes.harvesting:
             return True
-        return not self._state.params.offline.checkpoints and self._hosted.is_idle
+        return not self._state.params.offline.checkpoints and self.means.hosted.is_idle
 
-    @property
-    def awaits_tick(self) -> bool:
-        """A group has not been looked at yet."""
-        return not self._put_off.isdisjoint(self._state.changes.harvesting)
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """Ticks are for groups that have not been looked at yet, steps for all with offline work."""
+        if moment is Moment.TICK:
+            return Calm(None if self._put_off.isdisjoint(self._state.changes.harvesting) else 0)
+        return Calm(None if self._has_nothing else 0)
 
-    @property
     def lag_blocks(self) -> int:
         """Of all groups."""
-        groups = self._state.groups  # those who were marked last may run no more
+        groups = self._state.groups  # a group that was marked last may run no offline request any more
         return sum(
             policy.lag_blocks for group_id, policy in self._policies.items()
             if group_id in groups and groups[group_id].queues.num_running_offline
@@ -97,9 +100,9 @@ class HarvestRung(Rung):
     # --- deciding ---------------------------------------------------------------------------------------------
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """Mark candidates after a step; before the next, decide what to copy, and who comes back."""
+        """Mark candidates after a step; before the next, decide what to copy, and which requests come back."""
         harvesting = self._state.changes.harvesting
-        if self.is_quiet:
+        if self._has_nothing:
             return
         if moment is Moment.STEP_ENDED:
             for group_id in harvesting & self._state.changes.touched:
@@ -116,9 +119,10 @@ class HarvestRung(Rung):
             self._looked_at.append(group)
             if group.group_id in self._marked:
                 self._decide(group)
-            if oversized := self._hosted.oversized(group, is_checkpoint=True):
-                why = "it is too large for what its group has become"
-                yield HarvestOffer(groups=(group.group_id,), why=why, compute_again=oversized)
+            if oversized := self._store.oversized(group):
+                yield HarvestOffer(
+                    groups=(group.group_id,), why=Preemption.TOO_LARGE, compute_again=oversized
+                )
             if not group.paused:
                 yield from self._returning(group)
             self._keep_room(group)
@@ -189,7 +193,7 @@ class HarvestRung(Rung):
         online decode, or nothing would ever move. A group with nothing to run has no step to delay.
 
         Between two steps online decodes are in none, so there one block is granted whatever the objective. Its price is
-        one block's copy beside the step that follows; without it nobody who was freed could come back, or be computed
+        one block's copy beside the step that follows. Without it no freed request could come back, or be computed
         again, beside decodes that never pause: a batch stood still for good.
         """
         last = next(reversed(group.in_flight.values()), None)
@@ -214,7 +218,7 @@ class HarvestRung(Rung):
         # Where admission is capped the group is to fit into less memory soon.
         only_online = queues.offline_holders or queues.waiting or group.blocks.admission_cap is not None
         entries = {
-            e.state.request_id: e for e in self._hosted.of(group, HostedPhase.STORED, is_checkpoint=True)
+            e.state.request_id: e for e in self._store.of(group, HostedPhase.STORED)
             if not (e.state.is_offline and only_online)
         }
         if not entries or not self._budget_blocks(group):
@@ -227,8 +231,7 @@ class HarvestRung(Rung):
         again = tuple(r for r in chosen if self._is_faster_recomputed(group, entries[r].num_blocks, budget, costs))
         why = "there is room beside what online requests need"
         if again:
-            slow = "the link would take longer than computing it"
-            yield HarvestOffer(groups=(group.group_id,), why=slow, compute_again=again)
+            yield HarvestOffer(groups=(group.group_id,), why=Preemption.SLOW_LINK, compute_again=again)
         if len(again) < len(chosen):
             yield HarvestOffer(
                 groups=(group.group_id,), why=why, come_back=tuple(r for r in chosen if r not in again)
@@ -245,7 +248,7 @@ class HarvestRung(Rung):
         online: list[StoredRow] = []
         offline: list[StoredRow] = []
         for state in in_order:
-            row = StoredRow(state.request_id, self._hosted.blocks_to_return(entries[state.request_id]))
+            row = StoredRow(state.request_id, self._store.blocks_to_return(entries[state.request_id]))
             (offline if state.is_offline else online).append(row)
         num_running = len(group.queues.running) + len(group.queues.moving)
         room = partial(choose_swap_ins, watermark_blocks=group.blocks.watermark, max_num_seqs=group.max_running)
@@ -265,13 +268,13 @@ class HarvestRung(Rung):
         return is_faster_recomputed(num_blocks, budget_blocks, costs.step_s, costs.recompute_s(num_tokens), link_s)
 
     def _growth(self, group: Group) -> int:
-        """Blocks that those who run will take in the next steps."""
+        """Blocks that running requests will take in the next steps."""
         return group.blocks.num_to_grow(group.queues.running.values(), AHEAD_STEPS)
 
     def _keep_room(self, group: Group) -> None:
         """Newcomers leave room for online requests that were freed: those were admitted before them."""
         if group.queues.stored:
-            group.blocks.reserve_everywhere(self.name, self._hosted.owed_blocks(group, is_checkpoint=True))
+            group.blocks.reserve_everywhere(self.name, self._store.owed_blocks(group))
         else:
             group.blocks.reserve(self.name, {})
 
@@ -280,21 +283,21 @@ class HarvestRung(Rung):
         assert isinstance(offer, HarvestOffer), offer
         requests = self._state.requests
         for request_id in offer.come_back:
-            self._hosted.bring_back(requests[request_id])
+            self._store.bring_back(requests[request_id])
         told = [self._told_again(offer, now_ns)] if offer.compute_again else []
         for request_id in offer.compute_again:
             self._state.counters.checkpoints_dropped += 1
-            self._hosted.give_up(requests[request_id])
+            self._store.give_up(requests[request_id], Preemption(offer.why))
         return [*told]
 
     def _told_again(self, offer: HarvestOffer, now_ns: int) -> Record:
-        """Who is computed again, and what the link and the steps were taken to do."""
+        """Which requests are computed again, and which times of the link and of steps that goes by."""
         group = self._state.groups[offer.groups[0]]
-        entries = [self._hosted.entry_named(request_id) for request_id in offer.compute_again]
+        entries = [self._store.entry_named(request_id) for request_id in offer.compute_again]
         num_blocks = sum(entry.num_blocks for entry in entries if entry is not None)
         step_s = self.means.loads.exchange_costs(group).step_s
         return Record("offline_computed_again", now_ns, {
-            "group": group.group_id, "requests": len(entries), "reason": offer.why, "blocks": num_blocks,
+            "group": group.group_id, "requests": len(entries), "reason": str(offer.why), "blocks": num_blocks,
             "blocks_a_step": self._budget_blocks(group), "step_ms": None if step_s is None else 1e3 * step_s,
             "link_ms": 1e3 * self.means.loads.copied_beside_s(group, num_blocks),
         })
@@ -311,7 +314,7 @@ class HarvestRung(Rung):
 
     def _note_stall(self, group: Group) -> None:
         is_stalled = not group.in_flight and not group.paused and bool(
-            self._hosted.of(group, HostedPhase.IN, is_checkpoint=True)
+            self._store.of(group, HostedPhase.IN)
         )
         if not is_stalled:
             self._stalled.discard(group.group_id)
@@ -320,7 +323,7 @@ class HarvestRung(Rung):
             self._state.counters.prefetch_stalls += 1
 
     def go(self) -> None:
-        """Nothing is checkpointed any more, and nobody brings back what was freed."""
+        """No request is checkpointed any more, and no freed one brought back."""
         for group in self._state.groups.values():
             group.blocks.reserve(self.name, {})
-        self._hosted.drop_checkpoints()
+        self._store.empty()

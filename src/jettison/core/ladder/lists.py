@@ -9,13 +9,13 @@ import jettison.core.ladder.drop
 import jettison.core.ladder.free
 import jettison.core.ladder.harvest
 import jettison.core.ladder.migrate
-import jettison.core.ladder.pack
+import jettison.core.ladder.packing.pack
 import jettison.core.ladder.pause
 import jettison.core.ladder.restore
 import jettison.core.ladder.scale
 import jettison.core.ladder.shed
 import jettison.core.ladder.swap
-import jettison.core.ladder.wake  # noqa: F401  # each registers its rung
+import jettison.core.ladder.waking.wake  # noqa: F401  # each registers its rung
 from jettison.config.rungs import overload_words
 from jettison.core.ladder.rung import rung_classes
 from jettison.errors import ConfigError
@@ -69,7 +69,7 @@ def with_offline(rungs: tuple[str, ...], parts: Iterable[str]) -> tuple[str, ...
 
 
 def with_wake(rungs: tuple[str, ...], static_pipeline: bool) -> tuple[str, ...]:
-    """These rungs and the one that wakes sleepers; in static pipelines nobody sleeps."""
+    """These rungs and the one that wakes sleepers; in static pipelines no worker sleeps."""
     if static_pipeline:
         return rungs
     return tuple(rung.name for rung in rung_classes({*rungs, "wake"}, static_pipeline=False))

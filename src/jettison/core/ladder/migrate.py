@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from jettison.core.advice import Going, Wanted
+from jettison.core.advice import Going, WantedMove
+from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.migrations import may_go
@@ -67,30 +68,19 @@ class MigrateRung(Rung):
         self._avoided_until_ns: dict[Pair, int] = {}
         """Pairs between which a transfer failed, either way round."""
 
-    @property
-    def is_quiet(self) -> bool:
-        """No request migrates."""
-        return self.means.migrations.is_idle
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """While no request migrates, steps until the next look at all instances; a tick may be that look."""
+        if moment is Moment.TICK or not self.means.migrations.is_idle or self._looked_ns is None:
+            return Calm(0)
+        return Calm(self._looked_ns + math.ceil(self.means.state.params.migration.period_s * NANOSECONDS))
 
-    @property
-    def due_ns(self) -> int | None:
-        """It looks at all instances every period."""
-        period_s = self.means.state.params.migration.period_s
-        return 0 if self._looked_ns is None else self._looked_ns + math.ceil(period_s * NANOSECONDS)
-
-    @property
-    def awaits_tick(self) -> bool:
-        """It looks at groups from time to time."""
-        return True
-
-    @property
     def worker_ids(self) -> Collection[WorkerId]:
         """Workers of groups that take part in a migration."""
         return self.means.migrations.worker_ids
 
-    def note_grown(self, group: Group) -> None:
-        """What is known of its load is not true any more."""
-        self._stale.add(group.group_id)
+    def note_touched(self, group_ids: Collection[GroupId]) -> None:
+        """What is known of their loads is not true any more."""
+        self._stale.update(group_ids)
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
@@ -111,7 +101,7 @@ class MigrateRung(Rung):
         source, destination = groups[offer.source], groups[offer.destination]
         state = source.queues.running[offer.request_id]
         return self.means.migrations.start(
-            state, source, destination, now_ns, lambda m: self._ended.append(m), **offer.going._asdict()
+            state, source, destination, now_ns, lambda m: self._ended.append(m), offer.going
         )
 
     def _note_lost(self, ended: Sequence[Passage], now_ns: int) -> None:
@@ -131,7 +121,7 @@ class MigrateRung(Rung):
         self._refresh_loads()
         if not self._low:
             return
-        taken = {*self.means.moves.moving_workers(), *self.worker_ids}
+        taken = {*self.means.moves.moving_workers(), *self.worker_ids()}
         groups, params = self.means.state.groups, self.means.state.params.migration
         if not any(_is_idle(groups[g], taken) for g in self._low):
             return
@@ -153,13 +143,14 @@ class MigrateRung(Rung):
             )
 
     def _kinds(self, pairs: Mapping[RequestId, Pair]) -> Mapping[RequestId, Going]:
-        """How requests go between them; who waits has no kind, and is looked at again in the next period."""
+        """How requests go between them; one that is to wait has no kind, and is looked at again in the next
+        period."""
         state, params = self.means.state, self.means.state.params.migration
         if params.kind is not None:
             return dict.fromkeys(pairs, Going(params.kind, params.max_step_tokens))
         groups = state.groups
         wanted = [
-            Wanted(groups[p.source].queues.running[r], groups[p.destination], self._num_waited[r])
+            WantedMove(groups[p.source].queues.running[r], groups[p.destination], self._num_waited[r])
             for r, p in pairs.items()
         ]
         chosen = choose_kinds(state, wanted)

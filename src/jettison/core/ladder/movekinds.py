@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from jettison.core.advice import Going, Wanted
+from jettison.core.advice import Going, WantedMove
 from jettison.core.ladder.prompts import decodes_of
 from jettison.core.load.portrates import PortRates
 from jettison.core.moving.astokens import TokenRelocation
@@ -24,11 +24,11 @@ from jettison.cost.stepwork import step_of
 from jettison.memory.kvtransfers import MigrationKind, plan_kv_transfers
 from jettison.policy.exchange import LinkId
 from jettison.policy.links import PortId
-from jettison.policy.movekinds import Bin, Move, divide_moves, rest_as_kv
+from jettison.policy.movekinds import LinkBin, Move, divide_moves, rest_as_kv
 from jettison.types import GroupId, RequestId
 
 
-def choose_kinds(cluster: ClusterState, wanted: Iterable[Wanted]) -> dict[RequestId, Going]:
+def choose_kinds(cluster: ClusterState, wanted: Iterable[WantedMove]) -> dict[RequestId, Going]:
     """Of those that begin now; the others wait for the next epoch. Changes nothing."""
     moves = {w.state.request_id: w for w in wanted}
     if not moves:
@@ -39,11 +39,11 @@ def choose_kinds(cluster: ClusterState, wanted: Iterable[Wanted]) -> dict[Reques
     rates = PortRates(cluster, (link for link_bytes in parts.values() for link in link_bytes))
     made = [_move(cluster, w, _num_cached(w), rates.by_port(parts[r])) for r, w in moves.items()]
     ports = {port: _port(cluster, rates, port) for move in made for port in move.port_bytes}
-    destinations: dict[GroupId, Bin] = {}
+    destinations: dict[GroupId, LinkBin] = {}
     for w in moves.values():
         found = boundaries[w.destination.group_id]
         bound = None if found is None else found.tokens_per_s * params.epoch_s
-        destinations[w.destination.group_id] = Bin(bound, w.destination.guests.num_missing_tokens)
+        destinations[w.destination.group_id] = LinkBin(bound, w.destination.guests.num_missing_tokens)
     division = divide_moves(made, ports, destinations, params)
     going: dict[RequestId, Going] = {}
     for choice in division.chosen:
@@ -69,13 +69,13 @@ def reconsider(cluster: ClusterState, migrations: Migrations, now_ns: int) -> li
         passage.pace(max(1, found.step_tokens))
         if not passage.may_go_as_kv:
             continue
-        rest = Wanted(passage.state, destination)
+        rest = WantedMove(passage.state, destination)
         link_bytes = _link_bytes(cluster, rest, passage.num_computed)
         rates = PortRates(cluster, link_bytes)
         move = _move(cluster, rest, passage.num_computed, rates.by_port(link_bytes))
         ports = {port: _port(cluster, rates, port) for port in move.port_bytes}
         ahead = destination.guests.num_missing_before(passage.state)
-        bins = {destination.group_id: Bin(found.tokens_per_s * params.epoch_s, ahead)}
+        bins = {destination.group_id: LinkBin(found.tokens_per_s * params.epoch_s, ahead)}
         num_final_blocks = rest_as_kv(move, ports, bins, params)
         if num_final_blocks:
             actions += passage.go_on_as_kv(num_final_blocks, now_ns)
@@ -93,27 +93,27 @@ def prefill_boundary_of(cluster: ClusterState, group: Group) -> PrefillBoundary 
     )
 
 
-def _port(cluster: ClusterState, rates: PortRates, port: PortId) -> Bin:
+def _port(cluster: ClusterState, rates: PortRates, port: PortId) -> LinkBin:
     params, rate = cluster.params, rates.of(port)
     queued = cluster.book.bytes_at(port)
     if rate is None:
-        return Bin(None, queued)
+        return LinkBin(None, queued)
     bound = link_boundary(rate, params.profile, params.moves.slowdown) * params.moves.epoch_s
-    return Bin(bound, queued, rate)
+    return LinkBin(bound, queued, rate)
 
 
-def _num_cached(wanted: Wanted) -> int:
+def _num_cached(wanted: WantedMove) -> int:
     """Leading tokens that the destination has in its prefix cache: they neither travel nor are computed."""
     return wanted.destination.blocks.cached_prefix(wanted.state, wanted.state.num_computed)[0]
 
 
-def _num_blocks(wanted: Wanted, num_there: int) -> int:
+def _num_blocks(wanted: WantedMove, num_there: int) -> int:
     """That travel; ``num_there``: leading tokens that the destination has."""
     limits = wanted.destination.limits
     return max(1, limits.blocks_for(wanted.state.num_tokens) - num_there // limits.block_size)
 
 
-def _move(cluster: ClusterState, wanted: Wanted, num_there: int, port_bytes: Mapping[PortId, int]) -> Move:
+def _move(cluster: ClusterState, wanted: WantedMove, num_there: int, port_bytes: Mapping[PortId, int]) -> Move:
     state, destination = wanted.state, wanted.destination
     source = cluster.groups[state.group_id]
     num_tokens = max(1, state.num_tokens - num_there)
@@ -126,7 +126,7 @@ def _move(cluster: ClusterState, wanted: Wanted, num_there: int, port_bytes: Map
     )
 
 
-def _link_bytes(cluster: ClusterState, wanted: Wanted, num_there: int) -> Mapping[LinkId, int]:
+def _link_bytes(cluster: ClusterState, wanted: WantedMove, num_there: int) -> Mapping[LinkId, int]:
     layer_bytes = cluster.shape.block_bytes_per_layer(cluster.limits.block_size)
     num_blocks, found = _num_blocks(wanted, num_there), dict[LinkId, int]()
     for part in plan_kv_transfers(in_arenas(wanted.state.residences).places, wanted.destination.stages):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from jettison.core.advice import Wanted
+from jettison.core.advice import Going, WantedMove
 from jettison.core.ladder.climb import Ladder
 from jettison.core.ladder.dropplans import DropPlanner
 from jettison.core.ladder.movekinds import choose_kinds
@@ -71,29 +71,29 @@ class Orders:
             return []
         source = self._state.groups[wanted.state.group_id]
         return migrations.start(
-            wanted.state, source, wanted.destination, now_ns, kind=kind, max_step_tokens=max_step_tokens
+            wanted.state, source, wanted.destination, now_ns, going=Going(kind, max_step_tokens)
         )
 
     def migrate_all(
         self, migrations: Migrations, destinations: Mapping[RequestId, GroupId], now_ns: int,
         kinds: Collection[MigrationKind],
     ) -> list[Action]:
-        """Have these requests go, each in the best of these ways, as ``choose_kinds`` says; who is to wait, or cannot
-        go now, stays, and is to be asked for again."""
+        """Have these requests go, each in the best of these ways, as ``choose_kinds`` says; one that is to wait, or
+        cannot go now, stays, and is to be asked for again."""
         found = [self._wanted(migrations, r, g) for r, g in destinations.items()]
         wanted = {w.state.request_id: w._replace(kinds=kinds) for w in found if w is not None}
         actions: list[Action] = []
         for request_id, going in choose_kinds(self._state, wanted.values()).items():
             state, destination, *_ = wanted[request_id]
             source = self._state.groups[state.group_id]
-            actions += migrations.start(state, source, destination, now_ns, **going._asdict())
+            actions += migrations.start(state, source, destination, now_ns, going=going)
         return actions
 
-    def _wanted(self, migrations: Migrations, request_id: RequestId, destination: GroupId) -> Wanted | None:
+    def _wanted(self, migrations: Migrations, request_id: RequestId, destination: GroupId) -> WantedMove | None:
         state, groups = self._state.requests.get(request_id), self._state.groups
         if state is None or not may_go(state) or migrations.is_moving(state) or destination not in groups:
             return None
         ends = source, target = groups[state.group_id], groups[destination]
         if set(source.worker_ids) & set(target.worker_ids) or any(g.paused or self._moves.is_moving(g) for g in ends):
             return None
-        return Wanted(state, target)
+        return WantedMove(state, target)

@@ -2,10 +2,10 @@
 and where a restore needs the memory.
 
 Steps evict by themselves for what fits then (``policy.filling``); here online requests lack room beyond that.
-Checkpointed requests are stored, others are computed again later; whoever is in a step leaves when that has ended. No
-offline request is let in or comes back until memory has kept no online one out for a second (who only waits for a step
-to end needs none of it), there is room again, and no move of its members is under way. What its members make after a
-merge or a split takes the pause over.
+Checkpointed requests are stored, others are computed again later; a request that is in a step leaves when that has
+ended. No offline request is let in or comes back until memory has kept no online one out for a second (one that only
+waits for a step to end needs none of it), there is room again, and no move of its members is under way. What its
+members make after a merge or a split takes the pause over.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from itertools import chain
 
 from jettison.core.ladder.free import is_preemptible
+from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action, Record
+from jettison.core.preemption import Preemption
 from jettison.core.serving.group import Group
 from jettison.core.serving.holds import GroupHold
 from jettison.policy.batching import BlockedBy
@@ -50,20 +52,14 @@ class PauseRung(Rung):
         self._began_ns: dict[GroupId, int] = {}
         """When their pauses began."""
 
-    @property
-    def is_quiet(self) -> bool:
-        """No group is paused."""
-        return not self._pressed_ns
-
-    @property
-    def awaits_tick(self) -> bool:
-        """A pause ends when time has passed."""
-        return bool(self._pressed_ns)
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """While no group is paused: a pause ends when time has passed."""
+        return Calm(0 if self._pressed_ns else None)
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
         """Groups whose online head lacks room although all that was checkpointed has been freed, also where steps have
-        evicted all others: they would be let in again as soon as nobody waits. And what offline work paused groups
-        still have."""
+        evicted all others: they would be let in again as soon as no online request waits. And what offline work paused
+        groups still have."""
         changes, groups = self.means.state.changes, self.means.state.groups
         asked = self._pressed_ns.keys() | (set() if moment is Moment.BEFORE_STEPS else changes.queued_online)
         if not asked:
@@ -79,7 +75,7 @@ class PauseRung(Rung):
                 yield Offer(groups=(group_id,), why="memory keeps an online request out")
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Whoever can give its blocks up does."""
+        """Each offline request that can give its blocks up does."""
         group = self.means.state.groups[offer.groups[0]]
         actions: list[Action] = []
         if group.group_id not in self._pressed_ns:
@@ -87,10 +83,10 @@ class PauseRung(Rung):
         num_free = group.blocks.num_allocatable
         for state in group.queues.running_offline():
             if is_preemptible(state):
-                group.preempt(state)
-        for entry in self.means.hosted.of(group, HostedPhase.IN, is_checkpoint=True):
+                group.preempt(state, Preemption.PAUSE)
+        for entry in self.means.hosted.store.of(group, HostedPhase.IN):
             if entry.state.is_offline:
-                self.means.hosted.break_off(entry)
+                self.means.hosted.store.break_off(entry)
         if group.blocks.num_allocatable > num_free:
             group.head_blocked_by = None  # as far as is known before the next plan: what is dearer waits for that
         return actions
@@ -120,7 +116,7 @@ class PauseRung(Rung):
     def _has_offline_work(self, group: Group) -> bool:
         if group.queues.num_running_offline:
             return any(is_preemptible(s) for s in group.queues.running_offline())
-        return any(e.state.is_offline for e in self.means.hosted.of(group, HostedPhase.IN, is_checkpoint=True))
+        return any(e.state.is_offline for e in self.means.hosted.store.of(group, HostedPhase.IN))
 
     def leave(self, now_ns: int) -> list[Action]:
         """Groups in which the pressure is gone."""
@@ -159,7 +155,7 @@ class PauseRung(Rung):
             self._resume(group_id)
 
     def check(self) -> None:
-        """Exactly the paused groups let nobody in. Raises AssertionError."""
+        """Exactly the paused groups let no offline request in. Raises AssertionError."""
         paused = {i for i, group in self.means.state.groups.items() if self.name in group.queues.offline_holders}
         assert paused == self._pressed_ns.keys() & self.means.state.groups.keys()
 

@@ -113,7 +113,6 @@ class RestoreRung(Rung):
         for group in self._state.pipelines.values():
             group.blocks.uncap_admission(self.name)
 
-    @property
     def worker_ids(self) -> Collection[WorkerId]:
         """Members of restores under way."""
         return [w for restore in self._moves.restores for w in restore.worker_ids]

@@ -1,19 +1,20 @@
 """What a rung is: a way to make supply meet demand, asked at fixed moments, which starts mechanisms and moves nothing.
 
-The ladder (``core.ladder.climb``) asks its rungs from the cheapest to the dearest. A rung that wants something done
-makes an *offer*, which says which groups it is about and why, and is then told to begin it. A rung that needs workers
-which cheaper ones use asks for way: those stop, finish or hand over what they have begun there, within one piece of a
-copy.
+The ladder (``core.ladder.climb``) asks its rungs from the cheapest to the dearest. A rung has four verbs. It *looks*:
+where it wants something done, it makes an offer, which says which groups it is about and why. It is then told to
+*begin* what it offered. A dearer rung that needs workers which it uses asks for way: it *gives way*, which means that
+it stops, finishes or hands over what it has begun there, within one piece of a copy. And it *leaves* when its reason is
+gone. What else a rung may do is in ``core.ladder.hooks``.
 
 A rung for a policy of one's own is a subclass in any module: ``register`` makes its name known to ``--overload``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from jettison.config.rungs import OverloadWord, add_overload_word
 from jettison.core.load.views import Loads
@@ -23,7 +24,6 @@ from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
 from jettison.core.moving.sleeping import Sleepers
 from jettison.core.ports import Action, Record
-from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.errors import ConfigError
@@ -51,13 +51,6 @@ class Offer:
     why: str
 
 
-class Refusal(NamedTuple):
-    """Why a request is not taken, and when to try again."""
-
-    message: str
-    retry_after_ms: int
-
-
 @dataclass(frozen=True, slots=True)
 class Means:
     """What rungs look at, and the mechanisms that they start."""
@@ -81,7 +74,7 @@ class Means:
     tell_unmet: Callable[[GroupId, int, str, int], list[Action]]
     """A group lacks so many bytes that a rung had no way to get, and why: rungs above it may."""
     ask_closed: Callable[[], Set[GroupId] | None]
-    """Groups that no online request needs; None where no rung says who does."""
+    """Groups that no online request needs; None where no rung says which those are."""
 
 
 class Rung:
@@ -105,8 +98,6 @@ class Rung:
     def __init__(self, means: Means) -> None:
         self.means = means
 
-    # --- deciding ---------------------------------------------------------------------------------------------
-
     def look(self, moment: Moment, now_ns: int) -> Iterable[Offer | Record]:
         """What it would do now, or a record of why not. Each offer is begun before the next one is asked for."""
         return ()
@@ -123,103 +114,9 @@ class Rung:
         """
         return []
 
-    def give_room(self, group: Group, why: str, now_ns: int) -> list[Action]:
-        """Offline KV in this group is all that keeps a rung above from what it would do with it, and why."""
-        return []
-
-    def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
-        """A rung below could not get a group the memory that it needs."""
-        return []
-
-    def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
-        """Whether another online request of a tenant is taken. ``limit``: online ones that may wait; None: any number.
-        ``num_coming``: accepted ones that the core has not been told of."""
-        return None
-
-    def place(self, state: RequestState) -> GroupId | None:
-        """Which group a newcomer is queued in; None: whichever dispatch chooses."""
-        return None
-
     def leave(self, now_ns: int) -> list[Action]:
         """On every tick: stop what has no reason any more. Rungs leave from the dearest to the cheapest."""
         return []
-
-    def after_steps(self, now_ns: int) -> list[Action]:
-        """Send what should follow the steps just issued in a worker's stream."""
-        return []
-
-    def go(self) -> None:
-        """It is a rung no more: undo what it has set on groups."""
-
-    # --- what the loop asks -----------------------------------------------------------------------------------
-
-    @property
-    def is_quiet(self) -> bool:
-        """A step of one group is no reason for it to do something with another."""
-        return True
-
-    @property
-    def awaits_tick(self) -> bool:
-        """It may do something although nothing but time has passed."""
-        return False
-
-    @property
-    def due_ns(self) -> int | None:
-        """When it next looks at groups, whichever event comes first; None: only at those that an event is about."""
-        return None
-
-    @property
-    def steps_ahead(self) -> int:
-        """For how many steps of growth it wants to see room before it acts."""
-        return 0
-
-    @property
-    def worker_ids(self) -> Collection[WorkerId]:
-        """Workers that it uses, and that it would have to give way at."""
-        return ()
-
-    # --- what is read of it -----------------------------------------------------------------------------------
-
-    @property
-    def num_scale_outs(self) -> int:
-        """Times that it has asked for more instances."""
-        return 0
-
-    @property
-    def missing_bytes(self) -> int:
-        """That it asks for from outside now."""
-        return 0
-
-    @property
-    def wakes_s(self) -> tuple[float, ...]:
-        """What waking each sleeper that it may wake would take, the soonest first."""
-        return ()
-
-    @property
-    def lag_blocks(self) -> int:
-        """Sealed blocks of its candidates for checkpoints that have not been copied."""
-        return 0
-
-    @property
-    def closed(self) -> Set[GroupId] | None:
-        """Groups where no online request lives, nor should; None: it does not say where they should."""
-        return None
-
-    @property
-    def gauges(self) -> Mapping[str, float]:
-        """What metrics show of it, by name."""
-        return {}
-
-    # --- what it is told --------------------------------------------------------------------------------------
-
-    def note_grown(self, group: Group) -> None:
-        """Requests of the group have taken blocks in steps that are told of late."""
-
-    def note_touched(self, group_ids: Collection[GroupId]) -> None:
-        """These groups are different (at the end of an event)."""
-
-    def check(self) -> None:
-        """Raise AssertionError on any broken invariant."""
 
 
 _RUNGS: dict[str, type[Rung]] = {}

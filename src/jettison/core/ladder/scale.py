@@ -6,10 +6,11 @@ merged group whose demand goes on rising towards its capacity asks as well.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jettison.core.ladder.dropplans import block_bytes
+from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
@@ -63,33 +64,27 @@ class ScaleRung(Rung):
         self._missing_bytes = 0
         """The most since then."""
         self._rises: dict[GroupId, _Rise] = {}
-        self._rising: set[GroupId] = set()
-        """Groups whose demand is above what it was at first."""
-        self._stale: set[GroupId] = set()
-        """Groups that were touched since the last look."""
 
     @property
     def is_open(self) -> bool:
         """More instances are asked for now."""
         return self._needed_ns is not None
 
-    @property
-    def awaits_tick(self) -> bool:
-        """The request may be over."""
-        return self.is_open
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """While nothing is asked for: on a tick the request may be over."""
+        return Calm(0 if moment is Moment.TICK and self.is_open else None)
 
-    @property
     def num_scale_outs(self) -> int:
         """Episodes so far."""
         return self._num_scale_outs
 
-    @property
     def missing_bytes(self) -> int:
         """The most that was missing in the open episode."""
         return self._missing_bytes
 
     def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
-        """A record, unless the request has been made already. What sleeps is woken before anybody outside is asked."""
+        """A record, unless the request has been made already. A sleeper is woken before more instances are asked
+        for."""
         if Way.WAKE in self.means.ways() and (self.means.sleepers.out or self.means.sleepers.waking):
             return []
         self._missing_bytes = max(self._missing_bytes, missing_bytes)
@@ -100,25 +95,11 @@ class ScaleRung(Rung):
         self._num_scale_outs += 1
         return [Record("scale_out", now_ns, {"group": group_id, "missing_bytes": missing_bytes, "reason": why})]
 
-    def note_touched(self, group_ids: Collection[GroupId]) -> None:
-        """The demand of these groups may be different."""
-        if self.means.state.pipelines:
-            self._stale |= set(group_ids)
-
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """On every tick: has a merged group's demand been rising towards its capacity ever since the drop?
-
-        A group that nothing has touched since the last tick, and whose demand has not risen before, is as it was.
-        """
+        """On every tick: has a merged group's demand been rising towards its capacity ever since the drop?"""
         state = self.means.state
-        asked = self._stale | self._rising | {g.group_id for g in state.changed_groups()}
-        self._stale = set()
-        for group_id in sorted(asked):
-            group = state.pipelines.get(group_id)
-            if group is None:
-                self._rises.pop(group_id, None)
-                self._rising.discard(group_id)
-                continue
+        self._rises = {group_id: rise for group_id, rise in self._rises.items() if group_id in state.pipelines}
+        for group_id, group in list(state.pipelines.items()):
             missing = self._missing_blocks(group, now_ns)
             if missing > 0:
                 yield ScaleOutOffer(
@@ -144,14 +125,10 @@ class ScaleRung(Rung):
         rise = self._rises.get(group.group_id)
         if rise is None or demand < rise.last:
             self._rises[group.group_id] = _Rise(now_ns, demand, demand)
-            self._rising.discard(group.group_id)
             return 0
         rise.last = demand
-        if demand == rise.at_first:
-            return 0
-        self._rising.add(group.group_id)
         seconds = (now_ns - rise.since_ns) / NANOSECONDS
-        if seconds < self.params.rise_s:
+        if demand == rise.at_first or seconds < self.params.rise_s:
             return 0
         ahead = demand + (demand - rise.at_first) / seconds * self.params.horizon_s
         return max(0, int(ahead) - group.blocks.capacity)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from jettison.core.ladder.rung import Refusal, Rung, register
+from jettison.core.ladder.hooks import Refusal
+from jettison.core.ladder.rung import Rung, register
 from jettison.policy.refusal import retry_after_ms, why_queue_full
 
 

@@ -1,9 +1,10 @@
 """Swap: KV of the newest requests goes to host pools when memory runs out, and comes back (after InferCept).
 
 Leaving before blocks are missing, within a budget for each step that hides the copies behind it. While a request of a
-group is on its way no request of it is recomputed: what is missing is about to be there, or who returns is about to be
-one who may leave again. Newcomers leave room for what is stored: requests that were admitted first run first. A stored
-one that is larger than what a split has made of its group waits for a larger group, and is computed again there.
+group is on its way no request of it is recomputed: the blocks that are missing are about to be free, or the request
+that returns is about to run, and may then leave again. Newcomers leave room for what is stored: requests that were
+admitted first run first. A stored one that is larger than what a split has made of its group waits for a larger group,
+and is computed again there.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action
+from jettison.core.preemption import Preemption
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.serving.holds import GroupHold
@@ -42,28 +45,18 @@ class SwapRung(Rung):
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
+        self._swap = means.hosted.swap
         self._put_off: set[GroupId] = set()
         """Groups that were touched while their layouts were changing."""
 
-    @property
-    def is_quiet(self) -> bool:
-        """No request has been swapped out."""
-        return self.means.hosted.is_idle
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """While no request is swapped out; requests leave before the blocks are missing."""
+        is_busy = not self.means.hosted.is_idle or (moment is Moment.TICK and bool(self._put_off))
+        return Calm(0 if is_busy else None, self.means.state.params.swap.ahead_steps + 1)
 
-    @property
-    def steps_ahead(self) -> int:
-        """Requests leave before the blocks are missing."""
-        return self.means.state.params.swap.ahead_steps + 1
-
-    @property
-    def awaits_tick(self) -> bool:
-        """A swap is under way, or a group has not been looked at yet."""
-        return bool(self._put_off) or not self.means.hosted.is_idle
-
-    @property
     def worker_ids(self) -> Collection[WorkerId]:
         """Workers of groups with a swap."""
-        return self.means.hosted.worker_ids()
+        return self._swap.worker_ids()
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
@@ -80,31 +73,30 @@ class SwapRung(Rung):
                     # Nothing that is stored returns before the restore is over, and that may wait for the queue.
                     group.blocks.reserve(self.name, {})
                 continue
-            if oversized := self.means.hosted.oversized(group):
-                why = "it is too large for what its group has become"
-                yield SwapOffer(groups=(group.group_id,), why=why, give_up=oversized)
+            if oversized := self._swap.oversized(group):
+                yield SwapOffer(groups=(group.group_id,), why=Preemption.TOO_LARGE, give_up=oversized)
             if not group.paused and len(group.in_flight) < len(group.stages):
                 if leave := self._leaving(group):
                     yield SwapOffer(groups=(group.group_id,), why="memory runs out", leave=leave)
-                if not self.means.hosted.of(group, HostedPhase.OUT) and (come_back := self._returning(group)):
+                if not self._swap.of(group, HostedPhase.OUT) and (come_back := self._returning(group)):
                     yield SwapOffer(groups=(group.group_id,), why="there is room again", come_back=come_back)
             self._keep_room(group)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
         """Pieces are sent behind the step that follows."""
         assert isinstance(offer, SwapOffer), offer
-        requests, hosted = self.means.state.requests, self.means.hosted
+        requests, swap = self.means.state.requests, self._swap
         for request_id in offer.leave:
-            hosted.store(requests[request_id])
+            swap.send_out(requests[request_id])
         for request_id in offer.come_back:
-            hosted.bring_back(requests[request_id])
+            swap.bring_back(requests[request_id])
         for request_id in offer.give_up:
-            hosted.give_up(requests[request_id])
+            swap.give_up(requests[request_id], Preemption.TOO_LARGE)
         return []
 
     def after_steps(self, now_ns: int) -> list[Action]:
         """Pieces within each group's allowance."""
-        return self.means.hosted.send(self._budget_blocks)
+        return self._swap.send(self._budget_blocks)
 
     def go(self) -> None:
         """Nothing is stored, or on its way: no group waits for that, or keeps room for it."""
@@ -129,7 +121,7 @@ class SwapRung(Rung):
 
     def _leaving(self, group: Group) -> tuple[RequestId, ...]:
         growth, free = self._growth_of_running(group), group.blocks.num_allocatable
-        out = self.means.hosted.of(group, HostedPhase.OUT)
+        out = self._swap.of(group, HostedPhase.OUT)
         leaving = sum(_reclaimable(entry.state, group) for entry in out)
         if growth <= free + leaving:
             return ()
@@ -140,18 +132,17 @@ class SwapRung(Rung):
             for s in reversed(group.queues.running.values())
             if s.num_pending == 0 and s.is_settled
         ]
-        slots = self.means.hosted.num_free_slots(group.worker_ids)
+        slots = self._swap.num_free_slots(group.worker_ids)
         return tuple(choose_swap_outs(
             rows, growth_blocks=growth, num_free_blocks=free, num_leaving_blocks=leaving, num_free_slots=slots
         ))
 
     def _returning(self, group: Group) -> tuple[RequestId, ...]:
-        hosted = self.means.hosted
-        stored = {entry.state.request_id: entry for entry in hosted.of(group, HostedPhase.STORED)}
+        stored = {entry.state.request_id: entry for entry in self._swap.of(group, HostedPhase.STORED)}
         if not stored:
             return ()
         in_order = in_service_order((entry.state for entry in stored.values()), group.limits.scheduling_policy)
-        rows = [StoredRow(s.request_id, hosted.blocks_to_return(stored[s.request_id])) for s in in_order]
+        rows = [StoredRow(s.request_id, self._swap.blocks_to_return(stored[s.request_id])) for s in in_order]
         return tuple(choose_swap_ins(
             rows,
             growth_blocks=self._growth_of_running(group),
@@ -163,14 +154,14 @@ class SwapRung(Rung):
 
     def _hold_preemption(self, group: Group) -> None:
         """Only what is on its way frees what is missing: where it has given way, nothing will."""
-        if self.means.hosted.of(group, HostedPhase.OUT, HostedPhase.IN):
+        if self._swap.of(group, HostedPhase.OUT, HostedPhase.IN):
             group.hold(self.name, GroupHold.PREEMPTION)
         else:
             group.release(self.name, GroupHold.PREEMPTION)
 
     def _keep_room(self, group: Group) -> None:
         self._hold_preemption(group)
-        group.blocks.reserve_everywhere(self.name, self.means.hosted.owed_blocks(group))
+        group.blocks.reserve_everywhere(self.name, self._swap.owed_blocks(group))
 
 
 def _reclaimable(state: RequestState, group: Group) -> int:

@@ -19,8 +19,8 @@ from jettison.policy.overload import Assessment
 from jettison.policy.soonest import (
     BUSY_SHARE,
     Migration,
-    Source,
-    Wake,
+    WakeForecast,
+    WakeSource,
     WakesTaken,
     Way,
     blocks_to_land,
@@ -40,7 +40,7 @@ class WaysOut:
         self._planner = DropPlanner(means.state, means.loads)
 
     def times(
-        self, group: Group, assessment: Assessment, wake: Wake | None, now_ns: int
+        self, group: Group, assessment: Assessment, wake: WakeForecast | None, now_ns: int
     ) -> dict[Way, float | None]:
         """Of all ways that there are for a group whose queue memory keeps out. ``wake``: of the sleeper that would be
         woken; None: there is none."""
@@ -56,19 +56,21 @@ class WaysOut:
 
     # --- wake -------------------------------------------------------------------------------------------------
 
-    def wake(self, worker_id: WorkerId, head: RequestState | None) -> Wake:
-        """What is known of waking a worker, from where it is over first. ``head``: who is to be let in; None: nobody in
-        particular."""
+    def wake(self, worker_id: WorkerId, head: RequestState | None) -> WakeForecast:
+        """What is known of waking a worker from the source that is through first. ``head``: the request that is to be
+        let in; None: no request in particular."""
         state, profile = self._state, self._state.params.profile
         first_step_s = self._first_step_s(head, 1)
         if worker_id in self._means.sleepers.leaving:
-            return Wake(0, None, 0.0, first_step_s)
+            return WakeForecast(0, None, 0.0, first_step_s)
         budget_bytes = state.member_budget_bytes(state.workers[worker_id])
         map_s = 0.0 if profile is None else profile.remap_cost_s(budget_bytes)
         num_bytes, is_busy = state.shape.parameter_bytes, any(g.in_flight for g in state.groups.values())
         wait_s = max((self._step_in_flight_s(g) for g in state.groups.values()), default=0.0)
         return self.taken.soonest([
-            Wake(num_bytes, rate, map_s, first_step_s, source, is_busy, wait_s if source is Source.PEERS else 0.0)
+            WakeForecast(
+                num_bytes, rate, map_s, first_step_s, source, is_busy, wait_s if source is WakeSource.PEERS else 0.0
+            )
             for source, rate in self._fill_rates(worker_id).items()
         ])  # fmt: skip
 
@@ -78,25 +80,28 @@ class WaysOut:
         step_s = None if last is None else self._state.predictor.predict_s(last.work, step_of(len(group.stages)))
         return step_s or 0.0
 
-    def _fill_rates(self, worker_id: WorkerId) -> dict[Source, float | None]:
+    def _fill_rates(self, worker_id: WorkerId) -> dict[WakeSource, float | None]:
         """Bytes a second at which a worker gets all shards from each source that there is: peers first, then the
         machine's copy, then the model folder. None: not known."""
         state, params = self._state, self._state.params
         profile, everything = params.profile, state.shape.all_shards
         awake = [w for w in state.workers.values() if w.can_serve and w.worker_id not in self._means.sleepers.leaving]
-        rates: dict[Source, float | None] = {}
+        rates: dict[WakeSource, float | None] = {}
         if everything <= {shard for w in awake for shard in w.layout.shards - w.unfilled}:
             holders = [w.worker_id for w in awake if w.layout.shards - w.unfilled]
-            rates[Source.PEERS] = self._peers_rate(worker_id, holders)
+            rates[WakeSource.PEERS] = self._peers_rate(worker_id, holders)
         if self._means.sleepers.host_copy(worker_id) >= everything:
-            rates[Source.HOST] = params.loading_bytes_per_s if profile is None else profile.host_copy_bytes_per_s
+            rates[WakeSource.HOST] = (
+                params.loading_bytes_per_s if profile is None else profile.host_copy_bytes_per_s
+            )
         else:  # a load takes the copy where there is one
-            rates[Source.DISK] = params.loading_bytes_per_s or (None if profile is None else profile.disk_bytes_per_s)
+            profiled = None if profile is None else profile.disk_bytes_per_s
+            rates[WakeSource.DISK] = params.loading_bytes_per_s or profiled
         return rates
 
     def _peers_rate(self, worker_id: WorkerId, holders: Sequence[WorkerId]) -> float | None:
-        """As the best link of those who have them carries; what was measured was measured beside steps, what was
-        profiled was not, and of those who serve each then gives a part."""
+        """The rate of the best link from a holder of the shards. A measured rate was measured beside steps. A profiled
+        one was not: of that a holder that serves gives a part."""
         state, known = self._state, PullRates(self._state)
         rates: list[float] = []
         for holder in holders:
@@ -128,7 +133,8 @@ class WaysOut:
         wait_s = self._means.loads.dwell_left_s(group, now_ns)
         num_stages = len(group.stages)
         first_step_s = self._first_step_s(group.queues.waiting.head, num_stages + 1)
-        land_s = self._land_s(group)
+        partner = self._partner(group)
+        land_s = self._land_s(group, partner)
         if counters.num_drops:
             took_s = counters.drop_ns / counters.num_drops / NANOSECONDS
             return wait_s + drop_s(0.0, 0.0, took_s, first_step_s, land_s=land_s)
@@ -136,18 +142,17 @@ class WaysOut:
         given = state.shape.parameter_bytes // (num_stages + 1)
         unmap_s = 0.0 if profile is None else profile.remap_cost_s(given)
         return wait_s + drop_s(
-            self._step_in_flight_s(group), unmap_s, 0.0, first_step_s, self._pull_s(group), land_s
+            self._step_in_flight_s(group), unmap_s, 0.0, first_step_s, self._pull_s(group, partner), land_s
         )
 
     def _partner(self, group: Group) -> Group | None:
-        """With whom it would merge: the smallest other one."""
+        """The group that a drop would merge it with."""
         moves = self._means.moves
-        others = [g for g in self._state.groups.values() if g is not group and not moves.is_moving(g)]
-        return min(others, key=lambda g: (len(g.stages), g.group_id), default=None)
+        others = (g for g in self._state.groups.values() if g is not group and not moves.is_moving(g))
+        return self._planner.partner(group, others)
 
-    def _pull_s(self, group: Group) -> float:
+    def _pull_s(self, group: Group, partner: Group | None) -> float:
         """Of shards that members lack in any order of stages; none where each has all layers."""
-        partner = self._partner(group)
         if partner is None or len(group.stages) + len(partner.stages) == 2:
             return 0.0
         plan = self._planner.plan([group, partner], 1, group.group_id, math.inf)
@@ -156,9 +161,9 @@ class WaysOut:
             queued[pull.src, pull.dst] += self._state.shape.shard_bytes[pull.shard]
         return max((n / rate if (rate := rates.of(link)) else 0.0 for link, n in queued.items()), default=0.0)
 
-    def _land_s(self, group: Group) -> float:
+    def _land_s(self, group: Group, partner: Group | None) -> float:
         """Of the exchange that has to be over before the head finds room; the most that lands at one member."""
-        state, head, partner = self._state, group.queues.waiting.head, self._partner(group)
+        state, head = self._state, group.queues.waiting.head
         if head is None or partner is None:
             return 0.0
         num_members = len(group.stages) + len(partner.stages)

@@ -1,6 +1,6 @@
 """Checkpoints: KV of running requests copied to host pools beside steps, so that a victim's blocks are free at once.
 
-    runs --copy--> CHECKPOINT --freed--> STORED --brought back--> CHECKPOINT      (the phases of ``core.moving.hosted``)
+    runs --copy--> CHECKPOINT --freed--> STORED --brought back--> CHECKPOINT      (the phases of ``core.moving.store``)
 
 Rule 1. Only sealed blocks are copied: full and computed ones, of a running request with all of its KV in its group's
         arenas. A checkpoint is a prefix of them; what is beyond is computed again.
@@ -21,10 +21,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from jettison.core.moving.allowances import Allowances
-from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.hostedkv import HostedKV, HostedPhase
-from jettison.core.pending import PendingTransfer, Purpose
-from jettison.core.ports import Action, TransferEnded
+from jettison.core.moving.store import CheckpointStore
+from jettison.core.pending import PendingTransfer, TransferPurpose
+from jettison.core.ports import Action, SendKV, TransferEnded
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import changed
 from jettison.core.serving.group import Group
@@ -48,19 +48,18 @@ class _Piece:
 class Checkpoints:
     """The checkpoints of all requests of a cluster."""
 
-    def __init__(self, cluster: ClusterState, hosted: Hosted) -> None:
+    def __init__(self, cluster: ClusterState, store: CheckpointStore) -> None:
         self._cluster = cluster
-        self._hosted = hosted
+        self._store = store
         self._pieces: dict[TransferId, _Piece] = {}
         self._allowances = Allowances(cluster)
-        cluster.kept_tokens = self._freed
 
     # --- reading ----------------------------------------------------------------------------------------------
 
     def num_copied_blocks(self, state: RequestState, group: Group) -> int:
         """Leading sealed blocks that are copied, or on their way; all sealed ones, where the checkpoint is kept as it
         is (rule 4)."""
-        entry = self._hosted.entry(state)
+        entry = self._store.entry(state)
         if entry is None:
             return 0
         num_sealed, num_copied = self._num_sealed(state), self._num_slots(entry)
@@ -70,7 +69,7 @@ class Checkpoints:
 
     def num_written_blocks(self, state: RequestState) -> int:
         """Leading blocks that would stay in host pools if the request were freed now."""
-        entry = self._hosted.entry(state)
+        entry = self._store.entry(state)
         if entry is None or entry.phase is not HostedPhase.CHECKPOINT:
             return 0
         self.refresh(entry)
@@ -80,7 +79,7 @@ class Checkpoints:
         return state.num_computed // self._cluster.limits.block_size
 
     def _num_slots(self, entry: HostedKV) -> int:
-        return self._hosted.pools[next(iter(entry.pools.places)).worker_id].num_blocks_of(entry.state.request_id)
+        return self._store.pools[next(iter(entry.pools.places)).worker_id].num_blocks_of(entry.state.request_id)
 
     # --- copying ----------------------------------------------------------------------------------------------
 
@@ -89,7 +88,7 @@ class Checkpoints:
     ) -> list[Action]:
         """Issue pieces beside the steps just issued: first of requests that come back, then of the copies decided
         on."""
-        coming = self._hosted.of(group, HostedPhase.IN, is_checkpoint=True)
+        coming = self._store.of(group, HostedPhase.IN)
         chosen = [(s, n) for r, n in decided if (s := group.queues.running.get(r)) is not None and is_copyable(s)]
         if not coming and not chosen:
             return []
@@ -98,7 +97,7 @@ class Checkpoints:
         allowance = self._allowances.of(group, budget_blocks, is_copying=is_copying)
         actions: list[Action] = []
         for entry in coming:
-            num_blocks, pieces = self._hosted.send_some(entry, allowance.left)
+            num_blocks, pieces = self._store.send_some(entry, allowance.left)
             allowance.left -= num_blocks
             actions += pieces
         for state, num_blocks in chosen:
@@ -121,16 +120,16 @@ class Checkpoints:
     def _copy(self, state: RequestState, group: Group, most_blocks: int) -> list[Action]:
         """Copy the next sealed blocks, at most ``most_blocks``; blocks that the pools have already, from other
         requests, do not count."""
-        entry = self._hosted.entry(state)
+        entry = self._store.entry(state)
         if entry is not None and not _is_in_pools_of(entry, group.stages):
-            self._hosted.forget(entry)
+            self._store.forget(entry)
             entry = None
         if entry is None:
-            entry = self._hosted.open(state, HostedPhase.CHECKPOINT)
+            entry = self._store.open(state, HostedPhase.CHECKPOINT)
             state.residences = changed(state.residences, None, entry.pools)
         # Blocks that every stage's pool has already cost nothing; only what is missing somewhere uses up the allowance.
         first, end = self._num_slots(entry), self._num_sealed(state)
-        pools = {s: self._hosted.pools[s.worker_id] for s in group.stages}
+        pools = {s: self._store.pools[s.worker_id] for s in group.stages}
         contents = {s: self._contents(state, s, first, end) for s in pools}
         num_known = min(pool.num_known(contents[s]) for s, pool in pools.items())
         for stage, pool in pools.items():
@@ -141,7 +140,7 @@ class Checkpoints:
             new = pool.extend(state.request_id, contents[stage][num_known : num_known + num_new])
             actions += self._send(state, group, stage, new) if new else []
         if not num_known + num_new and not first:
-            self._hosted.forget(entry)
+            self._store.forget(entry)
         else:
             self.refresh(entry)
         return actions
@@ -154,20 +153,23 @@ class Checkpoints:
 
     def _send(self, state: RequestState, group: Group, stage: StagePlan, new: Sequence[int]) -> list[Action]:
         worker_id, book = stage.worker_id, self._cluster.book
-        worker, pool = self._cluster.workers[worker_id], self._hosted.pools[worker_id]
+        worker, pool = self._cluster.workers[worker_id], self._store.pools[worker_id]
         ids, held = worker.ledger.table(state.request_id).ids, pool.slots(state.request_id)
         blocks, slots = [ids[i] for i in new], [held[i] for i in new]
         name = f"{state.request_id}\0copy{book.next_transfer_id}"
         worker.ledger.adopt_prefix(name, blocks)
         pool.adopt(name, slots)
         worker.copying.add(name)
-        sent = self._cluster.send_kv(
-            state, worker_id, worker_id, stage.layers, blocks, slots, owner=self, waiter=self, purpose=Purpose.HOST,
-            to_host=True, beside_steps=True, reserves=False,
+        sent = SendKV(
+            book.next_transfer_id, worker_id, worker_id, stage.layers, tuple(blocks), tuple(slots), to_host=True,
+            beside_steps=True,
+        )
+        self._cluster.send_kv(
+            state, sent, owner=self, waiter=self, purpose=TransferPurpose.HOST, reserves=False
         )
         is_first = worker_id == group.worker_ids[0]
         self._pieces[sent.transfer_id] = _Piece(worker_id, name, group.group_id, len(blocks), is_first)
-        return [self._hosted.noted(sent, group)]
+        return [self._store.noted(sent, group)]
 
     # --- room in the pools ------------------------------------------------------------------------------------
 
@@ -178,39 +180,39 @@ class Checkpoints:
         Checkpoints of offline requests go first, the oldest request's first; those of online requests go last, and
         never for an offline one.
         """
-        pools = [self._hosted.pools[w] for w in group.worker_ids]
+        pools = [self._store.pools[w] for w in group.worker_ids]
         num_free = min(pool.num_free for pool in pools)
         if num_free >= num_blocks:
             return num_blocks
         workers = set(group.worker_ids)
-        going = [e for e in self._hosted.checkpoints() if e.state is not state and workers & set(e.pools.worker_ids)]
+        going = [e for e in self._store.checkpoints() if e.state is not state and workers & set(e.pools.worker_ids)]
         for entry in sorted(going, key=lambda e: (not e.state.is_offline, _age(e.state))):
             if num_free >= num_blocks:
                 break
             is_later = entry.state.is_offline > state.is_offline or _age(entry.state) < _age(state)
             if is_later and entry.state.is_offline >= state.is_offline:
-                self._hosted.forget(entry)
+                self._store.forget(entry)
                 self._cluster.counters.checkpoints_dropped += 1
                 num_free = min(pool.num_free for pool in pools)
         return min(num_blocks, num_free)
 
     # --- freeing ----------------------------------------------------------------------------------------------
 
-    def _freed(self, state: RequestState) -> int:
+    def kept_tokens(self, state: RequestState) -> int:
         """A request gives its blocks up now; returns how many of its leading tokens stay in host pools."""
-        entry, counters = self._hosted.entry(state), self._cluster.counters
+        entry, counters = self._store.entry(state), self._cluster.counters
         num_tokens = 0
         if entry is not None and entry.phase is HostedPhase.CHECKPOINT:
             self.refresh(entry)
             num_tokens = 0 if state.recompute else entry.pools.num_tokens or 0
             if not num_tokens:
-                self._hosted.forget(entry)
+                self._store.forget(entry)
         if entry is None or not num_tokens:
             counters.offline_discards += state.is_offline and state.num_computed > 0
             return 0
         entry.phase, entry.num_blocks = HostedPhase.STORED, num_tokens // self._cluster.limits.block_size
         for worker_id in entry.pools.worker_ids:
-            self._hosted.pools[worker_id].truncate(state.request_id, entry.num_blocks)
+            self._store.pools[worker_id].truncate(state.request_id, entry.num_blocks)
         counters.checkpoint_frees += 1
         counters.freed_recomputed_tokens += state.num_computed - num_tokens
         return num_tokens
@@ -219,7 +221,7 @@ class Checkpoints:
         """Note how far a checkpoint reaches by now (rule 3)."""
         state, size = entry.state, self._cluster.limits.block_size
         known = (entry.pools.num_tokens or 0) // size
-        pools = (self._hosted.pools[w] for w in entry.pools.worker_ids)
+        pools = (self._store.pools[w] for w in entry.pools.worker_ids)
         written = min(pool.num_written(state.request_id, known) for pool in pools)
         # A request that went to another group as tokens may have less there than its last piece has copied.
         self._set_reach(entry, min(written, state.num_computed // size))
@@ -235,7 +237,7 @@ class Checkpoints:
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
         """Take the end of a piece: its blocks and slots are free, or its request's alone."""
         piece = self._pieces.pop(event.transfer_id)
-        worker, pool = self._cluster.workers[piece.worker_id], self._hosted.pools[piece.worker_id]
+        worker, pool = self._cluster.workers[piece.worker_id], self._store.pools[piece.worker_id]
         worker.copying.discard(piece.name)
         if worker.ledger.has(piece.name):  # else the worker is dead, and its ledger empty
             worker.ledger.release(piece.name)
@@ -250,20 +252,20 @@ class Checkpoints:
         if (group := self._cluster.groups.get(piece.group_id)) is not None:
             group.note_copied(event.transfer_id)
             group.touch()
-        entry = self._hosted.entry_named(piece.name.partition("\0")[0])
+        entry = self._store.entry_named(piece.name.partition("\0")[0])
         if entry is not None and entry.phase is HostedPhase.CHECKPOINT:
             self.refresh(entry)
         return []
 
     def _cut(self, worker_id: WorkerId, lost: set[int]) -> None:
         """These slots were not written: every checkpoint with one of them is cut before it."""
-        for entry in [e for e in self._hosted.checkpoints() if worker_id in e.pools.worker_ids]:
-            slots = self._hosted.pools[worker_id].slots(entry.state.request_id)
+        for entry in [e for e in self._store.checkpoints() if worker_id in e.pools.worker_ids]:
+            slots = self._store.pools[worker_id].slots(entry.state.request_id)
             first = next((i for i, slot in enumerate(slots) if slot in lost), None)
             if first is None:
                 continue
             for other in entry.pools.worker_ids:
-                self._hosted.pools[other].truncate(entry.state.request_id, first)
+                self._store.pools[other].truncate(entry.state.request_id, first)
 
     def go_on(self, now_ns: int) -> list[Action]:
         """The end of a piece begins nothing."""
@@ -278,8 +280,8 @@ class Checkpoints:
             names = {piece.name for piece in self._pieces.values() if piece.worker_id == worker.worker_id}
             assert worker.copying == names, f"worker {worker.worker_id}: {worker.copying}, pieces {names}"
         size = self._cluster.limits.block_size
-        for entry in self._hosted.checkpoints():
-            request_id, pools = entry.state.request_id, [self._hosted.pools[w] for w in entry.pools.worker_ids]
+        for entry in self._store.checkpoints():
+            request_id, pools = entry.state.request_id, [self._store.pools[w] for w in entry.pools.worker_ids]
             assert len({pool.num_blocks_of(request_id) for pool in pools}) == 1, f"{entry} is uneven"
             num_blocks = (entry.pools.num_tokens or 0) // size
             assert all(pool.num_written(request_id) >= num_blocks for pool in pools), f"{entry} has gaps"

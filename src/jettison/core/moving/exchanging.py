@@ -28,8 +28,9 @@ from jettison.core.advice import Stalled
 from jettison.core.moving.arriving import Arriving, ArrivingSet
 from jettison.core.moving.landed import Landed, LandedBlocks
 from jettison.core.moving.relayout import RETRY_NS, Relayout, RelayoutPhase
-from jettison.core.pending import Link, Owner, PendingTransfer, Purpose
+from jettison.core.pending import LinkEnds, Owner, PendingTransfer, TransferPurpose
 from jettison.core.ports import Action, CancelTransfer, SendKV, TransferEnded
+from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RemotePart, RequestState
 from jettison.core.residence import changed, in_arenas
 from jettison.core.serving.group import Group
@@ -62,7 +63,7 @@ class Exchange:
         self._landing: list[tuple[RequestState, tuple[KVTransferPlan, ...]]] = []
         """Stalled requests with transfers that have not started, in service order."""
         self._transfers: dict[TransferId, SendKV] = {}
-        self._links: set[Link] = set()
+        self._links: set[LinkEnds] = set()
         """Links that have carried something."""
         self._landed = LandedBlocks(cluster)
         """Blocks by where they land: shared prefixes travel once."""
@@ -239,7 +240,7 @@ class Exchange:
         """Book what a transfer has carried."""
         self.num_moved_bytes += event.num_bytes
         self._cluster.counters.exchanged_bytes += event.num_bytes
-        link = Link(transfer.src, transfer.dst)
+        link = LinkEnds(transfer.src, transfer.dst)
         self._cluster.link_rate(link).observe(event.num_bytes, event.duration_ns / NANOSECONDS)
         self._num_ended += 1
         if self._num_ended * COUNTS_PER_EXCHANGE > len(self._transfers):
@@ -271,6 +272,7 @@ class Exchange:
         begun: list[Arriving] = []
         given_up: list[RequestState] = []
         for state, transfers in self._landing:
+            # The choice counts those given up before it: they are computed again first, and take steps' time.
             choice = self._choose(self.group, state, transfers, given_up, now_ns)
             if choice is ExchangeMode.RECOMPUTE:
                 given_up.append(state)
@@ -278,18 +280,21 @@ class Exchange:
                 continue
             entry = None if choice is None else self._start(state, transfers, choice is ExchangeMode.LIVE, urgent, bulk)
             if choice is None or entry is None:
-                break
+                break  # in service order: a later, smaller request would take the room that this one waits for
             begun.append(entry)
             self.num_by_choice[choice] += 1
+        # Both kinds leave the list together: what is done below may ask what is still to land.
         done = {e.state.request_id for e in begun} | {s.request_id for s in given_up}
         if done:
             self._landing = [entry for entry in self._landing if entry[0].request_id not in done]
             self._num_foreign = None
+        # Only now: a request that starts again is queued, and the choices above went by the queue as it was.
         for state in given_up:
             self._recompute(state)
         for entry in begun:
             self._try_resume(entry, now_ns)
-        # Layer by layer over all live requests; transfers that a stalled request waits for go before (part -1).
+        # Layer by layer over all live requests, since a step needs the first layers first; what stalls a request goes
+        # before all of that (part -1).
         actions = urgent + [action for _, action in sorted(bulk, key=lambda item: item[0])]
         return actions + self._give_back_foreign(bool(self._landing or self.group.queues.has_waiting), now_ns)
 
@@ -370,12 +375,13 @@ class Exchange:
         workers = self._cluster.workers
         there = workers[transfer.src].ledger.table(state.request_id).ids[first:end]
         here = workers[transfer.dst].ledger.table(state.request_id).ids[first:end]
-        action = self._cluster.send_kv(
-            state, transfer.src, transfer.dst, transfer.layers, there, here, owner=self._owner, waiter=self,
-            purpose=Purpose.EXCHANGE, urgent=urgent,
+        action = SendKV(
+            self._cluster.book.next_transfer_id, transfer.src, transfer.dst, transfer.layers, tuple(there), tuple(here),
+            urgent,
         )
+        self._cluster.send_kv(state, action, owner=self._owner, waiter=self, purpose=TransferPurpose.EXCHANGE)
         self._transfers[action.transfer_id] = action
-        self._links.add(Link(transfer.src, transfer.dst))
+        self._links.add(LinkEnds(transfer.src, transfer.dst))
         return action
 
     def _shared_prefix(self, state: RequestState, transfers: tuple[KVTransferPlan, ...], dst: WorkerId) -> list[Landed]:
@@ -419,9 +425,9 @@ class Exchange:
         assert self.group is not None
         self._num_foreign = None
         if state.transfers:  # it has just turned back from the host, and pieces are still under way
-            self._cluster.distrust(state)
+            self._cluster.distrust(state, Preemption.EXCHANGE)
         else:
-            self.group.preempt(state)
+            self.group.preempt(state, Preemption.EXCHANGE)
 
     def _reserve_landing(self, group: Group) -> None:
         """Tell admission how many blocks the transfers that have not started will take."""

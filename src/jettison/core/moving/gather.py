@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 
-from jettison.core.pending import CallAnswer, Owner, PendingCall, PendingTransfer, Purpose
+from jettison.core.pending import CallAnswer, Owner, PendingCall, PendingTransfer, TransferPurpose
 from jettison.core.ports import Action, CallFailed, CancelTransfer, LoadShard, SendShard, TransferEnded
 from jettison.core.state import ClusterState
 from jettison.types import ShardId, TransferId, WorkerId
@@ -67,7 +67,7 @@ class Gather:
             self._num_asked[source] += 1
             book = self._cluster.book
             transfer = SendShard(book.next_transfer_id, source, worker_id, shard)
-            book.open_transfer(transfer, self._owner, self, Purpose.PARAMETERS)
+            book.open_transfer(transfer, self._owner, self, TransferPurpose.PARAMETERS)
             self.transfers[transfer.transfer_id] = transfer
             return [transfer]
         if any(load.worker_id == worker_id for load in self.loads.values()):

@@ -1,6 +1,7 @@
 """One request's KV in host pools: its phase, and how far it has come.
 
-``core.moving.hosted``, which explains the phases, and ``core.moving.checkpoints`` work on it.
+What is done about it is ``core.moving.hostbook``'s, and where the two kinds differ ``core.moving.swapping``'s and
+``core.moving.store``'s, which say what the phases are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from jettison.memory.kvtransfers import KVTransferPlan
 
 
 class HostedPhase(StrEnum):
-    """See ``core.moving.hosted``."""
+    """See the module."""
 
     OUT = "out"
     STORED = "stored"
@@ -43,7 +44,5 @@ class HostedKV:
     failed: bool = False
     is_lost: bool = False
     """A worker with some of it in its pool is dead."""
-    is_checkpoint: bool = False
-    """It was copied while it ran; else it was swapped out."""
     parts: tuple[KVTransferPlan, ...] = ()
     """IN: the transfers from pools to stages."""

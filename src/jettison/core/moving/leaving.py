@@ -16,21 +16,23 @@ when, is decided elsewhere.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
+from typing import Protocol
 
-from jettison.core.advice import Wanted
+from jettison.core.advice import WantedMove
 from jettison.core.moving.checkpoints import Checkpoints, is_copyable
 from jettison.core.moving.migrations import Migrations, may_go
 from jettison.core.moving.passage import Passage, RelocationPhase
 from jettison.core.moving.relayout import RETRY_NS
-from jettison.core.pending import CallAnswer, PendingCall, Purpose
+from jettison.core.pending import CallAnswer, PendingCall, TransferPurpose
 from jettison.core.ports import Action, CallFailed, KeepShard
+from jettison.core.preemption import Preemption
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.kvtransfers import MigrationKind
-from jettison.types import NANOSECONDS, RequestId, ShardId
+from jettison.types import NANOSECONDS, RequestId, ShardId, WorkerId
 
 KEEP_S = 1.0
 """Longest time that copies of offline work to the host may hold up a worker's sleep: uncopied work would be computed
@@ -48,26 +50,43 @@ class LeavingPhase(StrEnum):
     STAYS = "stays"
 
 
+class Surroundings(Protocol):
+    """What a leaving asks of the cluster around it (``core.moving.sleeping``)."""
+
+    def open_groups(self) -> list[Group]:
+        """Groups that take requests."""
+        ...
+
+    def kept(self, worker_id: WorkerId) -> set[ShardId]:
+        """Shards of the host copy of the worker's machine; the leaving adds to them."""
+        ...
+
+    def why_stay(self, leaving: Leaving) -> str | None:
+        """Why the worker can no longer sleep; None: it can."""
+        ...
+
+    def may_go(self, leaving: Leaving) -> bool:
+        """No recovery or move needs the worker now."""
+        ...
+
+    def left(self, leaving: Leaving, now_ns: int) -> list[Action]:
+        """Called once, at the end."""
+        ...
+
+
 class Leaving:
     """A move of ``core.moving.moves``: one worker, one group."""
 
     def __init__(
         self, cluster: ClusterState, migrations: Migrations, checkpoints: Checkpoints, worker: WorkerState,
-        group: Group, level: int, now_ns: int, *, open_groups: Callable[[], list[Group]], kept: set[ShardId],
-        why_stay: Callable[[Leaving], str | None], may_go: Callable[[Leaving], bool],
-        on_over: Callable[[Leaving, int], list[Action]],
+        group: Group, level: int, now_ns: int, around: Surroundings,
     ) -> None:
-        """``open_groups``: groups that take requests. ``kept``: shards of the machine's host copy. ``why_stay``: why
-        the worker can no longer sleep. ``may_go``: no recovery or move needs the worker now. ``on_over`` is called
-        once, at the end."""
         self._cluster = cluster
         self._migrations = migrations
         self._checkpoints = checkpoints
-        self._open_groups = open_groups
-        self._kept = kept
-        self._why_stay = why_stay
-        self._may_go = may_go
-        self.on_over = on_over
+        self._around = around
+        self._kept = around.kept(worker.worker_id)
+        self.on_over = around.left
         self.worker = worker
         self.group = group
         self.level = level
@@ -75,7 +94,6 @@ class Leaving:
         self.phase = LeavingPhase.LEAVING
         self.why: str | None = None
         """Why the worker stays."""
-        self.num_migrated = 0
         self._num_waited: Counter[RequestId] = Counter()
         """Epochs in which each request that might migrate had to wait."""
         size = cluster.limits.block_size
@@ -129,15 +147,15 @@ class Leaving:
         """Go as far as the state allows."""
         if self.is_over:
             return []
-        if (why := self._why_stay(self)) is not None:
+        if (why := self._around.why_stay(self)) is not None:
             self.call_off(why)
             return []
         actions = self._keep()
-        if self._is_served(now_ns) and (homes := self._open_groups()):
+        if self._is_served(now_ns) and (homes := self._around.open_groups()):
             actions += self._checkpoint(now_ns)
             self._send_away(homes)
             actions += self._migrate(homes, now_ns)
-        if self._is_empty() and self._may_go(self):
+        if self._is_empty() and self._around.may_go(self):
             self.phase = LeavingPhase.DONE
         return actions
 
@@ -174,7 +192,7 @@ class Leaving:
         queues = self.group.queues
         for state in queues.running_offline():
             if state.num_pending == 0 and state.is_settled and state.request_id not in self._to_copy:
-                self.group.preempt(state)
+                self.group.preempt(state, Preemption.SLEEP)
         for state in [*queues.waiting, *queues.waiting_offline]:
             if state.ending is None and any(not home.blocks.is_oversized(state) for home in homes):
                 queues.take_out(state)
@@ -196,7 +214,7 @@ class Leaving:
         kinds = tuple(MigrationKind) if kind is None else (kind,)
         ready = [s for s in running if may_go(s) and not s.is_offline and not self._migrations.is_moving(s)]
         wanted = [
-            Wanted(state, home, self._num_waited[state.request_id], kinds)
+            WantedMove(state, home, self._num_waited[state.request_id], kinds)
             for state, home in self._placed(ready, homes)
         ]
         chosen = self._cluster.advice.choose_kinds(wanted)
@@ -205,9 +223,8 @@ class Leaving:
             if (going := chosen.get(w.state.request_id)) is None:
                 self._num_waited[w.state.request_id] += 1
                 continue
-            self.num_migrated += 1
             actions += self._migrations.start(
-                w.state, self.group, w.destination, now_ns, lambda m: self._migrated(m, now_ns), **going._asdict()
+                w.state, self.group, w.destination, now_ns, lambda m: self._migrated(m, now_ns), going
             )
         self._retry_ns = now_ns + (round(self._cluster.params.moves.epoch_s * NANOSECONDS) if wanted else RETRY_NS)
         return actions
@@ -229,7 +246,6 @@ class Leaving:
 
     def _migrated(self, migration: Passage, began_ns: int) -> None:
         failed = migration.phase is RelocationPhase.FAILED
-        self.num_migrated -= failed
         self._retry_ns = began_ns + RETRY_NS if failed else 0
 
     # --- the host copy ----------------------------------------------------------------------------------------
@@ -267,7 +283,7 @@ class Leaving:
         if worker.num_relayouts_open or worker.ghosts or worker.ledger.num_held:
             return False
         here = (p for p in book.transfers.values() if worker.worker_id in p.ends)
-        return all(p.purpose is Purpose.HOST and p.ends[0] == worker.worker_id for p in here)
+        return all(p.purpose is TransferPurpose.HOST and p.ends[0] == worker.worker_id for p in here)
 
 
 def _load(group: Group) -> tuple[int, int]:

@@ -34,6 +34,7 @@ from jettison.core.moving.gather import Gather
 from jettison.core.moving.relayout import RETRY_NS, Relayout, RelayoutPhase
 from jettison.core.moving.returning import Returning
 from jettison.core.ports import Action, Record
+from jettison.core.preemption import Preemption
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.serving.holds import RESTORE, GroupHold
@@ -293,7 +294,7 @@ class Restoring:
         if not self._max_overflow_blocks:
             return
         for state in overflow(self._cluster, self.group, self.split_plan, self.group.blocks.capacity) or ():
-            self.group.preempt(state)
+            self.group.preempt(state, Preemption.SPLIT)
             self._num_recomputed += 1
             self._with_queue = True
 

@@ -6,9 +6,9 @@ module chooses each request's home and turn, and handles a lost transfer.
 
 from __future__ import annotations
 
-from jettison.core.moving.passage import Passage
+from jettison.core.moving.passage import Passage, Trip
 from jettison.core.moving.relocate import Relocation
-from jettison.core.pending import Owner, Purpose
+from jettison.core.pending import Owner, TransferPurpose
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
@@ -35,7 +35,7 @@ class Returning:
     @property
     def is_idle(self) -> bool:
         """Nothing is on its way."""
-        return all(p.purpose is not Purpose.RETURN for p in self._cluster.book.transfers_of(self._owner))
+        return all(p.purpose is not TransferPurpose.RETURN for p in self._cluster.book.transfers_of(self._owner))
 
     @property
     def is_over(self) -> bool:
@@ -85,10 +85,8 @@ class Returning:
         return actions
 
     def _begin(self, state: RequestState, now_ns: int) -> Relocation:
-        relocation = Relocation(
-            self._cluster, state, self._pipeline, self._home(state), Purpose.RETURN, now_ns, self._over,
-            owner=self._owner,
-        )
+        trip = Trip(state, self._pipeline, self._home(state), now_ns, self._over)
+        relocation = Relocation(self._cluster, trip, TransferPurpose.RETURN, owner=self._owner)
         self.on_their_way[state.request_id] = relocation
         return relocation
 
@@ -117,7 +115,7 @@ class Returning:
 
     def _home_of_stored(self, state: RequestState) -> Group:
         """The home of a stored request: the emptiest group that can hold it. A request that none can hold waits in the
-        emptiest for the next pipeline (``Hosted.oversized``)."""
+        emptiest for the next pipeline (``HostBook.oversized``)."""
 
         def rank(home: Group) -> tuple[bool, int, GroupId]:
             owed = sum(home.limits.blocks_for(other.num_tokens) for other in home.queues.stored.values())

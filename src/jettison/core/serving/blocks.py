@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from jettison.core.changes import Changes
 from jettison.core.requests import RequestState
-from jettison.core.serving.holds import Owner
+from jettison.core.serving.holds import Holder
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
@@ -38,9 +38,9 @@ class GroupBlocks:
         self.admission_cap: int | None = None
         """Admission stops at this number of blocks, the least that an owner asks for, although more are free: the group
         is to fit into less memory soon. ``cap_admission`` and ``uncap_admission`` set it."""
-        self.caps: dict[Owner, int] = {}
+        self.caps: dict[Holder, int] = {}
         """The cap that each owner has asked for. Read it."""
-        self._reserved: dict[Owner, Mapping[WorkerId, int]] = {}
+        self._reserved: dict[Holder, Mapping[WorkerId, int]] = {}
         self._group_id = group_id
         self._worker_ids = worker_ids
         self._limits = limits
@@ -63,7 +63,7 @@ class GroupBlocks:
             self._seals = seals
             self._changes.touch(self._group_id)
 
-    def reserve(self, owner: Owner, blocks: Mapping[WorkerId, int]) -> None:
+    def reserve(self, owner: Holder, blocks: Mapping[WorkerId, int]) -> None:
         """Admission leaves ``blocks`` free at each worker for ``owner``, beside the reservations of others.
 
         They replace the owner's earlier reservation; an empty one removes it.
@@ -79,16 +79,16 @@ class GroupBlocks:
         self.landing = landing
         self._changes.touch(self._group_id)
 
-    def reserve_everywhere(self, owner: Owner, num_blocks: int) -> None:
+    def reserve_everywhere(self, owner: Holder, num_blocks: int) -> None:
         """``reserve`` as many at each of the group's workers."""
         self.reserve(owner, dict.fromkeys(self._worker_ids, num_blocks) if num_blocks else {})
 
-    def cap_admission(self, owner: Owner, num_blocks: int) -> None:
+    def cap_admission(self, owner: Holder, num_blocks: int) -> None:
         """Admission stops at ``num_blocks`` until ``owner`` removes its cap; of several caps the least holds."""
         self.caps[owner] = num_blocks
         self._note_caps()
 
-    def uncap_admission(self, owner: Owner) -> None:
+    def uncap_admission(self, owner: Holder) -> None:
         """Remove the cap of ``owner``. Idempotent."""
         self.caps.pop(owner, None)
         self._note_caps()

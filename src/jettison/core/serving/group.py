@@ -17,13 +17,14 @@ from typing import NamedTuple
 
 from jettison.core.changes import Changes
 from jettison.core.ports import RunStep, StepCompleted, StepRow, step_row
+from jettison.core.preemption import Preempted, Preemption
 from jettison.core.requests import Hold, RequestState
 from jettison.core.residence import NOWHERE, arenas_of, hosted_only
 from jettison.core.serving.blocks import GroupBlocks
 from jettison.core.serving.flights import InFlight, work_of
 from jettison.core.serving.fresh import FreshTokens
 from jettison.core.serving.guests import Guest, Guests, begin_chunks, end_chunks
-from jettison.core.serving.holds import GroupHold, Owner
+from jettison.core.serving.holds import GroupHold, Holder
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.queues import Queues
 from jettison.core.serving.stepplan import StepPlanner
@@ -160,12 +161,12 @@ class Group:
         """The last step that was told to give up; it may have ended."""
         self.longest_alone_s: float | None = None
         """How long a step of offline requests alone may take; None: no bound (``policy.safepoints.shortened_s``)."""
-        self._held: dict[GroupHold, set[Owner]] = {
+        self._held: dict[GroupHold, set[Holder]] = {
             GroupHold.STEPS: set(), GroupHold.PREEMPTION: set(), GroupHold.OFFLINE: self.queues.offline_holders,
         }
-        self.paused: Set[Owner] = self._held[GroupHold.STEPS]
+        self.paused: Set[Holder] = self._held[GroupHold.STEPS]
         """Owners that keep it from beginning a step; empty: none does."""
-        self.holds_preemption: Set[Owner] = self._held[GroupHold.PREEMPTION]
+        self.holds_preemption: Set[Holder] = self._held[GroupHold.PREEMPTION]
         """Owners that keep it from preempting for recomputation: missing blocks will come free without that."""
 
     def touch(self) -> None:
@@ -184,7 +185,7 @@ class Group:
         """Requests that it may run at once: as many as its instances by themselves."""
         return self.limits.max_num_seqs * len(self.stages)
 
-    def hold(self, owner: Owner, what: GroupHold) -> None:
+    def hold(self, owner: Holder, what: GroupHold) -> None:
         """``owner`` keeps the group from ``what`` until the same owner releases it. Idempotent."""
         owners = self._held[what]
         if not owners:
@@ -192,7 +193,7 @@ class Group:
             self.touch()
         owners.add(owner)
 
-    def release(self, owner: Owner, what: GroupHold) -> None:
+    def release(self, owner: Holder, what: GroupHold) -> None:
         """``owner`` no longer keeps the group from ``what``; other owners may. Idempotent."""
         owners = self._held[what]
         if owner in owners:
@@ -274,7 +275,7 @@ class Group:
         self.head_blocked_by = plan.head_blocked_by
         queues = self.queues
         for request_id in plan.preemptions:
-            self.preempt(queues.running[request_id])
+            self.preempt(queues.running[request_id], Preemption.STEP)
         rows: list[StepRow] = []
         running = queues.running
         for request_id, num_tokens, num_new_blocks in plan.chunks:
@@ -506,7 +507,7 @@ class Group:
         self.blocks.release(state)
         state.residences = hosted_only(state.residences)
 
-    def preempt(self, state: RequestState) -> None:
+    def preempt(self, state: RequestState, why: Preemption) -> None:
         """Have the request give its blocks up, at once. With a checkpoint it is stored from now on and later computes
         the tokens beyond it again; without one it is queued, and recomputed from all its tokens."""
         assert state.num_pending == 0 and not state.transfers, "a request in flight cannot be preempted"
@@ -514,7 +515,9 @@ class Group:
         self.queues.take_out(state)
         self.blocks.release(state)
         self.counters.num_preemptions += 1
-        self.counters.num_recomputed_tokens += state.num_computed - num_kept
+        num_lost = state.num_computed - num_kept
+        self.counters.num_recomputed_tokens += num_lost
+        self._changes.preempted.append(Preempted(self.group_id, why, state.request_id, num_lost))
         state.num_preemptions += 1
         state.num_computed, state.num_sealed = num_kept, 0
         state.residences = hosted_only(state.residences) if num_kept else NOWHERE

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from jettison.core.serving.blocks import GroupBlocks
 from jettison.core.serving.flights import InFlight
-from jettison.core.serving.holds import Owner
+from jettison.core.serving.holds import Holder
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.queues import Queues
 from jettison.memory.stages import StagePlan
@@ -40,7 +40,7 @@ class GroupView(Protocol):
     @property
     def sitting_out(self) -> Collection[RequestId]: ...
     @property
-    def holds_preemption(self) -> Set[Owner]: ...
+    def holds_preemption(self) -> Set[Holder]: ...
     @property
     def pending_copies(self) -> tuple[int, int]: ...
     @property

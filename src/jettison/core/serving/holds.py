@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Final
 
-Owner = str
+Holder = str
 """The name of the rung or move that holds a group."""
 
 DROP: Final = "drop"

@@ -12,7 +12,7 @@ from itertools import chain, takewhile
 from jettison.core.changes import Changes
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import Residence, hosted_only
-from jettison.core.serving.holds import Owner
+from jettison.core.serving.holds import Holder
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.virtualtokens import VirtualTokens, key_of
 from jettison.core.serving.waiting import WaitingQueue
@@ -61,7 +61,7 @@ class Queues:
         self._queued, self._queued_online = changes.queued, changes.queued_online
         self._harvesting = changes.harvesting
         self._stir = changes.stir
-        self.offline_holders: set[Owner] = set()
+        self.offline_holders: set[Holder] = set()
         """Owners that keep offline requests from being admitted and from coming back from host pools. ``Group.hold``
         sets it."""
         # Sums are kept, as dispatch and the monitor would cost O(queue) each time; ``check`` compares.
@@ -307,10 +307,6 @@ class Queues:
         """Each of these has got a token: its prompt is computed."""
         for state in states:
             self.prefilling.pop(state.request_id, None)
-
-    def offline_served(self, tenant: str) -> int:
-        """Virtual tokens that a tenant's offline requests have been served, in all groups."""
-        return self._offline_tokens.of(tenant)
 
     @property
     def are_charged(self) -> bool:

@@ -1,9 +1,10 @@
 """Paged attention in Triton: prefill, chunks and decode in one launch, over the items of ``worklist``.
 
-A token's positions are taken ``POSITIONS`` at a time, the sums of ``SPLIT`` of them together, and those of all splits
-are merged in ascending order, whether one program does all of it or several each do a split and the last to end merges.
-Products that could be fused with an addition in one place and not in another are fused here by name. So a token's bits
-depend on its position, its queries and its keys and values alone: not on the batch, the chunk or the tile.
+A token's positions are processed ``POSITIONS`` at a time; the sums of ``SPLIT`` positions form a split, and the sums of
+all splits are merged in ascending order. Either one program does all of it, or several programs each do a split and the
+last to end merges. Products that could be fused with an addition in one place and not in another are fused here by
+name. So a token's bits depend on its position, its queries and its keys and values alone: not on the batch, the chunk
+or the tile.
 
 Not here: the list of work (``worklist``), sizes (``tiles``), and checks of arguments (``kernels``).
 """
@@ -27,7 +28,7 @@ _ITEM = tl.constexpr(ITEM_WORDS)
 
 
 class Launch(NamedTuple):
-    """How a launch of attention goes about its work."""
+    """The options of a launch of attention."""
 
     tile: Tile
     programs: int
@@ -38,17 +39,17 @@ class Launch(NamedTuple):
 
 
 def early_launch(early: bool) -> dict[str, bool]:
-    """Options of a launch that may begin while the kernel before it ends (compute capability 9 on); such a kernel
-    waits before it touches what others write."""
+    """Options of a launch that may begin while the kernel before it ends (compute capability 9 on); such a kernel waits
+    before it touches memory that others write."""
     return {"launch_pdl": True} if early else {}
 
 
 class Parts:
-    """Sums of splits that wait to be merged: one launch's at a time, so one for each stream."""
+    """Memory of the sums of splits until they are merged: for one launch at a time, so each stream has its own."""
 
     @staticmethod
     def num_bytes(kv_heads: int, head_dim: int) -> int:
-        """What they take on the device: 34 MB with 4 KV heads of 128."""
+        """Bytes of these sums on the device: 34 MB with 4 KV heads of 128."""
         return 4 * PART_ROWS * kv_heads * (triton.next_power_of_2(head_dim) + 3)
 
     def __init__(self, kv_heads: int, head_dim: int, device: torch.device) -> None:
@@ -57,7 +58,7 @@ class Parts:
         self.scales = torch.empty(2 * PART_ROWS * kv_heads, dtype=torch.float32, device=device)
         """The largest score and the sum of exponentials of each row, one after the other for each split."""
         self.arrived = torch.zeros(PART_ROWS * kv_heads, dtype=torch.int32, device=device)
-        """How many splits of a tile are done: zero between launches."""
+        """Finished splits of each tile: zero between launches."""
 
 
 def attend(
@@ -105,7 +106,7 @@ def attend_kernel(
         split = tl.load(item + 5)
         slot = tl.load(item + 6)
         if PDL:
-            tl.extra.cuda.gdc_wait()  # at once but for the first item
+            tl.extra.cuda.gdc_wait()  # returns at once except for the first item
         position = tl.load(item + 3) + rows // G
         valid = rows // G < num_tokens
         inside = valid[:, None] & (dims < D)[None, :]
@@ -128,7 +129,7 @@ def attend_kernel(
             tl.store(part_sums + part.to(tl.int64)[:, None] * DP + dims[None, :], sums, mask=valid[:, None])
             tl.store(part_scales + 2 * part, top, mask=valid)
             tl.store(part_scales + 2 * part + 1, weight, mask=valid)
-            tl.debug_barrier()  # the count below is one thread's: it may not run ahead of what the others store
+            tl.debug_barrier()  # one thread counts below: it must not run ahead of the others' stores
             is_last = tl.atomic_add(arrived + slot * KVH + kvh, 1, sem="acq_rel", scope="gpu") == num_splits - 1
             if is_last:
                 tl.store(arrived + slot * KVH + kvh, 0)
@@ -145,7 +146,7 @@ def attend_kernel(
                 tl.store(lse + at_lse, (top + tl.log2(weight)) * _LN_2, mask=valid)
     if PDL:
         if total == 0:
-            tl.extra.cuda.gdc_wait()  # else the kernel behind this one could overtake the one before it
+            tl.extra.cuda.gdc_wait()  # else the next kernel could overtake the previous one
 
 
 @triton.jit
@@ -214,7 +215,7 @@ def _merged(
 
 @triton.jit
 def _load_part(part_sums, part_scales, part, valid, DP: tl.constexpr):
-    """What a split left; where it is not valid, what changes nothing when it is merged."""
+    """The result of a split; where it is not valid, values that do not change a merge."""
     at_sums = part.to(tl.int64)[:, None] * DP + tl.arange(0, DP)[None, :]
     m = tl.load(part_scales + 2 * part, mask=valid, other=float("-inf"), cache_modifier=".cg")
     el = tl.load(part_scales + 2 * part + 1, mask=valid, other=0.0, cache_modifier=".cg")
@@ -224,7 +225,7 @@ def _load_part(part_sums, part_scales, part, valid, DP: tl.constexpr):
 
 @triton.jit
 def _merge(top, weight, sums, m, el, o):
-    """The sums so far with those of the next split."""
+    """Merge the sums of the next split into the sums so far."""
     both = tl.maximum(top, m)
     shift = tl.where(both == float("-inf"), 0.0, -both)
     a = tl.exp2(top + shift)

@@ -1,10 +1,10 @@
 """Typed calls of the CUDA driver for virtual memory, through ``cuda.bindings.driver``; errors in one line.
 
-The bindings are imported by ``Driver.start``, so that this module loads where there are none. What is mapped where, and
-why, is not known here (``device.cuda.pages``). Calls that fail raise MappingError with the driver's own name for the
-failure; what a user can mend (no driver, no card, no virtual memory management) raises ConfigError.
+``Driver.start`` imports the bindings, so that this module loads without them. ``device.cuda.pages`` decides the
+mappings. Failed calls raise MappingError with the driver's own name for the failure; faults that a user can correct (no
+driver, no card, no virtual memory management) raise ConfigError.
 
-No memory made here may be given to ``cudaIpc``, to NCCL's registration or to RDMA: those know allocations only.
+No memory made here may be given to ``cudaIpc``, to NCCL's registration or to RDMA, which know allocations only.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ import torch
 from jettison.errors import ConfigError, MappingError
 
 REFUSES_EXPORT = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_NOT_PERMITTED")
-"""What drivers answer where a machine grants no handles that other processes can import."""
+"""Answers of drivers on machines that grant no handles for import by other processes."""
 
 
 class CardFullError(MappingError):
-    """The card has no memory left for what was asked."""
+    """The card has too little memory left."""
 
 
 class Driver:
     """One card. ``start`` and ``close`` are idempotent; between them all other methods may be called, by one thread.
 
-    It shares PyTorch's context (the card's primary one), so PyTorch's kernels see what is mapped here. ``bindings``
-    stands in for ``cuda.bindings.driver`` in tests.
+    It shares PyTorch's context (the card's primary one), so PyTorch's kernels see these mappings. ``bindings`` stands
+    in for ``cuda.bindings.driver`` in tests.
     """
 
     granularity = 0
-    """Bytes: handles, addresses and mappings are multiples of it. Known from ``start`` on."""
+    """Unit in bytes of handles, addresses and mappings. Known from ``start`` on."""
     is_exportable = False
     """Whether handles can be given to other processes as descriptors. Known from ``start`` on."""
 
     def __init__(self, ordinal: int = 0, bindings: Any = None) -> None:
         self.device = torch.device("cuda", ordinal)
         self.num_calls = 0
-        """Calls, so far, that mapped, gave access or unmapped."""
+        """Number of calls so far that mapped, gave access or unmapped."""
         self._ordinal = ordinal
         self._given = bindings
         self._cuda: Any = None
@@ -90,7 +90,7 @@ class Driver:
         self._describe(cuda)
 
     def _describe(self, cuda: Any) -> None:
-        """The two structures that every page is made and opened with."""
+        """Make the two structures with which every page is created and made accessible."""
         prop = cuda.CUmemAllocationProp()
         prop.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         prop.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -124,7 +124,7 @@ class Driver:
             kinds = self._cuda.CUmemAllocationHandleType
             self._prop.requestedHandleTypes = kinds.CU_MEM_HANDLE_TYPE_NONE
             code, handle = self._cuda.cuMemCreate(num_bytes, self._prop, 0)
-            if not int(code):  # it was the kind of handle that was refused
+            if not int(code):  # the driver refused only the kind of handle
                 self.is_exportable = False
             else:
                 self._prop.requestedHandleTypes = kinds.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -135,43 +135,43 @@ class Driver:
         return int(handle)
 
     def release(self, handle: int) -> None:
-        """Give a handle up: its memory is free once it is mapped nowhere either."""
+        """Release a handle: its memory is free once it is mapped nowhere."""
         self._call(self._cuda.cuMemRelease, handle)
 
     # --- addresses ----------------------------------------------------------------------------------------------
 
     def reserve(self, num_bytes: int) -> int:
-        """The first of so many addresses, with nothing behind them."""
+        """Reserve addresses without memory; returns the first."""
         return int(self._call(self._cuda.cuMemAddressReserve, num_bytes, 0, 0, 0))
 
     def free(self, address: int, num_bytes: int) -> None:
-        """Give a reserved span back, of which nothing is mapped."""
+        """Free a reserved span without mappings."""
         self._call(self._cuda.cuMemAddressFree, address, num_bytes)
 
     def map(self, address: int, num_bytes: int, handle: int) -> None:
-        """Put a whole handle at addresses where nothing is mapped. It is readable once ``allow`` has covered it."""
+        """Map a whole handle at unmapped addresses. The memory is readable once ``allow`` has covered it."""
         self.num_calls += 1
         self._call(self._cuda.cuMemMap, address, num_bytes, 0, handle, 0)
 
     def allow(self, address: int, num_bytes: int) -> None:
-        """Make a span readable and writable that mappings cover without a gap."""
+        """Make a span readable and writable; mappings must cover it without a gap."""
         self.num_calls += 1
         self._call(self._cuda.cuMemSetAccess, address, num_bytes, [self._access], 1)
 
     def unmap(self, address: int, num_bytes: int) -> None:
-        """Take away whole mappings that lie side by side."""
+        """Remove whole, adjacent mappings."""
         self.num_calls += 1
         self._call(self._cuda.cuMemUnmap, address, num_bytes)
 
     # --- bytes --------------------------------------------------------------------------------------------------
 
     def copy(self, target: int, source: int, num_bytes: int) -> None:
-        """Copy on the card; over when ``wait`` returns."""
+        """Start a copy on the card; it is complete when ``wait`` returns."""
         with self._on_card():
             self._call(self._cuda.cuMemcpyDtoDAsync, target, source, num_bytes, 0)
 
     def read(self, view: memoryview, source: int) -> None:
-        """Fill memory of the host."""
+        """Copy from the card to memory of the host."""
         with self._on_card():
             self._call(self._cuda.cuMemcpyDtoH, _address_of(view), source, len(view))
 
@@ -181,7 +181,7 @@ class Driver:
             self._call(self._cuda.cuMemcpyHtoD, target, _address_of(view), len(view))
 
     def wait(self) -> None:
-        """Until all that was launched on the card by this process has ended. A failure of any of it is told here."""
+        """Wait until all work that this process launched on the card has ended. Raises for a failure of any of it."""
         with self._on_card():
             self._call(self._cuda.cuCtxSynchronize)
 
@@ -189,7 +189,7 @@ class Driver:
 
     @contextmanager
     def _on_card(self) -> Iterator[None]:
-        """For calls that go to the thread's current context: PyTorch may have made another card's current."""
+        """Make the card's context current for the calls inside, as PyTorch may have made another card's current."""
         self._call(self._cuda.cuCtxPushCurrent, self._context)
         try:
             yield

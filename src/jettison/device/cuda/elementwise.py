@@ -1,11 +1,12 @@
 """Everything of a layer but attention and products, in Triton: norms, heads on their way into attention and the cache,
 SiLU, rows by number, blocks of KV in and out, the likeliest token.
 
-Roundings are those of ``torch_kernels``: a norm is rounded before its gain, sums are float32. One program makes a row's
-sums, in one way whatever the batch, so no row depends on another. Each kernel waits for the one before it (``PDL``)
-only once it has loaded what no kernel writes.
+Results are rounded as in ``torch_kernels``: a norm is rounded before its gain, sums are float32. One program makes a
+row's sums, in the same way in every batch, so no row depends on another. Each kernel waits for the one before it
+(``PDL``) only after it has loaded the data that no kernel writes.
 
-What differs from step to step is not specialized on: a server compiles before its first step, not in a later one.
+Kernels are not specialized on values that differ from step to step, so that a server compiles before its first step
+only.
 
 Not here: checks of arguments and choices of sizes (``kernels``).
 """
@@ -19,19 +20,20 @@ COPY_WORDS = 4096
 """Words of four bytes that one program of ``copy_rows_kernel`` copies."""
 
 ARGMAX_CHUNK = 4096
-"""Logits that one program of the first stage of argmax looks at."""
+"""Logits that one program of the first stage of argmax reads."""
 
 
 @triton.jit
 def _normalized(value, gain, total, width, eps):
-    """In float32, rounded to the type of ``gain`` before and after it is multiplied by it."""
+    """The normalized value in float32, rounded to the type of ``gain`` before and after the multiplication by it."""
     scaled = (value * (1.0 / tl.sqrt_rn(total / width + eps))).to(gain.dtype)
     return (scaled.to(tl.float32) * gain.to(tl.float32)).to(gain.dtype)
 
 
 @triton.jit
 def _squares(value):
-    """Rounded before they are added: else threads that add the same two squares fuse one each, and differ."""
+    """Squares, rounded before they are added: else two threads that add the same squares could fuse different ones, and
+    differ."""
     return tl.fma(value, value, 0.0)
 
 
@@ -65,11 +67,11 @@ def heads_kernel(
     HB: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, ROTATES: tl.constexpr, WRITES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """From the product of queries, keys and values to what attention reads: bias, norm of heads, rotation, cache.
+    """From the product of queries, keys and values to the input of attention: bias, norm of heads, rotation, cache.
 
-    ``qkv``: [T, HQ + 2 * KVH heads]. Queries change in place; keys and values go to their places in the cache where
-    ``WRITES``, keys else in place too. A token whose slot is negative is padding and leaves nothing in the cache.
-    HB heads a program. With KVH = 0 all heads are queries.
+    ``qkv``: [T, HQ + 2 * KVH heads]. Queries change in place. With ``WRITES`` keys and values go to their places in the
+    cache; else keys change in place, too. A token with a negative slot is padding, and writes nothing to the cache. HB
+    heads a program. With KVH = 0 all heads are queries.
     """
     token = tl.program_id(0)
     head = tl.program_id(1) * HB + tl.arange(0, HB)
@@ -163,7 +165,7 @@ def silu_kernel(gate_up, out, in_stride, out_stride, width, BLOCK: tl.constexpr,
 
 @triton.jit(do_not_specialize=["ids"])
 def gather_kernel(table, ids, out, num_rows, width, out_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """See ``Kernels.gather_rows``. A row that the table has not is NaN, and so its logits: it fails alone."""
+    """See ``Kernels.gather_rows``. A row beyond the table is NaN, and so are its logits, so that it fails alone."""
     row = tl.program_id(0).to(tl.int64)
     dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if PDL:
@@ -177,7 +179,7 @@ def gather_kernel(table, ids, out, num_rows, width, out_stride, BLOCK: tl.conste
 
 @triton.jit
 def copy_rows_kernel(rows, piece, num_words, TO_PIECE: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows of words of four bytes from their addresses (int64) into a piece, one after the other, or back."""
+    """Copy rows of four-byte words from their addresses (int64) into a piece, one after the other, or back."""
     row = tl.program_id(0).to(tl.int64)
     words = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = tl.multiple_of(tl.load(rows + row), 16).to(tl.pointer_type(tl.int32)) + words
@@ -190,7 +192,7 @@ def copy_rows_kernel(rows, piece, num_words, TO_PIECE: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def argmax_parts_kernel(logits, best, at_best, stride, vocab, num_parts, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Of each chunk of a row the largest logit and the lowest index that has it; NaN where one is not finite."""
+    """For each chunk of a row, the largest logit and its lowest index; NaN where a logit is not finite."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     if PDL:

@@ -1,6 +1,6 @@
-"""The physical pages of one card: a handle each, and the view in which all that have memory can be read.
+"""The physical pages of one card: a handle for each, and a view in which all pages with memory can be read.
 
-Knows pages and their memory, not which addresses they serve at (``device.cuda.pages``).
+It knows pages and their memory; ``device.cuda.pages`` knows the addresses that they serve.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from jettison.errors import BudgetError, ConfigError, MappingError, OutOfPagesEr
 
 
 class PageHandles:
-    """``num_pages`` pages of ``page_bytes``; all have memory from ``start`` on, until ``release`` takes it."""
+    """``num_pages`` pages of ``page_bytes``; all have memory from ``start`` until ``release``."""
 
     def __init__(self, driver: Driver, num_pages: int, page_bytes: int) -> None:
         self._driver = driver
         self._num_pages = num_pages
         self._page_bytes = page_bytes
         self.view: Span | None = None
-        """Where page p is at position p for as long as it has memory."""
+        """A span with page p at position p for as long as that has memory."""
         self._handles: list[int | None] = [None] * num_pages
 
     def start(self) -> None:
-        """Take all the memory. Raises ConfigError, BudgetError where the card has not so much to give, MappingError."""
+        """Allocate all memory. Raises ConfigError, BudgetError where the card has too little, MappingError."""
         driver, size = self._driver, self._page_bytes
         if size % driver.granularity:
             raise ConfigError(f"pages of {size} bytes: on {driver.device} they are multiples of {driver.granularity}")
@@ -35,7 +35,7 @@ class PageHandles:
             raise BudgetError(self._too_little()) from error
 
     def close(self) -> None:
-        """Give back all memory, and the view. What the driver refuses is left to the end of the process."""
+        """Release all memory, and the view. Calls that the driver refuses are left to the end of the process."""
         if self.view is not None:
             with suppress(MappingError):
                 self.release(0, self._num_pages)
@@ -55,7 +55,7 @@ class PageHandles:
 
     @property
     def held_bytes(self) -> int:
-        """Of all pages with a handle."""
+        """Bytes of all pages with a handle."""
         return sum(handle is not None for handle in self._handles) * self._page_bytes
 
     def check_pages(self, page: int, num_pages: int) -> None:
@@ -64,8 +64,8 @@ class PageHandles:
             raise OutOfPagesError(f"pages {page} to {page + num_pages} of {self._num_pages}")
 
     def address_of(self, page: int, offset: int, num_bytes: int) -> int:
-        """Where bytes can be read, whichever position owns them. Raises OutOfPagesError, and MappingError where a page
-        has no memory."""
+        """Address in the view at which bytes of a page can be read, whichever position owns it. Raises OutOfPagesError,
+        and MappingError where the page has no memory."""
         size = self._page_bytes
         start = page * size + offset
         if page < 0 or offset < 0 or start + num_bytes > self._num_pages * size:
@@ -75,13 +75,13 @@ class PageHandles:
         return self.view.address + start
 
     def of(self, page: int, num_pages: int) -> list[int]:
-        """Handles of a run of pages, all of which have memory from now on. Raises CardFullError, MappingError."""
+        """Handles of a run of pages, after giving memory to the ones without. Raises CardFullError, MappingError."""
         self.fill(page, num_pages)
         return [handle for handle in self._handles[page : page + num_pages] if handle is not None]
 
     def fill(self, page: int, num_pages: int) -> None:
-        """Give memory to those of a run of pages that have none. Raises CardFullError, MappingError, and of the stretch
-        concerned none has memory then."""
+        """Give memory to the pages of a run that have none. Raises CardFullError and MappingError; the consecutive
+        pages concerned then have no memory."""
         assert self.view is not None, "the pool is not started"
         for lo, count in runs(self.view.there[page : page + num_pages] != numbers(page, num_pages)):
             first, after = page + lo, page + lo + count
@@ -96,9 +96,9 @@ class PageHandles:
                 raise
 
     def release(self, page: int, num_pages: int) -> None:
-        """Take the memory of a run of pages, which must be mapped nowhere else, away.
+        """Release the memory of a run of pages, which must be mapped nowhere else.
 
-        Raises MappingError; what was released until then is released.
+        Raises MappingError; the pages released until then stay released.
         """
         assert self.view is not None, "the pool is not started"
         self.view.clear(page, num_pages)
@@ -109,7 +109,7 @@ class PageHandles:
                 self._handles[number] = None
 
     def check(self) -> None:
-        """Raise AssertionError where a page with a place in the view has another's, or no handle."""
+        """Raise AssertionError where the view has a page at another's position, or a page without a handle."""
         assert self.view is not None, "the pool is not started"
         for number in range(self._num_pages):
             assert self.view.there[number] in (number, NONE) or self.view.there[number] < 0, "the view is in disorder"

@@ -1,12 +1,12 @@
 """``Kernels`` on a GPU: Triton's for all but products, which are cuBLAS's on plain matrices.
 
-Two kinds. ``cuda``: the fastest. ``cuda-invariant``: a row's result never depends on the batch, not in its last bit.
-That takes one size of attention's tiles, and products without split sums (cublasLt with next to no workspace), which is
-a setting of the whole process.
+Two kinds. ``cuda``: the fastest. ``cuda-invariant``: a row's result never depends on the batch, not in its last bit. It
+needs one size of attention's tiles, and products without split sums (cublasLt with almost no workspace), which is a
+setting of the whole process.
 
-What the contract takes from the host (tables and lengths) costs a copy and a wait each call. A runner copies them once
-a step, as ``StepRows``, and calls ``attend`` and ``attend_rows``: these only launch, so graphs may hold them (from the
-second call on: the first one of a shape of heads makes room for splits).
+The contract takes tables and lengths from the host, which costs a copy and a wait at each call. A runner copies them
+once a step, as ``StepRows``, and calls ``attend`` and ``attend_rows``. These only launch, so graphs may hold them (from
+the second call on: the first call with a shape of heads allocates memory for splits).
 
 Not here: the kernels themselves, streams, graphs, and where anything lies.
 """
@@ -54,7 +54,7 @@ _GATHER_BLOCK = 2048
 
 
 class StepRows(NamedTuple):
-    """Where a step's rows stand, on the device: what its layers read instead of lengths on the host."""
+    """The rows of a step on the device, which its layers read instead of lengths on the host."""
 
     tables: Tensor
     """int32 [R, max_blocks]"""
@@ -73,8 +73,8 @@ class CudaKernels:
     attention wait in memory of these kernels."""
 
     def __init__(self, name: str, device: torch.device, *, launches_early: bool | None = None) -> None:
-        """``launches_early``: whether a kernel may be launched while the one before it ends (None: where the device
-        can). Raises ConfigError for an unknown name.
+        """``launches_early``: whether a kernel may be launched while the one before it ends (None: if the device
+        supports it). Raises ConfigError for an unknown name.
         """
         if name not in (CUDA, CUDA_INVARIANT):
             raise ConfigError(f"kernels of a GPU are {CUDA} or {CUDA_INVARIANT}, not {name!r}")
@@ -94,7 +94,7 @@ class CudaKernels:
     # ------------------------------------------------------------------------------------------------- attention
 
     def work_shape(self, heads: int, arena: Tensor, most_tokens: int) -> WorkShape:
-        """For what ``attend`` a list of work is to be made. ``most_tokens``: of the longest chunk."""
+        """The shape of the list of work for ``attend``. ``most_tokens``: tokens of the longest chunk."""
         kv_heads, head_dim = arena.shape[2], arena.shape[4]
         group = heads // kv_heads
         tile = choose_tile(
@@ -106,7 +106,7 @@ class CudaKernels:
         self, heads: int, arena: Tensor, block_tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array,
         num_tokens: int, only_context: bool = False,
     ) -> StepRows:
-        """Check and copy what a step's layers need of its rows. Raises as ``Kernels.attention`` does."""
+        """Check a step's rows, and copy to the device what its layers need. Raises as ``Kernels.attention`` does."""
         tables, queries, contexts = check_rows(
             arena, block_tables, query_lens, context_lens, num_tokens, only_context
         )
@@ -240,7 +240,8 @@ class CudaKernels:
         )
 
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array) -> None:
-        """See ``Kernels.rotary``. Positions on the device are not checked: those outside the tables rotate nothing."""
+        """See ``Kernels.rotary``. Positions on the device are not checked: positions outside the tables rotate
+        nothing."""
         check_rotary(q, k, positions)
         check_rotary_tables(cos, sin, q.dtype, q.shape[2])
         index = torch.as_tensor(positions)
@@ -282,7 +283,7 @@ class CudaKernels:
         )
 
     def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:
-        """See ``Kernels.gather_rows``. Numbers on the device are not checked: a row that is not there is NaN."""
+        """See ``Kernels.gather_rows``. Ids on the device are not checked: a missing row is NaN."""
         table = _plain(weight)
         check_gather(table, ids, out)
         if not ids.is_cuda and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < table.shape[0]:
@@ -353,9 +354,9 @@ class CudaKernels:
 
 
 def choose_invariant_products() -> None:
-    """Have this process's products take every row's sums in one order, whatever the number of rows.
+    """Make this process's products sum every row in one order, whatever the number of rows.
 
-    Holds from the first product of a process on: cuBLAS reads its workspace's size once.
+    It must precede the process's first product, as cuBLAS reads its workspace's size once.
     """
     os.environ["CUBLASLT_WORKSPACE_SIZE"] = "1"
     matmul = torch.backends.cuda.matmul

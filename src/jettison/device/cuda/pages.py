@@ -1,4 +1,4 @@
-"""A card's physical pages: one handle a page, and mappings that stay until their addresses are needed.
+"""A card's physical pages: one handle for each page, and mappings that stay until their addresses are needed.
 
     PagePool.start    cuMemCreate for each page      the budget; each page is mapped for good in the pool's own view
     PagePool.reserve  cuMemAddressReserve            addresses, no memory
@@ -8,16 +8,17 @@
     PagePool.discard  cuMemUnmap at every address, cuMemRelease: the card has the memory back
 
 A page costs tens of microseconds to map, whatever its size, and may be mapped at many addresses at no cost of memory or
-speed (``docs/performance.md``). So ``there`` (what the driver has mapped at a position) and ``owned`` (what the caller
-has) are two books: ``map`` and ``unmap`` change the second, and call the driver only where the first stands in the way.
-A change of layout that was prepared calls nothing, nor does one that has been there before.
+speed (``docs/performance.md``). So there are two books: ``there`` (the driver's mapping at a position) and ``owned``
+(the caller's page at a position). ``map`` and ``unmap`` change the second, and call the driver only where the first has
+another page. A prepared change of layout makes no calls, nor does a return to an earlier layout.
 
-Invariants, which ``check`` holds: a position has one page in each book; where it owns a page, that page is there; a
-page is owned by one position at most, though it may be there at several; what is there has a handle. A mapping is taken
-away only at positions that own nothing. Kernels in flight read owned positions alone, and none is in flight while what
-is owned changes (``DeviceMemory.apply`` waits for the card first): so no kernel can read what is taken away.
+Invariants, which ``check`` tests: a position has at most one page in each book; where it owns a page, that page is
+there; a page is owned by one position at most, though it may be there at several; a page that is there has a handle. A
+mapping is removed only at positions that own nothing. Kernels in flight read owned positions only, and none is in
+flight while ownership changes (``DeviceMemory.apply`` waits for the card first), so no kernel can read a removed
+mapping.
 
-The price: an access through an address that owns nothing ends no process here. Tests run the same code over a driver
+The price: an access to an address that owns nothing does not end the process. Tests run the same code over a driver
 that poisons such addresses.
 """
 
@@ -38,7 +39,7 @@ from jettison.errors import BudgetError, ConfigError, MappingError
 class PagePool:
     """A ``device.pages.PagePool`` on one card. ``page_bytes`` must be a multiple of the driver's granularity.
 
-    A page for a handle, not one handle for all: the driver maps no part of a handle.
+    Each page has its own handle, because the driver cannot map a part of a handle.
     """
 
     def __init__(self, budget_bytes: int, page_bytes: int, driver: Driver | None = None) -> None:
@@ -50,15 +51,15 @@ class PagePool:
         self._driver = Driver() if driver is None else driver
         self._handles = PageHandles(self._driver, self.num_pages, page_bytes)
         self._owner: Numbers = np.full(self.num_pages, NONE, dtype=np.int32)
-        """By page: which arena owns it."""
+        """By page: the arena that owns it."""
         self._place: Numbers = np.full(self.num_pages, NONE, dtype=np.int32)
-        """By page: at which of the arena's positions."""
+        """By page: its position in the arena."""
         self._arenas: list[Arena] = []
         self._held: list[tuple[int, bytearray]] = []
 
     def start(self) -> None:
-        """Take all the memory. Raises ConfigError (no card, a page size that cannot be), BudgetError where the card has
-        not so much to give, MappingError; nothing is held then."""
+        """Allocate all memory. Raises ConfigError (no card, an invalid page size), BudgetError where the card has too
+        little, and MappingError; nothing is held then."""
         if self._handles.view is not None:
             return
         self._driver.start()
@@ -69,10 +70,10 @@ class PagePool:
             raise
 
     def close(self) -> None:
-        """Give back all addresses and all memory. What the driver refuses is left to the end of the process."""
+        """Release all addresses and all memory. Calls that the driver refuses are left to the end of the process."""
         self._held.clear()
         if self._handles.view is not None:
-            with suppress(MappingError):  # a card that has failed is waited for no longer
+            with suppress(MappingError):  # there is no wait for a failed card
                 self._driver.wait()
         while self._arenas:
             self._arenas.pop().span.close()
@@ -82,7 +83,7 @@ class PagePool:
         self._driver.close()
 
     def reserve(self, num_pages: int) -> Arena:
-        """A span of addresses; nothing is there."""
+        """Reserve a span of addresses without memory."""
         assert self._handles.view is not None, "the pool is not started"
         span = Span(self._driver, max(num_pages, 1), self.page_bytes)
         arena = Arena(self, len(self._arenas), span)
@@ -91,18 +92,18 @@ class PagePool:
 
     @property
     def num_calls(self) -> int:
-        """Map, access and unmap calls of the driver."""
+        """Number of the driver's map, access and unmap calls."""
         return self._driver.num_calls
 
     @property
     def held_bytes(self) -> int:
-        """Of all pages that have a handle."""
+        """Bytes of all pages with a handle."""
         return self._handles.held_bytes
 
     def discard(self, page: int, num_pages: int) -> None:
-        """Unmap pages everywhere and release them: only then does the card have the memory back.
+        """Unmap pages everywhere and release them, which returns their memory to the card.
 
-        Raises ValueError for a page that is owned, and MappingError; what was released until then is released.
+        Raises ValueError for an owned page, and MappingError; the pages released until then stay released.
         """
         self._handles.check_pages(page, num_pages)
         if (self._owner[page : page + num_pages] != NONE).any():
@@ -114,18 +115,18 @@ class PagePool:
         self._handles.release(page, num_pages)
 
     def read(self, page: int, offset: int, view: memoryview) -> None:
-        """Through the pool's own view."""
+        """Read bytes of a page through the pool's own view."""
         self._driver.read(view, self._handles.address_of(page, offset, len(view)))
 
     def finish_copies(self) -> None:
-        """Write what arenas hold, and wait for the card."""
+        """Write the copies that arenas hold, and wait for the card."""
         for address, old in self._held:
             self._driver.write(address, memoryview(old))
         self._held.clear()
         self._driver.wait()
 
     def wait_idle(self) -> None:
-        """Until no kernel and no copy of this process is under way on the card."""
+        """Wait until no kernel and no copy of this process is under way on the card."""
         self._driver.wait()
 
     def check(self) -> None:
@@ -152,22 +153,22 @@ class Arena:
         self.address = span.address
         self.num_pages = span.num_pages
         self.number = number
-        """Of the pool's arenas."""
+        """Number of this arena in the pool."""
         self.span = span
         self.owned: Numbers = np.full(span.num_pages, NONE, dtype=np.int32)
-        """By position: the page that it owns, or NONE."""
+        """By position: the owned page, or NONE."""
         self._pool = pool
         self._handles = pool._handles
         self._tensor = span_tensor(span.address, span.num_pages * pool.page_bytes, pool._driver.device)
 
     def tensor(self) -> torch.Tensor:
-        """uint8 over the span. Touching a position that owns nothing is an error that need not show."""
+        """uint8 over the span. An access to a position that owns nothing is an error that may go unnoticed."""
         return self._tensor
 
     def map(self, position: int, page: int, num_pages: int) -> None:
-        """Calls the driver only for positions where another page is there, or none.
+        """Own pages at positions. Calls the driver only for positions where another page is there, or none.
 
-        Raises ValueError for pages that other positions own.
+        Raises ValueError for pages owned by other positions.
         """
         self._check_positions(position, num_pages)
         self._handles.check_pages(page, num_pages)
@@ -182,24 +183,24 @@ class Arena:
         pool._place[pages] = numbers(position, num_pages)
 
     def unmap(self, position: int, num_pages: int) -> None:
-        """Calls nothing: the mapping stays until its position or its page is needed."""
+        """Disown positions. The mapping stays until its position or its page is needed, so no call is made."""
         self._check_positions(position, num_pages)
         self._pool.num_calls_saved += self._disown(slice(position, position + num_pages))
 
     def prepare(self, position: int, page: int, num_pages: int) -> int:
-        """Map what is not there yet; what is owned stays as it is."""
+        """Map pages that are not there yet, at positions that own nothing; ownership does not change."""
         self._check_positions(position, num_pages)
         self._handles.check_pages(page, num_pages)
         is_free = self.owned[position : position + num_pages] == NONE
         return sum(self._put(position + lo, page + lo, count) for lo, count in runs(is_free))
 
     def copy(self, page: int, offset: int, at: int, num_bytes: int) -> None:
-        """On the card, from the pool's own view."""
+        """Copy on the card, from the pool's own view."""
         source = self._handles.address_of(page, offset, num_bytes)
         self._pool._driver.copy(self._target(at, num_bytes), source, num_bytes)
 
     def hold(self, page: int, offset: int, at: int, num_bytes: int) -> None:
-        """By way of the host's memory, since none of the card's is outside the budget."""
+        """Hold a copy in the host's memory, as no memory of the card is outside the budget."""
         target, old = self._target(at, num_bytes), bytearray(num_bytes)
         self._pool.read(page, offset, memoryview(old))
         self._pool._held.append((target, old))
@@ -217,7 +218,7 @@ class Arena:
         return self.address + at
 
     def _disown(self, at: slice) -> int:
-        """Let positions own nothing; how many owned something."""
+        """Let positions own nothing; returns how many owned a page."""
         pages = self.owned[at]
         pages = pages[pages != NONE]
         self._pool._owner[pages] = NONE
@@ -226,7 +227,8 @@ class Arena:
         return len(pages)
 
     def _put(self, position: int, page: int, num_pages: int) -> int:
-        """Have the driver map a run of pages at positions that own nothing, where it has not; how many it had not."""
+        """Have the driver map a run of pages at positions that own nothing, where it has not yet; returns how many it
+        mapped."""
         num_new = 0
         for lo, count in runs(self.span.there[position : position + num_pages] != numbers(page, num_pages)):
             self.span.put(position + lo, page + lo, self._handles.of(page + lo, count))

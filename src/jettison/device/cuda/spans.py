@@ -1,6 +1,6 @@
-"""Reserved addresses, and what the driver has mapped there: the book that survives calls that fail.
+"""Reserved addresses, and the driver's mappings at them, in a book that stays correct after failed calls.
 
-Knows handles and positions; which span owns a page is ``device.cuda.pages``'.
+It knows handles and positions; ``device.cuda.pages`` knows which span owns a page.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jettison.errors import MappingError
 NONE = -1
 """No page."""
 UNSURE = -2
-"""Something may be mapped there, readable or not: a call has failed."""
+"""A call has failed: a page may be mapped there, readable or not."""
 
 Numbers = npt.NDArray[np.int32]
 
@@ -41,9 +41,9 @@ class Span:
             self._driver.free(self.address, self.num_pages * self._page_bytes)
 
     def put(self, position: int, page: int, handles: Sequence[int]) -> None:
-        """Map pages from ``page`` on, whose handles these are, in place of whatever is at a run of positions.
+        """Map pages from ``page`` on, with these handles, in place of the present mappings at a run of positions.
 
-        Raises MappingError: nothing is mapped there then, or UNSURE says where not even that could be had.
+        Raises MappingError; then nothing is mapped there, or positions are UNSURE where unmapping failed, too.
         """
         size, count = self._page_bytes, len(handles)
         self.clear(position, count)
@@ -59,7 +59,7 @@ class Span:
         self.there[position : position + count] = numbers(page, count)
 
     def clear(self, position: int, num_pages: int) -> None:
-        """Have nothing mapped at a run of positions. Raises MappingError."""
+        """Unmap a run of positions. Raises MappingError."""
         size = self._page_bytes
         for lo, count in runs(self.there[position : position + num_pages] != NONE):
             at = slice(position + lo, position + lo + count)
@@ -74,7 +74,7 @@ def numbers(first: int, count: int) -> Numbers:
 
 
 def runs(mask: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """``(first, count)`` of each stretch of True as the mask is now, ascending."""
+    """``(first, count)`` of each run of True in the mask as it is now, ascending."""
     if not mask.any():  # nothing to do, mostly
         return iter(())
     edges = (np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist()

@@ -1,7 +1,7 @@
-"""uint8 tensors over addresses that nothing need be behind, by DLPack.
+"""uint8 tensors, by DLPack, over addresses that need not have memory.
 
-PyTorch asks the driver nothing about memory that comes this way, so a tensor may cover a span that is mapped in part or
-not at all (``docs/performance.md``; ``__cuda_array_interface__`` asks, and cannot).
+PyTorch does not query the driver about memory from DLPack, so a tensor may cover a span that is mapped in part or not
+at all (``docs/performance.md``; with ``__cuda_array_interface__`` PyTorch queries the driver, and fails).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _UNSIGNED = 1
 
 
 class _Tensor(ctypes.Structure):
-    """DLManagedTensor of one dimension, flat, with its shape behind it: one allocation."""
+    """DLManagedTensor of one dimension, followed by its shape: one allocation."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -39,10 +39,10 @@ class _Tensor(ctypes.Structure):
 def span_tensor(address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
     """uint8 ``[num_bytes]`` at ``address`` of a device. It owns no memory, and neither do views of it.
 
-    The structure that describes it lives as long as the last of them: PyTorch frees it by the C library's ``free``.
+    The structure that describes it lives as long as the last view: PyTorch frees it by the C library's ``free``.
     """
     if device.type == "cuda":
-        torch.cuda.init()  # this may be the first that PyTorch hears of the card
+        torch.cuda.init()  # PyTorch may not have initialised the card yet
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     at = libc.malloc(ctypes.sizeof(_Tensor))

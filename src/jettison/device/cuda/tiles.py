@@ -1,8 +1,8 @@
-"""Sizes of attention's tiles: what a card answered (docs/performance.md), and what may be changed freely.
+"""Sizes of attention's tiles, as measured on a card (docs/performance.md), with notes on which may be changed freely.
 
-``SPLIT`` and ``POSITIONS`` decide in which groups a token's sums are taken, so they decide bits: one value for all
-shapes and batches. Stages and programs change no bit. Rows and warps decide which instructions multiply, and which
-threads add: they may change the last bit of a sum.
+``SPLIT`` and ``POSITIONS`` decide the groups of a token's sums and so their bits: each has one value for all shapes and
+batches. Stages and programs change no bit. Rows and warps decide the instructions that multiply and the threads that
+add, and may change the last bit of a sum.
 
 Not here: kernels, and anything that asks a device.
 """
@@ -12,32 +12,32 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SPLIT = 512
-"""Positions whose sums are taken together before they are merged with those before them. Changes bits.
+"""Positions of one split: their sums are made together, then merged with the earlier ones. Changes bits.
 
 Decode attention of 1,024 positions on an H200, in microseconds with 512, 256 and 128: 42.4, 44.7 and 48.1 for 64 rows,
 155, 159 and 177 for 256, 14.3, 10.5 and 9.9 for one.
 """
 
 POSITIONS = 64
-"""Positions that a program looks at together. Changes bits; a divisor of ``SPLIT``."""
+"""Positions that a program processes together. Changes bits; a divisor of ``SPLIT``."""
 
 ONE_SIZE = 64
 """Rows of every tile where bits must be equal: one compiled kernel, so one way of multiplying and adding."""
 
 PART_ROWS = 16384
-"""Rows of unmerged sums that there is room for, for each KV head: 2,340 splits of one token with seven heads."""
+"""Capacity for rows of unmerged sums, for each KV head: 2,340 splits of one token with seven heads."""
 
 assert SPLIT % POSITIONS == 0
 
 
 class Tile(NamedTuple):
-    """What one program of a launch of attention works on, and how."""
+    """The work of one program in a launch of attention."""
 
     rows: int
     """Rows of queries: tokens of one sequence, each with the query heads that share a KV head. A power of two."""
     warps: int
     stages: int
-    """Loads in flight, with the one in use."""
+    """Loads in flight, including the one in use."""
     programs: int
     """Programs for each multiprocessor."""
 
@@ -53,7 +53,7 @@ _FLOAT32 = {16: Tile(16, 4, 2, 1), 64: Tile(64, 8, 1, 1)}
 
 
 def tiles_for(head_dim: int, itemsize: int) -> dict[int, Tile]:
-    """Rows -> tile, ascending, of what goes with heads of these."""
+    """Rows -> tile, ascending, for heads of this dimension and item size."""
     if itemsize > 2:
         return _FLOAT32
     return _NARROW if head_dim <= 128 else _WIDE

@@ -1,8 +1,8 @@
-"""What the programs of a step's attention have to do, as an array that a graph reads: built by numpy, without a loop.
+"""The list of work of a step's attention, as an array that a graph reads: built by numpy, without a loop.
 
-An item is a tile of tokens of one row with all positions that they see, or, where there is too little work to keep
-the card busy, with one split of them. Either way a token's sums are taken in the same groups in the same order, so how
-the work is cut changes no bit and may depend on the batch.
+An item is a tile of tokens of one row with all positions that they attend to or, where there is too little work to keep
+the card busy, with one split of these positions. Either way a token's sums are made in the same groups in the same
+order, so the division of work changes no bit and may depend on the batch.
 
 Not here: devices, and the addresses of anything.
 """
@@ -23,25 +23,25 @@ ITEM_WORDS = 8
 """row, first token of the batch, tokens, position of the first, end of the positions, split, first slot or -1, 0"""
 
 HEADER_WORDS = 8
-"""The number of items, rows of unmerged sums that a split leaves, and nothing."""
+"""The number of items, the rows of unmerged sums of a split, and unused words."""
 
 _BALANCE = 1.25
 """A tile up to this many times a program's fair share of the work is not split."""
 
 
 class WorkShape(NamedTuple):
-    """What the list depends on beside the rows."""
+    """Parameters of the list besides the rows."""
 
     tile: Tile
     group: int
     """Query heads of a KV head."""
     kv_heads: int
     programs: int
-    """That run side by side."""
+    """Programs that run side by side."""
 
 
 class WorkCounts(NamedTuple):
-    """How much of the arrays is in use."""
+    """The used lengths of the arrays."""
 
     num_items: int
     num_slots: int
@@ -104,7 +104,7 @@ def fill_work(
 def fill_places(
     block_tables: Ints, query_lens: Ints, context_lens: Ints, block_size: int, positions: Int32s, slots: Int32s
 ) -> None:
-    """Write each token's position, and where its keys and values lie: block * block_size + place in the block.
+    """Write each token's position, and the slot of its keys and values: block * block_size + place in the block.
 
     ``positions``, ``slots``: [T].
     """
@@ -119,16 +119,16 @@ def fill_places(
 
 
 def _splits(end: Ints, shape: WorkShape, max_slots: int) -> npt.NDArray[np.int64]:
-    """[tiles]: in how many parts each tile's positions are worked on by programs of their own; 0: by one."""
+    """[tiles]: the number of splits of each tile that have programs of their own; 0: one program does the tile."""
     most = max(SPLIT, int(_BALANCE * int(end.sum()) * shape.kv_heads / shape.programs))
     num_splits = np.where(end > most, -(-end // SPLIT), 0).astype(np.int64)
-    if int(num_splits.sum()) > max_slots:  # the longest, as many as there is room for
+    if int(num_splits.sum()) > max_slots:  # split the longest tiles, as many as there is room for
         order = np.argsort(-num_splits, kind="stable")
         num_splits[order[np.cumsum(num_splits[order]) > max_slots]] = 0
     return num_splits
 
 
 def _longest_first(lengths: Ints) -> npt.NDArray[np.int64]:
-    """A radix sort by sixteen bits: 10 µs for 1,000."""
+    """Indices sorted by length, the longest first, by a radix sort of sixteen bits: 10 µs for 1,000."""
     coarse = np.minimum(lengths >> max(0, int(lengths.max()).bit_length() - 16), 0xFFFF) if len(lengths) else lengths
     return np.argsort(0xFFFF - coarse.astype(np.uint16), kind="stable")

@@ -31,15 +31,15 @@ _SUFFIX = TORCH_LINEAR.removeprefix(NATIVE)
 
 
 def this_processor() -> Processor:
-    """What this process runs on, and which native kernels it has for that."""
+    """The processor of this process, and the native kernels that it can use on it."""
     from jettison.device.kernels.native import supported_variants
 
     return Processor(processor_features(), tuple(supported_variants()))
 
 
 def resolve_kernels(name: str, dtype: torch.dtype, processor: Processor | None = None) -> str:
-    """The back end's own name of what a configuration calls ``name``: no ``auto`` is left, and the instruction set is
-    said, so that workers who load it compute alike, and profiles are told apart. Raises as ``load_kernels`` does.
+    """The full name of the back end that a configuration calls ``name``: ``auto`` is resolved and the instruction set
+    included, so that all workers compute alike, and profiles can be told apart. Raises as ``load_kernels`` does.
     """
     return load_kernels(name, dtype, processor).name
 
@@ -60,10 +60,10 @@ def load_kernels(
     """The kernels called ``name``: ``"auto"``, ``"torch"``, ``"native"`` or ``"native-<variant>"``, the latter two
     also with ``"+torch-linear"``, which leaves products in bfloat16 to torch.
 
-    ``auto`` depends on the precision that the model is computed in: see ``choose_kind``. Where the library was not
-    built, or does not work here, it is torch, with one note in the log. ``processor``: which one to take this for, with
-    some of the instruction sets that run here (None: as it is).
-    Raises ConfigError for an unknown name, or when native kernels were asked for and cannot be had.
+    ``auto`` depends on the precision of the model: see ``choose_kind``. Where the library was not built, or does not
+    work here, it is torch, with one note in the log. ``processor``: the processor to assume, with some of the
+    instruction sets that run here (None: the actual one). Raises ConfigError for an unknown name, or when native
+    kernels were requested and are not available.
     """
     if name == TORCH:
         return TorchKernels()
@@ -80,7 +80,7 @@ def load_kernels(
         if name != "auto":
             return load_native(variant, TorchLinearKernels if name.endswith(_SUFFIX) else None, among)
         kernels = load_native(None, None, among)
-        # What was built with tiles counts where it works: one that computes wrong results was passed over.
+        # The kernels built with tiles count only where they work: a variant with wrong results was skipped.
         has_tiles = kernels.name == f"{NATIVE}-{TILES}"
         if choose_kind(dtype, there.features, has_native=True, has_native_tiles=has_tiles) == TORCH_LINEAR:
             return load_native(kernels.name.removeprefix(f"{NATIVE}-"), TorchLinearKernels)

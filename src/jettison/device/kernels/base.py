@@ -1,4 +1,4 @@
-"""What the model asks of a device's compute kernels, and the argument checks that every back end shares.
+"""The contract between the model and a device's compute kernels, and the argument checks that all back ends share.
 
 Here: the ``Kernels`` protocol (the contract) and cheap shape and dtype checks. Not here: any arithmetic, and
 anything that knows about requests, layers or memory ownership.
@@ -26,25 +26,25 @@ Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
 
 
 CUDA, CUDA_INVARIANT = "cuda", "cuda-invariant"
-"""Kernels of ``device.cuda.kernels``: the fast ones, and those whose rows do not depend on the batch."""
+"""Kernels of ``device.cuda.kernels``: the fast ones, and the ones with rows that do not depend on the batch."""
 
 
 class PackedMatrix(NamedTuple):
     """A weight matrix [N, K] in the form that a back end multiplies fastest (``csrc/packed.h``).
 
-    As many bytes as the plain matrix, so whatever moves slabs of parameters moves packed ones. Workers of one cluster
-    have the same kernels, and with them the same forms.
+    It has as many bytes as the plain matrix, so slabs of parameters are moved the same way in either form. Workers of
+    one cluster have the same kernels, and so the same forms.
     """
 
     data: Tensor
-    """[N, K], contiguous. Its elements are not where they seem to be: ``gather_rows`` reads rows."""
+    """[N, K], contiguous. Its elements are permuted: use ``gather_rows`` to read rows."""
 
 
 Weight: TypeAlias = Tensor | PackedMatrix
 
 
 class Kernels(Protocol):
-    """The compute of one device. Methods are thread-safe, and write only what they name.
+    """The compute of one device. Methods are thread-safe, and write only their named outputs.
 
     All raise ValueError for shapes, dtypes or strides that break the contract, before anything is written.
     A row's result never depends, not even in its last bit, on which other rows share the batch: ``attention`` of
@@ -54,7 +54,7 @@ class Kernels(Protocol):
     """
 
     name: str
-    """What was chosen, for logs and fingerprints: ``"native-avx2"``, ``"native-avx512bf16+torch-linear"``, ..."""
+    """The name for logs and fingerprints: ``"native-avx2"``, ``"native-avx512bf16+torch-linear"``, ..."""
 
     def write_kv(
         self,
@@ -139,7 +139,7 @@ class Kernels(Protocol):
         self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, block_tables: Int32Array,
         query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array,
     ) -> None:
-        """The first half of a layer: see ``layer.attend_layer``, whose bits it has. ``positions``: int32 [T].
+        """The first half of a layer, with the same bits as ``layer.attend_layer``. ``positions``: int32 [T].
 
         Raises IndexError as ``write_kv`` and ``rotary`` do.
         """
@@ -154,7 +154,7 @@ class Kernels(Protocol):
         ...
 
     def packs(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-        """Whether parameters of this shape are matrices that lie packed in their slab."""
+        """Whether parameters of this shape are matrices that are packed in their slab."""
         ...
 
     def pack_rows(self, rows: Tensor, first: int, packed: PackedMatrix) -> None:
@@ -167,7 +167,7 @@ class Kernels(Protocol):
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In what sums over ``dtype`` are kept, and log-sum-exps handed out."""
+    """The type of sums over ``dtype``, and of log-sum-exps."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -1,4 +1,5 @@
-"""A layer's parameters and a step's buffers as the C structs of ``csrc/kernels.c``: checked once, then addresses.
+"""A layer's parameters and a step's buffers as the C structs of ``csrc/kernels.c``: checked once, then passed as
+addresses.
 
 Every field of those structs has 64 bits, so that each is an array of integers here.
 """
@@ -22,7 +23,7 @@ from jettison.device.kernels.base import (
 from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights
 
 DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
-"""As ``kernels.c`` has them."""
+"""Codes of types in ``kernels.c``."""
 
 
 class BoundLayer(NamedTuple):
@@ -66,7 +67,7 @@ def bind_layer(weights: LayerWeights) -> BoundLayer:
 def bind_buffers(
     buffers: Activations, weights: LayerWeights, constants: LayerConstants
 ) -> ctypes.Array[ctypes.c_int64]:
-    """``LayerShape`` of kernels.c; checks what ``bind_layer`` could not."""
+    """``LayerShape`` of kernels.c; checks the buffers, which ``bind_layer`` could not."""
     dtype, hidden = weights.input_norm.dtype, weights.input_norm.shape[0]
     _, _, num_kv_heads, block_size, head_dim = weights.arena.shape
     tokens, num_heads, inner = buffers.x.shape[0], buffers.q.shape[1], buffers.activated.shape[1]

@@ -1,8 +1,8 @@
 """Compile the C kernels into one shared library: ``python -m jettison.device.kernels.build``.
 
 Standard library only and free of package imports, because ``setup.py`` loads this file by path before anything is
-installed. The sources are compiled once for each instruction set that the compiler knows; which one runs is
-decided where the library is loaded. Nothing here decides whether to use the library.
+installed. The sources are compiled once for each instruction set that the compiler knows; the loader of the library
+chooses the one that runs. Nothing here decides whether to use the library.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PORTABLE = Variant("portable", ())
 
 
 class BuildError(Exception):
-    """The library cannot be built here; the message says why in one line."""
+    """The library cannot be built here; the message gives the reason in one line."""
 
 
 def variants() -> tuple[Variant, ...]:
@@ -126,7 +126,7 @@ def _simd_flags(compiler: list[str], scratch: Path) -> list[str]:
 
 
 def _run(command: list[str]) -> str | None:
-    """None on success, else the first line of what went wrong."""
+    """None on success, else the first line of the error."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

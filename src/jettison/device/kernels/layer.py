@@ -1,7 +1,7 @@
-"""The two halves of a decoder layer: what they take, and what they are in terms of single kernels.
+"""The two halves of a decoder layer: their arguments, and their composition of single kernels.
 
-A back end that can do a half in one call does the same operations in the same order, with the same roundings: which of
-the two ways a step goes changes no bit.
+A back end that can do a half in one call does the same operations in the same order, with the same roundings, so the
+choice changes no bit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LayerWeights:
         self.arena = arena
         """[blocks, 2, kv_heads, block_size, head_dim]"""
         self.bound: Any = None
-        """What a back end has made of the addresses."""
+        """A back end's form of the addresses."""
 
 
 class Activations(Protocol):
@@ -63,15 +63,15 @@ class Activations(Protocol):
 
 
 class LayerConstants(NamedTuple):
-    """What a layer needs beside parameters, the same for all layers and steps."""
+    """Constants of a layer besides its parameters, the same for all layers and steps."""
 
     cos: Tensor
     """[max_positions, rotary_dim]"""
     sin: Tensor
     eps: float
-    """Of all norms."""
+    """Epsilon of all norms."""
     scale: float
-    """Of scores."""
+    """Scale of attention scores."""
 
 
 def attend_layer(
@@ -100,7 +100,7 @@ def prepare_heads(
 def feed_forward(
     kernels: Kernels, weights: LayerWeights, buffers: Activations, constants: LayerConstants
 ) -> None:
-    """Adds ``buffers.x`` to the residual, and leaves what the MLP makes of its norm in ``buffers.x``."""
+    """Add ``buffers.x`` to the residual, and leave the MLP of the residual's norm in ``buffers.x``."""
     kernels.add_rms_norm(buffers.x, buffers.residual, weights.post_norm, constants.eps, buffers.x)
     kernels.linear(buffers.x, weights.gate_up_weight, weights.gate_up_bias, buffers.gate_up)
     kernels.silu_mul(buffers.gate_up, buffers.activated)

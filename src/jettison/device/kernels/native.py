@@ -1,8 +1,8 @@
 """The C kernels behind the ``Kernels`` protocol, called through ctypes (which releases the GIL).
 
 Here: loading the library, choosing the instruction set, checking arguments and passing pointers. Not here: any
-arithmetic. What walks the block tables (bounds of block ids, lengths) is checked in C, before anything is written;
-what torch knows (shapes, strides, dtypes) is checked here.
+arithmetic. The contents of block tables (bounds of block ids, lengths) are checked in C, before anything is written;
+shapes, strides and dtypes are checked here.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeig
 LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
 
 TILES = "amxbf16"
-"""The variant whose products of bfloat16 use tile registers."""
+"""The variant with bfloat16 products in tile registers."""
 
 _PACKED_DTYPES = (torch.float32, torch.bfloat16)
 _PACKED_STEP = 32
-"""Elements of K that lie together in a packed matrix; others stay plain."""
+"""Elements of K that are stored together in a packed matrix; a matrix with another K stays plain."""
 
 _NUMPY_INT32 = np.dtype(np.int32)
 
@@ -81,7 +81,7 @@ _ERRORS: dict[int, tuple[type[Exception], str]] = {
 
 
 class NativeUnavailableError(Exception):
-    """Native kernels cannot be had here; the message says why and how to mend it."""
+    """Native kernels are not available here; the message gives the reason and the remedy."""
 
 
 def load_native(
@@ -89,8 +89,8 @@ def load_native(
 ) -> NativeKernels:
     """The kernels of ``variant``, or of the best instruction set that this CPU runs *and* that passes a self-check.
 
-    ``back_end``: a subclass to make of them. ``among``: the instruction sets to choose from, best first (None: all that
-    this CPU runs). Raises NativeUnavailableError.
+    ``back_end``: the subclass to make. ``among``: the instruction sets to choose from, best first (None: all that this
+    CPU runs). Raises NativeUnavailableError.
     """
     library = _library()
     names = library.jettison_variants().decode().split()
@@ -140,7 +140,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _pointer(array: Int32Array) -> int:
-    """Address of a host int32 array whose last dimension is contiguous."""
+    """Address of a host int32 array with a contiguous last dimension."""
     if isinstance(array, Tensor):
         good, strides, unit, address = array.dtype is torch.int32, array.stride(), 1, array.data_ptr()
     else:
@@ -182,7 +182,7 @@ class _Rows:
 
 
 class _Batch(NamedTuple):
-    """A step's rows and positions as C takes them, and the arrays that are pointed at."""
+    """A step's rows and positions for C, and the arrays that they point to."""
 
     tables: Int32Array
     positions: Int32Array
@@ -434,7 +434,7 @@ class NativeKernels:
         if is_wide or len(positions.shape) != 1:
             fail("positions: expected an int32 vector")
         addresses = int64s(*arguments, pointer, positions.shape[0])
-        # It keeps what it points at.
+        # It keeps the arrays that it points to alive.
         self._last_rows.batch = _Batch(tables, positions, (query_lens, context_lens), addresses)
         return addresses
 
@@ -455,7 +455,7 @@ def _raise(code: int) -> None:
 
 
 def _passes_self_check(kernels: NativeKernels) -> bool:
-    """Multiply and gate something small whose result is known: guards against a miscompiled variant."""
+    """Whether small products and gates have their known results: guards against a miscompiled variant."""
     # Sizes that go through every tile: 13 rows = 6 + 7 (or 3 and 2), 9 outputs = 2 * 4 + 1, 70 = whole chunks + rest.
     x = torch.arange(-70, 12 * 70, dtype=torch.float32).remainder(7).reshape(13, 70)
     w = torch.arange(9 * 70, dtype=torch.float32).remainder(5).reshape(9, 70)

@@ -1,7 +1,8 @@
-"""Torch's ``linear``, and a bound on what oneDNN, which computes it in bfloat16, keeps beside the memory budget.
+"""Torch's ``linear``, and a bound on the memory that oneDNN, which computes it in bfloat16, keeps outside of the
+budget.
 
-oneDNN reads the weights where they lie: what it packs is a block at a time, in scratch space that the call frees.
-What it keeps is code, made anew for each number of rows.
+oneDNN reads the weights in place: it packs a block at a time, in scratch space that the call frees. It keeps only code,
+generated for each number of rows.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import torch
 from torch import Tensor
 
 ONEDNN_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-"""How many products of different sizes oneDNN, and torch's layer above it, keep code for. Both hold on to the same."""
+"""Variables for the number of products that oneDNN, and torch's layer above it, keep code for. Both keep the same code
+alive."""
 
 NUM_KEPT_PRODUCTS = 32
-"""The five products of a step at the last six numbers of rows. Code of one is 0.4 to 0.8 MiB and takes about half a
-millisecond to make; by themselves both keep 1,024, which was 0.9 GiB and more for steps of 1 to 256 rows."""
+"""The five products of a step at the last six numbers of rows. The code of one has 0.4 to 0.8 MiB and takes about half
+a millisecond to generate. By default both keep 1,024, which was 0.9 GiB and more for steps of 1 to 256 rows."""
 
 
 def bound_onednn_caches(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let oneDNN keep little beside the memory budget. In force where nothing was multiplied by it before.
+    """Let oneDNN keep little outside of the memory budget. It has an effect only before oneDNN's first product.
 
-    What is set already is left as it is.
+    Variables that are set already stay unchanged.
     """
     for name in ONEDNN_CACHES:
         environ.setdefault(name, str(NUM_KEPT_PRODUCTS))

@@ -1,7 +1,7 @@
-"""What this processor has, and which kernels are best on it: ``auto`` made into a kind. The choice is a pure function.
+"""The features of this processor, and the choice of kernels for ``auto`` by them. The choice is a pure function.
 
-Reading only: the permission to use tiles is a process's own, and who multiplies with them asks for it
-(``csrc/dispatch.c``; oneDNN).
+Features are only read here: the permission to use tiles belongs to a process, and the code that multiplies with tiles
+requests it (``csrc/dispatch.c``; oneDNN).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ TORCH_LINEAR: Kind = "native+torch-linear"
 TORCH: Kind = "torch"
 
 TILES_GRANTED = "tiles_granted"
-"""Beside the processor's flags: the operating system lets processes have the tile registers."""
+"""A flag besides the processor's: the operating system lets processes use the tile registers."""
 
 AMX_BF16 = frozenset({"amx_tile", "amx_bf16", TILES_GRANTED})
-"""All that products of bfloat16 tiles need."""
+"""The flags that products of bfloat16 tiles need."""
 
 
 class Processor(NamedTuple):
-    """What the choice of kernels is made by. An argument, so that any processor can be pretended on any other."""
+    """The basis of the choice of kernels. It is an argument, so that tests can assume any processor."""
 
     features: frozenset[str]
     """See ``processor_features``."""
@@ -48,8 +48,8 @@ def choose_kind(
     """The kind of kernels for a model that is computed in ``dtype`` on a processor with these features.
 
     ``has_native_tiles``: the native library was built with AMX, and may use it here. Where the processor has AMX and
-    the library has not, torch has: all products in bfloat16 go there, whatever their number of rows. In other
-    precisions AMX has nothing to offer.
+    the library lacks it, torch computes all products in bfloat16, whatever their number of rows. AMX has no use in
+    other precisions.
     """
     if not has_native:
         return TORCH
@@ -58,7 +58,8 @@ def choose_kind(
 
 
 def processor_features() -> frozenset[str]:
-    """Flags of the first processor as Linux names them, and ``TILES_GRANTED`` where that is so; elsewhere nothing."""
+    """Flags of the first processor as Linux names them, and ``TILES_GRANTED`` where it holds; empty on other
+    systems."""
     try:
         flags = cpu_flags(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
     except OSError:

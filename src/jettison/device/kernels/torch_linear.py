@@ -1,4 +1,4 @@
-"""Native kernels with torch's ``linear`` in bfloat16: where there is AMX and the native products cannot use it."""
+"""Native kernels with torch's ``linear`` in bfloat16, for processors with AMX that the native products cannot use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jettison.device.kernels.processor import TORCH_LINEAR
 
 
 class TorchLinearKernels(NativeKernels):
-    """``Kernels`` in C but for ``linear`` of bfloat16; rows of that may depend on the batch in their last bits."""
+    """``Kernels`` in C except for ``linear`` of bfloat16, which may depend on the batch in its last bits."""
 
     def __init__(self, library: ctypes.CDLL, variant: str) -> None:
         super().__init__(library, variant)

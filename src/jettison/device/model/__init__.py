@@ -1,4 +1,4 @@
-"""The decoder: its configuration, how its parameters lie in memory, how they are read, and its arithmetic.
+"""The decoder: its configuration, the layout and reading of its parameters, and its arithmetic.
 
-Not here: who owns the memory (``device.memory``), how a product is computed (``device.kernels``), and requests.
+Not here: the memory (``device.memory``), the kernels (``device.kernels``), and requests.
 """

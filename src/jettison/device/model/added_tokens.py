@@ -1,13 +1,13 @@
-"""Which tokens a folder's configuration adds to its ``tokenizer.json``, as ``transformers`` adds them.
+"""The tokens that a folder's configuration adds to its ``tokenizer.json``, by the rules of ``transformers``.
 
-``tokenizer_config.json`` lists tokens by id (``added_tokens_decoder``), names some by their part (``eos_token``, or a
-part of the model's own such as ``image_token``) and lists others (``extra_special_tokens``, once
-``additional_special_tokens``). Folders without the first of these keep parts and lists in ``special_tokens_map.json``,
-which counts more then, and ids in ``added_tokens.json``. The ids that are written down give the order alone: the
-``tokenizers`` library numbers what it does not know from the end of the vocabulary on.
+``tokenizer_config.json`` lists tokens by id (``added_tokens_decoder``), names some by their role (``eos_token``, or a
+role of the model's own such as ``image_token``) and lists others (``extra_special_tokens``, formerly
+``additional_special_tokens``). Folders without the first of these keep roles and lists in ``special_tokens_map.json``,
+which then takes precedence, and ids in ``added_tokens.json``. The ids in the files only give the order: the
+``tokenizers`` library numbers new tokens from the end of the vocabulary on.
 
-The rule is that of transformers 5.24 (``tokenization_utils_base``, ``tokenization_utils_tokenizers``). Where it fails
-on a spelling that older releases wrote (a token as an object without its type), the token is taken all the same.
+The rules are those of transformers 5.24 (``tokenization_utils_base``, ``tokenization_utils_tokenizers``). Where these
+fail on a spelling of older releases (a token as an object without its type), the token is accepted here.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from tokenizers import AddedToken
 from jettison.device.model.jsonfile import JsonObject
 
 PARTS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""That every tokenizer may have."""
+"""Roles that every tokenizer may have."""
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 @dataclass(frozen=True, slots=True)
 class AddedTokens:
-    """What is to be added, in order."""
+    """The tokens to be added, in order."""
 
     tokens: list[AddedToken]
     ids: dict[str, int] = field(default_factory=dict)
-    """Text -> id, as the files have it."""
+    """Text -> id in the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """Tokens by their part, the model's own among them, and those without one."""
+    """Tokens by role, the model's own roles included, and tokens without a role."""
 
     parts: dict[str, AddedToken]
     extra: list[AddedToken]
@@ -46,8 +46,8 @@ class _Named:
 def added_tokens(
     config: JsonObject, special_map: JsonObject | None, numbered: JsonObject | None, known: Mapping[int, AddedToken]
 ) -> AddedTokens:
-    """What the files add. ``special_map`` and ``numbered``: contents of ``special_tokens_map.json`` and
-    ``added_tokens.json``, where they are; ``known``: what ``tokenizer.json`` has added.
+    """The tokens that the files add. ``special_map`` and ``numbered``: contents of ``special_tokens_map.json`` and
+    ``added_tokens.json``, if these exist; ``known``: the tokens that ``tokenizer.json`` has added.
 
     Raises ModelError, one line that names the file and the key.
     """
@@ -61,7 +61,7 @@ def added_tokens(
         special = {token.content for token in (*named.parts.values(), *named.extra)}
         by_id = {} if numbered is None else dict(_by_text(numbered, special))
         ids = {token.content: token_id for token_id, token in by_id.items()}
-        by_id |= known  # of one id, what the tokenizer itself says counts
+        by_id |= known  # for one id, the tokenizer's own token counts
     tokens = [by_id[token_id] for token_id in sorted(by_id)]
     seen = {token.content for token in (*known.values(), *tokens)}
     parts = {token.content for token in named.parts.values()}
@@ -73,7 +73,7 @@ def added_tokens(
 
 
 def token_text(value: object) -> str | None:
-    """The text of a token that is written as a text or as an object; None where there is none."""
+    """The text of a token given as a text or as an object; None where there is none."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
 
@@ -128,7 +128,7 @@ def _by_text(numbered: JsonObject, special: set[str]) -> Iterator[tuple[int, Add
 
 
 def _token(file: JsonObject, key: str, value: Any, *, special: bool) -> AddedToken:
-    """A token as a text or an object; ``special``: what it is where nothing is said."""
+    """A token from a text or an object; ``special``: whether it is special by default."""
     text = token_text(value)
     flags = {name: value[name] for name in _FLAGS if value.get(name) is not None} if isinstance(value, dict) else {}
     if not _is_text(text) or not all(isinstance(flag, bool) for flag in flags.values()):
@@ -137,7 +137,7 @@ def _token(file: JsonObject, key: str, value: Any, *, special: bool) -> AddedTok
 
 
 def _is_text(text: str | None) -> bool:
-    """Half a surrogate pair, which JSON can write, is none."""
+    """Whether it is a text: half a surrogate pair, which JSON can hold, is not."""
     return text is not None and text.encode("utf-8", "replace").decode() == text
 
 

@@ -1,4 +1,4 @@
-"""A tokenizer that needs no training: one token a byte, so that any text goes there and back.
+"""A tokenizer that needs no training: one token for each byte, so that any text can be encoded and decoded exactly.
 
 Ids 0 to 255 are the bytes, then the special tokens; a larger vocabulary is filled with merges of common letters, so
 that every id decodes to something. Written in the format of the ``tokenizers`` library, with a chat template.
@@ -27,8 +27,8 @@ CHAT_TEMPLATE = (
 )
 
 _MERGED_LETTERS = "etaoinshrdlucmfwypvbgkqjxz"
-"""By frequency in English. Letters alone: transformers 5 puts Qwen2's own word splitting before any Qwen2 tokenizer,
-and merges that do not cross words come out the same."""
+"""Letters by frequency in English. Only letters are merged: transformers 5 puts Qwen2's own word splitting before any
+Qwen2 tokenizer, which does not change merges inside of words."""
 
 
 def byte_level_tokenizer(vocab_size: int) -> Tokenizer:
@@ -73,7 +73,8 @@ def _merged_texts() -> Iterator[str]:
 
 
 def _byte_char(byte: int) -> str:
-    """The printable character that stands for a byte in byte-level BPE: itself where printable, else 256 and on."""
+    """The printable character for a byte in byte-level BPE: the byte itself where printable, else a character from 256
+    on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     if byte in printable:
         return chr(byte)

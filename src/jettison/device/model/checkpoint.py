@@ -1,7 +1,7 @@
-"""Which safetensors of a model folder hold which of the decoder's tensors: headers are read, weights are not.
+"""Finds the decoder's tensors in the safetensors of a model folder: reads headers, not weights.
 
-A folder that holds other tensors than its configuration says is refused with one line that names the file and the
-cause: a quantized model, weights that are kept elsewhere, or a file of another model.
+A folder with other tensors than its configuration implies is refused with one line that names the file and the cause: a
+quantized model, weights in another place, or a file of another model.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ STORED_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 
 @dataclass(frozen=True, slots=True)
 class FoundWeights:
-    """Where a model's tensors are."""
+    """The files of a model's tensors."""
 
     files: tuple[Path, ...]
     file_of: dict[str, Path]
-    """By tensor."""
+    """File of each tensor."""
     doubt: str | None
-    """Where the folder has weights twice: which are read, and why."""
+    """For a folder with two copies of the weights, a line on the one that is read, and why; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class _Choice:
 
     files: list[Path]
     listing: Path
-    """What to name when a tensor is missing."""
+    """File to name when a tensor is missing."""
 
 
 class _Mismatch(ModelError):
-    """The files are what they say, and hold other tensors than the model has."""
+    """The files are valid, but hold other tensors than the model has."""
 
 
 def find_weights(
@@ -55,7 +55,7 @@ def find_weights(
 ) -> FoundWeights:
     """Find every tensor, and check that the folder holds exactly ``sources``, in their shapes.
 
-    ``is_spare``: of a name, whether such a tensor may lie there and is left out. Raises ModelError.
+    ``is_spare``: whether a tensor of this name may be there, to be ignored. Raises ModelError.
     """
     expected = {source.name: source for source in sources}
     choices = _choices(model_dir, expected)
@@ -74,7 +74,7 @@ def find_weights(
 
 
 def _choices(model_dir: Path, expected: dict[str, TensorSource]) -> list[_Choice]:
-    """As many as the folder has copies of the weights; first the one to read where both fit."""
+    """The copies of the weights in the folder, the preferred one first."""
     single, index = model_dir / SINGLE_FILE, model_dir / INDEX_FILE
     if not single.is_file():
         if index.is_file():
@@ -82,7 +82,7 @@ def _choices(model_dir: Path, expected: dict[str, TensorSource]) -> list[_Choice
         raise _no_weights(model_dir, expected)
     choices = [_Choice([single], single)]
     if index.is_file():
-        with suppress(ModelError):  # an index without its files says nothing beside a single file
+        with suppress(ModelError):  # an index without its files is ignored beside a single file
             files = _indexed_files(index)
             if files != [single]:
                 choices.append(_Choice(files, index))
@@ -116,7 +116,7 @@ def _no_weights(model_dir: Path, expected: dict[str, TensorSource]) -> ModelErro
 def _matched(
     choice: _Choice, expected: dict[str, TensorSource], is_spare: Callable[[str], bool]
 ) -> dict[str, Path]:
-    """The file that each tensor is in."""
+    """The file of each tensor."""
     file_of: dict[str, Path] = {}
     for path in choice.files:
         with _opened(path) as file:
@@ -137,7 +137,7 @@ def _matched(
 
 
 def _quantized(model_dir: Path, files: list[Path], expected: dict[str, TensorSource]) -> ModelError | None:
-    """The error for weights that do not match because they are quantized; None: nothing says so."""
+    """The error for weights that do not match because they are quantized; None: there is no sign of that."""
     for path in files:
         with _opened(path) as file:
             for name in file.keys():  # noqa: SIM118
@@ -152,7 +152,7 @@ def _quantized(model_dir: Path, files: list[Path], expected: dict[str, TensorSou
 
 
 def check_header(path: Path, stored: Any, source: TensorSource) -> None:
-    """Raises ModelError where a stored tensor (a slice of safetensors') is not what ``source`` says."""
+    """Raises ModelError where a stored tensor (a slice of safetensors') differs from ``source``."""
     if stored.get_dtype() not in STORED_DTYPES:
         raise _Mismatch(
             f"{path}: tensor {source.name} has type {stored.get_dtype()}; only {', '.join(sorted(STORED_DTYPES))} "
@@ -184,7 +184,7 @@ def errors_of(path: Path) -> Iterator[None]:
 
 
 def _indexed_files(index: Path) -> list[Path]:
-    """The files that an index names, all of which must lie beside it."""
+    """The files that an index names; all must be beside it."""
     weight_map = JsonObject.read(index).values.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index}: weight_map is missing; download the file again")

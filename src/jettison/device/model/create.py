@@ -1,7 +1,7 @@
-"""Writes a small random model with a byte-level tokenizer, from a seed: nothing has to be downloaded to try things.
+"""Writes a small random model with a byte-level tokenizer, from a seed, so that trials need no download.
 
-The folder is an ordinary Hugging Face one. Weights are drawn with a standard deviation large enough for varied
-output, norms lie around one and biases around zero, so that a decoder which forgets any of them is found out.
+The folder is an ordinary Hugging Face one. Weights are drawn with a standard deviation large enough for varied output,
+norms around one and biases around zero, so that tests detect a decoder that ignores any of them.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _rope_scaling(name: str | None, max_position_embeddings: int) -> dict[str, A
 def _random_tensors(
     config: DecoderConfig, seed: int, std: float, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the checkpoint, in a fixed order; each has a random stream of its own."""
+    """Every tensor of the checkpoint, in a fixed order, each from a random stream of its own."""
     sources = [
         source
         for layout in shard_layouts(config, dtype).values()
@@ -175,7 +175,7 @@ def _write_weights(model_dir: Path, tensors: Iterator[tuple[str, Tensor]], shard
         total += num_bytes
     flush()
     weight_map: dict[str, str] = {}
-    for i, names in enumerate(parts):  # the number of parts, which is in every file's name, is known only now
+    for i, names in enumerate(parts):  # the number of parts, which every file's name contains, is known only now
         final = model_dir / f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors"
         _part(model_dir, i).rename(final)
         weight_map |= dict.fromkeys(names, final.name)
@@ -183,7 +183,8 @@ def _write_weights(model_dir: Path, tensors: Iterator[tuple[str, Tensor]], shard
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    """A weights file that every reader of the configuration may read; the library makes it for its owner alone."""
+    """Write a weights file that every reader of the configuration may read; the library would make it readable for its
+    owner only."""
     save_file(tensors, path, metadata={"format": "pt"})
     shutil.copymode(path.with_name("config.json"), path)
 

@@ -1,10 +1,10 @@
 """The decoder's arithmetic: embedding, a run of layers, final norm and head, over kernels and prepared buffers.
 
-The residual stream is kept apart from what the projections make of it, and is added to in one place (the norm that
-follows). A stage hands on the residual with its last addition done, and the next stage begins with a plain norm:
+The residual stream is kept apart from the projections' outputs, which are added to it in one place (the norm that
+follows). A stage passes on the residual after its last addition, and the next stage begins with a plain norm. These are
 the same operations in the same order as in an unsplit run, so a split changes no bit.
 
-Not here: which step it is, sampling, and whether a shard may be dropped.
+Not here: the step's identity, sampling, and whether a shard may be dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ShardId, layer_s
 
 Int32s = npt.NDArray[np.int32]
 GivesUp = Callable[[], bool]
-"""Whether the step is to be given up: asked at its safepoints."""
+"""Called at safepoints: whether to abandon the step."""
 
 
 class ModelMemory(Protocol):
@@ -43,12 +43,12 @@ class ModelMemory(Protocol):
         ...
 
     def workspace(self) -> Tensor:
-        """The bytes asked for at construction: flat uint8."""
+        """The bytes requested at construction: flat uint8."""
         ...
 
 
 class Batch(NamedTuple):
-    """Where the tokens of a step stand. R rows, T tokens, one row's after the other's."""
+    """The rows and positions of a step's tokens. R rows, T tokens, one row after the other."""
 
     query_lens: Int32s
     """[R]"""
@@ -59,14 +59,14 @@ class Batch(NamedTuple):
     positions: Int32s
     """[T]"""
     remote: RemoteParts | None = None
-    """Rows whose KV lies elsewhere in some layers."""
+    """Rows with KV at other workers in some layers."""
 
 
 class Decoder:
     """Runs any layer range. Not thread-safe: a device computes one step at a time.
 
-    Reads parameters and writes KV through ``memory``; the caller sees to it that the shards of the range are mapped
-    and filled and that the block tables stay inside the arenas.
+    It reads parameters and writes KV through ``memory``. The caller ensures that the shards of the range are mapped and
+    filled, and that the block tables stay inside the arenas.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class Decoder:
         self, layers: LayerRange, batch: Batch, buffers: StepBuffers, is_last: bool,
         between_layers: Callable[[], None] | None = None, gives_up: GivesUp | None = None, every: int = 1,
     ) -> bool:
-        """Run a contiguous, non-empty range over ``buffers.residual``, storing KV on the way; whether to its end.
+        """Run a contiguous, non-empty range over ``buffers.residual``, and store KV; returns whether it ran to its end.
 
-        ``gives_up`` is asked before the first layer and before every ``every``-th one after it: where it says so, the
-        layers from there on are left out, and what is in the buffers means nothing.
+        ``gives_up`` is called before the first layer and before every ``every``-th one after it: if it returns True,
+        the remaining layers are left out, and the contents of the buffers are undefined.
 
-        ``between_layers`` is called after attention and after the MLP of a layer: nothing is half written then.
-        Afterwards the residual holds every addition, and where ``is_last``, ``buffers.x`` the final norm of it.
+        ``between_layers`` is called after attention and after the MLP of a layer, when nothing is half written. After
+        the run the residual holds every addition and, where ``is_last``, ``buffers.x`` holds its final norm.
         """
         kernels, eps = self._kernels, self.config.rms_norm_eps
         x, residual = buffers.x, buffers.residual
@@ -158,7 +158,7 @@ class Decoder:
         return table
 
     def _parameters(self, shard: ShardId) -> dict[str, Any]:
-        """A shard's parameters by name: tensors, and matrices in the form in which they lie in the slab."""
+        """A shard's parameters by name: tensors, and matrices in their form in the slab."""
         layout = self._layouts[shard]
         views: dict[str, Any] = dict(layout.views(self._memory.shard_bytes(shard), self._dtype))
         for slot in layout.slots:

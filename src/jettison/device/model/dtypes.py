@@ -1,4 +1,4 @@
-"""Names of precisions as users write them, and the torch dtypes they stand for."""
+"""Names of precisions as users write them, and their torch dtypes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 
 def resolve_dtype(name: str, config: DecoderConfig) -> torch.dtype:
-    """The serving dtype called ``name``; ``"auto"`` is what the checkpoint says it was saved in.
+    """The serving dtype called ``name``; ``"auto"`` is the dtype that the checkpoint names.
 
-    Where the checkpoint says nothing, or something that is not served (float16), ``auto`` is float32, which holds
-    such weights without loss. Raises ConfigError for an unknown name.
+    Where the checkpoint names none, or an unsupported one (float16), ``auto`` is float32, which holds such weights
+    without loss. Raises ConfigError for an unknown name.
     """
     if name == "auto":
         return DTYPES.get(config.stored_dtype or "", torch.float32)

@@ -1,9 +1,10 @@
-"""Which tokens end a text: all that the folder's files name, and which file names each.
+"""The tokens that end a text: all that the folder's files name, with the files that name each.
 
-The tokenizer's end token and the ids of ``generation_config.json`` are what vLLM takes; ``config.json`` is added, since
-a fine-tune that changed one of the three seldom changed all. Files are read, nothing more.
+vLLM takes the tokenizer's end token and the ids of ``generation_config.json``. Here ``config.json`` counts, too,
+because a fine-tune that changed one of the three files seldom changed all. This module only reads files.
 
-Not here: the template. What it writes behind an answer need not end one (a model may go on with another part of it).
+Not here: the template. The token that it writes after an answer need not end one, as a model may go on with another
+part of the answer.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ _MAX_SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class EndToken:
-    """One of them."""
+    """One token that ends a text."""
 
     token_id: int
     text: str | None
-    """As the vocabulary spells it; None for one that only the model has."""
+    """The token in the vocabulary's spelling; None for one that only the model has."""
     sources: tuple[str, ...]
     """Files that name it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndTokens:
-    """What a folder says of its end."""
+    """The end tokens of a folder."""
 
     tokens: tuple[EndToken, ...]
     left_out: tuple[str, ...]
-    """What it names and the model does not have, and tokens that are numbered otherwise than it says: a line each."""
+    """A line for each named token that the model does not have, or that has another id than the folder states."""
 
     @property
     def ids(self) -> frozenset[int]:
-        """Of all."""
+        """Ids of all end tokens."""
         return frozenset(token.token_id for token in self.tokens)
 
     def __str__(self) -> str:
@@ -59,18 +60,19 @@ class EndTokens:
 
 
 def read_end_tokens(model_dir: Path, vocab_size: int, generation_config: str = "auto") -> EndTokens:
-    """``vocab_size``: rows of the model's embedding. ``generation_config``: see ``generation_file``.
+    """The end tokens of a folder. ``vocab_size``: rows of the model's embedding. ``generation_config``: see
+    ``generation_file``.
 
-    A folder without ``tokenizer.json`` has those of its configuration. Raises ModelError for a broken file, ConfigError
-    for a place without one. Files that have not changed since the last call are not read again: a vocabulary takes half
-    a second, and measurements assemble a model hundreds of times.
+    A folder without ``tokenizer.json`` has the tokens of its configuration only. Raises ModelError for a broken file,
+    ConfigError for a place without one. Unchanged files are not read again: a vocabulary takes half a second, and
+    measurements assemble a model hundreds of times.
     """
     places = [model_dir] if generation_config in (AUTO, NEUTRAL) else [model_dir, Path(generation_config)]
     return _read(model_dir, vocab_size, generation_config, tuple(_marks(places)))
 
 
 def _marks(folders: list[Path]) -> Iterator[tuple[int, int, int] | None]:
-    """What tells whether a file is the one that was read."""
+    """Marks of the files, which tell whether they have changed since they were read."""
     for folder in folders:
         for name in ("", MODEL_CONFIG, NAME, TOKENIZER, CONFIG, SPECIAL_MAP, ADDED):
             try:
@@ -106,7 +108,7 @@ def _read(model_dir: Path, vocab_size: int, generation_config: str, marks: tuple
 def _named(
     model_dir: Path, generation_config: str, files: TokenizerFiles | None
 ) -> Iterator[tuple[str, int | None, str]]:
-    """(file, id, as it is written there)."""
+    """(file, id, the token's spelling in the file)."""
     generation = read_generation(model_dir, generation_config)
     for keys in (generation, JsonObject.read(model_dir / MODEL_CONFIG)):
         for token_id in keys.token_ids("eos_token_id"):

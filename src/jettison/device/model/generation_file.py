@@ -1,7 +1,7 @@
-"""Where a model's ``generation_config.json`` is: what its maker says of ending and of sampling.
+"""Finds a model's ``generation_config.json``, with its maker's end tokens and sampling defaults.
 
-``--generation-config`` names the place, as for vLLM: ``auto``, the model's folder; ``vllm``, likewise, for end tokens
-alone; else another folder.
+``--generation-config`` names the place, as for vLLM: ``auto``, the model's folder; ``vllm``, the same, for end tokens
+only; else another folder.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from jettison.errors import ConfigError
 NAME = "generation_config.json"
 MODEL_CONFIG = "config.json"
 AUTO, NEUTRAL = "auto", "vllm"
-"""Values of the setting that are no folder."""
+"""Values of the setting that are not folders."""
 
 
 def read_generation(model_dir: Path, place: str) -> JsonObject:
-    """The file's contents; of a folder without one those of its ``config.json``, where old releases kept the same keys.
+    """The file's contents; for a folder without the file, those of its ``config.json``, where old releases kept the
+    same keys.
 
-    Raises ModelError for a file that is broken, ConfigError for another place where neither is.
+    Raises ModelError for a broken file, ConfigError for another place without either file.
     """
     folder = model_dir if place in (AUTO, NEUTRAL) else Path(place)
     choices = [folder] if folder.is_file() else [folder / NAME, folder / MODEL_CONFIG]

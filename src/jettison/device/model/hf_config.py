@@ -24,22 +24,23 @@ MAX_LAYERS = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What sets one architecture apart from the others."""
+    """The differences of one architecture from the others."""
 
     model_type: str
     default_context: int
     """``max_position_embeddings`` where the key is absent."""
     qkv_bias: bool = False
-    """Always; the others have biases where ``attention_bias`` says so, on the output projection too."""
+    """Whether it always has these biases; the others have biases where ``attention_bias`` is true, on the output
+    projection too."""
     reads_attention_bias: bool = False
     reads_mlp_bias: bool = False
     qk_norm: bool = False
     default_head_dim: int | None = None
     """None = hidden size / heads."""
     default_kv_heads: int | None = None
-    """Where the key is absent; None, and null in the file, = heads."""
+    """KV heads where the key is absent; None, and null in the file, = heads."""
     window: Literal["never", "always", "flagged"] = "never"
-    """Whether ``sliding_window`` counts: not at all, by itself, or where ``use_sliding_window`` is true."""
+    """When ``sliding_window`` counts: never, always, or where ``use_sliding_window`` is true."""
 
 
 # Defaults as in transformers 5.23: models/<type>/configuration_<type>.py.
@@ -70,7 +71,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Everything the decoder's arithmetic depends on, and what the front end wants to know of a model."""
+    """Everything that the decoder's arithmetic depends on, and the model's values for the front end."""
 
     architecture: str
     """As in ``config.json``, e.g. ``"Qwen2ForCausalLM"``."""
@@ -92,9 +93,9 @@ class DecoderConfig:
     max_position_embeddings: int
     """The model's context, in tokens."""
     max_model_len: int
-    """The context that is served, or what memory can hold of it: rotary tables have this many rows."""
+    """The served context, or as much of it as memory can hold: rotary tables have this many rows."""
     stored_dtype: str | None
-    """What ``config.json`` says the weights were saved in; the files decide."""
+    """The dtype of the saved weights by ``config.json``; the files decide."""
     bos_token_id: int | None
 
     @property
@@ -116,10 +117,9 @@ class DecoderConfig:
 def read_config(model_dir: Path, max_model_len: int | None = None) -> DecoderConfig:
     """Read and check ``config.json``.
 
-    ``max_model_len``: tokens of the longest request to be served; None = the model's context. A shorter one makes
-    a sliding window that it fits in irrelevant, and the rotary tables smaller.
-    Raises ModelError, naming the file and the mend, for what cannot be served; ConfigError for a
-    ``max_model_len`` beyond the model's context.
+    ``max_model_len``: tokens of the longest request to be served; None = the model's context. A shorter one makes a
+    sliding window that it fits in irrelevant, and the rotary tables smaller. Raises ModelError, naming the file and the
+    remedy, for an unsupported model; ConfigError for a ``max_model_len`` beyond the model's context.
     """
     return parse_config(JsonObject.read(_existing(Path(model_dir))), max_model_len)
 
@@ -254,7 +254,7 @@ def _served_context(keys: JsonObject, context: int, max_model_len: int | None) -
 
 
 def _check_window(keys: JsonObject, family: Family, num_layers: int, served: int) -> None:
-    """Refuse a sliding window that would hide something from some token."""
+    """Raise ModelError for a sliding window that would hide a position from some token."""
     if family.window == "never" or (family.window == "flagged" and not keys.flag("use_sliding_window")):
         return
     if "sliding_window" in keys.values:

@@ -1,9 +1,9 @@
-"""Which weights are being served: digests of the bytes in the slabs, whatever file they came from.
+"""The identity of the served weights: digests of the bytes in the slabs, whatever file they came from.
 
-A model folder may be overwritten while it is served. What is read from it later, or comes from a peer, is the same
-model only if its bytes are the same; a file's size, time and inode say nothing of that, and only help to name the file
-that has changed. The digest is XXH3 of 128 bits, which keeps mistakes out: an operator who may write into the model
-folder decides what is served anyway, at the next start.
+A model folder may be overwritten while it is served. Bytes read from it later, or sent by a peer, belong to the same
+model only if they are equal. A file's size, time and inode do not prove that, and only help to name a changed file. The
+digest is XXH3 of 128 bits, which detects mistakes, not attacks: an operator with write access to the model folder
+decides what is served anyway, at the next start.
 
 No torch: peers' bytes are hashed as they arrive.
 """
@@ -41,7 +41,7 @@ class Digester:
         self._hash.update(memoryview(data) if isinstance(data, bytes) else as_numpy_uint8(data).data)
 
     def digest(self) -> Digest:
-        """Of everything so far."""
+        """The digest of all bytes so far."""
         return self._hash.hexdigest()
 
 
@@ -53,7 +53,7 @@ def digest_of(data: Any) -> Digest:
 
 
 def config_digest(config: DecoderConfig) -> Digest:
-    """Digest of all that was read from ``config.json`` and that the arithmetic depends on: not of how it is spelt."""
+    """Digest of the values of ``config.json`` that the arithmetic depends on, independent of their spelling."""
     return digest_of(repr(replace(config, max_model_len=config.max_position_embeddings)).encode())
 
 
@@ -62,9 +62,9 @@ class FileMark(NamedTuple):
 
     num_bytes: int
     modified_ns: int
-    """When its bytes were written; a copy that keeps times has its original's."""
+    """Time of the last write; a copy that keeps times has its original's."""
     changed_ns: int
-    """When it was last put in place, renamed or written, which no copy can set."""
+    """Time at which it was last put in place, renamed or written, which no copy can set."""
     inode: int
 
     @classmethod
@@ -76,27 +76,27 @@ class FileMark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WeightsIdentity:
-    """What a copy of the weights, or a part of one, is."""
+    """The identity of a copy of the weights, or of a part of one."""
 
     digests: dict[ShardId, Digest]
-    """Of each shard's slab, in the serving dtype and in the kernels' form, with zeros between its tensors."""
+    """Digest of each shard's slab, in the serving dtype and in the kernels' form, with zeros between its tensors."""
     final_norm: bytes
-    """Itself: a few KiB, and of no shard."""
+    """The norm itself: a few KiB, which belong to no shard."""
     config: Digest
     files: dict[str, FileMark]
     """Weight files in the folder when they were first read, by name."""
 
     @property
     def summary(self) -> Digest:
-        """One digest of everything: two servers with the same one serve the same model in the same dtype."""
+        """One digest of everything: two servers with equal digests serve the same model in the same dtype."""
         lines = [f"{shard} {digest}" for shard, digest in sorted(self.digests.items())]
         return digest_of("\n".join([*lines, digest_of(self.final_norm), self.config]).encode())
 
 
 def agreed_identity(model_dir: Path, parts: Iterable[WeightsIdentity]) -> WeightsIdentity:
-    """The identity of a whole copy, from workers that have each read their part of the folder.
+    """The identity of a whole copy, from workers that have each read a part of the folder.
 
-    Raises ModelError where two have read different bytes: the folder was being written meanwhile.
+    Raises ModelError where two workers have read different bytes, because the folder was being written meanwhile.
     """
     parts = list(parts)
     digests: dict[ShardId, Digest] = {}
@@ -119,13 +119,13 @@ def _changed_meanwhile(model_dir: Path, what: str, part: WeightsIdentity) -> Mod
 
 
 def changed_at(mark: FileMark) -> str:
-    """When a file was last changed or put in place, for people, in local time."""
+    """Time of a file's last change or placement, for people, in local time."""
     return datetime.fromtimestamp(mark.changed_ns / 1e9).isoformat(" ", "seconds")
 
 
 def explain_difference(paths: Iterable[Path], shard: ShardId, at_start: dict[str, FileMark]) -> str:
-    """One line on why a shard that was read just now is not the one being served: which file, when it changed, and the
-    mend. ``paths``: the files that hold the shard."""
+    """One line on why a shard just read differs from the served one: the file, the time of its change, and the remedy.
+    ``paths``: the files that hold the shard."""
     mend = "put the old file back, or restart the server to serve the new one"
     marks = {path: FileMark.of(path) for path in paths}
     changed = [path for path, mark in marks.items() if at_start.get(path.name) != mark]

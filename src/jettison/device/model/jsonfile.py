@@ -1,4 +1,4 @@
-"""Typed reading of a model folder's JSON files; whatever is wrong becomes one line that names the file."""
+"""Typed reading of a model folder's JSON files; every error becomes one line that names the file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class JsonObject:
 
     @classmethod
     def read(cls, path: Path) -> JsonObject:
-        """Parse a file whose top level is an object."""
+        """Parse a file that has to hold an object."""
         try:
             if path.stat().st_size > MAX_JSON_BYTES:
                 raise ModelError(f"{path}: larger than {MAX_JSON_BYTES} bytes, which no model's JSON file is")
@@ -97,7 +97,7 @@ class JsonObject:
         return JsonObject(self.path, value) if value else None
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """One id, a list of ids, or nothing. Whether the model has such tokens is not looked at: -1 means none."""
+        """One id, a list of ids, or nothing. It is not checked whether the model has such tokens: -1 means none."""
         value = self.values.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):

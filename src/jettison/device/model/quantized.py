@@ -1,8 +1,8 @@
 """Signs that a model folder holds quantized weights, which are not served.
 
-Quantizers leave many: keys of ``config.json``, files beside it, names and types of tensors. A key of the
-configuration decides by itself. Names, types and files are looked at where tensors are not those of the
-configuration: a file that lies about beside weights that are all there says nothing.
+Quantizers leave many signs: keys of ``config.json``, files beside it, names and types of tensors. A key of the
+configuration decides by itself. Names, types and files count only where tensors differ from the configuration: a
+left-over file beside complete weights proves nothing.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ NUMBER_TYPES = frozenset({
     "I8", "U8", "I16", "U16", "I32", "U32", "I4", "U4", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
     "F6_E2M3", "F6_E3M2", "F4",
 })  # fmt: skip
-"""Of safetensors, in which weights are packed or scaled."""
+"""Number types of safetensors for packed or scaled weights."""
 
 
 def sign_in_config(values: Mapping[str, Any]) -> str | None:
-    """What in ``config.json`` says that the weights are quantized; None: nothing does."""
+    """The sign in ``config.json`` of quantized weights; None: there is none."""
     for key, scheme in _CONFIG_KEYS.items():
         value = values.get(key)
         if value:
@@ -65,7 +65,7 @@ def sign_in_config(values: Mapping[str, Any]) -> str | None:
 
 
 def sign_of_tensor(name: str) -> str | None:
-    """Whether only a quantized layer has a tensor of this name; None: it says nothing."""
+    """The sign in a tensor's name, if only quantized layers have such names; None: there is none."""
     if _BITSANDBYTES.search(name):
         return _told(f"tensor {name[:120]}", "bitsandbytes")
     for pattern, scheme in _SIGNS:
@@ -75,7 +75,7 @@ def sign_of_tensor(name: str) -> str | None:
 
 
 def sign_of_type(name: str, dtype: str) -> str | None:
-    """Whether a weight of this type is a quantized one; None: it is none, or of a type that says nothing."""
+    """The sign in a weight's type, if it is one of quantized weights; None: there is none."""
     return f"tensor {name[:120]} has type {dtype}" if dtype in NUMBER_TYPES else None
 
 
@@ -88,7 +88,8 @@ def sign_beside(folder: Path) -> str | None:
 
 
 def other_weights(folder: Path) -> str | None:
-    """Of a folder without safetensors: weights in a format of quantized models, and what to do; None: none."""
+    """For a folder without safetensors, its weights in a format of quantized models, and the remedy; None: there are
+    none."""
     for pattern, scheme in (("*.gguf", "GGUF"), ("*.ggml", "GGML"), ("*.npz", "MLX")):
         if found := sorted(folder.glob(pattern)):
             return f"{found[0].name} ({scheme}): only safetensors are read, and quantized weights are not supported; " \

@@ -1,6 +1,6 @@
 """Rotary position embedding: inverse frequencies and the cosine and sine tables.
 
-Computed in double and rounded once, so a table entry does not depend on how many positions are served. The
+The tables are computed in double and rounded once, so an entry does not depend on the number of served positions. The
 rotation itself is a kernel.
 """
 
@@ -29,10 +29,10 @@ def inverse_frequencies(config: DecoderConfig) -> Tensor:
 
 
 def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1: long wavelengths stretched by ``factor``, short ones kept, those between interpolated.
+    """Llama 3.1: long wavelengths are stretched by ``factor``, short ones kept, and the ones between interpolated.
 
-    What decides is how often a pair turns within the pretraining context: at most ``low_freq_factor`` times is
-    long, at least ``high_freq_factor`` times is short.
+    The number of turns of a pair within the pretraining context decides: at most ``low_freq_factor`` turns is long, at
+    least ``high_freq_factor`` is short.
     """
     turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
     kept = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0.0, 1.0)

@@ -1,7 +1,8 @@
-"""How a decoder's parameters lie in memory: one slab of bytes a lending unit, tensors at aligned offsets in it.
+"""The layout of a decoder's parameters in memory: one slab of bytes for each lending unit, with tensors at aligned
+offsets.
 
-Projections that read the same input are fused: one matrix for query, key and value, one for gate and up. Where
-each part comes from in a Hugging Face checkpoint is written beside it. Pure arithmetic: no bytes are touched.
+Projections that read the same input are fused: one matrix for query, key and value, one for gate and up. Each part has
+its source in a Hugging Face checkpoint beside it. Pure arithmetic: no bytes are touched.
 
 The final norm belongs to no shard: every stage keeps it (see ``workspace``), so that it is never dropped.
 """
@@ -40,12 +41,12 @@ class TensorSlot(NamedTuple):
     """Bytes from the start of the slab."""
     shape: tuple[int, ...]
     sources: tuple[TensorSource, ...]
-    """Stacked along the first dimension they make the tensor."""
+    """The tensors of the checkpoint that, stacked along the first dimension, make this one."""
     is_multiplied: bool = False
-    """A weight matrix of products."""
+    """Whether it is a weight matrix of products."""
 
     def lies_packed(self, kernels: Kernels | None, dtype: torch.dtype) -> bool:
-        """Whether it is in the form of these kernels (in as many bytes); None: of nobody's."""
+        """Whether it is stored in the packed form of these kernels (in as many bytes); False for None."""
         return self.is_multiplied and kernels is not None and kernels.packs(self.shape, dtype)
 
 
@@ -61,7 +62,7 @@ class ShardLayout:
     def views(self, slab: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
         """The tensors by name, as views of ``slab`` (flat uint8, at least ``num_bytes`` long).
 
-        Where a slot lies packed, its view has the matrix' shape and not its elements' order.
+        The view of a packed slot has the matrix' shape but not the order of its elements.
         """
         views = {}
         for slot in self.slots:

@@ -1,6 +1,6 @@
-"""Files of a model folder that are not themselves: what a checkout, a copy or a download left in a file's place.
+"""Stand-ins for files of a model folder, left by a checkout, a copy or a download.
 
-Looks at a file's first bytes only, and only where reading it has failed or is about to.
+Only a file's first bytes are read, and only where reading it has failed or would fail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _HEAD_BYTES = 512
 
 
 def why_not_itself(path: Path) -> str | None:
-    """What stands in the file's place, with the mend; None: nothing that is known here."""
+    """A description of the stand-in, with the remedy; None: no known kind."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)

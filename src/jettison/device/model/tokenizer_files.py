@@ -1,7 +1,7 @@
-"""A model folder's tokenizer as its files together describe it: ``tokenizer.json``, and what is added to it elsewhere.
+"""A model folder's tokenizer, from all of its files: ``tokenizer.json``, and the tokens added in others.
 
-Files are read, nothing in them is run. How text becomes tokens and back is the front end's; which tokens end a text,
-``end_tokens``'.
+Files are read, and nothing in them is run. The front end encodes and decodes; ``end_tokens`` finds the tokens that end
+a text.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class _Decoder(msgspec.Struct):
 
 
 class _TokenizerFile(msgspec.Struct):
-    """The one part of ``tokenizer.json`` that we read ourselves."""
+    """The part of ``tokenizer.json`` that is read here directly."""
 
     decoder: _Decoder | None = None
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether the text of tokens is just the concatenation of their bytes."""
+        """Whether the text of tokens is the concatenation of their bytes."""
         if self.decoder is None:
             return False
         kinds = [self.decoder.type, *(decoder.get("type") for decoder in self.decoder.decoders)]
@@ -46,23 +46,23 @@ class _TokenizerFile(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """Everything that a folder says of its tokenizer."""
+    """The contents of a folder's tokenizer files."""
 
     backend: tokenizers.Tokenizer
-    """With all added tokens."""
+    """The tokenizer with all added tokens."""
     is_byte_level: bool
     config: Mapping[str, Any]
-    """Of ``tokenizer_config.json``."""
+    """Contents of ``tokenizer_config.json``."""
     special_tokens: Mapping[str, str]
-    """Part ("eos_token") -> text, as ``transformers`` has it."""
+    """Role ("eos_token") -> text, by the rules of ``transformers``."""
     said: Mapping[str, Mapping[str, str]]
-    """File -> part -> text: the same as each file says it."""
+    """File -> role -> text: the same in each file."""
     doubts: tuple[str, ...]
-    """Tokens that got other ids than the folder writes down, each a line."""
+    """A line for each token that got another id than the folder states."""
 
 
 def read_tokenizer(model_dir: Path) -> TokenizerFiles:
-    """Raises ModelError, one line that names the file."""
+    """The tokenizer files of a folder. Raises ModelError, one line that names the file."""
     path = model_dir / TOKENIZER
     parts, backend = _tokenizer(path)
     config = _optional(model_dir / CONFIG) or JsonObject(model_dir / CONFIG, {})

@@ -1,11 +1,10 @@
 """Reading a model folder's safetensors into slabs.
 
-``WeightFolder`` checks the whole folder against what the decoder needs before a byte of weights is read, then fills
-one slab at a time, at start and as the last resort of a restore. Rows are copied in pieces: loading takes little memory
-besides the slab, and a worker that serves meanwhile can run a step between two of them. Files are mapped, so what the
-operating system still has of them in its page cache is copied from there. Each piece is hashed and looked through for
-NaN and infinities while a processor cache still has it. Nothing but safetensors is opened: other formats can carry
-code.
+``WeightFolder`` checks the whole folder against what the decoder needs before a byte of weights is read, then fills one
+slab at a time, at start and as the last resort of a restore. Rows are copied in pieces: loading takes little memory
+besides the slab, and a serving worker can run a step between two pieces. Files are mapped, so bytes in the operating
+system's page cache are copied from there. Each piece is hashed and checked for NaN and infinities while a processor
+cache still has it. Only safetensors are opened, as other formats can carry code.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from jettison.errors import ModelError
 from jettison.types import ShardId
 
 PIECE_BYTES = 4 << 20
-"""Most bytes of a checkpoint, were it in float64, that are copied at a time: a millisecond or two from memory."""
+"""Most bytes of a piece, counted in float64: a millisecond or two from memory."""
 
 
 class WeightFolder:
     """The weights of one model folder, checked once, read shard by shard.
 
-    ``open`` reads headers only and is idempotent; no file stays open between calls (but while ``loading`` is not over).
-    All methods raise ModelError, one line that names the file, for whatever is wrong in the folder.
+    ``open`` reads headers only and is idempotent; no file stays open between calls (except while ``loading`` runs). All
+    methods raise ModelError, one line that names the file, for errors in the folder.
     """
 
     def __init__(
         self, model_dir: Path, config: DecoderConfig, dtype: torch.dtype, kernels: Kernels | None = None
     ) -> None:
-        """``kernels``: in whose form matrices are to lie in their slabs; None: plain."""
+        """``kernels``: the kernels in whose packed form matrices are stored; None: plain."""
         self.model_dir = Path(model_dir)
         self._kernels = kernels
         self.layouts: dict[ShardId, ShardLayout] = shard_layouts(config, dtype)
@@ -53,16 +52,16 @@ class WeightFolder:
         self._final_norm = TensorSource(FINAL_NORM, (config.hidden_size,))
         self._file_of: dict[str, Path] = {}
         self.marks: dict[str, FileMark] = {}
-        """Weight files by name, as they were when the folder was opened."""
+        """Marks of the weight files, by name, at the time the folder was opened."""
         self.doubt: str | None = None
-        """Of an opened folder whose weights lie in it twice: which are read, and why."""
+        """For an opened folder with two copies of the weights, a line on the one that is read, and why; else None."""
         self.read_ns = 0
-        """Time spent in reading, all in all; hashing and checking included."""
+        """Total time of reading, hashing and checking included."""
         self.check_ns = 0
-        """Of it: hashing, and looking for what is not finite."""
+        """Time of hashing and of checking for NaN and infinities, a part of ``read_ns``."""
 
     def open(self) -> None:
-        """Find every tensor, and check that the folder holds exactly those that the model has, in their shapes."""
+        """Find every tensor, and check that the folder holds exactly the model's tensors, in their shapes."""
         if self._file_of:
             return
         found = find_weights(self.model_dir, list(self._sources()), self._is_spare)
@@ -70,11 +69,12 @@ class WeightFolder:
         self._file_of, self.marks = found.file_of, {path.name: _mark(path) for path in found.files}
 
     def forget(self) -> None:
-        """The folder may hold other files by now: open it anew before the next reading."""
+        """Open the folder anew before the next reading, as it may hold other files by now."""
         self._file_of = {}
 
     def listing(self) -> dict[str, FileMark]:
-        """Weight files in the folder now, by name: whether reading it again could tell anything new."""
+        """Marks of the weight files in the folder now, by name; equal marks mean that another reading would give the
+        same."""
         marks = {}
         for path in (*self.model_dir.glob("*.safetensors"), self.model_dir / INDEX_FILE):
             with suppress(OSError):
@@ -82,14 +82,14 @@ class WeightFolder:
         return marks
 
     def files_of(self, shard: ShardId) -> list[Path]:
-        """The files that a shard's tensors are in. Opens the folder if need be."""
+        """The files of a shard's tensors. Opens the folder if need be."""
         self.open()
         return list(dict.fromkeys(self._file_of[s.name] for slot in self.layouts[shard].slots for s in slot.sources))
 
     def load_shard(self, shard: ShardId, slab: Tensor) -> Digest:
         """Fill a shard's slab (flat uint8), converting to the serving dtype; returns the slab's digest.
 
-        Opens the folder if need be. What lies between tensors becomes zeros.
+        Opens the folder if need be. Gaps between tensors become zeros.
         """
         loading = self.loading(shard, slab)
         while True:
@@ -100,7 +100,8 @@ class WeightFolder:
                 return digest
 
     def loading(self, shard: ShardId, slab: Tensor) -> Generator[None, None, Digest]:
-        """The same in pieces: yields after each. Close it to give up; the slab then holds a part of the shard."""
+        """``load_shard`` in pieces: yields after each. Close it to stop early; the slab then holds a part of the
+        shard."""
         self.open()
         layout = self.layouts[shard]
         views = layout.views(slab, self._dtype)
@@ -136,11 +137,11 @@ class WeightFolder:
         yield self._final_norm
 
     def _is_spare(self, name: str) -> bool:
-        """Tensors that old exporters wrote although they follow from others."""
+        """Whether a tensor is one that old exporters wrote although it follows from others."""
         return name.endswith("rotary_emb.inv_freq") or (self._tied and name == "lm_head.weight")
 
     def _copying(self, files: _Files, source: TensorSource, dest: Tensor, digester: Digester) -> Iterator[None]:
-        """Copy a tensor to where it belongs, a piece at a time."""
+        """Copy a tensor to its place in the slab, a piece at a time."""
         for start, end in _pieces(source):
             started_ns = time.perf_counter_ns()
             piece = dest[start:end]
@@ -167,7 +168,7 @@ class WeightFolder:
             yield
 
     def _digesting(self, part: Tensor, digester: Digester) -> Iterator[None]:
-        """A digest is of the slab as it lies there: what is packed is known when all of it is."""
+        """Hash a part of the slab as stored. A packed matrix can be hashed only when all of it is packed."""
         for start in range(0, part.numel(), PIECE_BYTES):
             started_ns = time.perf_counter_ns()
             digester.update(part[start : start + PIECE_BYTES])
@@ -188,14 +189,14 @@ class WeightFolder:
 
     @staticmethod
     def _skip(padding: Tensor, digester: Digester) -> None:
-        """What lies between tensors is part of a slab's digest: peers send slabs whole."""
+        """Zero and hash a gap between tensors: gaps are part of a slab's digest, as peers send whole slabs."""
         if padding.numel():
             padding.zero_()
             digester.update(padding)
 
 
 class _Files:
-    """The safetensors files of a reading, each opened once (a header can be long) and closed at its end."""
+    """The safetensors files of a reading, each opened once (a header can be long), and all closed at its end."""
 
     def __init__(self, file_of: dict[str, Path]) -> None:
         self._file_of = file_of
@@ -221,7 +222,7 @@ class _Files:
 
 
 def _pieces(source: TensorSource) -> Iterator[tuple[int, int]]:
-    """Rows [start, end) of a tensor that are copied at a time."""
+    """Row ranges [start, end) of a tensor, one for each piece."""
     num_rows = source.shape[0]
     step = max(1, PIECE_BYTES // (8 * math.prod(source.shape[1:])))
     for start in range(0, num_rows, step):
@@ -229,7 +230,8 @@ def _pieces(source: TensorSource) -> Iterator[tuple[int, int]]:
 
 
 def _is_finite(piece: Tensor) -> bool:
-    """No NaN, no infinity: both show in the least or the largest value, which is found 30 times faster."""
+    """Whether a piece has no NaN and no infinity: both show in the least or the largest value, a check that is 30 times
+    faster."""
     return all(math.isfinite(bound.item()) for bound in piece.aminmax())
 
 

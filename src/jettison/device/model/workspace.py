@@ -1,4 +1,4 @@
-"""What a worker keeps beside parameters and KV: activations of one step, and the buffers that are never dropped.
+"""A worker's memory besides parameters and KV: the activations of one step, and the buffers that are never dropped.
 
 One flat run of bytes, sized before the first step and counted against the budget. Never dropped: the final norm
 and the rotary tables. Activations that are never alive together share their bytes.
@@ -32,7 +32,7 @@ class StepBuffers:
         self.bound: Any = None
         """See ``kernels.layer.Activations``."""
         self.residual = workspace.residual[:num_tokens]
-        """[T, hidden]: the sum of everything so far; what travels between stages."""
+        """[T, hidden]: the sum so far, which is sent between stages."""
         self.x = workspace.x[:num_tokens]
         """[T, hidden]: input of the next projection, or output of the last."""
         self.qkv = workspace.qkv[:num_tokens]
@@ -78,7 +78,7 @@ class Workspace:
         self.gate_up = tensors["gate_up"]
         self.activated = tensors["activated"]
         self.rows = tensors["rows"]
-        """[max_num_seqs, hidden]: final hidden states of the rows whose logits are wanted."""
+        """[max_num_seqs, hidden]: final hidden states of the rows that need logits."""
         self.logits = tensors["logits"]
         """[max_num_seqs, vocab]."""
 
@@ -89,7 +89,7 @@ class Workspace:
 
     @staticmethod
     def position_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
-        """Of that, what each position that is served takes: a row of both rotary tables."""
+        """Bytes of these for each served position: a row of both rotary tables."""
         return 2 * config.head_dim * table_dtype(dtype).itemsize
 
 

@@ -9,8 +9,8 @@ Checked: every stream has one end and exactly the tokens of an undisturbed run (
 again no block, host slot, ghost or transfer is left and all workers serve. One engine serves all rounds, so restarted
 workers are used again and again.
 
-Used by the tests (a few rounds), ``benchmarks/faults.py`` (as many as one likes) and, one round at a time, by
-the rows of ``live.verify.deaths``.
+Used by the tests (a few rounds), ``python -m benchmarks moves deaths`` (as many as one likes) and, one round at a time,
+by the rows of ``live.verify.deaths``.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class FaultRounds:
             try:
                 await engine.start()
                 # A wake asks its peers first: where the disk is predicted to be sooner no place of a pull would be met.
-                engine.core.sleepers.predict = None
+                engine.core.sleepers.predict = lambda worker_id: None
                 yield FaultRounds(engine, config, load, rules)
             finally:
                 os.environ.pop(VARIABLE, None)

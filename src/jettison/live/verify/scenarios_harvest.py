@@ -201,7 +201,7 @@ def _is_whole(cluster: LocalCluster) -> bool:
     """The next victim's full blocks are all at the host, and are when its step has ended."""
     (group,) = cluster.core.groups.values()
     state = next(iter(group.queues.running_offline()), None)
-    entry = None if state is None else cluster.core.hosted.entry(state)
+    entry = None if state is None else cluster.core.hosted.store.entry(state)
     if state is None or entry is None:
         return False
     return (entry.pools.num_tokens or 0) > (state.num_computed + state.num_pending) - BLOCK_SIZE

@@ -1,6 +1,6 @@
 """The control channel: commands to workers and events back, over a Unix socket with length prefixes.
 
-A plain socket and not ZeroMQ, which design.md names: measured here (``benchmarks/links.py``) a command and its
+A plain socket and not ZeroMQ, which design.md names: measured here, a command and its
 answer take a fraction of ZeroMQ's time, a dead peer shows at once as end of file, and the same handshake as on
 links opens it. Messages are msgspec structs; nothing else is accepted.
 

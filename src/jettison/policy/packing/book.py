@@ -17,8 +17,8 @@ from jettison.policy.packing.types import (
     Arrive,
     Depart,
     Grip,
-    Move,
     Operation,
+    PackMove,
     Placement,
     Plan,
     Resize,
@@ -31,7 +31,7 @@ from jettison.types import GroupId, RequestId
 Index: TypeAlias = "SortedList[tuple[int, ...]]"
 
 
-class Changes(NamedTuple):
+class BookChanges(NamedTuple):
     """A batch by kind."""
 
     departs: list[Item]
@@ -40,7 +40,7 @@ class Changes(NamedTuple):
     arrivals: list[Arrive]
 
 
-class Book:
+class PackingBook:
     """Items, bins in use, idle devices, and what has changed since ``begin``."""
 
     def __init__(
@@ -204,7 +204,7 @@ class Book:
         else:
             self._closed[device] = None
 
-    def check(self, batch: Sequence[Operation]) -> Changes:
+    def check(self, batch: Sequence[Operation]) -> BookChanges:
         """The operations by kind; raises KeyError and ValueError as ``Packer.apply`` says, having changed nothing."""
         departs: list[Item] = []
         resizes: list[tuple[Item, int]] = []
@@ -229,7 +229,7 @@ class Book:
         twice = len(coming) < len(arrivals)
         if twice or any(request_id in self.items and request_id not in gone for request_id in coming):
             raise ValueError("a request arrives that is there already")
-        return Changes(departs, [row for row in resizes if row[0].request_id not in gone], arrivals)
+        return BookChanges(departs, [row for row in resizes if row[0].request_id not in gone], arrivals)
 
     def _check_size(self, num_blocks: int, shared: int) -> None:
         if not 0 <= shared <= num_blocks <= self.capacity or num_blocks < 1:
@@ -238,14 +238,14 @@ class Book:
     def plan(self, unplaced: Sequence[RequestId] = (), recomputed: Iterable[RequestId] = ()) -> Plan:
         """The net changes since the last plan."""
         placed: list[Placement] = []
-        moves: list[Move] = []
+        moves: list[PackMove] = []
         for request_id, origin in self._origins.items():
             item = self.items[request_id]
             assert item.bin is not None
             if origin is None:
                 placed.append(Placement(request_id, item.bin.device))
             elif item.bin.device != origin:
-                moves.append(Move(request_id, origin, item.bin.device, item.num_blocks))
+                moves.append(PackMove(request_id, origin, item.bin.device, item.num_blocks))
         again = set(recomputed)
         kept = tuple(move for move in moves if move.request_id not in again)
         plan = Plan(
@@ -258,7 +258,7 @@ class Book:
         self._closed.clear()
         return plan
 
-    def _num_items(self, moves: Iterable[Move]) -> int:
+    def _num_items(self, moves: Iterable[PackMove]) -> int:
         """Moves of items in the paper's sense: the small requests of each pair of devices travel in multi-items."""
         count = 0
         small: defaultdict[tuple[GroupId, GroupId], list[int]] = defaultdict(list)
@@ -273,7 +273,7 @@ class Book:
 class OnBook:
     """The queries that every ``Packer`` with a book answers from it."""
 
-    book: Book
+    book: PackingBook
 
     @property
     def active(self) -> tuple[GroupId, ...]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jettison.policy.packing.types import Move
+from jettison.policy.packing.types import PackMove
 from jettison.types import GroupId, RequestId
 
 CANDIDATES = 4
 """Devices that are tried, those with the fewest requests first, then the emptiest."""
 
 
-def plan_closing(placed: Mapping[GroupId, Mapping[RequestId, int]], capacity: int) -> tuple[Move, ...]:
+def plan_closing(placed: Mapping[GroupId, Mapping[RequestId, int]], capacity: int) -> tuple[PackMove, ...]:
     """The moves that close one device: of those in use (``placed``: with sizes of their requests) the one that takes
     the fewest moves. Its requests go the largest first, each to the device with the least room that suffices. Empty
     where no device can be closed."""
@@ -22,14 +22,14 @@ def plan_closing(placed: Mapping[GroupId, Mapping[RequestId, int]], capacity: in
     emptiest = sorted(placed, key=lambda d: (len(placed[d]), -free[d], d))
     for device in emptiest[:CANDIDATES]:
         left = {other: room for other, room in free.items() if other != device}
-        moves: list[Move] = []
+        moves: list[PackMove] = []
         for request_id, num_blocks in sorted(placed[device].items(), key=lambda row: (-row[1], row[0])):
             roomy = [other for other, room in left.items() if room >= num_blocks]
             if not roomy:
                 break
             to = min(roomy, key=lambda other: (left[other], other))
             left[to] -= num_blocks
-            moves.append(Move(request_id, device, to, num_blocks))
+            moves.append(PackMove(request_id, device, to, num_blocks))
         if len(moves) == len(placed[device]):
             return tuple(moves)
     return ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from jettison.policy.packing.bins import Bin, Entry, Item
-from jettison.policy.packing.book import Book, OnBook
+from jettison.policy.packing.book import OnBook, PackingBook
 from jettison.policy.packing.types import Grip, Operation, PackingParams, Plan
 from jettison.types import GroupId, RequestId
 
@@ -33,7 +33,7 @@ class WorstFit(OnBook):
 
     def __init__(self, params: PackingParams, devices: Iterable[GroupId] | None = None) -> None:
         self.params = params
-        self.book = Book(params.capacity, _by_room, devices)
+        self.book = PackingBook(params.capacity, _by_room, devices)
 
     def pin(self, request_id: RequestId, grip: Grip) -> None:
         self.book.pin(self.book.items[request_id], grip)

@@ -1,6 +1,6 @@
 """MELL's packing (sections VI and VII): the fewest devices, within 4/3 of the optimum, and few moves. Pure.
 
-Fig. 10 as printed does not keep its own Theorem 1 (``policy.packing.printed``). Here the table is complete: each
+Fig. 10 as printed does not keep its own Theorem 1 (``papers/printed.py``). Here the table is complete: each
 request that an operation displaces is placed by its class, and the devices are then settled until the five properties
 hold again (docs/policies.md has the table, the exceptions, and the bound on moves).
 
@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 
 from jettison.policy.packing.bins import Bin, Entry, Item
-from jettison.policy.packing.book import Book, OnBook
+from jettison.policy.packing.book import OnBook, PackingBook
 from jettison.policy.packing.types import Arrive, Grip, Operation, PackingParams, Plan, SizeClass
 from jettison.types import GroupId, RequestId
 
@@ -63,7 +63,7 @@ class Packing(OnBook):
         machine_of: Mapping[GroupId, Hashable] | None = None,
     ) -> None:
         self.params = params
-        self.book = Book(params.capacity, self.entries, devices)
+        self.book = PackingBook(params.capacity, self.entries, devices)
         self._machine_of = machine_of or {}
         self._displaced: list[tuple[int, int, list[Item], Bin]] = []
         """Units that have to go elsewhere, and the bin where each was: a heap, the largest first."""

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from jettison.policy.packing.types import Move
+from jettison.policy.packing.types import PackMove
 from jettison.types import GroupId, RequestId
 
 
-class Way(Enum):
+class MoveMode(Enum):
     """How a step is made."""
 
     LIVE = "live"
@@ -34,9 +34,9 @@ class Step:
     ended."""
 
     wave: int
-    move: Move
+    move: PackMove
     """OUT: its destination is not touched; IN: nor its source."""
-    way: Way = Way.LIVE
+    way: MoveMode = MoveMode.LIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,20 @@ class Order:
     """Steps by wave, and the moves whose destinations have no room even when all other moves are made."""
 
     steps: tuple[Step, ...]
-    waiting: tuple[Move, ...]
+    waiting: tuple[PackMove, ...]
 
 
 class _Rooms:
     """Free blocks, and the moves that wait for each device, the smallest first."""
 
-    def __init__(self, moves: Sequence[Move], free: Mapping[GroupId, int]) -> None:
+    def __init__(self, moves: Sequence[PackMove], free: Mapping[GroupId, int]) -> None:
         self.free = defaultdict(int, free)
-        self.queues: defaultdict[GroupId, list[tuple[int, int, Move, Way]]] = defaultdict(list)
+        self.queues: defaultdict[GroupId, list[tuple[int, int, PackMove, MoveMode]]] = defaultdict(list)
         self._count = 0
         for move in moves:
-            self.add(move, Way.LIVE)
+            self.add(move, MoveMode.LIVE)
 
-    def add(self, move: Move, way: Way) -> None:
+    def add(self, move: PackMove, way: MoveMode) -> None:
         self._count += 1
         heapq.heappush(self.queues[move.destination], (move.num_blocks, self._count, move, way))
 
@@ -70,20 +70,20 @@ class _Rooms:
             while queue and queue[0][0] <= self.free[device]:
                 num_blocks, _, move, way = heapq.heappop(queue)
                 self.free[device] -= num_blocks
-                if way is Way.LIVE:
+                if way is MoveMode.LIVE:
                     freed[move.source] += num_blocks
                 steps.append(Step(wave, move, way))
         for device, num_blocks in freed.items():
             self.free[device] += num_blocks
         return steps
 
-    def stuck(self) -> Move:
+    def stuck(self) -> PackMove:
         """A move that lets another in: the smallest one out of a device that another move waits for."""
         wanted = {device for device, queue in self.queues.items() if queue}
         queued = (entry for queue in self.queues.values() for entry in queue)
-        return min((e for e in queued if e[3] is Way.LIVE and e[2].source in wanted), key=lambda e: e[:2])[2]
+        return min((e for e in queued if e[3] is MoveMode.LIVE and e[2].source in wanted), key=lambda e: e[:2])[2]
 
-    def replace(self, move: Move, by: Move, way: Way) -> None:
+    def replace(self, move: PackMove, by: PackMove, way: MoveMode) -> None:
         """A waiting move goes on as another: from elsewhere, or the other way."""
         queue = self.queues[move.destination]
         queue[:] = [entry for entry in queue if entry[2] is not move]
@@ -91,7 +91,7 @@ class _Rooms:
         self.add(by, way)
 
 
-def order_moves(moves: Sequence[Move], free: Mapping[GroupId, int], spares: Sequence[GroupId] = ()) -> Order:
+def order_moves(moves: Sequence[PackMove], free: Mapping[GroupId, int], spares: Sequence[GroupId] = ()) -> Order:
     """Steps that never exceed any device's free blocks, and make every move for which there is room in the end.
 
     A cycle is broken at its smallest request: by way of one of ``spares`` with room (idle devices, say, with their
@@ -116,16 +116,16 @@ def order_moves(moves: Sequence[Move], free: Mapping[GroupId, int], spares: Sequ
     return Order(tuple(steps), tuple(waiting))
 
 
-def _split_possible(moves: Sequence[Move], free: Mapping[GroupId, int]) -> tuple[list[Move], list[Move]]:
+def _split_possible(moves: Sequence[PackMove], free: Mapping[GroupId, int]) -> tuple[list[PackMove], list[PackMove]]:
     """Moves with room once all of them are made; and the moves that a full destination leaves out, the largest
     first."""
     left = defaultdict(int, free)
-    into: defaultdict[GroupId, list[Move]] = defaultdict(list)
+    into: defaultdict[GroupId, list[PackMove]] = defaultdict(list)
     for move in sorted(moves, key=lambda m: m.num_blocks):
         left[move.destination] -= move.num_blocks
         left[move.source] += move.num_blocks
         into[move.destination].append(move)
-    dropped: list[Move] = []
+    dropped: list[PackMove] = []
     short = [device for device in sorted(left) if left[device] < 0]
     while short:
         device = short.pop()
@@ -140,12 +140,12 @@ def _split_possible(moves: Sequence[Move], free: Mapping[GroupId, int]) -> tuple
     return [move for move in moves if move.request_id not in gone], dropped
 
 
-def _step_aside(rooms: _Rooms, move: Move, spares: Sequence[GroupId], wave: int) -> Step:
+def _step_aside(rooms: _Rooms, move: PackMove, spares: Sequence[GroupId], wave: int) -> Step:
     rooms.free[move.source] += move.num_blocks
     for spare in spares:
         if rooms.free[spare] >= move.num_blocks and spare not in (move.source, move.destination):
             rooms.free[spare] -= move.num_blocks
-            rooms.replace(move, move._replace(source=spare), Way.LIVE)
+            rooms.replace(move, move._replace(source=spare), MoveMode.LIVE)
             return Step(wave, move._replace(destination=spare))
-    rooms.replace(move, move, Way.IN)
-    return Step(wave, move, Way.OUT)
+    rooms.replace(move, move, MoveMode.IN)
+    return Step(wave, move, MoveMode.OUT)

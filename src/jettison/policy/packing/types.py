@@ -74,7 +74,7 @@ class Resize(NamedTuple):
 Operation: TypeAlias = Arrive | Depart | Resize
 
 
-class Move(NamedTuple):
+class PackMove(NamedTuple):
     """A request lives elsewhere from now on."""
 
     request_id: RequestId
@@ -95,9 +95,9 @@ class Plan:
     """The net changes of a batch: a request that went to and fro within it has not moved."""
 
     placed: tuple[Placement, ...] = ()
-    moves: tuple[Move, ...] = ()
+    moves: tuple[PackMove, ...] = ()
     """Moves of running requests, to be migrated."""
-    recomputed: tuple[Move, ...] = ()
+    recomputed: tuple[PackMove, ...] = ()
     """Moves of requests that outgrew their device and are computed again elsewhere (baselines only)."""
     opened: tuple[GroupId, ...] = ()
     closed: tuple[GroupId, ...] = ()
@@ -107,9 +107,6 @@ class Plan:
     """Devices that hold more than their capacity, because no request may leave or no other device has room."""
     num_item_moves: int = 0
     """Moves of items in the paper's sense: a multi-item that goes between two devices counts as one."""
-    num_lost: int | None = None
-    """Devices in use beyond those of the same packing without grips; None where no such packing is kept
-    (``policy.packing.lost``)."""
 
     @property
     def num_moved_blocks(self) -> int:

@@ -1,0 +1,1 @@
+"""Measurements of this code: no part of the package. ``python -m benchmarks`` names them."""

@@ -1,0 +1,493 @@
+"""Where online requests should live: the desired placement, kept from epoch to epoch, and which requests live
+elsewhere. Devices of a packing are groups, pools are groups of like memory.
+
+Decisions are ``policy.packing``'s. Here groups and requests become its devices and operations: what has come, grown,
+gone, or changed its group without being asked since it was looked at last. Which requests have to be looked at for that
+is ``core.ladder.packing.seats``'; a pass costs nothing for the others. Offline requests are not packed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from jettison.core.ladder.packing.growing import Growths, growth_rates, held_blocks, size_of
+from jettison.core.ladder.packing.newcomers import comes_in_time, has_room
+from jettison.core.ladder.packing.packable import Packable
+from jettison.core.ladder.packing.seats import Pool, Seat, Seats, arrival, arrival_again
+from jettison.core.ladder.prompts import num_for_arrivals
+from jettison.core.load.views import Loads
+from jettison.core.moving.migrations import Migrations, may_go
+from jettison.core.moving.moves import Moves
+from jettison.core.requests import Phase, RequestState
+from jettison.core.serving.group import Group
+from jettison.core.state import ClusterState
+from jettison.policy.packing.lost import devices_lost
+from jettison.policy.packing.mell import Packing
+from jettison.policy.packing.named import PACKERS
+from jettison.policy.packing.params import PackParams, devices_needed, head_room_blocks
+from jettison.policy.packing.reserve import Growing, ReserveParams, plan_resizes
+from jettison.policy.packing.types import Depart, Grip, PackingParams
+from jettison.policy.slo import objectives
+from jettison.types import GroupId, RequestId
+
+MOST_ASKED = 64
+"""Groups whose rate of prompts is asked for where the mean of all is wanted: each is a search by the predictor."""
+
+
+class Owed(NamedTuple):
+    """A request that lives elsewhere than it should."""
+
+    state: RequestState
+    source: Group
+    destination: Group
+
+
+class Desired:
+    """The packings of one cluster."""
+
+    def __init__(self, cluster: ClusterState, loads: Loads, moves: Moves, migrations: Migrations) -> None:
+        self._cluster = cluster
+        self._loads = loads
+        self._migrations = migrations
+        cluster.changes.stirred = set()
+        self._pools: dict[int, Pool] = {}
+        """By blocks of their groups."""
+        self._seats = Seats()
+        self._growths = Growths(self._seats)
+        self._packable = Packable(cluster, moves)
+        self._stale: set[GroupId] = set()
+        """Groups in which requests may have ended since then."""
+        self.packer_name: str | None = None
+
+    @property
+    def _params(self) -> PackParams:
+        params = self._cluster.params.packing
+        assert params is not None, "nothing is packed"
+        return params
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def devices(self) -> set[GroupId]:
+        """Groups that are packed."""
+        return {device for pool in self._pools.values() for device in pool.devices}
+
+    def active(self) -> set[GroupId]:
+        """Those where some request should live."""
+        return {device for pool in self._pools.values() for device in pool.packer.active}
+
+    def closed(self) -> frozenset[GroupId]:
+        """Groups where no online request lives, nor should."""
+        groups = self._cluster.groups
+        empty = (self.devices() - self.active()) & groups.keys()
+        return frozenset(g for g in empty if not groups[g].queues.serves_online and not groups[g].queues.waiting)
+
+    def num_needed(self) -> int:
+        """Groups that the packings take, and what waits for memory beside them; at least those that arriving prompts
+        take."""
+        cluster, num_active = self._cluster, sum(len(pool.packer.active) for pool in self._pools.values())
+        out = [s for g in self._loads.kept_out if g in cluster.groups for s in cluster.groups[g].queues.waiting]
+        waiting = [s for s in (*out, *cluster.unplaced_online()) if s.request_id not in self._seats.by_id]
+        num_blocks = sum(cluster.limits.blocks_for(s.num_tokens) for s in waiting)
+        largest = max((pool.capacity for pool in self._pools.values()), default=0)
+        num_packed = devices_needed(num_active, num_blocks, largest) if largest else num_active
+        some = islice(cluster.groups.values(), 0, None, -(-len(cluster.groups) // MOST_ASKED) or 1)
+        return max(num_packed, num_for_arrivals(cluster, self._loads, some))
+
+    def refuses(self) -> bool:
+        """Some request is held where it is, because its move costs more than it saves."""
+        return bool(self._seats.held)
+
+    def num_lost(self) -> int:
+        """Groups that the packings take beyond those that they would without refused moves, packed anew (MELL's
+        classes); 0 where none is refused."""
+        held = {seat.pool.full: seat.pool for seat in self._seats.in_order(self._seats.held)}
+        return sum(
+            devices_lost([pool.packer.requests_on(d) for d in pool.packer.active], pool.capacity)
+            for pool in held.values()
+        )
+
+    def used(self) -> tuple[int, float]:
+        """Groups where online requests live, and the share of their KV memory that requests hold; 0 where there are
+        none."""
+        groups, num, num_held, num_blocks = self._cluster.groups, 0, 0, 0
+        for pool in self._pools.values():
+            for device in pool.devices:
+                group = groups.get(device)
+                if group is not None and group.queues.serves_online:
+                    num, num_held, num_blocks = num + 1, num_held + group.blocks.num_used, num_blocks + pool.full
+        return num, num_held / max(1, num_blocks)
+
+    def owed(self) -> Iterator[Owed]:
+        """Requests that live elsewhere than they should, in the order in which they came to the packing."""
+        groups, astray, home = self._cluster.groups, self._seats.astray, list[RequestId]()
+        for seat in self._seats.in_order(astray | self._stirred):
+            state = self._cluster.requests.get(seat.request_id)
+            if state is None or state.ending is not None or state.group_id not in seat.pool.devices:
+                continue
+            device = seat.pool.packer.device_of(seat.request_id)
+            if device == state.group_id:
+                home.append(seat.request_id)
+            elif device in groups and state.group_id in groups:
+                astray.add(seat.request_id)
+                yield Owed(state, groups[state.group_id], groups[device])
+        if home:  # a set anew: one goes over all places of a set, which were many where many were astray once
+            self._seats.astray = astray.difference(home)
+
+    def capacity_of(self, group_id: GroupId) -> int:
+        """Blocks that are packed of it."""
+        return next(pool.capacity for pool in self._pools.values() if group_id in pool.devices)
+
+    def growth_blocks(self, group_id: GroupId) -> int:
+        """By which one of its requests grows in the time that a reserve looks ahead."""
+        return math.ceil(self._growths.rates.get(group_id, 0.0) * self._params.reserve.ahead_s)
+
+    def migrates(self, group_id: GroupId) -> bool:
+        """A request that should live elsewhere keeps its KV; else it is computed again there (baselines)."""
+        packer = next(pool.packer for pool in self._pools.values() if group_id in pool.devices)
+        return bool(getattr(packer, "migrates", True))
+
+    def is_saturated(self, group_id: GroupId) -> bool:
+        """Its pool is as full as it can be packed: moves save no device, and newcomers had better go to the freest."""
+        return next(pool.is_saturated for pool in self._pools.values() if group_id in pool.devices)
+
+    def may_relieve(self, group: Group) -> bool:
+        """It is packed by a packer that moves running requests."""
+        pool = self._pools.get(group.blocks.capacity)
+        if pool is None or group.group_id not in pool.devices or not self._packable.is_packed(group):
+            return False
+        return self.migrates(group.group_id)
+
+    def empties(self, group_id: GroupId) -> bool:
+        """No request should live there."""
+        return group_id not in self.active()
+
+    # --- an epoch ---------------------------------------------------------------------------------------------
+
+    def note_touched(self, group_ids: Iterable[GroupId]) -> None:
+        """Requests may have ended there."""
+        self._stale.update(group_ids)
+
+    @property
+    def _stirred(self) -> set[RequestId]:
+        """Requests for which something is different since the last pass."""
+        stirred = self._cluster.changes.stirred
+        assert stirred is not None, "what is different is not noted"
+        return stirred
+
+    def refresh(self, now_ns: int) -> None:
+        """Plan from the desired placement, for all that has happened since the last time."""
+        # Groups may have come, gone or changed their memory: those that are gone give their requests up, which are then
+        # stirred, so this comes before anything is looked at.
+        self._update_pools()
+        moving = {m.state.request_id for m in self._migrations.under_way}
+        looked_at, gone = self._look_at(self._stirred | self._seats.restless | moving)
+        # From here on changes are for the next pass. A request that ended is among the stirred ones, and so among gone.
+        self._stirred.clear()
+        self._cluster.changes.ended.clear()
+        fresh: list[tuple[Seat, RequestState]] = []
+        grown: list[tuple[Pool, Group, list[RequestState]]] = []
+        rate_of, reserve, groups = growth_rates(self._cluster), self._params.reserve, self._cluster.groups
+        for pool in self._pools.values():
+            due = self._growths.look([groups[device] for device in pool.devices], rate_of, reserve.epoch_s)
+            pool.fastest_per_s = None  # growth has just been measured anew
+            # In order of groups: the packer's decisions depend on the order of its operations.
+            for device in sorted(due.keys() | looked_at.keys() & pool.devices):
+                group, kept = groups[device], list[RequestState]()
+                for state in looked_at.get(device, ()):
+                    seat = self._seat_of(state, pool, group)
+                    if seat is None:
+                        # It takes its seat where it is. What keeps it there is set below, when the packer knows it.
+                        fresh.append((self._take_seat(state, pool, group), state))
+                        continue
+                    # Before its size changes: the packer must not move for it what cannot be moved now.
+                    self._set_grip(seat, state, moving, now_ns)
+                    kept.append(state)
+                grown.append((pool, group, self._growing(due.get(device, ()), kept, pool, group, gone)))
+        # Departures before growth: what they leave is room for it, and fewer requests have to move.
+        for seat in self._seats.in_order(gone):
+            self._seats.leave(seat.request_id)
+        for pool, group, states in grown:
+            self._resize(pool, group, states, reserve)
+        # One plan for all of it: arrivals, departures and growth of a pass are a batch to the packer.
+        for pool in self._pools.values():
+            self._seats.apply(pool)
+            pool.is_saturated = pool.gathers and -(-pool.num_reserved // pool.capacity) >= len(pool.devices)
+        for seat, state in fresh:
+            self._set_grip(seat, state, moving, now_ns)
+            self._growths.arm([seat], [state], self._cluster.groups[seat.group_id])
+        self._stale.clear()
+
+    def _look_at(
+        self, request_ids: Iterable[RequestId]
+    ) -> tuple[dict[GroupId, list[RequestState]], list[RequestId]]:
+        """Online requests by packed groups where they are, and the others, which are in none."""
+        cluster = self._cluster
+        pool_of = {device: pool for pool in self._pools.values() for device in pool.devices}
+        found: defaultdict[GroupId, list[RequestState]] = defaultdict(list)
+        gone: list[RequestId] = []
+        for request_id in request_ids:
+            state, seat = cluster.requests.get(request_id), self._seats.get(request_id)
+            if seat is not None:
+                seat.armed = 0  # it is looked at now
+            if state is not None and self._belongs(state, pool_of.get(state.group_id)):
+                found[state.group_id].append(state)
+            elif seat is not None:
+                gone.append(request_id)
+        return {
+            device: self._in_turn(pool_of[device], cluster.groups[device], states) for device, states in found.items()
+        }, gone
+
+    def _belongs(self, state: RequestState, pool: Pool | None) -> bool:
+        """It is packed where it is; ``pool``: its group's."""
+        if pool is None or state.is_offline or state.ending is not None or state.request_id in self._cluster.unplaced:
+            return False
+        return held_blocks(self._cluster.limits, state) <= pool.full
+
+    def _in_turn(
+        self, pool: Pool, group: Group, states: list[RequestState], growth: int = 0
+    ) -> list[RequestState]:
+        """As the group has them, where the packing would notice another order: of new ones, and of those of class S or
+        above (once they have grown by so many blocks); other packers than MELL's notice it of all."""
+        if len(states) < 2 or (type(pool.packer) is Packing and self._num_big(pool, group, states, growth) < 2):
+            return states
+        wanted = {state.request_id for state in states}
+        return [state for state in group.queues.online_requests() if state.request_id in wanted]
+
+    def _num_big(self, pool: Pool, group: Group, states: Sequence[RequestState], growth: int) -> int:
+        """How many are of class S or above, or will be; new ones count as such."""
+        seats, limits, most, num = self._seats.by_id, self._cluster.limits, pool.capacity // 4, 0
+        for state in states:
+            seat = seats.get(state.request_id)
+            if seat is None or not self._is_at(seat, pool, group):
+                return len(states)
+            num += seat.num_blocks > most or held_blocks(limits, state) + growth > most
+        return num
+
+    def _is_at(self, seat: Seat, pool: Pool, group: Group) -> bool:
+        """Its request is where it was, or should be."""
+        group_id = group.group_id
+        return seat.pool is pool and (seat.group_id == group_id or pool.packer.device_of(seat.request_id) == group_id)
+
+    def _growing(
+        self, due: Sequence[Seat], kept: Sequence[RequestState], pool: Pool, group: Group, gone: list[RequestId]
+    ) -> list[RequestState]:
+        """A group's requests that may have outgrown their reserves; those that hold more than there is are gone."""
+        states, requests = list(kept), self._cluster.requests
+        for seat in due:
+            state = requests[seat.request_id]
+            if self._belongs(state, pool):
+                states.append(state)
+            else:
+                gone.append(seat.request_id)
+        return self._in_turn(pool, group, states, self.growth_blocks(group.group_id))
+
+    def _resize(self, pool: Pool, group: Group, states: Sequence[RequestState], params: ReserveParams) -> None:
+        """Give those that are about to use their reserves up others, and have all of them found in time."""
+        limits, rate, by_id = self._cluster.limits, self._growths.rates[group.group_id], self._seats.by_id
+        seats = [by_id[state.request_id] for state in states]
+        rows = [
+            Growing(seat.request_id, min(held_blocks(limits, state), pool.capacity), seat.num_blocks, rate)
+            for seat, state in zip(seats, states, strict=True)
+        ]
+        resizes = plan_resizes(rows, pool.capacity, params)
+        for resize in resizes:
+            self._seats.resize(by_id[resize.request_id], resize.num_blocks)
+        pool.batch += resizes
+        self._growths.arm(seats, states, group)
+
+    def note_moved(self, request_id: RequestId, group_id: GroupId) -> None:
+        """It lives there now because it was told to, be it only on its way."""
+        if (seat := self._seats.get(request_id)) is not None:
+            self._seats.note_here(seat, group_id)
+
+    def send(self, request_id: RequestId, group_id: GroupId) -> None:
+        """It should live there now, whatever the packing says."""
+        seat = self._seats.get(request_id)
+        if seat is not None and group_id in seat.pool.devices:
+            self._seats.grip(seat, Grip.PINNED)
+            seat.pool.batch += [Depart(request_id), arrival_again(seat, group_id)]
+            self._seats.apply(seat.pool)
+
+    def hold(self, request_ids: Iterable[RequestId], until_ns: int) -> None:
+        """They stay where they are for so long, unless that overflows: their moves cost more than they save."""
+        for seat in [self._seats.by_id[request_id] for request_id in request_ids]:
+            self._seats.grip(seat, Grip.HELD)
+            seat.held_until_ns = until_ns
+            seat.pool.batch += [Depart(seat.request_id), arrival_again(seat, seat.group_id)]
+        for pool in self._pools.values():
+            self._seats.apply(pool)
+
+    def _update_pools(self) -> None:
+        """As many pools as there are sizes of groups, each with the groups that there are now."""
+        params = self._params
+        if self.packer_name != params.packer:
+            self.packer_name = params.packer
+            for full in list(self._pools):
+                self._forget_pool(full)
+        cluster, found = self._cluster, self._packable.by_size()
+        for full in self._pools.keys() - found.keys():
+            self._forget_pool(full)
+        for full in sorted(found, reverse=True):
+            pool = self._pool_with_room(full)
+            if found[full] is pool.devices:
+                self._seats.apply(pool)
+                continue
+            for device in sorted(found[full] - pool.devices):
+                pool.packer.set_taking(device, True)
+                online = cluster.groups[device].queues.online_requests()
+                self._stirred.update(state.request_id for state in online)
+            self._seats.apply(pool)  # a request that has left is on no device
+            for device in sorted(pool.devices - found[full]):
+                self._stirred.update(self._seats.here[device])
+                for request_id in pool.packer.requests_on(device):
+                    self._stirred.add(request_id)
+                    self._seats.leave(request_id)
+                pool.packer.set_taking(device, False)
+                self._growths.forget(device)
+                self._seats.here.pop(device, None)
+            pool.devices = found[full]
+
+    def _pool_with_room(self, full: int) -> Pool:
+        """The pool of groups with so many blocks; another one where its head-room has changed."""
+        params, pool = self._params, self._pools.get(full)
+        traffic = self._loads.traffic.traffic()
+        tokens_per_s = 0.0 if traffic is None else traffic.requests_per_s * traffic.prompt_tokens
+        ttft_s = objectives(self._cluster.params.offline.slo, self._cluster.predictor).ttft_s
+        head_room = head_room_blocks(
+            params, full, None if pool is None else pool.head_room,
+            tokens_per_s / self._cluster.limits.block_size, ttft_s,
+        )
+        if pool is None or pool.head_room != head_room:
+            if pool is not None:
+                self._forget_pool(full)
+            packing = PackingParams(capacity=max(1, full - head_room), priorities=params.priorities)
+            make = PACKERS[params.packer]
+            packer = Packing(packing, (), self._packable.machine_of) if make is Packing else make(packing, ())
+            pool = self._pools[full] = Pool(packer, full, head_room)
+        return pool
+
+    def _forget_pool(self, full: int) -> None:
+        pool = self._pools.pop(full)
+        for request_id in [r for r, seat in self._seats.by_id.items() if seat.pool is pool]:
+            self._stirred.add(request_id)
+            self._seats.leave(request_id)
+        for device in pool.devices:
+            self._growths.forget(device)
+
+    # --- seats ------------------------------------------------------------------------------------------------
+
+    def _seat_of(self, state: RequestState, pool: Pool, group: Group) -> Seat | None:
+        """The request's seat in this pool, while the request is where it was or should be. One that went elsewhere has
+        given its seat up; None then."""
+        seat = self._seats.get(state.request_id)
+        if seat is None:
+            return None
+        if not self._is_at(seat, pool, group):
+            self._seats.leave(state.request_id)
+            return None
+        self._seats.note_here(seat, group.group_id)
+        return seat
+
+    def _take_seat(self, state: RequestState, pool: Pool, group: Group) -> Seat:
+        held, rate = held_blocks(self._cluster.limits, state), self._growths.rates[group.group_id]
+        num_blocks = size_of(self._cluster, state, pool.capacity, held, rate)
+        self._join(state, pool, group)
+        pool.batch.append(arrival(state.request_id, num_blocks, pool, group.group_id))
+        return self._seats.take(state.request_id, pool, group.group_id, num_blocks)
+
+    def _join(self, state: RequestState, pool: Pool, group: Group) -> None:
+        """Tell what it has in common with others. ``group``: any of the pool's: all have one cache's names."""
+        joined = pool.prefixes.join(state.request_id, group.blocks.prompt_names(state))
+        if joined.also is not None and (seat := self._seats.get(joined.also)) is not None and seat.pool is pool:
+            # The planner knows a prefix from the arrival on. In a batch of its own: in the next it may leave.
+            self._seats.apply(pool)
+            device = pool.packer.device_of(joined.also)
+            pool.batch += [Depart(joined.also), arrival_again(seat, device)]
+            self._seats.apply(pool)
+
+    def _set_grip(self, seat: Seat, state: RequestState, moving: set[RequestId], now_ns: int) -> None:
+        """What is half prefilled, stored or on its way cannot be moved; what waits is only dispatched again."""
+        if state.request_id in moving or (state.phase is not Phase.WAITING and not may_go(state)):
+            grip = Grip.PINNED
+        else:
+            grip = Grip.HELD if seat.held_until_ns > now_ns else Grip.FREE
+        if grip is not seat.grip:
+            self._seats.grip(seat, grip)
+            seat.pool.packer.pin(state.request_id, grip)
+
+    # --- arrivals ---------------------------------------------------------------------------------------------
+
+    def place(self, state: RequestState) -> GroupId | None:
+        """Where the packing wants a newcomer, if it would get its first token in time there and memory is free now;
+        else another group that is in use. None: no packed group takes it."""
+        self._leave_ended()
+        if not self._pools:
+            self._update_pools()
+        if self._seats.get(state.request_id) is not None:
+            self._seats.leave(state.request_id)
+        if all(pool.is_saturated for pool in self._pools.values()):  # no placement empties a group
+            return None
+        blocks = self._cluster.limits.blocks_for(state.num_tokens)
+        for _, pool in sorted(self._pools.items(), reverse=True):
+            if blocks > pool.full:
+                continue
+            if pool.fastest_per_s is None:
+                pool.fastest_per_s = self._growths.fastest_per_s(pool.packer.active)
+            size = size_of(self._cluster, state, pool.capacity, blocks, pool.fastest_per_s)
+            group = next((g for d in pool.devices if (g := self._cluster.groups.get(d)) is not None), None)
+            if group is None:
+                continue
+            self._join(state, pool, group)
+            pool.batch.append(arrival(state.request_id, size, pool))
+            if state.request_id in self._seats.apply(pool):
+                pool.prefixes.leave(state.request_id)
+                continue
+            device = pool.packer.device_of(state.request_id)
+            if not self.takes(device, state):
+                pool.batch.append(Depart(state.request_id))
+                self._seats.apply(pool)
+                others = [d for d in pool.packer.active if self.takes(d, state)]
+                if not others:
+                    pool.prefixes.leave(state.request_id)
+                    continue
+                device = min(others, key=lambda d: (self._cluster.groups[d].blocks.num_free, d))
+                pool.batch.append(arrival(state.request_id, size, pool, device))
+                self._seats.apply(pool)
+            self._seats.take(state.request_id, pool, device, size)
+            return device
+        return None
+
+    def _leave_ended(self) -> None:
+        ended = self._cluster.changes.ended
+        left = [seat for seat in self._seats.in_order(ended) if seat.group_id in self._stale]
+        for seat in sorted(left, key=lambda seat: seat.group_id):
+            self._seats.leave(seat.request_id)
+        ended.difference_update([r for r in ended if r not in self._seats.by_id])
+        self._stale.clear()
+
+    def takes(self, group_id: GroupId, state: RequestState) -> bool:
+        """It exists, has room now or offline work that makes way, and the prompts ahead there leave the newcomer its
+        objective."""
+        cluster = self._cluster
+        group = cluster.groups.get(group_id)
+        if group is None or not self._packable.is_packed(group):
+            return False
+        cluster.catch_up(group_id)
+        return has_room(cluster, group, state) and comes_in_time(cluster, group, state)
+
+    def check(self) -> None:
+        """Every seat is in its pool's packing, and no seat is twice. Raises AssertionError."""
+        for pool in self._pools.values():
+            packed = {r for d in pool.packer.active for r in pool.packer.requests_on(d)}
+            left = {o.request_id for o in pool.batch if isinstance(o, Depart)}
+            seats = {r: seat for r, seat in self._seats.by_id.items() if seat.pool is pool}
+            assert packed - left == seats.keys(), "seats and packing"
+            assert pool.num_reserved == sum(seat.num_blocks for seat in seats.values()), "what seats reserve"
+            assert pool.fastest_per_s in (None, self._growths.fastest_per_s(pool.packer.active)), "the fastest group"
+        self._seats.check()
+        self._packable.check()
+        self._growths.check()

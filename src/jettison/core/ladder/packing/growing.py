@@ -1,0 +1,134 @@
+"""How fast requests grow, and which may have outgrown what a packing reserves for them."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from jettison.core.ladder.packing.seats import Seat, Seats
+from jettison.core.ladder.prompts import decoding_of
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import Group
+from jettison.core.serving.limits import SchedulerLimits
+from jettison.core.state import ClusterState
+from jettison.cost.stepwork import step_of
+from jettison.policy.packing.reserve import reserved_blocks
+from jettison.types import GroupId
+
+SPARE_ENTRIES = 64
+"""Of a group's heap, beyond twice those of its requests, before what is out of date is taken out of it."""
+
+
+def growth_rates(cluster: ClusterState) -> Callable[[Group], float]:
+    """By what is known now, blocks a second of one request that decodes in a group; 0 while too little is known. Not to
+    be kept."""
+    predictor, pipelines, block_size = cluster.predictor, cluster.pipelines, cluster.limits.block_size
+    decoding = {n: predictor.decoding(step_of(n)) for n in {1, *(len(group.stages) for group in pipelines.values())}}
+
+    def rate(group: Group) -> float:
+        seconds_of = decoding[len(group.stages)]
+        step_s = 0.0 if seconds_of is None else seconds_of(*decoding_of(group))
+        return 1.0 / (step_s * block_size) if step_s else 0.0
+
+    return rate
+
+
+def held_blocks(limits: SchedulerLimits, state: RequestState) -> int:
+    """That a request holds in a group, or would."""
+    return -(-state.num_tokens // limits.block_size) or 1
+
+
+def size_of(cluster: ClusterState, state: RequestState, capacity: int, num_blocks: int, rate: float) -> int:
+    """With which a request that holds so many blocks, and grows at such a rate, comes to a packing."""
+    limits, packing = cluster.limits, cluster.params.packing
+    assert packing is not None, "nothing is packed"
+    most = limits.blocks_for(min(state.num_prompt + state.request.params.max_tokens, limits.max_model_len))
+    return min(reserved_blocks(num_blocks, rate, capacity, packing.reserve, most), capacity)
+
+
+class Growths:
+    """How fast a decoding request of each group grows, and which may have outgrown their reserve.
+
+    A step gives a request one token at most. So from the tokens that its reserve leaves, a number of the group's steps
+    follows before which it cannot use the reserve up; a heap has these numbers, and the top is looked at.
+    Steps that brought it nothing (it waits, or a step failed) make that early and never late.
+    """
+
+    def __init__(self, seats: Seats) -> None:
+        self._seats = seats
+        self.rates: dict[GroupId, float] = {}
+        """Blocks a second of a request that decodes, when its group was looked at last. Read it."""
+        self._heaps: dict[GroupId, list[tuple[int, int, Seat]]] = {}
+        """The number of steps, that of the entry (no two are alike), and the seat that it is of."""
+        self._soonest: dict[GroupId, int] = {}
+        """The first number of each heap that has one, by itself: a pass reads it for every group."""
+        self._next_entry = 0
+
+    def arm(self, seats: Sequence[Seat], states: Sequence[RequestState], group: Group) -> None:
+        """Have these of a group found in time, as they are now. One that has been given a whole device is found when it
+        holds more than there is, head-room included: it grows no more in the packing."""
+        heap, num_done = self._heaps.setdefault(group.group_id, []), _num_done(group)
+        block_size, entry = group.limits.block_size, self._next_entry
+        for seat, state in zip(seats, states, strict=True):
+            pool, most = seat.pool, seat.num_blocks
+            if most >= pool.capacity:
+                most = pool.full
+            seat.armed = entry = entry + 1
+            heapq.heappush(heap, (num_done + most * block_size - state.num_tokens, entry, seat))
+        self._next_entry = entry
+        if len(heap) > 2 * len(self._seats.here[group.group_id]) + SPARE_ENTRIES:
+            heap[:] = [row for row in heap if row[2].armed == row[1]]
+            heapq.heapify(heap)
+        self._note_soonest(group.group_id)
+
+    def _note_soonest(self, group_id: GroupId) -> None:
+        if heap := self._heaps.get(group_id):
+            self._soonest[group_id] = heap[0][0]
+        else:
+            self._soonest.pop(group_id, None)
+
+    def look(
+        self, groups: Iterable[Group], rate_of: Callable[[Group], float], ahead_s: float
+    ) -> dict[GroupId, list[Seat]]:
+        """Note the groups' rates, and find the requests that may use their reserve up in so many seconds, by group."""
+        rates, soonest, found = self.rates, self._soonest, dict[GroupId, list[Seat]]()
+        for group in groups:  # all of them in every pass
+            group_id = group.group_id
+            rates[group_id] = rate = rate_of(group)
+            if group_id in soonest:
+                spare_blocks = math.ceil(rate * ahead_s)
+                if soonest[group_id] < _num_done(group) + spare_blocks * group.limits.block_size:
+                    found[group_id] = self.due(group, spare_blocks)
+        return found
+
+    def due(self, group: Group, spare_blocks: int) -> list[Seat]:
+        """Seats with less than so many blocks left of their reserve; each is found once, until it is armed again."""
+        heap, found = self._heaps.get(group.group_id, []), list[Seat]()
+        bound = _num_done(group) + spare_blocks * group.limits.block_size
+        while heap and heap[0][0] < bound:
+            _, entry, seat = heapq.heappop(heap)
+            if seat.armed == entry:
+                seat.armed = 0
+                found.append(seat)
+        self._note_soonest(group.group_id)
+        return found
+
+    def fastest_per_s(self, group_ids: Iterable[GroupId]) -> float:
+        """The highest of these groups' rates; 0 where there are none."""
+        return max((self.rates.get(group_id, 0.0) for group_id in group_ids), default=0.0)
+
+    def forget(self, group_id: GroupId) -> None:
+        """The group is packed no more."""
+        self._heaps.pop(group_id, None)
+        self._soonest.pop(group_id, None)
+        self.rates.pop(group_id, None)
+
+    def check(self) -> None:
+        """The first number of each heap is known. Raises AssertionError."""
+        assert self._soonest == {group_id: heap[0][0] for group_id, heap in self._heaps.items() if heap}, "soonest"
+
+
+def _num_done(group: Group) -> int:
+    """Steps of the group that have ended, in whatever way."""
+    return group.counters.num_steps - len(group.in_flight)

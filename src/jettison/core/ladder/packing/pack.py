@@ -1,0 +1,474 @@
+"""Pack: online requests live on the fewest groups that hold them (MELL); the others may sleep.
+
+Every epoch, and at once where a group is about to run out of memory, the desired placement is planned anew
+(``core.ladder.packing.desired``), and what differs from it moves, as far as there is room, time and worth:
+
+    waits for its first step      it is queued where it should live
+    decodes                       it migrates, as KV or as tokens, where that costs less than it saves
+    prefills, moves, is stored    later: it stays owed
+    outgrew its group, and the packer does not migrate (best-fit, worst-fit), or nothing has room in a circle
+                                  it is computed again where it should live
+
+Under pressure nothing of that begins: memory is for requests that wait. Where memory keeps the head of a queue out,
+running requests make room for it (``policy.relief``), if together the groups have room. Newcomers go where the packing
+wants them, without pressure and while packing could empty a group at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from jettison.core.advice import Going, WantedMove
+from jettison.core.ladder.hooks import Calm
+from jettison.core.ladder.movekinds import choose_kinds
+from jettison.core.ladder.packing.desired import Desired, Owed
+from jettison.core.ladder.packing.packprices import worth_of
+from jettison.core.ladder.packing.relief import Reliefs
+from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.moving.migrations import may_go
+from jettison.core.moving.passage import Passage
+from jettison.core.ports import Action, Record
+from jettison.core.preemption import Preemption
+from jettison.core.requests import Phase, RequestState
+from jettison.core.serving.group import Group
+from jettison.policy.packing.ordering import MoveMode, order_moves
+from jettison.policy.packing.params import PackParams, goes_on
+from jettison.policy.packing.types import PackMove
+from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId
+
+EARLY_STEPS = 16
+"""Steps ahead for which a group that grows has to have room, or an epoch begins early: a move takes some of them."""
+
+LEAST_EPOCHS = 0.1
+"""Of an epoch, the least time to the next one, however short of memory groups are: moves have to take effect first."""
+
+LOST_S = 10.0
+"""Between two counts of the devices that refused moves cost: each packs all requests anew."""
+
+KEPT_OUT = "memory keeps the head of a queue out"
+"""The pressure that moves can do something about."""
+
+
+class How(StrEnum):
+    """How a request changes groups."""
+
+    QUEUED = "queued"
+    MIGRATED = "migrated"
+    RECOMPUTED = "recomputed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackOffer(Offer):
+    """One request goes from one group to another."""
+
+    request_id: RequestId
+    how: How
+    going: Going | None = None
+    """MIGRATED."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopOffer(Offer):
+    """Moves that would fill up where memory is short."""
+
+    request_ids: tuple[RequestId, ...]
+
+
+@register
+class PackRung(Rung):
+    """Decides which request goes where; ``core.moving.migrations`` moves them."""
+
+    name = "pack"
+    rank = 20
+    moments = frozenset({Moment.BEFORE_STEPS})
+    is_word = False
+
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
+        self._state, self._loads, self._migrations = means.state, means.loads, means.migrations
+        self.desired = Desired(means.state, means.loads, means.moves, means.migrations)
+        self._reliefs = Reliefs(
+            means.state, means.loads, means.migrations, self.desired.may_relieve, self.desired.growth_blocks
+        )
+        self._relieving: set[RequestId] = set()
+        """Of its migrations those that make room for the head of a queue."""
+        self._relieved_ns: int | None = None
+        """When it was looked for such ones last."""
+        self._planned_ns: int | None = None
+        self._mine: dict[RequestId, Passage] = {}
+        """Migrations that it has begun, and that have neither ended nor failed."""
+        self._has_ended = False
+        """Some of them, since it looked last: there may be room for others."""
+        self._failed: list[RequestId] = []
+        """Moves that failed since it looked last."""
+        self._retry_ns: dict[RequestId, int] = {}
+        """By request whose move failed: when it may be tried again."""
+        self._num_waited: Counter[RequestId] = Counter()
+        """Epochs in which neither link nor destination had room for a move."""
+        self._leaving: dict[RequestId, GroupId] = {}
+        """By request that is to be computed again elsewhere as soon as no step has it: where."""
+        self._refused: dict[RequestId, tuple[float, float]] = {}
+        """In the last epoch: what the move costs and saves, device-seconds."""
+        self._num_owed = 0
+        self._num_lost = 0
+        """Groups that refused moves cost when they were counted last."""
+        self._lost_due_ns = 0
+        """From when on they are counted again."""
+        self._last_told: Mapping[str, object] = {}
+
+    @property
+    def _params(self) -> PackParams:
+        params = self._state.params.packing
+        assert params is not None, "the rung is there and nothing is packed"
+        return params
+
+    def go(self) -> None:
+        """No pass asks any more what is different for single requests."""
+        self._state.changes.stirred = None
+        self._state.changes.ended.clear()
+
+    # --- what the loop asks -----------------------------------------------------------------------------------
+
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """While there is no request, or until the next epoch, which begins before a step lacks room. Where a request is
+        to be computed again elsewhere, the end of its step is awaited."""
+        has_requests = bool(self._state.requests)
+        if moment is Moment.TICK:
+            return Calm(0 if has_requests else None, EARLY_STEPS)
+        if self._leaving:
+            return Calm(0, EARLY_STEPS)
+        return Calm(self._epoch_end_ns(1.0) if has_requests else None, EARLY_STEPS)
+
+    def worker_ids(self) -> Collection[WorkerId]:
+        """Workers of groups between which its migrations go."""
+        return {w for passage in self._mine.values() for w in passage.worker_ids}
+
+    def closed(self) -> frozenset[GroupId]:
+        """Groups where no online request lives, nor should."""
+        return self.desired.closed()
+
+    def gauges(self) -> Mapping[str, float]:
+        """Devices are groups here: what serves by itself."""
+        num_used, share_used = self.desired.used()
+        return {
+            "devices_needed": self.desired.num_needed(), "devices_used": num_used,
+            "packing_owed": self._num_owed, "packing_utilisation": share_used,
+            "packing_lost": self._num_lost,
+        }
+
+    def note_touched(self, group_ids: Collection[GroupId]) -> None:
+        """Requests may have ended there."""
+        self.desired.note_touched(group_ids)
+
+    def place(self, state: RequestState) -> GroupId | None:
+        """Where a newcomer goes; None: as if there were no packing."""
+        if state.is_offline or self.pressure() is not None:
+            return None
+        return self.desired.place(state)
+
+    # --- deciding ---------------------------------------------------------------------------------------------
+
+    def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
+        """Begin an epoch where it is time, or go on with moves that had no room."""
+        if not self._state.requests:
+            return
+        if self._mine:  # some have given way, some go on otherwise
+            under_way = {passage.state.request_id: passage for passage in self._migrations.under_way}
+            self._mine = {r: under_way[r] for r in self._mine if r in under_way}
+        self._relieving &= self._mine.keys()  # a request that has given way, or found no room, makes room for no other
+        retry_ns = now_ns + round(self._params.retry_s * NANOSECONDS)
+        self._retry_ns |= dict.fromkeys(self._failed, retry_ns)
+        self._failed.clear()
+        pressure = self.pressure()
+        if pressure is not None:
+            yield from self._stop(pressure)
+            if pressure == KEPT_OUT:
+                yield from self._relieve(now_ns)
+        is_early = pressure is None and now_ns >= self._epoch_end_ns(LEAST_EPOCHS) and self._runs_short()
+        is_epoch = is_early or now_ns >= self._epoch_end_ns(1.0)
+        if is_epoch:
+            self._planned_ns = now_ns
+            self.desired.refresh(now_ns)
+            self._leaving.clear()
+        if is_epoch or (self._has_ended and pressure is None):
+            self._has_ended = False
+            yield from self._epoch(pressure, now_ns, is_new=is_epoch, is_early=is_early)
+        yield from self._leave()
+
+    def _epoch_end_ns(self, num_epochs: float) -> int:
+        if self._planned_ns is None:
+            return 0
+        return self._planned_ns + math.ceil(num_epochs * self._params.epoch_s * NANOSECONDS)
+
+    def pressure(self) -> str | None:
+        """Why memory is for others now; None where nothing is short."""
+        state, moves = self._state, self.means.moves
+        if moves.merges or moves.restores:
+            return "layers are being dropped or restored"
+        if state.unplaced and any(not s.is_offline for s in state.unplaced.values()):
+            return "no group takes a request"
+        if any(not w.alive and not w.is_gone and not w.is_asleep for w in state.workers.values()):
+            return "a worker is down"
+        return KEPT_OUT if self._loads.kept_out else None
+
+    def _runs_short(self) -> bool:
+        """Some packed group cannot take its next steps."""
+        return any(self._lacks_room(group) for group in self._state.changed_groups() if len(group.stages) == 1)
+
+    def _lacks_room(self, group: Group) -> bool:
+        running, blocks, limits = group.queues.running, group.blocks, group.limits
+        ahead = -(-EARLY_STEPS // limits.block_size)
+        if len(running) * (ahead + 1) <= blocks.num_allocatable:
+            return False
+        return blocks.num_to_grow(running.values(), EARLY_STEPS) > blocks.num_allocatable
+
+    def _epoch(self, pressure: str | None, now_ns: int, *, is_new: bool, is_early: bool) -> Iterator[Offer | Record]:
+        owed = list(self.desired.owed())
+        begun: Counter[str] = Counter()
+        if is_new:
+            self._refused.clear()
+            known = {o.state.request_id for o in owed}
+            self._retry_ns = {r: at_ns for r, at_ns in self._retry_ns.items() if r in known}
+            self._num_waited = Counter({r: n for r, n in self._num_waited.items() if r in known})
+        if pressure is None:
+            for offer in self._offers(owed, now_ns):
+                begun[str(offer.how)] += 1
+                begun["as_tokens"] += offer.going is not None and offer.going.max_step_tokens is not None
+                yield offer
+        self._num_owed = sum(1 for o in self.desired.owed() if not self._migrations.is_moving(o.state))
+        if is_new:
+            self._count_lost(now_ns)
+            yield from self._tell(pressure, begun, is_early, now_ns)
+
+    def _count_lost(self, now_ns: int) -> None:
+        if not self.desired.refuses():
+            self._num_lost = 0
+        elif now_ns >= self._lost_due_ns:
+            self._num_lost = self.desired.num_lost()
+            self._lost_due_ns = now_ns + round(LOST_S * NANOSECONDS)
+
+    def _offers(self, owed: Sequence[Owed], now_ns: int) -> Iterator[PackOffer]:
+        """What can begin now."""
+        for o in [o for o in owed if o.state.phase is Phase.WAITING]:
+            if self.desired.takes(o.destination.group_id, o.state):
+                yield self._offer(o, How.QUEUED, "it waits, and should live there")
+        going = [
+            o for o in owed
+            if may_go(o.state) and not self._migrations.is_moving(o.state)
+            and (not self.desired.is_saturated(o.source.group_id) or self._lacks_room(o.source))
+        ]
+        for o in [o for o in going if not self.desired.migrates(o.source.group_id)]:
+            self._leaving[o.state.request_id] = o.destination.group_id
+        ready = [
+            o for o in going
+            if self.desired.migrates(o.source.group_id) and self._retry_ns.get(o.state.request_id, 0) <= now_ns
+        ]
+        yield from self._migrating(self._ordered(self._worthy(ready, now_ns)))
+
+    def _worthy(self, owed: Sequence[Owed], now_ns: int) -> list[Owed]:
+        """The moves that are worth it, judged together for all requests that leave a group. The others stay for a
+        while."""
+        by_source: defaultdict[GroupId, list[Owed]] = defaultdict(list)
+        for o in owed:
+            by_source[o.source.group_id].append(o)
+        worthy: list[Owed] = []
+        refused: list[RequestId] = []
+        for group_id, moves in by_source.items():
+            is_relief = self._lacks_room(moves[0].source)
+            capacity = self.desired.capacity_of(group_id)
+            worth = worth_of(self._state, self._loads, moves, capacity, empties=self.desired.empties(group_id))
+            if worth is None or worth.is_worth or is_relief:
+                worthy += moves
+                continue
+            refused += [o.state.request_id for o in moves]
+            self._refused |= {o.state.request_id: (worth.cost_s, worth.saved_s) for o in moves}
+        if refused:
+            self._state.counters.packing_refused += len(refused)
+            self.desired.hold(refused, now_ns + round(self._params.held_s * NANOSECONDS))
+        return worthy
+
+    def _ordered(self, owed: Sequence[Owed]) -> Iterator[Owed]:
+        """The moves that have room now; one that waits for the room of another goes when that has gone. Pool by pool: a
+        spare group of another pool would keep the request that was to pass through it."""
+        groups = self._state.groups
+        by_pool: defaultdict[int, list[Owed]] = defaultdict(list)
+        for o in owed:
+            by_pool[o.source.blocks.capacity].append(o)
+        for capacity, moves in by_pool.items():
+            spares = sorted(d for d in self.desired.closed() if groups[d].blocks.capacity == capacity)
+            yield from self._ordered_with(moves, spares)
+
+    def _ordered_with(self, owed: Sequence[Owed], spares: Sequence[GroupId]) -> Iterator[Owed]:
+        groups = self._state.groups
+        by_id = {o.state.request_id: o for o in owed}
+        devices = {g.group_id for o in owed for g in (o.source, o.destination)}.union(spares)
+        free = {d: max(0, groups[d].blocks.num_free - groups[d].blocks.watermark) for d in devices}
+        moves = [
+            PackMove(r, o.source.group_id, o.destination.group_id, self._blocks(o.state)) for r, o in by_id.items()
+        ]
+        for step in order_moves(moves, free, spares).steps:
+            if step.wave > 0:
+                return
+            o = by_id[step.move.request_id]
+            if step.way is MoveMode.LIVE:
+                yield o._replace(destination=groups[step.move.destination])
+            else:
+                self._leaving[step.move.request_id] = o.destination.group_id
+
+    def _migrating(self, owed: Iterator[Owed]) -> Iterator[PackOffer]:
+        found = {
+            o.state.request_id: o for o in owed if len(o.destination.queues.running) < o.destination.max_running
+        }
+        kinds = self._params.kinds
+        wanted = [WantedMove(o.state, o.destination, self._num_waited[r], kinds) for r, o in found.items()]
+        chosen = choose_kinds(self._state, wanted)
+        for request_id, o in found.items():
+            going = chosen.get(request_id)
+            if going is None:
+                self._num_waited[request_id] += 1
+                continue
+            why = "its group is to be empty" if self.desired.empties(o.source.group_id) else "it fits better there"
+            yield self._offer(o, How.MIGRATED, why, going)
+
+    def _offer(self, o: Owed, how: How, why: str, going: Going | None = None) -> PackOffer:
+        ends = (o.source.group_id, o.destination.group_id)
+        return PackOffer(groups=ends, why=why, request_id=o.state.request_id, how=how, going=going)
+
+    def _blocks(self, state: RequestState) -> int:
+        return self._state.limits.blocks_for(state.num_tokens)
+
+    # --- computed again elsewhere -----------------------------------------------------------------------------
+
+    def _leave(self) -> Iterator[PackOffer]:
+        """Requests that are to be computed again elsewhere, and that no step has now."""
+        for request_id, destination in list(self._leaving.items()):
+            state, groups = self._state.requests.get(request_id), self._state.groups
+            if state is None or destination not in groups or not may_go(state) or state.group_id == destination:
+                del self._leaving[request_id]
+            elif not state.num_pending and not self._migrations.is_moving(state):
+                del self._leaving[request_id]
+                why = "it has outgrown its group"
+                yield PackOffer(
+                    groups=(state.group_id, destination), why=why, request_id=request_id, how=How.RECOMPUTED
+                )
+
+    # --- pressure ---------------------------------------------------------------------------------------------
+
+    def _stop(self, why: str) -> Iterator[StopOffer]:
+        """Of its moves under way those that keep more memory than they free."""
+        short = self._loads.kept_out
+        stopped = [
+            r for r, passage in self._mine.items()
+            if not goes_on(
+                destination_lacks=passage.destination.group_id in short, is_landing=passage.stopped_ns is not None
+            )
+        ]
+        if stopped:
+            yield StopOffer(groups=tuple(sorted(short)), why=why, request_ids=tuple(stopped))
+
+    def _relieve(self, now_ns: int) -> Iterator[PackOffer]:
+        """Moves after which heads of queues are let in, looked for as often as epochs begin early."""
+        least_ns = round(LEAST_EPOCHS * self._params.epoch_s * NANOSECONDS)
+        if self._relieved_ns is not None and now_ns < self._relieved_ns + least_ns:
+            return
+        self._relieved_ns = now_ns
+        groups, requests = self._state.groups, self._state.requests
+        for head, source, relief in self._reliefs.wanted(self._retry_ns, now_ns):
+            at = groups[relief.group_id]
+            leaving = [Owed(requests[leave.request_id], at, groups[leave.destination]) for leave in relief.leaves]
+            chosen = choose_kinds(
+                self._state, [WantedMove(o.state, o.destination, kinds=self._params.kinds) for o in leaving]
+            )
+            if len(chosen) < len(leaving):
+                continue  # links or destinations have no room for all of them, and some of them alone let no head in
+            why = f"it makes room for {head.request_id}"
+            if at is not source:
+                self.desired.send(head.request_id, at.group_id)
+                yield self._offer(Owed(head, source, at), How.QUEUED, "others make room for it there")
+            for o in leaving:
+                self._relieving.add(o.state.request_id)
+                self.desired.send(o.state.request_id, o.destination.group_id)
+                yield self._offer(o, How.MIGRATED, why, chosen[o.state.request_id])
+
+    # --- beginning --------------------------------------------------------------------------------------------
+
+    def begin(self, offer: Offer, now_ns: int) -> list[Action]:
+        """Queue, migrate, compute again, or call off."""
+        if isinstance(offer, StopOffer):
+            passages = [self._mine.pop(request_id) for request_id in offer.request_ids]
+            return [action for passage in passages for action in passage.cancel()]
+        assert isinstance(offer, PackOffer), offer
+        groups, counters = self._state.groups, self._state.counters
+        source, destination = (groups[group_id] for group_id in offer.groups)
+        state = self._state.requests[offer.request_id]
+        told = Record("pack", now_ns, {
+            "request": offer.request_id, "source": source.group_id, "destination": destination.group_id,
+            "how": str(offer.how), "reason": offer.why,
+        } | ({} if offer.going is None else {"goes_as": str(offer.going.kind)}))
+        if offer.how is How.MIGRATED:
+            return self._migrate(state, source, destination, offer, told, now_ns)
+        if offer.how is How.RECOMPUTED:
+            source.preempt(state, Preemption.OUTGREW)
+            counters.packing_recomputed += 1
+        else:
+            counters.packing_queued += 1
+        if state.phase is Phase.WAITING:
+            source.queues.take_out(state)
+            destination.queues.enqueue(state)
+        return [told]
+
+    def _migrate(
+        self, state: RequestState, source: Group, destination: Group, offer: PackOffer, told: Record, now_ns: int
+    ) -> list[Action]:
+        assert offer.going is not None
+        actions = self._migrations.start(
+            state, source, destination, now_ns, self._over, offer.going
+        )
+        passage = next((p for p in self._migrations.under_way if p.state is state), None)
+        if passage is None and not actions:
+            return []
+        if passage is not None:
+            self._mine[state.request_id] = passage
+        self._num_waited.pop(state.request_id, None)
+        self._state.counters.packing_migrations += 1
+        return [told, *actions]
+
+    def _over(self, passage: Passage) -> None:
+        self._has_ended = True
+        request_id = passage.state.request_id
+        self._mine.pop(request_id, None)
+        if passage.failure is None:
+            self.desired.note_moved(request_id, passage.destination.group_id)
+        else:
+            self._failed.append(request_id)
+            if request_id in self._relieving:
+                self.desired.send(request_id, passage.source.group_id)
+        self._relieving.discard(request_id)
+
+    # --- telling ----------------------------------------------------------------------------------------------
+
+    def _tell(self, pressure: str | None, begun: Counter[str], is_early: bool, now_ns: int) -> Iterator[Record]:
+        """What an epoch came to; nothing where it is what the last one was."""
+        gauges = self.gauges()
+        told: dict[str, object] = {
+            "needed": gauges["devices_needed"], "used": gauges["devices_used"], "closed": sorted(self.closed()),
+            "queued": begun[How.QUEUED], "migrated": begun[How.MIGRATED], "owed": self._num_owed,
+            "lost": self._num_lost, "utilisation": round(gauges["packing_utilisation"], 4), "pressure": pressure,
+            "early": is_early,
+        }
+        if self._refused:
+            told["refused"] = [
+                {"request": r, "cost_device_s": cost_s, "saved_device_s": saved_s}
+                for r, (cost_s, saved_s) in sorted(self._refused.items())
+            ]
+        if {k: v for k, v in told.items() if k != "utilisation"} != self._last_told or begun:
+            self._last_told = {k: v for k, v in told.items() if k != "utilisation"}
+            yield Record("packed", now_ns, told)
+
+    def check(self) -> None:
+        """Raise AssertionError where the books disagree."""
+        self.desired.check()

@@ -1,0 +1,86 @@
+"""What moves that packing wants would cost, and what they would save.
+
+Prices are ``policy.moveprices``'; here are its views of groups and links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from jettison.core.ladder.packing.desired import Owed
+from jettison.core.ladder.prompts import decodes_of
+from jettison.core.load.portrates import PortRates
+from jettison.core.load.views import Loads
+from jettison.core.residence import in_arenas
+from jettison.core.serving.group import Group
+from jettison.core.state import ClusterState
+from jettison.memory.kvtransfers import MigrationKind, plan_kv_transfers
+from jettison.policy.exchange import LinkId
+from jettison.policy.links import PortId
+from jettison.policy.movekinds import MAX_FINAL_BLOCKS
+from jettison.policy.moveprices import End, MovePrice, MovePrices, PricedMove, cost_device_s, is_worth, price_move
+
+
+class Worth(NamedTuple):
+    """Of moves that leave one group together, in device-seconds."""
+
+    cost_s: float
+    saved_s: float
+    is_worth: bool
+
+
+def worth_of(
+    cluster: ClusterState, loads: Loads, moves: Sequence[Owed], capacity: int, *, empties: bool
+) -> Worth | None:
+    """What it is worth to have these leave their group, each in the way that costs less. None while it is not known how
+    long requests stay.
+
+    A device that is emptied is saved for as long as its requests would have stayed; what leaves one that is not makes
+    room in it, and saves that share of a device. ``capacity``: blocks that are packed of one.
+    """
+    params, stay_s = cluster.params.packing, loads.traffic.mean_stay_s
+    assert params is not None
+    if stay_s is None:
+        return None
+    parts = {owed.state.request_id: _link_bytes(cluster, owed) for owed in moves}
+    rates, profile = PortRates(cluster, (link for part in parts.values() for link in part)), cluster.params.profile
+    byte_s = None if profile is None else profile.link_beside_byte_s
+    prices = MovePrices(cluster.predictor, rates.of, byte_s or 0.0)
+    source = moves[0].source
+    num_requests = max(1, len(source.queues.running))
+    cheapest: list[MovePrice | None] = []
+    for owed in moves:
+        port_bytes = rates.by_port(parts[owed.state.request_id])
+        asked = (price_move(_priced(cluster, owed, kind, port_bytes), kind, prices) for kind in sorted(params.kinds))
+        known = [price for price in asked if price is not None]
+        cheapest.append(min(known, key=lambda p: cost_device_s([p], num_requests, params.prices), default=None))
+    num_blocks = sum(source.limits.blocks_for(owed.state.num_tokens) for owed in moves)
+    saved_s = stay_s if empties else stay_s * num_blocks / capacity
+    cost_s = cost_device_s([price for price in cheapest if price is not None], num_requests, params.prices)
+    return Worth(cost_s, saved_s, is_worth(cheapest, saved_s, num_requests, params.prices))
+
+
+def _link_bytes(cluster: ClusterState, owed: Owed) -> dict[LinkId, int]:
+    state, limits = owed.state, owed.source.limits
+    layer_bytes, found = cluster.shape.block_bytes_per_layer(limits.block_size), dict[LinkId, int]()
+    for part in plan_kv_transfers(in_arenas(state.residences).places, owed.destination.stages):
+        link = part.src, part.dst
+        found[link] = found.get(link, 0) + len(part.layers) * limits.blocks_for(state.num_tokens) * layer_bytes
+    return found
+
+
+def _priced(
+    cluster: ClusterState, owed: Owed, kind: MigrationKind, port_bytes: Mapping[PortId, int]
+) -> PricedMove:
+    state, limits = owed.state, owed.source.limits
+    num_blocks = limits.blocks_for(state.num_tokens)
+    final = MAX_FINAL_BLOCKS / num_blocks if kind is MigrationKind.KV else MAX_FINAL_BLOCKS / state.num_tokens
+    return PricedMove(
+        _end(owed.source), _end(owed.destination), port_bytes, state.num_tokens, min(1.0, final),
+        cluster.params.migration.max_step_tokens or limits.max_num_batched_tokens,
+    )
+
+
+def _end(group: Group) -> End:
+    return End(decodes_of(group), len(group.stages))

@@ -1,0 +1,82 @@
+"""Which requests that are packed begin with the same blocks: what the planner is told of prefixes.
+
+Requests are compared at 1, 2, 4, ... blocks of their prompts, by the names that the prefix cache uses. So no more
+counts as shared than is, and a request costs as many look-ups as its number of blocks has bits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jettison.types import RequestId
+
+
+class Shared(NamedTuple):
+    """What a request has in common with others."""
+
+    key: str
+    num_blocks: int
+
+
+class Joined(NamedTuple):
+    """A request came."""
+
+    shared: Shared | None = None
+    """None: no other request begins as it does."""
+    also: RequestId | None = None
+    """Another request, which had no prefix in common with any until now, and has this one from now on."""
+
+
+class Prefixes:
+    """Of the requests of one packing."""
+
+    def __init__(self) -> None:
+        self._at: defaultdict[bytes, dict[RequestId, None]] = defaultdict(dict)
+        """By the name of a block at such a place: the requests with that block in their prompts."""
+        self._names: dict[RequestId, list[tuple[bytes, int]]] = {}
+        """Those of each request, with the blocks that they end, the deepest first."""
+        self._shared: dict[RequestId, Shared] = {}
+
+    def join(self, request_id: RequestId, names: Sequence[bytes]) -> Joined:
+        """``names``: of the full blocks of its prompt, chained. It takes the deepest key that others have; else one
+        with the newest of the requests that begin as it does."""
+        places = [1 << i for i in range(len(names).bit_length()) if 1 << i <= len(names)]
+        rows = [(names[place - 1], place) for place in reversed(places)]
+        deepest: tuple[bytes, int] | None = None
+        found = Joined()
+        for name, place in rows:
+            others = self._at.get(name)
+            if not others:
+                continue
+            deepest = deepest or (name, place)
+            shared = Shared(name.hex(), place)
+            if any(self._shared.get(other) == shared for other in others):
+                found = Joined(shared)
+                break
+        else:
+            if deepest is not None:
+                shared = Shared(deepest[0].hex(), deepest[1])
+                alone = next((r for r in reversed(self._at[deepest[0]]) if r not in self._shared), None)
+                found = Joined(shared, alone) if alone is not None else Joined()
+        self._names[request_id] = rows
+        for name, _ in rows:
+            self._at[name][request_id] = None
+        if found.shared is not None:
+            self._shared[request_id] = found.shared
+            if found.also is not None:
+                self._shared[found.also] = found.shared
+        return found
+
+    def shared(self, request_id: RequestId) -> Shared | None:
+        """What it has in common with others, as it was told."""
+        return self._shared.get(request_id)
+
+    def leave(self, request_id: RequestId) -> None:
+        """It is over; nothing where it never came."""
+        for name, _ in self._names.pop(request_id, ()):
+            del self._at[name][request_id]
+            if not self._at[name]:
+                del self._at[name]
+        self._shared.pop(request_id, None)

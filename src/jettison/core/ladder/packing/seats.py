@@ -1,0 +1,169 @@
+"""The requests of a packing: pools of groups, the requests' seats in them, and which of these have to be looked at
+again. What is decided about them is ``core.ladder.packing.desired``'s, and ``policy.packing``'s.
+
+A pass looks at a request only if something may be different for it:
+
+    stirred     it has changed queues, it is ending, or something has begun or ended to move it (``core.changes``)
+    restless    at its last look it could not move, or was held: nothing tells when that is over
+    due         it may have outgrown what is reserved for it (``core.ladder.packing.growing``)
+
+All others are as they were: they decode where they should, and what they hold is reserved.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from jettison.core.ladder.packing.prefixes import Prefixes
+from jettison.policy.packing.types import Arrive, Depart, Grip, Operation, Packer
+from jettison.types import GroupId, RequestId
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """Groups of like memory."""
+
+    packer: Packer
+    full: int
+    """Blocks of each."""
+    head_room: int
+    """Of them, what is left free."""
+    devices: set[GroupId] = field(default_factory=set)
+    batch: list[Operation] = field(default_factory=list)
+    """For the next plan."""
+    prefixes: Prefixes = field(default_factory=Prefixes)
+    num_reserved: int = 0
+    """Blocks of all seats: their sizes together."""
+    fastest_per_s: float | None = None
+    """Blocks by which a request grows in that of its groups in use where it grows fastest; None: to be asked again."""
+    is_saturated: bool = False
+    """At the last look: what its requests hold takes all devices, so packing them could empty none."""
+
+    capacity: int = field(init=False)
+    """Blocks that are packed of each."""
+
+    def __post_init__(self) -> None:
+        self.capacity = max(1, self.full - self.head_room)
+
+    @property
+    def gathers(self) -> bool:
+        """Its packer is after few devices, and not after even ones."""
+        return bool(getattr(self.packer, "gathers", True))
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A request in a packing."""
+
+    request_id: RequestId
+    pool: Pool
+    group_id: GroupId
+    """Where it was when it was looked at last."""
+    num_blocks: int
+    """Its size there: with a reserve."""
+    number: int
+    """In the order in which they came to the packings."""
+    grip: Grip = Grip.FREE
+    held_until_ns: int = 0
+    armed: int = 0
+    """By which entry of a heap it is found when it may have grown; 0: by none."""
+
+
+class Seats:
+    """All seats of one cluster."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[RequestId, Seat] = {}
+        self.here: defaultdict[GroupId, set[RequestId]] = defaultdict(set)
+        """By ``Seat.group_id``."""
+        self.held: set[RequestId] = set()
+        """Of which ``Seat.grip`` is HELD."""
+        self.restless: set[RequestId] = set()
+        """Those whose grip is not FREE."""
+        self.astray: set[RequestId] = set()
+        """Those that may live elsewhere than they should; some have arrived since."""
+        self._next_number = 0
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def get(self, request_id: RequestId) -> Seat | None:
+        """None: it has none."""
+        return self.by_id.get(request_id)
+
+    def take(self, request_id: RequestId, pool: Pool, group_id: GroupId, num_blocks: int) -> Seat:
+        """A new seat."""
+        self._next_number += 1
+        seat = self.by_id[request_id] = Seat(request_id, pool, group_id, num_blocks, self._next_number)
+        pool.num_reserved += num_blocks
+        self.here[group_id].add(request_id)
+        self.astray.add(request_id)
+        return seat
+
+    def leave(self, request_id: RequestId) -> None:
+        """Its packing hears of it with the next plan."""
+        seat = self.by_id.pop(request_id)
+        seat.armed = 0
+        seat.pool.num_reserved -= seat.num_blocks
+        seat.pool.batch.append(Depart(request_id))
+        seat.pool.prefixes.leave(request_id)
+        self.here[seat.group_id].discard(request_id)
+        for some in (self.held, self.restless, self.astray):
+            some.discard(request_id)
+
+    def note_here(self, seat: Seat, group_id: GroupId) -> None:
+        """It is there."""
+        if seat.group_id != group_id:
+            self.here[seat.group_id].discard(seat.request_id)
+            self.here[group_id].add(seat.request_id)
+            seat.group_id = group_id
+
+    def grip(self, seat: Seat, grip: Grip) -> None:
+        """What may move it from now on; its packing is told elsewhere."""
+        seat.grip = grip
+        for some, belongs in ((self.held, grip is Grip.HELD), (self.restless, grip is not Grip.FREE)):
+            (some.add if belongs else some.discard)(seat.request_id)
+
+    def resize(self, seat: Seat, num_blocks: int) -> None:
+        """Another size."""
+        seat.pool.num_reserved += num_blocks - seat.num_blocks
+        seat.num_blocks = num_blocks
+
+    def in_order(self, request_ids: Iterable[RequestId]) -> list[Seat]:
+        """The seats of those that have one, in the order in which they came to the packings."""
+        found = [seat for r in request_ids if (seat := self.by_id.get(r)) is not None]
+        return sorted(found, key=lambda seat: seat.number)
+
+    def apply(self, pool: Pool) -> tuple[RequestId, ...]:
+        """Bring a packing up to date; arrivals that nothing has room for."""
+        batch, pool.batch = pool.batch, []
+        if not batch:
+            return ()
+        plan = pool.packer.apply(batch)
+        if plan.opened or plan.closed:
+            pool.fastest_per_s = None
+        self.astray.update(operation.request_id for operation in batch if isinstance(operation, Arrive))
+        self.astray.update(move.request_id for move in (*plan.moves, *plan.recomputed))
+        return plan.unplaced
+
+    def check(self) -> None:
+        """Sums and sets are what the seats say. Raises AssertionError."""
+        for request_id, seat in self.by_id.items():
+            assert seat.request_id == request_id and request_id in self.here[seat.group_id], seat
+        assert self.held == {r for r, seat in self.by_id.items() if seat.grip is Grip.HELD}, "held"
+        assert self.restless == {r for r, seat in self.by_id.items() if seat.grip is not Grip.FREE}, "restless"
+
+
+def arrival(request_id: RequestId, num_blocks: int, pool: Pool, device: GroupId | None = None) -> Arrive:
+    """Of a request, with what it has in common with others. ``device``: where it lives already."""
+    shared = pool.prefixes.shared(request_id)
+    if shared is None:
+        return Arrive(request_id, num_blocks, device)
+    return Arrive(request_id, num_blocks, device, shared.key, min(shared.num_blocks, num_blocks))
+
+
+def arrival_again(seat: Seat, device: GroupId) -> Arrive:
+    """With the grip that it has."""
+    return arrival(seat.request_id, seat.num_blocks, seat.pool, device)._replace(grip=seat.grip)

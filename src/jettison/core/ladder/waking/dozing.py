@@ -1,0 +1,129 @@
+"""When workers fall asleep by themselves: views for ``policy.dozing``, and orders. The rung ``wake`` asks on ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from jettison.core.ladder.prompts import num_for_arrivals
+from jettison.core.ladder.rung import Means
+from jettison.core.ladder.waking.duework import DueWork
+from jettison.core.ports import Action
+from jettison.core.serving.group import Group
+from jettison.policy.deadlines import may_go
+from jettison.policy.dozing import IdleGroup, choose_sleepers, next_patience
+from jettison.types import NANOSECONDS, GroupId, WorkerId
+
+LEVEL = 2
+"""Of sleep: the workers that stay awake have all parameters, or none falls asleep."""
+
+
+class Dozing:
+    """Remembers since when each group has had no online request."""
+
+    def __init__(self, means: Means, due_work: DueWork) -> None:
+        self._means = means
+        self._due_work = due_work
+        self._state = means.state
+        self._empty_since_ns: dict[GroupId, int] = {}
+        self._calm_since_ns = 0
+        """Since when there has been no pressure."""
+        self._has_begun = False
+        self._patience = 1
+        """For so many times ``--sleep-after-s`` the need must have been gone."""
+        self._slept_since_ns: dict[WorkerId, int] = {}
+        """Those that were put to sleep here."""
+
+    @property
+    def _after_s(self) -> float:
+        return self._patience * self._state.params.awake.after_s
+
+    def note_woken(self, worker_id: WorkerId, now_ns: int, *, is_news: bool = True) -> None:
+        """One was needed again: where it had slept for a moment only, the next one is put to sleep later. ``is_news``:
+        no other was woken for the same need."""
+        if (since_ns := self._slept_since_ns.pop(worker_id, None)) is not None and is_news:
+            slept_s = (now_ns - since_ns) / NANOSECONDS
+            self._patience = next_patience(self._patience, slept_s, self._state.params.awake.after_s)
+
+    @property
+    def awaits_tick(self) -> bool:
+        """A worker may fall asleep although nothing but time has passed."""
+        awake = self._state.params.awake
+        if not self._has_begun and awake.max_awake is not None:
+            return True
+        return awake.falls_asleep and bool(self._empty_since_ns) and len(self._serving()) > awake.min_awake
+
+    def note_changed(self, now_ns: int) -> None:
+        """At the end of an event, of the groups that it has touched."""
+        for group in self._state.changed_groups():
+            if group.queues.waiting or group.queues.serves_online:
+                self._empty_since_ns.pop(group.group_id, None)
+            else:
+                self._empty_since_ns.setdefault(group.group_id, now_ns)
+
+    def _serving(self) -> list[WorkerId]:
+        """Workers that serve, and are to go on."""
+        leaving = set(self._means.sleepers.leaving)
+        return [w for w, groups in self._state.groups_of.items() if groups and w not in leaving]
+
+    # --- orders -----------------------------------------------------------------------------------------------
+
+    def advance(self, why_pressed: Callable[[], str | None], now_ns: int) -> list[Action]:
+        """On a tick: put workers to sleep, one after the other. ``why_pressed``: why none may be; None: some may."""
+        awake, actions = self._state.params.awake, list[Action]()
+        if not self._has_begun:
+            self._has_begun = True
+            surplus = len(self._serving()) - (awake.max_awake or math.inf)
+            while surplus > 0 and (order := self._sleep(self._serving()[-1], "--max-awake", now_ns)):
+                actions += order
+                surplus -= 1
+        if not awake.falls_asleep:
+            return actions
+        if why_pressed() is not None:
+            self._calm_since_ns = now_ns
+            return actions
+        for group_id in self._choose(now_ns):
+            (worker_id,) = self._state.groups[group_id].worker_ids
+            if order := self._sleep(worker_id, f"no online request for {self._after_s:g} s", now_ns):
+                self._slept_since_ns[worker_id] = now_ns
+                actions += order
+        return actions
+
+    def _choose(self, now_ns: int) -> list[GroupId]:
+        state, awake, serving = self._state, self._state.params.awake, self._serving()
+        if len(serving) <= awake.min_awake:
+            return []
+        self._empty_since_ns = {g: ns for g, ns in self._empty_since_ns.items() if g in state.groups}
+        idle: list[IdleGroup] = []
+        for group in state.groups.values():
+            if not self._may_leave(group):
+                continue
+            since_ns = max(self._empty_since_ns.setdefault(group.group_id, now_ns), self._calm_since_ns)
+            idle.append(IdleGroup(group.group_id, (now_ns - since_ns) / NANOSECONDS))
+        chosen = choose_sleepers(idle, len(serving), awake.min_awake, self._after_s, self._means.ask_closed())
+        if chosen:
+            staying = [g for g in state.groups.values() if g.group_id not in chosen]
+            num_least = num_for_arrivals(state, self._means.loads, staying)
+            chosen = chosen[: max(0, len(serving) - num_least)]
+        return chosen[: self._num_spared(len(chosen), now_ns)] if chosen else []
+
+    def _num_spared(self, num_wanted: int, now_ns: int) -> int:
+        """How many of so many deadlines can spare; none while something is due of which nothing is known."""
+        if not self._due_work.is_there:
+            return num_wanted
+        if (views := self._due_work.views((), now_ns)) is None:
+            return 0
+        return next((num for num in range(num_wanted, 0, -1) if may_go(*views, num)), 0)
+
+    def _may_leave(self, group: Group) -> bool:
+        queues = group.queues
+        if len(group.stages) > 1 or queues.waiting or queues.serves_online or self._means.moves.is_moving(group):
+            return False
+        return not set(self._means.migrations.worker_ids) & set(group.worker_ids)
+
+    def _sleep(self, worker_id: WorkerId, reason: str, now_ns: int) -> list[Action]:
+        """Nothing where it cannot go now."""
+        if self._means.sleepers.why_not([worker_id], LEVEL) is not None:
+            return []
+        self._state.catch_up_all()  # what it hands on is dealt out by what others hold
+        return self._means.sleepers.sleep([worker_id], LEVEL, now_ns, reason)

@@ -1,0 +1,428 @@
+"""Wake: sleepers serve again where memory, a death or prompts ahead press, if that is sooner than what else there is,
+and where a deadline of offline work would be missed (beyond the papers). Its leaving is that workers fall asleep
+(``core.ladder.waking.dozing``).
+
+Why a worker sleeps makes no difference: memory that sleeps is memory, and what was promised by a time is owed. Of
+all ways to let a queue's head in the soonest is taken (``policy.soonest``), and every decision is told with what it
+went by. A drop holds back while a wake that is predicted to be sooner is under way (``core.ladder.drop``); ``scale``
+asks outside when none sleeps. Where another way was taken, and the queue is kept out for longer than that and waking
+together were predicted to take, a sleeper is woken all the same: at most twice as late as it might have been.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from jettison.core.ladder.dropplans import block_bytes, required_bytes
+from jettison.core.ladder.hooks import Calm
+from jettison.core.ladder.prompts import num_for_arrivals, prompt_rate_of
+from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.ladder.waking.dozing import Dozing
+from jettison.core.ladder.waking.duework import LOOK_S, DueWork
+from jettison.core.ladder.waking.spreading import Spreading, SpreadOffer
+from jettison.core.ladder.waking.urgent import Urgent, UrgentOffer
+from jettison.core.ladder.waysout import WaysOut
+from jettison.core.moving.sleeping import Expected
+from jettison.core.ports import Action, Record, StoredWork
+from jettison.core.serving.group import Group
+from jettison.policy.deadlines import WAKE_MARGIN, needed_now, plan_wakes
+from jettison.policy.dozing import WAKE_SHARE
+from jettison.policy.lending import NO_LENDING, lend
+from jettison.policy.slo import AHEAD_SHARE, objectives
+from jettison.policy.soonest import Times, WakeForecast, WakeSource, Way, may_wake, num_to_wake, soonest, ways_as_fields
+from jettison.types import NANOSECONDS, GroupId, WorkerId
+
+NEWS_S = 5.0
+"""How often it is told that another way is taken for the same group."""
+
+ARRIVALS_S = 1.0
+"""Between two looks at what arrives, which is a mean over longer."""
+
+QUICK_REQUESTS = 4096
+"""Up to so many, deadlines are looked at on every tick while one sleeps or something is urgent: half a second is much
+of a short window."""
+
+UNKNOWN_WAKE_S = 10.0
+"""What a wake is taken to last while nothing is known of it."""
+
+LEAST_OVERDUE_S = 5.0
+"""A wake that should have been over for so long, and for as long as it was to take, is not counted on any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeOffer(Offer):
+    """These workers, the soonest first."""
+
+    worker_ids: tuple[WorkerId, ...]
+    wake: WakeForecast
+    """Of the first."""
+    told: dict[str, object] = field(default_factory=dict)
+    is_for_deadline: bool = False
+
+
+class _Other(NamedTuple):
+    """Another way was taken for a group."""
+
+    since_ns: int
+    told_ns: int
+    way: Way
+
+
+@register
+class WakeRung(Rung):
+    """Decides which workers sleep; an administrator may order otherwise."""
+
+    name = "wake"
+    rank = 65
+    way = Way.WAKE
+    is_word = False
+
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
+        self._state, self._sleepers = means.state, means.sleepers
+        self._ways = WaysOut(means)
+        self._wakes: dict[WorkerId, WakeForecast] = {}
+        """What was predicted of those that are being woken."""
+        self._due_work = DueWork(means)
+        self._dozing = Dozing(means, self._due_work)
+        self._spreading = Spreading(means)
+        self._urgent = Urgent(means, self._spreading.loses_little)
+        self._num_losses = means.state.counters.num_worker_losses
+        self._others: dict[GroupId, _Other] = {}
+        self._arrivals_due_ns = 0
+        """From when on it is asked again whether too much arrives for the instances that are awake."""
+        self._deadlines_due_ns = 0
+        """From when on it is asked again whether something will be late ..."""
+        self._stored: tuple[StoredWork, ...] = ()
+        """... unless there is other work than this."""
+        self._num_for_deadlines: float | None = None
+        """Instances that deadlines took when they were last looked at; None: there were none."""
+        self._needed_ns: int | None = None
+        """When a rung last lacked memory that it could not get."""
+
+    def decides_nothing_before(self, moment: Moment) -> Calm:
+        """On a tick a worker may fall asleep, or be woken for a deadline. Where something is urgent, it begins where a
+        step of another group has made a place."""
+        if moment is Moment.TICK:
+            may_decide = self._dozing.awaits_tick or (self._due_work.is_there and bool(self._sleepers.out))
+        else:
+            may_decide = self._urgent.is_there
+        return Calm(0 if may_decide else None)
+
+    def gauges(self) -> Mapping[str, float]:
+        """What deadlines take, while there are any."""
+        num = self._num_for_deadlines
+        return {} if num is None else {"devices_needed_for_deadlines": num}
+
+    def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
+        """Deaths are answered at once, pressure on ticks and after steps."""
+        self._learn()
+        if moment is Moment.BEFORE_STEPS:
+            if self._state.params.awake.falls_asleep:
+                self._dozing.note_changed(now_ns)
+            if self._num_losses != self._state.counters.num_worker_losses:
+                yield from self._answer_losses()
+            return
+        if moment is Moment.TICK:
+            yield from self._answer_deadlines(now_ns)
+        else:
+            yield from self._spreading.look(now_ns)
+            yield from self._urgent.look()
+        if not self._sleepers.asleep and not self._sleepers.leaving:
+            return
+        yield from self._answer_memory(now_ns)
+        if moment is Moment.TICK:
+            yield from self._answer_compute()
+            yield from self._answer_arrivals(now_ns)
+
+    def begin(self, offer: Offer, now_ns: int) -> list[Action]:
+        """Wake workers, or share what others run with those that have woken."""
+        if isinstance(offer, SpreadOffer):
+            return self._spreading.begin(offer, now_ns)
+        if isinstance(offer, UrgentOffer):
+            return self._urgent.begin(offer, now_ns)
+        assert isinstance(offer, WakeOffer), offer
+        seconds = self._ways.taken.seconds(offer.wake)
+        fields: dict[str, object] = {"reason": offer.why, "workers": list(offer.worker_ids), "way": str(Way.WAKE)}
+        if offer.groups:
+            fields["group"] = offer.groups[0]
+        rate = offer.wake.bytes_per_s
+        fields |= {"parameter_bytes": offer.wake.num_bytes, "source": str(offer.wake.source)}
+        if rate is not None:
+            fields["mib_per_second"] = rate / 2**20
+        fields |= offer.told
+        if "wake_s" not in fields and seconds is not None:
+            fields["wake_s"] = seconds
+        if offer.is_for_deadline:
+            self._spreading.note_woken(offer.worker_ids)
+        actions: list[Action] = [Record("wake_decided", now_ns, fields)]
+        for number, worker_id in enumerate(offer.worker_ids):
+            self._dozing.note_woken(worker_id, now_ns, is_news=not number or not offer.is_for_deadline)
+            actions += self._sleepers.wake(worker_id, now_ns, self._expect(worker_id, offer.wake))
+        return actions
+
+    def expect(self, worker_id: WorkerId) -> Expected:
+        """Of a wake that an administrator or a request orders."""
+        return self._expect(worker_id, self._ways.wake(worker_id, None))
+
+    def _expect(self, worker_id: WorkerId, wake: WakeForecast) -> Expected:
+        self._wakes[worker_id] = wake
+        return Expected(self._ways.taken.seconds(wake), str(wake.source), wake.source is not WakeSource.PEERS)
+
+    def _learn(self) -> None:
+        """From wakes that are over; a first step is none of what they took."""
+        while self._sleepers.woken:
+            woken = self._sleepers.woken.popleft()
+            if (wake := self._wakes.pop(woken.worker_id, None)) is not None:
+                self._ways.taken.note(wake, woken.took_ns / NANOSECONDS)
+
+    def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
+        """A drop could not get enough: what sleeps has it."""
+        self._needed_ns = now_ns
+        group = self._state.groups.get(group_id)
+        offer = self._offer(group, why, missing_bytes)
+        return [] if offer is None else self.begin(offer, now_ns)
+
+    def leave(self, now_ns: int) -> list[Action]:
+        """Workers that no request needs fall asleep."""
+        return self._dozing.advance(lambda: self._why_pressed(now_ns), now_ns)
+
+    def go(self) -> None:
+        """No offline work gives way any more."""
+        self._urgent.note()
+
+    # --- which -------------------------------------------------------------------------------------------------
+
+    def _candidates(self, group: Group | None) -> list[tuple[WorkerId, WakeForecast]]:
+        """Sleepers that live, the soonest first."""
+        head = None if group is None else group.queues.waiting.head
+        found = [(w, self._ways.wake(w, head)) for w in self._sleepers.can_wake if self._state.workers[w].alive]
+        times = {w: self._ways.taken.seconds(wake) for w, wake in found}
+        return sorted(found, key=lambda each: (math.inf if (s := times[each[0]]) is None else s, each[0]))
+
+    def _num_up(self) -> int:
+        """Workers that serve, or will: those that are bounded by ``--max-awake``."""
+        out = self._sleepers.out
+        return sum(w.alive and w.worker_id not in out for w in self._state.workers.values())
+
+    def _offer(
+        self, group: Group | None, why: str, missing_bytes: int, told: dict[str, object] | None = None
+    ) -> WakeOffer | None:
+        """As many as have what is missing, with those that are on their way; None where no worker is to be woken."""
+        candidates = self._candidates(group)
+        if not candidates:
+            return None
+        blocks_each = self._state.workers[candidates[0][0]].full_blocks
+        missing_blocks = -(-missing_bytes // block_bytes(self._state))
+        num = num_to_wake(missing_blocks, blocks_each, len(candidates), len(self._sleepers.waking))
+        most = may_wake(self._num_up(), self._state.params.awake.max_awake)
+        chosen = [w for w, _ in candidates[: num if most is None else min(num, most)]]
+        if not chosen:
+            return None
+        groups = () if group is None else (group.group_id,)
+        return WakeOffer(
+            groups=groups, why=why, worker_ids=tuple(chosen), wake=candidates[0][1], told=told or {}
+        )
+
+    # --- deaths -----------------------------------------------------------------------------------------------
+
+    def _answer_losses(self) -> Iterator[Offer]:
+        """One sleeper for each worker that has died since the last look, and was not asleep."""
+        counters = self._state.counters
+        num_lost, self._num_losses = counters.num_worker_losses - self._num_losses, counters.num_worker_losses
+        dead = [w for w in self._state.workers.values() if not w.alive and not w.is_asleep]
+        num_wanted = min(num_lost, len(dead)) + len(self._sleepers.waking)
+        wanted_bytes = num_wanted * block_bytes(self._state) * max((w.full_blocks for w in dead), default=0)
+        if dead and (offer := self._offer(None, "a worker has died", wanted_bytes)) is not None:
+            yield offer
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    def _pressed(self, now_ns: int) -> list[Group]:
+        """Groups whose queue memory keeps out, or is foreseen to, and that no drop is at work on."""
+        loads, moves = self.means.loads, self.means.moves
+        foresees = self._state.params.overload.horizon_s > 0.0
+        asked = [self._state.groups.get(g) for g in (self._state.groups if foresees else sorted(loads.kept_out))]
+        return [
+            g for g in asked
+            if g is not None and (not moves.is_moving(g) or moves.restore_of(g) is not None)
+            and loads.may_be_overloaded(g, now_ns)
+        ]
+
+    def _answer_memory(self, now_ns: int) -> Iterator[Offer | Record]:
+        groups = self._pressed(now_ns)
+        self._others = {g.group_id: self._others[g.group_id] for g in groups if g.group_id in self._others}
+        required = required_bytes(self._state, groups, self._state.params.growth_factor)
+        for group in groups:
+            yield from self._answer(group, required, now_ns)
+
+    def _answer(self, group: Group, required: int, now_ns: int) -> Iterator[Offer | Record]:
+        candidates = self._candidates(group)
+        if not candidates:
+            return
+        is_restoring = self.means.moves.restore_of(group) is not None
+        assessment = self.means.loads.assess(group, now_ns, is_restoring=is_restoring)
+        wake = candidates[0][1]
+        times = self._ways.times(group, assessment, wake, now_ns)
+        taken = soonest(times)
+        why = "memory keeps the queue out"
+        if taken is not Way.WAKE:
+            other = self._others.setdefault(group.group_id, _Other(now_ns, -1, taken))
+            if not self._is_in_vain(other, times, now_ns):
+                yield from self._tell_other(group, taken, times, assessment.reason, now_ns)
+                return
+            why = f"kept out although {other.way} was to be sooner"
+        told = {"drop_verdict": assessment.reason} | ways_as_fields(times, Way.WAKE)
+        offer = self._offer(group, why, required, told)
+        if offer is not None:
+            self._others.pop(group.group_id, None)
+            yield offer
+
+    def _is_in_vain(self, other: _Other, times: Times, now_ns: int) -> bool:
+        """It should be over by now, and a sleeper could have served."""
+        overload, woken_s = self._state.params.overload, times.get(Way.WAKE)
+        tested_s = overload.min_chance_blocked_s + overload.min_overloaded_s  # what a drop waits for before it begins
+        patience_s = max(tested_s, times.get(other.way) or 0.0) + (woken_s or 0.0)
+        return now_ns - other.since_ns > patience_s * NANOSECONDS
+
+    def _tell_other(self, group: Group, taken: Way, times: Times, verdict: str, now_ns: int) -> Iterator[Record]:
+        """That a queue is predicted to be let in by itself is no news."""
+        other = self._others[group.group_id]
+        is_news = taken is not other.way or other.told_ns < 0 or now_ns - other.told_ns >= NEWS_S * NANOSECONDS
+        if taken is Way.WAIT or not is_news:
+            return
+        self._others[group.group_id] = other._replace(told_ns=now_ns, way=taken)
+        yield Record("wake_declined", now_ns, {
+            "group": group.group_id, "drop_verdict": verdict, "asleep": len(self._sleepers.asleep),
+        } | ways_as_fields(times, taken))  # fmt: skip
+
+    # --- compute ----------------------------------------------------------------------------------------------
+
+    def _answer_compute(self) -> Iterator[Offer]:
+        """Prompts ahead of a newcomer would break the objective for its first token wherever it goes."""
+        state = self._state
+        ttft_s = objectives(state.params.offline.slo, state.predictor).ttft_s
+        groups = [g for g in state.groups.values() if not self.means.moves.is_emptying(g)]
+        waits = [self._compute_wait_s(g, 2.0 * ttft_s) for g in groups] if ttft_s is not None else []
+        if ttft_s is None or not waits or min(waits) <= AHEAD_SHARE * ttft_s or not (
+            candidates := self._candidates(None)
+        ):
+            return
+        seconds = self._ways.taken.seconds(candidates[0][1])
+        if seconds is not None and seconds >= min(waits):
+            return
+        wanted = max(1, math.ceil(sum(waits) / (AHEAD_SHARE * ttft_s)) - len(waits))
+        wanted_bytes = wanted * state.workers[candidates[0][0]].full_blocks * block_bytes(state)
+        told: dict[str, object] = {"compute_wait_s": min(waits), "slo_ttft_s": ttft_s}
+        offer = self._offer(None, "prompts ahead break the objective for first tokens", wanted_bytes, told)
+        if offer is not None:
+            yield offer
+
+    def _answer_arrivals(self, now_ns: int) -> Iterator[Offer]:
+        """More prompts arrive than the instances that are awake can compute for long: queues are about to grow."""
+        state, candidates = self._state, self._sleepers.can_wake
+        if now_ns < self._arrivals_due_ns or not candidates:
+            return
+        self._arrivals_due_ns = now_ns + round(ARRIVALS_S * NANOSECONDS)
+        groups = [g for g in state.groups.values() if not self.means.moves.is_emptying(g)]
+        num_missing = num_for_arrivals(state, self.means.loads, groups, WAKE_SHARE) - len(groups)
+        if num_missing <= len(self._sleepers.waking):
+            return
+        missing_bytes = num_missing * max(state.workers[w].full_blocks for w in candidates) * block_bytes(state)
+        offer = self._offer(None, "more prompts arrive than those who are awake compute", missing_bytes)
+        if offer is not None:
+            yield offer
+
+    def _compute_wait_s(self, group: Group, without_rate_s: float) -> float:
+        """0 while nothing is known of steps; ``without_rate_s`` where decodes leave no time for prompts."""
+        num_tokens = group.queues.queued_tokens() + group.queues.unfinished_tokens()
+        if not num_tokens:
+            return 0.0
+        rate = prompt_rate_of(self._state, group)
+        if rate is None:
+            return 0.0
+        return num_tokens / rate if rate else without_rate_s
+
+    # --- deadlines --------------------------------------------------------------------------------------------
+
+    def _answer_deadlines(self, now_ns: int) -> Iterator[Offer]:
+        """What is awake, and on its way, would be late with offline work that has a deadline."""
+        if not self._due_work.is_there:
+            self._num_for_deadlines = None
+            self._urgent.note()
+            return
+        self._due_work.look(now_ns)
+        stored, self._stored = self._stored, self._state.stored_offline
+        is_news = bool(self._sleepers.out) or self._urgent.is_there
+        is_quick = is_news and len(self._state.requests) <= QUICK_REQUESTS
+        if now_ns < self._deadlines_due_ns and stored == self._stored and not is_quick:
+            return
+        self._deadlines_due_ns = now_ns + round(LOOK_S * NANOSECONDS)
+        views = self._due_work.views(self._coming_s(now_ns), now_ns)
+        if views is None:
+            return
+        demands, supply = views
+        self._num_for_deadlines = needed_now(demands, supply)
+        candidates = self._may_be_woken()
+        takes_s = self._takes_s(candidates)
+        plan = plan_wakes(demands, supply, takes_s)
+        lending, keys = NO_LENDING, self._due_work.keys
+        if self._state.params.awake.falls_asleep:
+            woken = supply if plan is None else supply.and_woken(takes_s[: plan.num])
+            lending = lend(demands, woken, self._due_work.waits)
+        self._urgent.note((keys[i] for i in lending.urgent), (keys[i] for i in lending.giving_way))
+        if plan is None:
+            return
+        told: dict[str, object] = {
+            "deadline": plan.demand.name, "due_s": plan.demand.due_s, "late_s": plan.late_s,
+            "late_with_s": plan.late_with_s, "needed_per_s": plan.needed, "available_per_s": supply.rate,
+            "share": supply.share, "margin": WAKE_MARGIN,
+        }
+        yield WakeOffer(
+            groups=(), why="offline work would be late for its deadline", told=told,
+            worker_ids=tuple(w for w, _ in candidates[: plan.num]), wake=candidates[0][1],
+            is_for_deadline=True,
+        )
+
+    def _may_be_woken(self) -> list[tuple[WorkerId, WakeForecast]]:
+        return self._candidates(None)[: may_wake(self._num_up(), self._state.params.awake.max_awake)]
+
+    def _takes_s(self, candidates: Sequence[tuple[WorkerId, WakeForecast]]) -> list[float]:
+        return [UNKNOWN_WAKE_S if (s := self._ways.taken.seconds(wake)) is None else s for _, wake in candidates]
+
+    def wakes_s(self) -> tuple[float, ...]:
+        """Of those that ``--max-awake`` leaves."""
+        return tuple(self._takes_s(self._may_be_woken())) if self._sleepers.out else ()
+
+    def _coming_s(self, now_ns: int) -> list[float]:
+        """Of each that is being woken, the seconds until it serves; without those that are long overdue."""
+        found: list[float] = []
+        for worker_id in self._sleepers.waking:
+            wake = self._wakes.get(worker_id)
+            takes_s = None if wake is None else self._ways.taken.seconds(wake)
+            due_ns = self._sleepers.expected_ns(worker_id)
+            left_s = UNKNOWN_WAKE_S if due_ns is None else (due_ns - now_ns) / NANOSECONDS
+            if left_s > -max(LEAST_OVERDUE_S, takes_s or 0.0):
+                found.append(max(0.0, left_s))
+        return found
+
+    # --- falling asleep ---------------------------------------------------------------------------------------
+
+    def _why_pressed(self, now_ns: int) -> str | None:
+        """Why no worker may fall asleep now. That a request waits for a step is no reason: in a large cluster one
+        always does, and an instance that no request used meanwhile would not have helped it."""
+        state, moves = self._state, self.means.moves
+        if self.means.loads.kept_out or state.unplaced_online():
+            return "memory keeps online requests waiting"
+        if moves.merges or moves.restores or (state.pipelines and not state.params.static_pipeline):
+            return "instances are merged"
+        if any(not w.alive and not w.is_asleep and not w.is_gone for w in state.workers.values()):
+            return "a worker is dead"
+        if self._sleepers.waking:
+            return "a worker is being woken"
+        since_ns = self._needed_ns
+        lasts_ns = state.params.awake.after_s * NANOSECONDS
+        return "memory was missing" if since_ns is not None and now_ns - since_ns < lasts_ns else None
