@@ -187,7 +187,7 @@ class Watch:
                     self._open[step_id] = (now_ns, phase, step_s * min(1.0, share))
 
     def _predict_s(self, work: StepWork) -> float:
-        return self.core.predictor.predict_s(work) or 1.0
+        return self.core.state.predictor.predict_s(work) or 1.0
 
 
 async def measure_arrivals(arguments: Namespace, model: Path) -> list[Ending]:

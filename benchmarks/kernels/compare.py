@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.shared import Row, keep, machine, parse, print_rows
 from jettison.device.kernels import Kernels, load_kernels
-from jettison.device.kernels.base import PackedMatrix, Weight
+from jettison.device.kernels.operands import PackedMatrix, Weight
 from jettison.device.sampler import Sampler
 from jettison.device.step import SamplingRow
 

@@ -20,7 +20,9 @@ import time
 import torch
 
 from benchmarks.shared import Namespace, Row, keep, machine, milliseconds, parse, print_block, print_verdicts
+from jettison.device.devicebytes_host import HostBytes
 from jettison.device.memory import DeviceMemory
+from jettison.device.pages_host import PagePool
 from jettison.memory.layout import LayoutSpec
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
 
@@ -36,9 +38,9 @@ def build(num_mib: int, num_layers: int, kv_mib: int, page_bytes: int) -> tuple[
     shape = ModelShape(num_layers, 512, 8, 4, 64, 1024, 4096, 2, False, shards)
     budget = sum(-(-n // page_bytes) * page_bytes for n in shards.values()) + (kv_mib + 1) * MIB
     memory = DeviceMemory(
-        budget_bytes=budget, shape=shape, dtype=torch.bfloat16, block_size=BLOCK_SIZE, workspace_bytes=MIB,
-        page_bytes=page_bytes,
-    )  # fmt: skip
+        PagePool(budget, page_bytes), HostBytes(), budget_bytes=budget, shape=shape, dtype=torch.bfloat16,
+        block_size=BLOCK_SIZE, workspace_bytes=MIB,
+    )
     return memory, shape
 
 

@@ -73,7 +73,7 @@ class Books:
         self.prompts: dict[int, tuple[int, ...]] = {}
         for at in range(30):
             work = StepWork.decodes(num_each, 20 * BLOCK_SIZE * num_each)
-            self.core.predictor.observe(work, (at * STEP_NS, (at + 1) * STEP_NS))
+            self.core.state.predictor.observe(work, (at * STEP_NS, (at + 1) * STEP_NS))
 
     @property
     def states(self) -> dict[str, RequestState]:
@@ -207,7 +207,7 @@ def measure(
         moves += books.settle()
         books.look()
     return {
-        "devices": num_devices, "used": books.rung.desired.num_used(), "requests": len(books.states),
+        "devices": num_devices, "used": books.rung.desired.used()[0], "requests": len(books.states),
         "still_ms": statistics.median(still), "decoding_ms": statistics.median(decoding),
         "decoding_max_ms": max(decoding), "decoding_passes": len(decoding),
         "epoch_median_ms": statistics.median(epochs), "epoch_max_ms": max(epochs),

@@ -135,7 +135,7 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
     shared = [rng.randrange(1, 60) for _ in range(16)]
     for i, asked in enumerate(requests):
         # Where instances are merged anew in mid-flight a request of any size has to fit in the end.
-        most = fake.core.max_offline_blocks() if asked.is_offline else fake.core.max_request_blocks()
+        most = fake.core.max_request_blocks(is_offline=True) if asked.is_offline else fake.core.max_request_blocks()
         blocks = min(most, 4 * cluster.full_blocks) if asked.is_large else cluster.full_blocks
         room = blocks * BLOCK_SIZE
         prompt = (shared[: asked.prefix] + [rng.randrange(1, 60) for _ in range(asked.num_prompt)])[: room - 4]

@@ -266,7 +266,7 @@ def test_what_a_step_carries_is_within_the_budget() -> None:
 
     def handle(event: object, now_ns: int) -> list[object]:
         actions = original(event, now_ns)  # type: ignore[arg-type]
-        lags.append(cluster.core.checkpoint_lag_blocks)
+        lags.append(cluster.core.ladder.lag_blocks)
         num = sum(len(a.src_blocks) for a in actions if isinstance(a, SendKV))
         carried[group.counters.num_steps] = carried.get(group.counters.num_steps, 0) + num
         return actions  # type: ignore[return-value]

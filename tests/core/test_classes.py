@@ -92,7 +92,7 @@ def test_the_queue_limit_counts_online_requests() -> None:
         offline(cluster, f"batch-{i}", 10, 20)
     cluster.run(until_ms=2)
     assert cluster.core.num_waiting == 0
-    assert cluster.core.why_refuse("", 4, 0, cluster.now) is None
+    assert cluster.core.ladder.why_refuse("", 4, 0, cluster.now) is None
 
 
 def long_offline(cluster: FakeCluster, name: str, at_ms: float) -> None:
@@ -146,10 +146,10 @@ def test_requests_without_a_group_count_for_the_queue_limit_by_class() -> None:
     cluster.run(until_ms=130)
     core = cluster.core
     assert len(core.state.unplaced) == 8 and core.num_waiting == 0
-    assert core.why_refuse("", 1, 0, cluster.now) is None
+    assert core.ladder.why_refuse("", 1, 0, cluster.now) is None
     cluster.submit("chat", tokens(1, 10), 20, 130.5)
     cluster.run(until_ms=131)
-    assert core.num_waiting == 1 and core.why_refuse("", 1, 0, cluster.now) is not None
+    assert core.num_waiting == 1 and core.ladder.why_refuse("", 1, 0, cluster.now) is not None
 
 
 def test_retry_after_never_tells_how_long_the_batch_has_waited() -> None:
@@ -207,7 +207,7 @@ def test_what_the_group_holds_comes_free_as_each_class_stays() -> None:
     group = cluster.core.groups[0]
     online, batch = (group.blocks.num_used_by([name]) for name in ("chat", "batch"))
     assert online and batch and online + batch == group.blocks.num_used
-    load = GroupMonitor().load(group, cluster.core.predictor, cluster.now, Stays(2.0, 50.0))
+    load = GroupMonitor().load(group, cluster.core.state.predictor, cluster.now, Stays(2.0, 50.0))
     assert load.freed_blocks_per_s == pytest.approx(online / 2.0 + batch / 50.0)
 
 

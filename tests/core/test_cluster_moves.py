@@ -193,7 +193,7 @@ def test_the_efficiency_of_a_pipeline_is_what_it_shows_once_there_is_one() -> No
     cluster = FakeCluster(full_blocks=400, auto_restore=False)
     burst(cluster, 20, prompt=20, output=30)
     cluster.run()
-    predictor, work = cluster.core.predictor, StepWork.decodes(8, 300)
+    predictor, work = cluster.core.state.predictor, StepWork.decodes(8, 300)
     assert predictor.pipeline_efficiency(work, 2) == cluster.core.params.overload.pipeline_efficiency
     cluster.carry_out(cluster.core.request_drop(cluster.now))
     for i in range(5):
@@ -209,7 +209,7 @@ def overload(cluster: FakeCluster, num: int, at_ms: float, every_ms: float = 15.
 
 
 def compute_binds_pipelines(cluster: FakeCluster) -> None:
-    cluster.core.loads.compute_load = lambda num_stages: 1.5 if num_stages >= 2 else 1.0  # type: ignore[method-assign]
+    cluster.core.loads.compute.load = lambda num_stages: 1.5 if num_stages >= 2 else 1.0  # type: ignore[method-assign]
     params = cluster.core.params
     cluster.core.reconfigure(replace(params, restore=replace(params.restore, yield_after_s=0.3, min_settled_s=0.3)))
 

@@ -304,7 +304,7 @@ def test_a_request_larger_than_an_instance_is_served_by_a_drop() -> None:
 
 def test_nothing_merges_for_an_offline_request_so_one_larger_than_an_instance_is_refused() -> None:
     cluster = FakeCluster(full_blocks=20, shard_bytes=4096)
-    most = cluster.core.max_offline_blocks() * BLOCK_SIZE
+    most = cluster.core.max_request_blocks(is_offline=True) * BLOCK_SIZE
     assert most == 20 * BLOCK_SIZE < cluster.core.max_request_blocks() * BLOCK_SIZE
     cluster.submit("fits", tokens(random.Random(0), 60), most - 60, service_class=ServiceClass.OFFLINE)
     cluster.submit("large", tokens(random.Random(0), 60), most - 59, service_class=ServiceClass.OFFLINE)

@@ -41,7 +41,7 @@ def test_each_prompt_counts_once_with_what_its_first_admission_found() -> None:
     for i in range(3):
         cluster.submit(f"r{i}", [*shared, 10 + i, 2, 3, 4], 3, at_ms=200 * (i + 1))
     cluster.run()
-    traffic = cluster.core.traffic
+    traffic = cluster.core.loads.traffic
     assert traffic.num_prompts == 4 and traffic.prefix_hit_share == pytest.approx(3 * 16 / (4 * 20))
     # Recomputing after a preemption is no new prompt.
     crowded = FakeCluster(num_workers=1, full_blocks=12, max_tokens=64, policy="recompute")
@@ -50,7 +50,7 @@ def test_each_prompt_counts_once_with_what_its_first_admission_found() -> None:
         crowded.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(12)], 20)
     crowded.run()
     assert sum(g.counters.num_preemptions for g in crowded.core.groups.values()) > 0
-    assert crowded.core.traffic.num_prompts == 6
+    assert crowded.core.loads.traffic.num_prompts == 6
 
 
 def merged_cluster(**options: object) -> FakeCluster:
@@ -67,7 +67,7 @@ def test_the_prefill_rate_of_a_pipeline_counts_all_steps_under_way() -> None:
     cluster = merged_cluster()
     (group,) = cluster.core.groups.values()
     loads, budget = cluster.core.loads, group.limits.max_num_batched_tokens
-    predictor = cluster.core.predictor
+    predictor = cluster.core.state.predictor
     load = loads.monitor(group).load(group, predictor, cluster.now)
     kv_tokens, running = group.blocks.num_used * group.limits.block_size, len(group.queues.running)
     decodes, prompts = StepWork.decodes(running // 2, kv_tokens // 2), budget - running // 2
@@ -80,7 +80,7 @@ def test_the_prefill_rate_of_a_pipeline_counts_all_steps_under_way() -> None:
 def test_what_an_exchange_costs_is_a_microbatchs_affair() -> None:
     cluster = merged_cluster()
     (group,) = cluster.core.groups.values()
-    predictor, costs = cluster.core.predictor, cluster.core.loads.exchange_costs(group)
+    predictor, costs = cluster.core.state.predictor, cluster.core.loads.exchange_costs(group)
     num_requests = len(group.queues.running) + len(group.queues.moving)
     kv_tokens = group.blocks.num_used * group.limits.block_size
     decodes = StepWork.decodes(num_requests // 2, kv_tokens // 2)
@@ -129,20 +129,20 @@ def test_rates_of_groups_count_what_arrives_and_what_pipelines_have_shown() -> N
             cluster.submit(f"r{i}", [1 + (i + j) % 60 for j in range(20)], 10, at_ms=50 * i)
         cluster.run(until_ms=11_500)
         core = cluster.core
-        assert bool(core.loads.group_rates()) == (profile is not None)
-    traffic = core.traffic.traffic()
+        assert bool(core.loads.compute.group_rates()) == (profile is not None)
+    traffic = core.loads.traffic.traffic()
     assert traffic is not None and traffic.prompt_tokens > 0
-    assert not core.predictor.measured_pipelines, "what was assumed is not what was seen"
-    rates = core.loads.group_rates()
+    assert not core.state.predictor.measured_pipelines, "what was assumed is not what was seen"
+    rates = core.loads.compute.group_rates()
     assert set(rates) == {1, 2, 4}
     assert rates[1] < 100.0 and rates[2] < 180.0 and rates[4] < 300.0, "prompts take their part"
-    work, end_ns = core.loads._steady_step(1), cluster.now
+    work, end_ns = core.loads.compute.steady_step(1), cluster.now
     assert work is not None
-    step_ns = round((core.predictor.predict_s(work) or 0.0) * 1e9)
+    step_ns = round((core.state.predictor.predict_s(work) or 0.0) * 1e9)
     for part, took_ns in ((LONE_STEP, step_ns), (period_of(2), round(0.8 * step_ns))):  # 0.625 of two instances' rate
         for _ in range(100):
-            core.predictor.observe(work, (end_ns, end_ns := end_ns + took_ns), 0, part)
-    seen = core.loads.group_rates()
+            core.state.predictor.observe(work, (end_ns, end_ns := end_ns + took_ns), 0, part)
+    seen = core.loads.compute.group_rates()
     assert seen[2] == pytest.approx(2 * rates[1] * 0.625, rel=0.05), "as pipelines of two have served"
     assert seen[2] < 0.8 * rates[2] and (seen[1], seen[4]) == (rates[1], rates[4])
 
@@ -150,13 +150,13 @@ def test_rates_of_groups_count_what_arrives_and_what_pipelines_have_shown() -> N
 def test_other_parameters_keep_what_steps_have_taught_and_another_assumption_begins_anew() -> None:
     cluster = merged_cluster()
     core, (group,) = cluster.core, cluster.core.groups.values()
-    seen = core.predictor
+    seen = core.state.predictor
     core.reconfigure(replace(core.params, exchange=ExchangeMode.LIVE))
-    assert core.predictor is seen
+    assert core.state.predictor is seen
     learned = group.prices()
     core.reconfigure(replace(core.params, overload=replace(core.params.overload, pipeline_efficiency=0.5)))
-    assert core.predictor is not seen and group.prices() != learned, "groups ask the new one"
-    assert core.predictor.pipeline_efficiency(StepWork.decodes(3, 30), 2) == 0.5
+    assert core.state.predictor is not seen and group.prices() != learned, "groups ask the new one"
+    assert core.state.predictor.pipeline_efficiency(StepWork.decodes(3, 30), 2) == 0.5
 
 
 def test_a_profile_answers_before_the_first_step() -> None:
@@ -164,7 +164,7 @@ def test_a_profile_answers_before_the_first_step() -> None:
     group = core.groups[0]
     assert core.loads.blocks_beside_step(group, 0.5) is not None
     expected = PROFILE.cost.batch_cost_s([ChunkShape(10, 1)] * 3)
-    assert core.predictor.predict_s(StepWork.decodes(3, 30)) == pytest.approx(expected)
+    assert core.state.predictor.predict_s(StepWork.decodes(3, 30)) == pytest.approx(expected)
 
 
 def test_a_prefix_that_others_hold_is_counted_once() -> None:

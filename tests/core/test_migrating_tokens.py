@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jettison.core import ports
+from jettison.core.advice import Going
 from jettison.core.moving.astokens import MAX_FINAL_TOKENS, TokenRelocation
 from jettison.core.moving.passage import Passage, RelocationPhase
 from jettison.core.requests import Phase, RequestState
@@ -51,7 +52,7 @@ def start(
 ) -> TokenRelocation:
     migrations = cluster.core.migrations
     actions = migrations.start(
-        state, source, destination, cluster.now, kind=kind, max_step_tokens=step_tokens,
+        state, source, destination, cluster.now, going=Going(kind, step_tokens)
     )
     cluster.carry_out(actions + cluster.core.stepping.plan(cluster.now))
     migration = migrations.under_way[-1]
@@ -258,7 +259,7 @@ def test_it_does_not_go_where_there_is_no_room_nor_before_it_decodes() -> None:
     assert not other.num_output
     for traveller in (other, state):
         ends = groups[traveller.group_id], groups[1 - traveller.group_id]
-        assert migrations.start(traveller, *ends, cluster.now, kind=MigrationKind.TOKENS) == []
+        assert migrations.start(traveller, *ends, cluster.now, going=Going(MigrationKind.TOKENS, None)) == []
         cluster.run(until_ms=60)
     assert migrations.is_idle
     expect_all_well(cluster)

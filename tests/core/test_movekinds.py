@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_migrating_tokens import N_EXAMPLES, expect_all_well, tokens
 
-from jettison.core.ladder.movekinds import Going, Wanted, choose_kinds, decodes_of
+from jettison.core.advice import Going, WantedMove
+from jettison.core.ladder.movekinds import choose_kinds, decodes_of
 from jettison.core.moving.astokens import TokenRelocation
 from jettison.core.moving.migrations import may_go
 from jettison.core.moving.passage import RelocationPhase
@@ -44,12 +45,12 @@ def serving(link_bytes_per_s: float, *, num: int = 8, prompt: int = 60, **flags:
     return cluster
 
 
-def wanted(cluster: FakeCluster, num: int = 8) -> list[Wanted]:
+def wanted(cluster: FakeCluster, num: int = 8) -> list[WantedMove]:
     source, destination = cluster.core.groups[0], cluster.core.groups[1]
-    return [Wanted(state, destination) for state in [*source.queues.running.values()][:num]]
+    return [WantedMove(state, destination) for state in [*source.queues.running.values()][:num]]
 
 
-def kv_bytes(cluster: FakeCluster, found: Wanted) -> int:
+def kv_bytes(cluster: FakeCluster, found: WantedMove) -> int:
     state, core = found.state, cluster.core.state
     blocks = core.limits.block_size
     return -(-state.num_tokens // blocks) * core.shape.num_layers * core.shape.block_bytes_per_layer(blocks)
@@ -166,7 +167,7 @@ def test_later_rounds_wait_for_no_first_round_of_others() -> None:
 
     for found in wanted(cluster, 6):
         source = core.groups[found.state.group_id]
-        actions = core.migrations.start(found.state, source, found.destination, cluster.now, max_final_blocks=1)
+        actions = core.migrations.start(found.state, source, found.destination, cluster.now, going=Going(KV, None, 1))
         cluster.carry_out(actions)
     cluster.run(stop=look)
     assert seen == {True, False} and core.state.counters.num_migrations > 0
@@ -174,13 +175,14 @@ def test_later_rounds_wait_for_no_first_round_of_others() -> None:
 
 
 def start_as_tokens(
-    cluster: FakeCluster, found: Wanted, may_change: tuple[MigrationKind, ...] = (KV, TOKENS)
+    cluster: FakeCluster, found: WantedMove, may_change: tuple[MigrationKind, ...] = (KV, TOKENS)
 ) -> TokenRelocation | None:
     """None: there is no room for it."""
     core = cluster.core
     source = core.groups[found.state.group_id]
     actions = core.migrations.start(
-        found.state, source, found.destination, cluster.now, kind=TOKENS, max_step_tokens=4, may_change=may_change
+        found.state, source, found.destination, cluster.now,
+        going=Going(TOKENS, 4, may_change=may_change),
     )
     cluster.carry_out(actions + core.stepping.plan(cluster.now) + core.migrations.after_steps())
     return next(
@@ -188,7 +190,7 @@ def start_as_tokens(
     )
 
 
-def begin_as_tokens(cluster: FakeCluster, found: Wanted, may_change: tuple[MigrationKind, ...]) -> TokenRelocation:
+def begin_as_tokens(cluster: FakeCluster, found: WantedMove, may_change: tuple[MigrationKind, ...]) -> TokenRelocation:
     migration = start_as_tokens(cluster, found, may_change)
     assert migration is not None
     return migration
@@ -273,7 +275,7 @@ def test_anything_beside_many_moves(
             if source is not destination and not {*cluster.core.moves.moving_workers()} & {*ends} and not (
                 source.paused or destination.paused
             ):
-                start_as_tokens(cluster, Wanted(state, destination))
+                start_as_tokens(cluster, WantedMove(state, destination))
 
     for at_ms in times_ms:
         cluster.at(int(at_ms * 1e6), send_some)
@@ -287,7 +289,7 @@ MACHINES = {0: 0, 1: 0, 2: 1, 3: 1}
 """A pretended map: two machines of two workers."""
 
 
-def behind_one_card(card_of: dict[int, int], fit: Fit = Fit.SOONEST) -> tuple[FakeCluster, list[Wanted]]:
+def behind_one_card(card_of: dict[int, int], fit: Fit = Fit.SOONEST) -> tuple[FakeCluster, list[WantedMove]]:
     """Requests decode on four instances; those of the first machine are wanted on the other, each on an instance."""
     cluster = FakeCluster(
         policy="recompute", num_workers=4, full_blocks=300, max_tokens=128, profile=profile(1e9)
@@ -297,7 +299,7 @@ def behind_one_card(card_of: dict[int, int], fit: Fit = Fit.SOONEST) -> tuple[Fa
     cluster.run(until_ms=60)
     state = cluster.core.state
     found = [
-        Wanted(s, state.groups[home]) for source, home in ((0, 2), (1, 3))
+        WantedMove(s, state.groups[home]) for source, home in ((0, 2), (1, 3))
         for s in state.groups[source].queues.running.values() if may_go(s)
     ]
     moves = MoveParams(fit=fit, epoch_s=0.01)
@@ -306,7 +308,7 @@ def behind_one_card(card_of: dict[int, int], fit: Fit = Fit.SOONEST) -> tuple[Fa
     return cluster, found
 
 
-def num_kv(cluster: FakeCluster, found: list[Wanted]) -> int:
+def num_kv(cluster: FakeCluster, found: list[WantedMove]) -> int:
     return [going.kind for going in choose_kinds(cluster.core.state, found).values()].count(KV)
 
 

@@ -47,17 +47,17 @@ def with_own_rung() -> tuple[FakeCluster, OwnRung]:
 
 def test_it_may_refuse_on_arrival() -> None:
     core = with_own_rung()[0].core
-    assert core.why_refuse("noisy", None, 0, 0) == ("not you", 7_000)
-    assert core.why_refuse("quiet", None, 0, 0) is None
-    refusal = core.why_refuse("quiet", 1, 1, 0)
+    assert core.ladder.why_refuse("noisy", None, 0, 0) == ("not you", 7_000)
+    assert core.ladder.why_refuse("quiet", None, 0, 0) is None
+    refusal = core.ladder.why_refuse("quiet", 1, 1, 0)
     assert refusal is not None and refusal.message != "not you", "the others are asked, too"
 
 
 def test_what_it_has_asked_for_and_lags_behind_is_counted() -> None:
     core = with_own_rung()[0].core
-    assert core.num_scale_outs == 3 and core.checkpoint_lag_blocks == 4
+    assert core.ladder.num_scale_outs == 3 and core.ladder.lag_blocks == 4
     core.ladder.rung("scale").on_unmet(0, 1, "", 0)
-    assert core.num_scale_outs == 4
+    assert core.ladder.num_scale_outs == 4
 
 
 def test_it_is_told_who_asks_for_way() -> None:

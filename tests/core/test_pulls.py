@@ -328,7 +328,7 @@ def test_a_burst_no_plan_can_hold_asks_once_and_is_served_all_the_same() -> None
     cluster.expect_outputs()
     cluster.expect_nothing_left()
     asked = [r for r in cluster.records if r.kind == "scale_out"]
-    assert len(asked) == 1 == cluster.core.num_scale_outs
+    assert len(asked) == 1 == cluster.core.ladder.num_scale_outs
     assert asked[0].fields["missing_bytes"] > 0  # type: ignore[operator]
 
 

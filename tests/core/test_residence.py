@@ -142,12 +142,12 @@ def test_out_to_host_pools_and_back() -> None:
     cluster = FakeCluster(policy="recompute", num_workers=1, full_blocks=60, max_tokens=64)
     cluster.submit("r", list(range(1, 41)), 60, ignore_eos=True)
     cluster.run(until_ms=30)
-    state, hosted = cluster.core.state.requests["r"], cluster.core.hosted
+    state, hosted = cluster.core.state.requests["r"], cluster.core.hosted.swap
     (group,) = cluster.core.groups.values()
     group.hold("test", GroupHold.STEPS)
     cluster.run(stop=lambda: not group.in_flight)
     group.release("test", GroupHold.STEPS)
-    hosted.store(state)
+    hosted.send_out(state)
     computed = state.num_computed
     assert tokens_at(state) == [(False, computed), (True, 0)]
     cluster.carry_out(hosted.send(lambda group: 3))
@@ -188,11 +188,11 @@ def test_what_a_dead_worker_s_pool_had_of_a_request_that_lives_elsewhere_is_comp
         cluster.submit(f"r{i}", list(range(1, 41)), 100, 60, ignore_eos=True)
     cluster.run(until_ms=120)
     (group,) = cluster.core.groups.values()
-    state, hosted = cluster.core.state.requests["r0"], cluster.core.hosted
+    state, hosted = cluster.core.state.requests["r0"], cluster.core.hosted.swap
     group.hold("test", GroupHold.STEPS)
     cluster.run(stop=lambda: not group.in_flight)
     group.release("test", GroupHold.STEPS)
-    hosted.store(state)
+    hosted.send_out(state)
     cluster.carry_out(hosted.send(lambda group: 100))
     cluster.run(stop=lambda: state.phase is Phase.STORED)
     cluster.order("restore")

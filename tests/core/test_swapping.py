@@ -106,7 +106,7 @@ def test_the_budget_is_the_inverse_of_predicting() -> None:
     block_bytes = core.state.shape.num_layers * core.state.shape.block_bytes_per_layer(BLOCK_SIZE)
 
     def step_s(num_blocks: int) -> float:
-        seconds = core.predictor.predict_s(flight.work._replace(num_copied_bytes=num_blocks * block_bytes))
+        seconds = core.state.predictor.predict_s(flight.work._replace(num_copied_bytes=num_blocks * block_bytes))
         assert seconds is not None
         return seconds
 

@@ -135,7 +135,7 @@ def test_the_step_that_waits_for_copies_is_observed_with_their_bytes() -> None:
     watched = Watched(setup)
     watched.load(1, num_requests=60)
     steps: list[tuple[float, float]] = []
-    observe = watched.cluster.core.predictor.observe
+    observe = watched.cluster.core.state.predictor.observe
 
     def note(work: StepWork, times_ns: Sequence[int], group_id: int = 0, part: Part = LONE_STEP) -> None:
         observe(work, times_ns, group_id, part)
@@ -143,7 +143,7 @@ def test_the_step_that_waits_for_copies_is_observed_with_their_bytes() -> None:
             took_s = (times_ns[1] - times_ns[0]) / 1e9
             steps.append((work.num_copied_bytes / 2e6, took_s))
 
-    watched.cluster.core.predictor.observe = note  # type: ignore[method-assign]
+    watched.cluster.core.state.predictor.observe = note  # type: ignore[method-assign]
     watched.cluster.run(until_ns=600 * 10**9)
     watched.expect_all_served()
     copied = [step for step in steps if step[0]]

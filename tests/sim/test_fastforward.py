@@ -68,7 +68,7 @@ def books(watched: Watched) -> object:
     cluster = watched.cluster
     state, loads, now_ns = cluster.core.state, cluster.core.loads, cluster.loop.now_ns
     monitored = [  # rates over the last ticks, too
-        loads.monitor(g).load(g, cluster.core.predictor, now_ns, loads.stays)
+        loads.monitor(g).load(g, cluster.core.state.predictor, now_ns, loads.stays)
         for g in cluster.core.groups.values()
     ]
     return (
@@ -85,7 +85,7 @@ def books(watched: Watched) -> object:
             for w in state.workers.values()
         ],
         repr(state.counters),
-        [cluster.core.predictor.predict_s(StepWork.decodes(64, 1000), step_of(n)) for n in (1, 2, 3)],
+        [cluster.core.state.predictor.predict_s(StepWork.decodes(64, 1000), step_of(n)) for n in (1, 2, 3)],
         [(w.num_steps, w.busy_ns) for w in cluster.workers.values()],
         sorted((r, tuple(times)) for r, times in watched.times.items()),
         watched.cluster.log.hexdigest,

@@ -68,9 +68,9 @@ def test_what_a_batch_does_can_be_read_at_any_moment() -> None:
     def look() -> None:
         watched.cluster.settle()
         gauges = offline_gauges(core.groups[0])
-        seen.append((gauges, core.checkpoint_lag_blocks))
+        seen.append((gauges, core.ladder.lag_blocks))
         if not gauges.offline_running:
-            assert core.checkpoint_lag_blocks == 0, "nobody runs whose blocks could be copied"
+            assert core.ladder.lag_blocks == 0, "nobody runs whose blocks could be copied"
 
     for at_ms in range(1, 4000, 5):
         watched.cluster.loop.at(at_ms * 1_000_000, look)

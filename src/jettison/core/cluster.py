@@ -21,11 +21,9 @@ from jettison.core.driving.stepping import Stepping
 from jettison.core.driving.unplaced import Unplaced, max_request_blocks
 from jettison.core.ladder.advising import Adviser
 from jettison.core.ladder.climb import Ladder
-from jettison.core.ladder.hooks import Refusal
 from jettison.core.ladder.movekinds import reconsider
 from jettison.core.ladder.orders import Orders
 from jettison.core.ladder.rung import Moment
-from jettison.core.load.monitor import TrafficMonitor
 from jettison.core.load.views import Loads
 from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.hosted import Hosted
@@ -35,7 +33,7 @@ from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
 from jettison.core.moving.recovering import Recoveries
 from jettison.core.moving.restoring import Restoring
-from jettison.core.moving.sleeping import Expected, Sleepers
+from jettison.core.moving.sleeping import Sleepers
 from jettison.core.params import ClusterParams
 from jettison.core.ports import (
     Action,
@@ -57,7 +55,6 @@ from jettison.core.preemption import told
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group, SchedulerLimits
 from jettison.core.state import Answers, ClusterState, WorkerState
-from jettison.cost.predictor import StepTimePredictor
 from jettison.errors import ConfigError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.hostpool import HostPool
@@ -116,7 +113,7 @@ class ClusterCore:
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
         self.sleepers = Sleepers(
             self.state, self.moves, self.recoveries, self.migrations, self.checkpoints, self._why_needed,
-            self._expect_wake,
+            lambda worker_id: self.ladder.expect_wake(worker_id),
         )
         self._awake = Awake(self.state, self.moves, self.recoveries, self.sleepers, self._why_too_large)
         self.ladder = Ladder(
@@ -154,9 +151,6 @@ class ClusterCore:
         self.checkpoints = Checkpoints(state, self.hosted.store)
         self.loads = Loads(state)
         return Answers(Adviser(state, self.loads), self.checkpoints.kept_tokens)
-
-    def _expect_wake(self, worker_id: WorkerId) -> Expected | None:
-        return self.ladder.expect_wake(worker_id)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -202,29 +196,9 @@ class ClusterCore:
         return self.moves.restores
 
     @property
-    def num_scale_outs(self) -> int:
-        """Requests for more instances so far."""
-        return self.ladder.num_scale_outs
-
-    @property
-    def checkpoint_lag_blocks(self) -> int:
-        """Sealed blocks of the candidates for checkpoints that have not been copied."""
-        return self.ladder.lag_blocks
-
-    @property
     def objectives(self) -> Objectives:
         """Latency objectives of online requests, as known now."""
         return objectives(self.params.offline.slo, self.state.predictor)
-
-    @property
-    def traffic(self) -> TrafficMonitor:
-        """Online arrivals, and how long answers are."""
-        return self.loads.traffic
-
-    @property
-    def predictor(self) -> StepTimePredictor:
-        """The predictor of the steps of all groups."""
-        return self.state.predictor
 
     @property
     def in_transition(self) -> bool:
@@ -237,27 +211,20 @@ class ClusterCore:
         queued = (self.groups[g].queues.waiting for g in self.state.changes.queued_online)
         return sum(map(len, queued)) + len(self.state.unplaced_online())
 
-    def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
-        """Whether another request of a tenant would be taken: see ``core.ladder.hooks.Admits``."""
-        return self.ladder.why_refuse(tenant, limit, num_coming, now_ns)
-
-    def max_request_blocks(self) -> int:
-        """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.
+    def max_request_blocks(self, *, is_offline: bool = False) -> int:
+        """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge, which
+        they do for no offline request.
 
         Dead workers count unless they are gone for good: requests can wait for them. So do those that
         sleep: a request that needs them wakes them. 0 when nothing can serve again.
         """
-        return self._max_request_blocks(may_merge=self.ladder.forms_pipelines)
-
-    def max_offline_blocks(self) -> int:
-        """The same for an offline request, for which no members merge."""
-        return self._max_request_blocks(may_merge=False)
+        return self._max_request_blocks(may_merge=not is_offline and self.ladder.forms_pipelines)
 
     def _max_request_blocks(self, *, may_merge: bool, without: Collection[WorkerId] = ()) -> int:
         return max_request_blocks(self.state, self.recoveries.homes, may_merge=may_merge, without=without)
 
     def _note_room(self) -> None:
-        self.unplaced.note_room(self.max_request_blocks(), self.max_offline_blocks())
+        self.unplaced.note_room(self.max_request_blocks(), self.max_request_blocks(is_offline=True))
 
     # --- the one entry ----------------------------------------------------------------------------------------
 

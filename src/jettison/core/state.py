@@ -5,7 +5,7 @@ Data and lookups only; decisions are in ``policy``, sequences in ``core.moving.m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from jettison.core.pending import Book, Owner, TransferPurpose, TransferWaiter
 from jettison.core.ports import Action, Emit, SendKV, StoredWork
 from jettison.core.preemption import Preemption
 from jettison.core.requests import Phase, RequestState
-from jettison.core.serving.group import Group, SchedulerLimits
+from jettison.core.serving.group import Group, SchedulerLimits, Shared
 from jettison.core.serving.virtualtokens import VirtualTokens
 from jettison.cost.linkrate import LinkRate
 from jettison.cost.predictor import StepTimePredictor
@@ -222,11 +222,10 @@ class ClusterState:
             self.limits,
             self.hasher,
             lambda: self.predictor.chunk_prices(len(stages), len(stages[-1].layers)),
-            self.changes,
-            self.tokens,
-            self.offline_tokens,
-            lambda: Pace(self.params.offline, self.predictor),
-            self.kept_tokens,
+            Shared(
+                self.changes, self.tokens, self.offline_tokens, lambda: Pace(self.params.offline, self.predictor),
+                self.kept_tokens,
+            ),
         )
         self.next_group_id += 1
         self.next_epoch += 1
@@ -281,17 +280,11 @@ class ClusterState:
     # --- requests ---------------------------------------------------------------------------------------------
 
     def send_kv(
-        self, state: RequestState, src: WorkerId, dst: WorkerId, layers: LayerRange,
-        src_blocks: Sequence[int], dst_blocks: Sequence[int], *, owner: Owner, waiter: TransferWaiter,
-        purpose: TransferPurpose, urgent: bool = False, from_host: bool = False, to_host: bool = False,
-        beside_steps: bool = False, reserves: bool = True,
+        self, state: RequestState, move: SendKV, *, owner: Owner, waiter: TransferWaiter, purpose: TransferPurpose,
+        reserves: bool = True,
     ) -> SendKV:
-        """Open a transfer of a request's KV: the request's blocks stay reserved until it has ended. ``reserves`` False:
-        the caller keeps the blocks reserved."""
-        move = SendKV(
-            self.book.next_transfer_id, src, dst, layers, tuple(src_blocks), tuple(dst_blocks), urgent,
-            from_host, to_host, beside_steps,
-        )
+        """Open a transfer of a request's KV, which has the book's next id: the request's blocks stay reserved until it
+        has ended. ``reserves`` False: the caller keeps the blocks reserved."""
         self.book.open_transfer(move, owner, waiter, purpose, state if reserves else None)
         self.touch(state)
         return move

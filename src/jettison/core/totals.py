@@ -22,5 +22,5 @@ def counters(core: ClusterCore) -> dict[str, float]:
     for counts in live:
         fresh.add(counts.fresh)
     return found | {name: getattr(fresh, name.removesuffix("_tokens")) for name in FRESH} | {
-        SCALE_OUTS: core.num_scale_outs
+        SCALE_OUTS: core.ladder.num_scale_outs
     }  # fmt: skip

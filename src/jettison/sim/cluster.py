@@ -377,10 +377,8 @@ class SimulatedCluster:
         is_planned = self._tick is not None and self._tick.is_pending
         counts = self._observer is not None
         if not is_planned and (counts or self.core.awaits_tick) and not self.is_at_rest:
-            self._tick = self.loop.at(max(self._next_tick_ns, self.loop.now_ns), self._on_tick, LATE)
-
-    def _on_tick(self) -> None:
-        self.handle(ports.Tick())
+            at_ns = max(self._next_tick_ns, self.loop.now_ns)
+            self._tick = self.loop.at(at_ns, lambda: self.handle(ports.Tick()), LATE)
 
     def _pass_ticks(self) -> None:
         """Ticks before this moment had nothing to decide: have the core note them together."""
@@ -421,17 +419,12 @@ class SimulatedCluster:
             self.bubbles.ended(event.step_id)
             if self._observer is not None:
                 self._observer.step_ended(event.step_id)
-            if not self.fast_forwards.is_idle:
-                self._settle_ended(event.step_id)
+            if (group_id := self.fast_forwards.group_of(event.step_id)) is not None:
+                self._pass_ticks()
+                self.fast_forwards.settle_ended(group_id, self._tell_tokens)
             if isinstance(event, ports.StepFailed) and event.lost_worker is not None:
                 self.breaking.suspect(event.lost_worker)
         self.handle(event)
-
-    def _settle_ended(self, step_id: int) -> None:
-        group_id = self.fast_forwards.group_of(step_id)
-        if group_id is not None:
-            self._pass_ticks()
-            self.fast_forwards.settle_ended(group_id, self._tell_tokens)
 
     def worker(self, worker_id: WorkerId) -> SimWorker:
         """A worker by its id."""

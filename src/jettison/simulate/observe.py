@@ -89,7 +89,7 @@ class Observer:
             totals = counters(core)
             for kind in TOKEN_SERIES:
                 self._note(kind, totals[kind])
-            self._note("checkpoint_lag_blocks", core.checkpoint_lag_blocks)
+            self._note("checkpoint_lag_blocks", core.ladder.lag_blocks)
         if not self._shows_workers:
             return
         for group in groups:

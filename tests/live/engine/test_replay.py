@@ -135,15 +135,15 @@ class Recording:
             return core
 
         async def ran(warm_up: WarmUp, core: ClusterCore) -> None:
-            observe = core.predictor.observe
+            observe = core.state.predictor.observe
 
             def observed(work: object, times_ns: object, *, part: object) -> None:
                 self.warm_up.append((work, times_ns, part))
                 observe(work, times_ns, part=part)  # type: ignore[arg-type]
 
-            monkeypatch.setattr(core.predictor, "observe", observed)
+            monkeypatch.setattr(core.state.predictor, "observe", observed)
             await run(warm_up, core)
-            monkeypatch.delattr(core.predictor, "observe")
+            monkeypatch.delattr(core.state.predictor, "observe")
 
         monkeypatch.setattr(Assembly, "build_core", built)
         monkeypatch.setattr(WarmUp, "run", ran)

@@ -125,7 +125,7 @@ def test_the_command_writes_what_serving_finds(model_dir: Path, tmp_path: Path, 
         engine = Engine(config_of(model_dir, **flags))
         try:
             await engine.start()
-            predict_s = engine.core.predictor.predict_s
+            predict_s = engine.core.state.predictor.predict_s
             return engine.core.params, predict_s(StepWork.decodes(4, 0)), predict_s(StepWork.decodes(4, 10_000))
         finally:
             await engine.close()

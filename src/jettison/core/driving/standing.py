@@ -175,8 +175,9 @@ class StandingWatch:
         if following is not None and following is not head:
             gives_way = key_of(head) in self._state.offline_tokens.gives_way
             return Standstill.GIVES_WAY if gives_way else Standstill.OTHERS, {
-                "own_virtual_tokens": queues.offline_served(head.tenant),
-                "next_virtual_tokens": queues.offline_served(following.tenant), "next_request": following.request_id,
+                "own_virtual_tokens": self._state.offline_tokens.of(head.tenant),
+                "next_virtual_tokens": self._state.offline_tokens.of(following.tenant),
+                "next_request": following.request_id,
                 "waiting": len(queues.waiting_offline),
             }
         view = StandingView(

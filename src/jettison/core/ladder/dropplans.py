@@ -110,5 +110,5 @@ class DropPlanner:
         merged = {g for m in plan.merges for g in m.sources}
         sizes = [len(m.stages) for m in plan.merges]
         sizes += [len(g.stages) for g in self._state.groups.values() if g.group_id not in merged]
-        rates = self._loads.group_rates()
+        rates = self._loads.compute.group_rates()
         return throughput_cost(sizes, lambda num_stages: rate_between(rates, num_stages))

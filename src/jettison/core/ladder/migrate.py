@@ -101,7 +101,7 @@ class MigrateRung(Rung):
         source, destination = groups[offer.source], groups[offer.destination]
         state = source.queues.running[offer.request_id]
         return self.means.migrations.start(
-            state, source, destination, now_ns, lambda m: self._ended.append(m), **offer.going._asdict()
+            state, source, destination, now_ns, lambda m: self._ended.append(m), offer.going
         )
 
     def _note_lost(self, ended: Sequence[Passage], now_ns: int) -> None:

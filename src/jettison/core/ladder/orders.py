@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from jettison.core.advice import WantedMove
+from jettison.core.advice import Going, WantedMove
 from jettison.core.ladder.climb import Ladder
 from jettison.core.ladder.dropplans import DropPlanner
 from jettison.core.ladder.movekinds import choose_kinds
@@ -71,7 +71,7 @@ class Orders:
             return []
         source = self._state.groups[wanted.state.group_id]
         return migrations.start(
-            wanted.state, source, wanted.destination, now_ns, kind=kind, max_step_tokens=max_step_tokens
+            wanted.state, source, wanted.destination, now_ns, going=Going(kind, max_step_tokens)
         )
 
     def migrate_all(
@@ -86,7 +86,7 @@ class Orders:
         for request_id, going in choose_kinds(self._state, wanted.values()).items():
             state, destination, *_ = wanted[request_id]
             source = self._state.groups[state.group_id]
-            actions += migrations.start(state, source, destination, now_ns, **going._asdict())
+            actions += migrations.start(state, source, destination, now_ns, going=going)
         return actions
 
     def _wanted(self, migrations: Migrations, request_id: RequestId, destination: GroupId) -> WantedMove | None:

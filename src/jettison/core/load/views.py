@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from jettison.core.load.answers import OfflineAnswers
+from jettison.core.load.computeloads import ComputeLoads
 from jettison.core.load.monitor import TRAFFIC_WINDOW_NS, GroupMonitor, Stays, TrafficMonitor
 from jettison.core.load.samples import TickTimes
 from jettison.core.ports import RunStep
@@ -16,9 +17,7 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.serving.holds import RESTORE
 from jettison.core.state import ClusterState
-from jettison.cost.grouprate import TokenMix
-from jettison.cost.stepwork import LONE_STEP, NOTHING, StepWork, last_stage_of, period_of, step_of
-from jettison.policy.computeload import Arrangement, compute_load, steady_step
+from jettison.cost.stepwork import LONE_STEP, StepWork, last_stage_of, period_of, step_of
 from jettison.policy.exchange import ExchangeCosts
 from jettison.policy.merge import partner_size
 from jettison.policy.overload import Assessment, assess_overload, foreseen_missing_blocks, why_queue_is_no_reason
@@ -42,25 +41,24 @@ class Loads:
         """Groups whose queue memory has kept out since some event before this one."""
         self._num_dissolved = 0
         """Groups dissolved when monitors were last forgotten."""
-        self._compute_loads: dict[int, float | None] = {}
-        """By number of stages; valid until an input of them changes."""
+        self.compute = ComputeLoads(state, self.traffic)
         self._waiting_since_ns: int | None = None
         """Since when online requests have waited without a break."""
 
     def forget_predictions(self) -> None:
         """Parameters have changed: compute again what was computed from them."""
-        self._compute_loads.clear()
+        self.compute.known.clear()
 
     # --- feeding ----------------------------------------------------------------------------------------------
 
     def note_tick(self, now_ns: int) -> None:
         """A tick: it sees the totals that were noted before it (``core.load.samples``)."""
-        self._compute_loads.clear()
+        self.compute.known.clear()
         self.ticks.add(now_ns)
 
     def note_ticks(self, times_ns: Sequence[int]) -> None:
         """Several ticks between which nothing has changed."""
-        self._compute_loads.clear()
+        self.compute.known.clear()
         self.ticks.add_all(times_ns)
 
     def note_group(self, group: Group, now_ns: int) -> None:
@@ -112,18 +110,18 @@ class Loads:
         """A new request was dispatched to a group. A request that changes its queue later is no new demand."""
         if state.is_offline:
             return
-        self._compute_loads.clear()
+        self.compute.known.clear()
         fresh = group.limits.blocks_for(state.num_prompt) * (1.0 - self.traffic.prefix_hit_share)
         self.monitor(group).num_arrived_blocks += round(fresh)
 
     def note_first_token(self, state: RequestState) -> None:
         """A request has got its first token: its prompt is computed."""
-        self._compute_loads.clear()
+        self.compute.known.clear()
         self._traffic_of(state).note_prompt(state.num_prompt, state.num_cached)
 
     def note_end(self, group: Group, state: RequestState, now_ns: int) -> None:
         """A request of the group has produced its last token."""
-        self._compute_loads.clear()
+        self.compute.known.clear()
         traffic = self._traffic_of(state)
         traffic.note_end(state.num_output)
         if state.is_offline:
@@ -138,7 +136,7 @@ class Loads:
     def note_cut_short(self, state: RequestState) -> None:
         """A request ends before its answer is complete."""
         if state.num_output:
-            self._compute_loads.clear()
+            self.compute.known.clear()
             self._traffic_of(state).note_end(state.num_output)
             if state.is_offline:
                 self.offline_answers.note_end(state)
@@ -150,7 +148,7 @@ class Loads:
 
         A pipeline's period is known if all its stages have been busy since the step before ended.
         """
-        self._compute_loads.clear()
+        self.compute.known.clear()
         monitor = self.monitor(group)
         num_prefilled = work.num_tokens - work.num_rows
         if num_prefilled:
@@ -176,7 +174,7 @@ class Loads:
         """Decode steps of a group of one stage have followed each other. The first, of this work, was issued at the
         first of the times; each ended, and the next was issued, at the next time.
         """
-        self._compute_loads.clear()
+        self.compute.known.clear()
         monitor = self.monitor(group)
         self._state.predictor.observe(work, times_ns, group.group_id)
         monitor.note_decodes(len(times_ns) - 1)
@@ -184,7 +182,7 @@ class Loads:
 
     def note_settled(self, worker_ids: tuple[WorkerId, ...], now_ns: int, *, failed: bool = False) -> None:
         """A move that touched these workers has ended: their groups' dwell times begin."""
-        self._compute_loads.clear()
+        self.compute.known.clear()
         touched = {g.group_id: g for w in worker_ids for g in self._state.groups_of[w]}
         for group in touched.values():
             monitor = self.monitor(group)
@@ -248,23 +246,6 @@ class Loads:
         largest = max(len(stage.layers) for stage in group.stages) * layer_bytes
         return num_blocks * largest / profile.copies_beside_bytes_per_s
 
-    def group_rates(self) -> dict[int, float]:
-        """Output tokens a second of groups, by their number of stages, for the present traffic; empty without a
-        profile.
-
-        For a number of stages that pipelines have served with, the rate is theirs: it has their bubbles and uneven
-        microbatches in it.
-        """
-        profile, traffic = self._state.params.profile, self.traffic.traffic()
-        if profile is None:
-            return {}
-        prompts = 0.0 if traffic is None else traffic.prompt_tokens / max(1.0, traffic.output_tokens)
-        rates = profile.serving_rates(TokenMix(prompts, self._state.limits.max_num_batched_tokens))
-        if (alone := rates.get(1)) is not None:
-            predictor, work = self._state.predictor, self._steady_step(1) or NOTHING
-            rates |= {n: n * alone * predictor.pipeline_efficiency(work, n) for n in predictor.measured_pipelines}
-        return rates
-
     def has_dwelled(self, group: Group, now_ns: int) -> bool:
         """Its last move ended long enough ago for the next drop."""
         monitor = self.monitor(group)
@@ -278,37 +259,6 @@ class Loads:
         if since is None:
             return 0.0
         return max(0.0, monitor.patience(self._state.params.drop_dwell_s) - (now_ns - since) / NANOSECONDS)
-
-    def compute_load(self, num_stages: int) -> float | None:
-        """Compute load of the whole cluster if all its groups had ``num_stages`` members; None while too little is
-        known."""
-        if num_stages not in self._compute_loads:
-            self._compute_loads[num_stages] = self._compute_load(num_stages)
-        return self._compute_loads[num_stages]
-
-    def _compute_load(self, num_stages: int) -> float | None:
-        traffic, arrangement = self.traffic.traffic(), self._arrangement(num_stages)
-        if traffic is None or arrangement is None:
-            return None
-        return compute_load(traffic, arrangement, self._state.predictor)
-
-    def _steady_step(self, num_stages: int) -> StepWork | None:
-        """A steady step of an instance in such a cluster; None while too little is known."""
-        traffic, arrangement = self.traffic.traffic(), self._arrangement(num_stages)
-        return None if traffic is None or arrangement is None else steady_step(traffic, arrangement)
-
-    def _arrangement(self, num_stages: int) -> Arrangement | None:
-        """All live workers as groups of ``num_stages`` stages; None without a live worker."""
-        shape, limits = self._state.shape, self._state.limits
-        token_bytes = shape.num_layers * shape.block_bytes_per_layer(limits.block_size) / limits.block_size
-        num_alive, least_full_blocks = self._state.alive_workers()
-        if not num_alive:
-            return None
-        full_tokens = least_full_blocks * limits.block_size
-        spare_copies = (num_stages - 1) / num_stages
-        return Arrangement(
-            num_alive, full_tokens + spare_copies * shape.parameter_bytes / token_bytes, limits.max_num_seqs, num_stages
-        )
 
     def may_be_overloaded(self, group: Group, now_ns: int) -> bool:
         """Whether ``assess`` could find the group overloaded, or a drop not worth it: a look at its queue alone."""
@@ -341,7 +291,7 @@ class Loads:
             mean_stay_s=self._stay_s(group, now_ns),
             is_yielding=RESTORE in group.blocks.caps and not is_restoring,
             foreseen_s=self.monitor(group).note_foreseen(missing, now_ns),
-            merged_compute_load=self.compute_load(merged), separate_compute_load=self.compute_load(separate)
+            merged_compute_load=self.compute.load(merged), separate_compute_load=self.compute.load(separate)
         )
         return assess_overload(load, self._state.params.overload)
 
@@ -372,8 +322,8 @@ class Loads:
             + sum(not s.is_offline for s in group.queues.stored.values()),
             0.0 if (rates := monitor.rates()) is None else rates.used,
             0.0 if since is None else (now_ns - since) / NANOSECONDS,
-            self.compute_load(len(group.stages)),
-            self.compute_load(1),
+            self.compute.load(len(group.stages)),
+            self.compute.load(1),
             separate_pace=self._separate_pace(group),
             recompute_block_s=self._recompute_block_s(group),
             mean_stay_s=self._stay_s(group, now_ns),

@@ -18,11 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jettison.core.moving.passage import Passage, RelocationPhase
+from jettison.core.moving.passage import Passage, RelocationPhase, Trip
 from jettison.core.ports import Action
-from jettison.core.requests import RequestState
 from jettison.core.residence import hosted_tokens
-from jettison.core.serving.group import Group
 from jettison.core.serving.guests import Guest
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.kvtransfers import MigrationKind
@@ -38,18 +36,15 @@ class TokenRelocation(Passage):
     kind = MigrationKind.TOKENS
 
     def __init__(
-        self, cluster: ClusterState, state: RequestState, source: Group, destination: Group, now_ns: int,
-        on_over: Callable[[Passage], list[Action]], *, max_step_tokens: int, max_rounds: int | None = None,
+        self, cluster: ClusterState, trip: Trip, *, max_step_tokens: int, max_rounds: int | None = None,
         num_cached_blocks: int = 0, is_paced: bool = False,
         on_kv: Callable[[TokenRelocation, int, int], list[Action]] | None = None,
     ) -> None:
         """The request must decode. ``max_step_tokens``: most tokens of guests in a step that has tokens of this one;
         ``is_paced``: it may be changed on the way. ``on_kv``: has the request go on as KV, called with this relocation,
         the number of blocks that are there, and the time; None: it may not."""
-        super().__init__(
-            cluster, state, source, destination, now_ns, on_over,
-            max_rounds=max_rounds, num_cached_blocks=num_cached_blocks,
-        )
+        super().__init__(cluster, trip, max_rounds=max_rounds, num_cached_blocks=num_cached_blocks)
+        state, source, destination = trip[:3]
         assert state.num_output and not state.remote and not set(source.worker_ids) & set(destination.worker_ids), state
         assert max_step_tokens > 0, f"{max_step_tokens} tokens a step"
         num_cached_tokens = num_cached_blocks * cluster.limits.block_size

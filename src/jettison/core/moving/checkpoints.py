@@ -24,7 +24,7 @@ from jettison.core.moving.allowances import Allowances
 from jettison.core.moving.hostedkv import HostedKV, HostedPhase
 from jettison.core.moving.store import CheckpointStore
 from jettison.core.pending import PendingTransfer, TransferPurpose
-from jettison.core.ports import Action, TransferEnded
+from jettison.core.ports import Action, SendKV, TransferEnded
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import changed
 from jettison.core.serving.group import Group
@@ -160,9 +160,12 @@ class Checkpoints:
         worker.ledger.adopt_prefix(name, blocks)
         pool.adopt(name, slots)
         worker.copying.add(name)
-        sent = self._cluster.send_kv(
-            state, worker_id, worker_id, stage.layers, blocks, slots, owner=self, waiter=self,
-            purpose=TransferPurpose.HOST, to_host=True, beside_steps=True, reserves=False,
+        sent = SendKV(
+            book.next_transfer_id, worker_id, worker_id, stage.layers, tuple(blocks), tuple(slots), to_host=True,
+            beside_steps=True,
+        )
+        self._cluster.send_kv(
+            state, sent, owner=self, waiter=self, purpose=TransferPurpose.HOST, reserves=False
         )
         is_first = worker_id == group.worker_ids[0]
         self._pieces[sent.transfer_id] = _Piece(worker_id, name, group.group_id, len(blocks), is_first)

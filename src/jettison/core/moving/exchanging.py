@@ -375,10 +375,11 @@ class Exchange:
         workers = self._cluster.workers
         there = workers[transfer.src].ledger.table(state.request_id).ids[first:end]
         here = workers[transfer.dst].ledger.table(state.request_id).ids[first:end]
-        action = self._cluster.send_kv(
-            state, transfer.src, transfer.dst, transfer.layers, there, here, owner=self._owner, waiter=self,
-            purpose=TransferPurpose.EXCHANGE, urgent=urgent,
+        action = SendKV(
+            self._cluster.book.next_transfer_id, transfer.src, transfer.dst, transfer.layers, tuple(there), tuple(here),
+            urgent,
         )
+        self._cluster.send_kv(state, action, owner=self._owner, waiter=self, purpose=TransferPurpose.EXCHANGE)
         self._transfers[action.transfer_id] = action
         self._links.add(LinkEnds(transfer.src, transfer.dst))
         return action

@@ -134,12 +134,15 @@ class HostBook:
         for part in entry.parts:
             slots = self.pools[part.src].slots(state.request_id)[piece]
             blocks = workers[part.dst].ledger.table(state.request_id).ids[piece]
-            actions.append(self.noted(self._cluster.send_kv(
-                state, part.src, part.dst, part.layers, slots, blocks, owner=self, waiter=self,
-                purpose=TransferPurpose.HOST, from_host=True,
-                beside_steps=part.src == part.dst and self.returns_beside_steps,
-            ), self._group(entry)))
+            actions.append(self._issue(entry, SendKV(
+                self._cluster.book.next_transfer_id, part.src, part.dst, part.layers, tuple(slots), tuple(blocks),
+                from_host=True, beside_steps=part.src == part.dst and self.returns_beside_steps,
+            )))
         return actions
+
+    def _issue(self, entry: HostedKV, piece: SendKV) -> SendKV:
+        self._cluster.send_kv(entry.state, piece, owner=self, waiter=self, purpose=TransferPurpose.HOST)
+        return self.noted(piece, self._group(entry))
 
     def noted(self, piece: SendKV, group: Group) -> SendKV:
         """Note a piece in its group's steps. A copy inside one worker runs between steps or beside them; a piece from

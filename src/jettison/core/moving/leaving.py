@@ -16,8 +16,9 @@ when, is decided elsewhere.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
+from typing import Protocol
 
 from jettison.core.advice import WantedMove
 from jettison.core.moving.checkpoints import Checkpoints, is_copyable
@@ -31,7 +32,7 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.kvtransfers import MigrationKind
-from jettison.types import NANOSECONDS, RequestId, ShardId
+from jettison.types import NANOSECONDS, RequestId, ShardId, WorkerId
 
 KEEP_S = 1.0
 """Longest time that copies of offline work to the host may hold up a worker's sleep: uncopied work would be computed
@@ -49,26 +50,43 @@ class LeavingPhase(StrEnum):
     STAYS = "stays"
 
 
+class Surroundings(Protocol):
+    """What a leaving asks of the cluster around it (``core.moving.sleeping``)."""
+
+    def open_groups(self) -> list[Group]:
+        """Groups that take requests."""
+        ...
+
+    def kept(self, worker_id: WorkerId) -> set[ShardId]:
+        """Shards of the host copy of the worker's machine; the leaving adds to them."""
+        ...
+
+    def why_stay(self, leaving: Leaving) -> str | None:
+        """Why the worker can no longer sleep; None: it can."""
+        ...
+
+    def may_go(self, leaving: Leaving) -> bool:
+        """No recovery or move needs the worker now."""
+        ...
+
+    def left(self, leaving: Leaving, now_ns: int) -> list[Action]:
+        """Called once, at the end."""
+        ...
+
+
 class Leaving:
     """A move of ``core.moving.moves``: one worker, one group."""
 
     def __init__(
         self, cluster: ClusterState, migrations: Migrations, checkpoints: Checkpoints, worker: WorkerState,
-        group: Group, level: int, now_ns: int, *, open_groups: Callable[[], list[Group]], kept: set[ShardId],
-        why_stay: Callable[[Leaving], str | None], may_go: Callable[[Leaving], bool],
-        on_over: Callable[[Leaving, int], list[Action]],
+        group: Group, level: int, now_ns: int, around: Surroundings,
     ) -> None:
-        """``open_groups``: groups that take requests. ``kept``: shards of the machine's host copy. ``why_stay``: why
-        the worker can no longer sleep. ``may_go``: no recovery or move needs the worker now. ``on_over`` is called
-        once, at the end."""
         self._cluster = cluster
         self._migrations = migrations
         self._checkpoints = checkpoints
-        self._open_groups = open_groups
-        self._kept = kept
-        self._why_stay = why_stay
-        self._may_go = may_go
-        self.on_over = on_over
+        self._around = around
+        self._kept = around.kept(worker.worker_id)
+        self.on_over = around.left
         self.worker = worker
         self.group = group
         self.level = level
@@ -129,15 +147,15 @@ class Leaving:
         """Go as far as the state allows."""
         if self.is_over:
             return []
-        if (why := self._why_stay(self)) is not None:
+        if (why := self._around.why_stay(self)) is not None:
             self.call_off(why)
             return []
         actions = self._keep()
-        if self._is_served(now_ns) and (homes := self._open_groups()):
+        if self._is_served(now_ns) and (homes := self._around.open_groups()):
             actions += self._checkpoint(now_ns)
             self._send_away(homes)
             actions += self._migrate(homes, now_ns)
-        if self._is_empty() and self._may_go(self):
+        if self._is_empty() and self._around.may_go(self):
             self.phase = LeavingPhase.DONE
         return actions
 
@@ -206,7 +224,7 @@ class Leaving:
                 self._num_waited[w.state.request_id] += 1
                 continue
             actions += self._migrations.start(
-                w.state, self.group, w.destination, now_ns, lambda m: self._migrated(m, now_ns), **going._asdict()
+                w.state, self.group, w.destination, now_ns, lambda m: self._migrated(m, now_ns), going
             )
         self._retry_ns = now_ns + (round(self._cluster.params.moves.epoch_s * NANOSECONDS) if wanted else RETRY_NS)
         return actions

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from jettison.core.advice import Going
 from jettison.core.changes import WaitsFor
 from jettison.core.moving.astokens import TokenRelocation
-from jettison.core.moving.passage import Passage, RelocationPhase
-from jettison.core.moving.relocate import MAX_FINAL_BLOCKS, Relocation
+from jettison.core.moving.passage import Passage, RelocationPhase, Trip
+from jettison.core.moving.relocate import Relocation
 from jettison.core.pending import PendingTransfer, TransferPurpose
 from jettison.core.ports import Action, CancelTransfer, Record, TransferEnded
 from jettison.core.requests import Phase, RequestState
@@ -33,6 +34,10 @@ def may_go(state: RequestState) -> bool:
         state.phase is Phase.RUNNING and state.num_output > 0 and state.num_tokens - state.num_computed <= 1
         and state.is_settled
     )
+
+
+AS_KV = Going(MigrationKind.KV, None)
+"""As fast as the link carries it."""
 
 
 class Migrations:
@@ -70,22 +75,17 @@ class Migrations:
 
     def start(
         self, state: RequestState, source: Group, destination: Group, now_ns: int,
-        on_over: Callable[[Passage], None] = lambda migration: None, *,
-        kind: MigrationKind = MigrationKind.KV, max_step_tokens: int | None = None,
-        max_final_blocks: int = MAX_FINAL_BLOCKS, may_change: Collection[MigrationKind] = (),
+        on_over: Callable[[Passage], None] = lambda migration: None, going: Going = AS_KV,
     ) -> list[Action]:
         """Begin to move a running request that no migration moves (``may_go`` says which can go in either kind).
         Nothing begins where the destination has no room for it, or where it cannot go as tokens: it does not decode
         (yet), attends to remote KV, is to be recomputed, or is on trial, that is, runs alone because it may be what
         kills workers.
 
-        ``on_over`` is called when it has ended or failed, not when it gave way. ``max_step_tokens``: as tokens, most
-        tokens of guests in one step of the destination, so that its decodes are not disturbed; None: as many as its
-        steps have room for. ``max_final_blocks``: as KV, most blocks that travel while the request stands still.
-        ``may_change``: as tokens, it may be changed to these kinds on its way, and to another pace.
+        ``on_over`` is called when it has ended or failed, not when it gave way.
         """
         assert not set(source.worker_ids) & set(destination.worker_ids), "groups that share a worker"
-        as_tokens = kind is MigrationKind.TOKENS
+        as_tokens = going.kind is MigrationKind.TOKENS
         if as_tokens and (not state.num_output or state.on_trial or state.remote or state.recompute):
             return []
         blocks, block_size = destination.blocks, self._cluster.limits.block_size
@@ -93,21 +93,21 @@ class Migrations:
         if needed + blocks.watermark > blocks.num_free:
             return []
         num_cached_blocks = blocks.admit(state, num_cached_tokens) // block_size
+        trip = Trip(state, source, destination, now_ns, lambda m: self._over(m, on_over))
         migration: Passage
         if as_tokens:
             migration = TokenRelocation(
-                self._cluster, state, source, destination, now_ns, lambda m: self._over(m, on_over),
-                max_step_tokens=max_step_tokens or self._cluster.limits.max_num_batched_tokens, max_rounds=MAX_ROUNDS,
+                self._cluster, trip, max_rounds=MAX_ROUNDS,
+                max_step_tokens=going.max_step_tokens or self._cluster.limits.max_num_batched_tokens,
                 num_cached_blocks=num_cached_blocks,
-                is_paced=bool(may_change), on_kv=None if MigrationKind.KV not in may_change else (
+                is_paced=bool(going.may_change), on_kv=None if MigrationKind.KV not in going.may_change else (
                     lambda m, there, now: self._go_on_as_kv(m, there, on_over, now)
                 ),
             )
         else:
             migration = Relocation(
-                self._cluster, state, source, destination, TransferPurpose.MIGRATION, now_ns,
-                lambda m: self._over(m, on_over), max_rounds=MAX_ROUNDS, num_cached_blocks=num_cached_blocks,
-                max_final_blocks=max_final_blocks,
+                self._cluster, trip, TransferPurpose.MIGRATION, max_rounds=MAX_ROUNDS,
+                num_cached_blocks=num_cached_blocks, max_final_blocks=going.max_final_blocks,
             )
         self.under_way.append(migration)
         return migration.advance(now_ns)
@@ -118,9 +118,9 @@ class Migrations:
         """The rest of a request goes as KV; its leading ``num_blocks`` have been computed or found cached at the
         destination."""
         self.under_way.remove(before)
+        trip = Trip(before.state, before.source, before.destination, now_ns, lambda m: self._over(m, on_over))
         migration = Relocation(
-            self._cluster, before.state, before.source, before.destination, TransferPurpose.MIGRATION, now_ns,
-            lambda m: self._over(m, on_over), max_rounds=MAX_ROUNDS, num_cached_blocks=num_blocks,
+            self._cluster, trip, TransferPurpose.MIGRATION, max_rounds=MAX_ROUNDS, num_cached_blocks=num_blocks,
             max_final_blocks=before.num_final_blocks,
         )
         migration.started_ns, migration.num_tokens = before.started_ns, before.num_tokens

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from jettison.core.ports import Action
 from jettison.core.requests import Phase, RequestState
@@ -38,24 +38,35 @@ class RelocationPhase(StrEnum):
     FAILED = "failed"
 
 
+class Trip(NamedTuple):
+    """Which request goes where."""
+
+    state: RequestState
+    source: Group
+    destination: Group
+    now_ns: int
+    """When it begins."""
+    on_over: Callable[[Passage], list[Action]]
+    """Called once, at the end."""
+
+
 class Passage(ABC):
     """One request on its way from ``source`` to ``destination``; each ``advance`` goes as far as the state allows."""
 
     kind: ClassVar[MigrationKind]
 
     def __init__(
-        self, cluster: ClusterState, state: RequestState, source: Group, destination: Group, now_ns: int,
-        on_over: Callable[[Passage], list[Action]], *, max_rounds: int | None, num_cached_blocks: int,
+        self, cluster: ClusterState, trip: Trip, *, max_rounds: int | None, num_cached_blocks: int
     ) -> None:
-        """The request must be running, all of its KV in place. ``on_over`` is called once, at the end.
+        """The request must be running, all of its KV in place.
 
         ``max_rounds``: rounds with decoding before it is given up, as the request grows as fast as the destination
         catches up. ``num_cached_blocks``: leading blocks that the destination had in its prefix cache, and has
         reserved.
         """
+        state, source, destination, now_ns, self._on_over = trip
         assert state.phase is Phase.RUNNING and state.group_id == source.group_id, state
         self._cluster = cluster
-        self._on_over = on_over
         self._max_rounds = max_rounds
         self.state = state
         self.source = source

@@ -18,14 +18,10 @@ split).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from jettison.core.moving.passage import Passage, RelocationPhase
+from jettison.core.moving.passage import Passage, RelocationPhase, Trip
 from jettison.core.pending import Owner, PendingTransfer, TransferPurpose
-from jettison.core.ports import Action, CancelTransfer, TransferEnded
-from jettison.core.requests import RequestState
+from jettison.core.ports import Action, CancelTransfer, SendKV, TransferEnded
 from jettison.core.residence import in_arenas
-from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.kvtransfers import MigrationKind, plan_kv_transfers
@@ -41,20 +37,15 @@ class Relocation(Passage):
     kind = MigrationKind.KV
 
     def __init__(
-        self, cluster: ClusterState, state: RequestState, source: Group, destination: Group, purpose: TransferPurpose,
-        now_ns: int, on_over: Callable[[Passage], list[Action]], *, owner: Owner | None = None,
-        max_rounds: int | None = None, num_cached_blocks: int = 0,
-        max_final_blocks: int = MAX_FINAL_BLOCKS,
+        self, cluster: ClusterState, trip: Trip, purpose: TransferPurpose, *, owner: Owner | None = None,
+        max_rounds: int | None = None, num_cached_blocks: int = 0, max_final_blocks: int = MAX_FINAL_BLOCKS,
     ) -> None:
         """``owner``: the move that owns the transfers; None: this one. ``max_final_blocks``: most blocks sent while the
         request stands still; >= 1."""
-        super().__init__(
-            cluster, state, source, destination, now_ns, on_over,
-            max_rounds=max_rounds, num_cached_blocks=num_cached_blocks,
-        )
+        super().__init__(cluster, trip, max_rounds=max_rounds, num_cached_blocks=num_cached_blocks)
         self._owner = owner or self
         self._purpose = purpose
-        self._plan = plan_kv_transfers(in_arenas(state.residences).places, destination.stages)
+        self._plan = plan_kv_transfers(in_arenas(trip.state.residences).places, trip.destination.stages)
         self._transfers: dict[TransferId, WorkerId] = {}
         """Transfers under way, with their sources."""
         self._max_final_blocks = max_final_blocks
@@ -152,11 +143,11 @@ class Relocation(Passage):
         for part in self._plan if end > first else ():
             there = self._cluster.workers[part.src].ledger.table(state.request_id).ids[first:end]
             here = self._cluster.workers[part.dst].ledger.table(state.request_id).ids[first:end]
-            transfer = self._cluster.send_kv(
-                state, part.src, part.dst, part.layers, there, here,
-                owner=self._owner, waiter=self, purpose=self._purpose,
+            transfer = SendKV(
+                self._cluster.book.next_transfer_id, part.src, part.dst, part.layers, tuple(there), tuple(here),
                 urgent=(part.src, part.dst) in crowded,
             )
+            self._cluster.send_kv(state, transfer, owner=self._owner, waiter=self, purpose=self._purpose)
             self._transfers[transfer.transfer_id] = transfer.src
             actions.append(transfer)
         return actions

@@ -6,7 +6,7 @@ module chooses each request's home and turn, and handles a lost transfer.
 
 from __future__ import annotations
 
-from jettison.core.moving.passage import Passage
+from jettison.core.moving.passage import Passage, Trip
 from jettison.core.moving.relocate import Relocation
 from jettison.core.pending import Owner, TransferPurpose
 from jettison.core.ports import Action
@@ -85,10 +85,8 @@ class Returning:
         return actions
 
     def _begin(self, state: RequestState, now_ns: int) -> Relocation:
-        relocation = Relocation(
-            self._cluster, state, self._pipeline, self._home(state), TransferPurpose.RETURN, now_ns, self._over,
-            owner=self._owner,
-        )
+        trip = Trip(state, self._pipeline, self._home(state), now_ns, self._over)
+        relocation = Relocation(self._cluster, trip, TransferPurpose.RETURN, owner=self._owner)
         self.on_their_way[state.request_id] = relocation
         return relocation
 

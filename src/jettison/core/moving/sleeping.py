@@ -164,7 +164,7 @@ class Sleepers:
         names = self._cluster.params.machine_of
         return str(names.get(worker_id, f"worker {worker_id}")) if names else ""
 
-    def _kept(self, worker_id: WorkerId) -> set[ShardId]:
+    def kept(self, worker_id: WorkerId) -> set[ShardId]:
         return self.host_copies.setdefault(self._machine(worker_id), set())
 
     def why_not(self, worker_ids: Sequence[WorkerId], level: int) -> str | None:
@@ -194,7 +194,7 @@ class Sleepers:
     def _why_no_copy(self, worker_id: WorkerId, level: int, without: Collection[WorkerId]) -> str | None:
         """Why no complete copy of the parameters would be in memory without these workers."""
         everything = self._cluster.shape.all_shards
-        if level == 1 or self._kept(worker_id) >= everything:
+        if level == 1 or self.kept(worker_id) >= everything:
             return None
         elsewhere: set[ShardId] = set()
         for worker in self._cluster.workers.values():
@@ -225,11 +225,9 @@ class Sleepers:
             fields = {"worker": worker_id, "level": level, "requests": num_requests, "reason": reason}
             actions.append(Record("falling_asleep", now_ns, fields))
             self._since_ns[worker_id] = now_ns
+            worker = self._cluster.workers[worker_id]
             actions += self._moves.leave(Leaving(
-                self._cluster, self._migrations, self._checkpoints, self._cluster.workers[worker_id], group, level,
-                now_ns,
-                open_groups=self._open_groups, kept=self._kept(worker_id), why_stay=self._why_stay,
-                may_go=self._may_go, on_over=self._left,
+                self._cluster, self._migrations, self._checkpoints, worker, group, level, now_ns, self
             ))
         return actions
 
@@ -280,19 +278,19 @@ class Sleepers:
 
     # --- leaving ----------------------------------------------------------------------------------------------
 
-    def _open_groups(self) -> list[Group]:
+    def open_groups(self) -> list[Group]:
         groups = self._cluster.groups.values()
         return [g for g in groups if not self._moves.is_moving(g) and not g.paused]
 
-    def _why_stay(self, leaving: Leaving) -> str | None:
+    def why_stay(self, leaving: Leaving) -> str | None:
         return self._why_no_copy(leaving.worker.worker_id, leaving.level, self.leaving)
 
-    def _may_go(self, leaving: Leaving) -> bool:
+    def may_go(self, leaving: Leaving) -> bool:
         if self._recoveries.by_worker.get(leaving.worker.worker_id) is not None:
             return False  # its recovery has not ended
         return not self._awake() or self._why_needed(self.leaving) is None
 
-    def _left(self, leaving: Leaving, now_ns: int) -> list[Action]:
+    def left(self, leaving: Leaving, now_ns: int) -> list[Action]:
         worker = leaving.worker
         if leaving.phase is LeavingPhase.STAYS:
             self._since_ns.pop(worker.worker_id, None)

@@ -20,8 +20,7 @@ from jettison.core.moving.allowances import Allowances
 from jettison.core.moving.hostbook import HostBook
 from jettison.core.moving.hostedkv import HostedKV, HostedPhase
 from jettison.core.moving.store import CheckpointStore
-from jettison.core.pending import TransferPurpose
-from jettison.core.ports import Action
+from jettison.core.ports import Action, SendKV
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import changed, hosted_only
 from jettison.core.serving.group import Group
@@ -91,10 +90,11 @@ class Swap(HostBook):
         for (worker_id, _), layers in entry.pools.places.items():
             blocks = workers[worker_id].ledger.table(state.request_id).ids[piece]
             slots = self.pools[worker_id].slots(state.request_id)[piece]
-            actions.append(self.noted(self._cluster.send_kv(
-                state, worker_id, worker_id, layers, blocks, slots, owner=self, waiter=self,
-                purpose=TransferPurpose.HOST, to_host=True,
-            ), self._group(entry)))
+            sent = SendKV(
+                self._cluster.book.next_transfer_id, worker_id, worker_id, layers, tuple(blocks), tuple(slots),
+                to_host=True,
+            )
+            actions.append(self._issue(entry, sent))
         return actions
 
     def _note_arrived(self, entry: HostedKV) -> None:

@@ -102,6 +102,19 @@ class StepOutcome:
     """No request of the step ends, starts again, attends to KV elsewhere or is another group's."""
 
 
+class Shared(NamedTuple):
+    """What the groups of a cluster have in common."""
+
+    changes: Changes
+    tokens: VirtualTokens | None = None
+    """What each tenant's online requests have been served."""
+    offline_tokens: VirtualTokens | None = None
+    pace: Callable[[], Pace | None] = lambda: None
+    """Bounds on the time of a step; None: offline requests are behind online ones by priority alone."""
+    kept_tokens: Callable[[RequestState], int] = lambda state: 0
+    """For a request that gives its blocks up, how many leading tokens keep their KV elsewhere."""
+
+
 class Group:
     """One group: the serving loop over its queues and blocks, with the flags that say what may be done with them."""
 
@@ -114,27 +127,20 @@ class Group:
         limits: SchedulerLimits,
         hasher: PrefixHasher,
         prices: Callable[[], ChunkCost] = lambda: UNKNOWN_PRICES,
-        changes: Changes | None = None,
-        tokens: VirtualTokens | None = None,
-        offline_tokens: VirtualTokens | None = None,
-        pace: Callable[[], Pace | None] = lambda: None,
-        kept_tokens: Callable[[RequestState], int] = lambda state: 0,
+        shared: Shared | None = None,
     ) -> None:
-        """``prices``: the cost of chunks in its last stage, as far as known; ``changes``, ``tokens``: the cluster's.
-
-        ``pace``: bounds on the time of its steps; None: offline requests are behind online ones by priority alone.
-        ``kept_tokens``: for a request that gives its blocks up, how many leading tokens keep their KV elsewhere.
-        """
+        """``prices``: the cost of chunks in its last stage, as far as known. ``shared``: None where it is alone."""
+        shared = shared or Shared(Changes())
         self.group_id = group_id
         self.epoch = epoch
         self.stages = stages
         self.worker_ids: tuple[WorkerId, ...] = tuple(s.worker_id for s in stages)
         """Its workers, in pipeline order."""
         self.limits = limits
-        self._changes = changes or Changes()
+        self._changes = shared.changes
         self.residence = arenas_of(stages)
         """The residence in which its requests run; all of them share it."""
-        self.queues = Queues(group_id, self.residence, limits, self._changes, tokens, offline_tokens)
+        self.queues = Queues(group_id, self.residence, limits, self._changes, shared.tokens, shared.offline_tokens)
         self.blocks = GroupBlocks(group_id, self.worker_ids, ledgers, limits, hasher, self._changes)
         self.guests = Guests()
         """Requests that run in another group and are to run here."""
@@ -151,8 +157,8 @@ class Group:
         self.head_blocked_by: BlockedBy | None = None
         """What keeps the head of the online queue out; an offline head that has to wait does not count."""
         self.prices = prices
-        self.pace = pace
-        self._kept_tokens = kept_tokens
+        self.pace = shared.pace
+        self._kept_tokens = shared.kept_tokens
         self.planner = StepPlanner(self)
         self.sitting_out: Collection[RequestId] = ()
         """Sitting out: running offline requests that the next step is planned without, as an online request's deadline
@@ -380,10 +386,10 @@ class Group:
         if flight.guests:
             end_chunks(flight.guests, self.blocks, are_computed=True)
         for index, row in enumerate(flight.own_rows, len(flight.guests)):
-            state, context_len, num_tokens, samples, _ = row
+            state, context_len, num_tokens, samples, remote = row
             state.num_pending -= num_tokens
             token = next(tokens) if samples else None
-            if state.holds:
+            if remote or state.holds:
                 outcome.is_plain = False
                 if state.recompute:
                     continue

@@ -308,10 +308,6 @@ class Queues:
         for state in states:
             self.prefilling.pop(state.request_id, None)
 
-    def offline_served(self, tenant: str) -> int:
-        """Virtual tokens that a tenant's offline requests have been served, in all groups."""
-        return self._offline_tokens.of(tenant)
-
     @property
     def are_charged(self) -> bool:
         """Whether the tenants' counts matter, as there are several."""

@@ -221,7 +221,7 @@ class Engine:
                 model_dir=str(Path(self._config.model.model)),
                 max_model_len=self._assembly.limits.max_model_len,
                 max_request_tokens=core.max_request_blocks() * block_size if core else 0,
-                max_offline_tokens=core.max_offline_blocks() * block_size if core else 0,
+                max_offline_tokens=core.max_request_blocks(is_offline=True) * block_size if core else 0,
                 vocab_size=self._assembly.shape.vocab_size,
                 eos_token_ids=tuple(sorted(self._assembly.limits.eos_token_ids)),
             )
@@ -273,7 +273,7 @@ class Engine:
         if self._driver is None:
             return
         limit = self._config.scheduler.max_num_queued_reqs
-        refusal = self._driver.core.why_refuse(tenant, limit, num_arriving, time.monotonic_ns())
+        refusal = self._driver.core.ladder.why_refuse(tenant, limit, num_arriving, time.monotonic_ns())
         if refusal is not None:
             raise OverCapacityError(refusal.message, refusal.retry_after_ms)
 

@@ -60,6 +60,6 @@ def take_snapshot(
     return EngineSnapshot(
         state, config.memory.block_size, groups, workers, totals, core.ladder.gauges(), num_unplaced=num_unplaced,
         num_unplaced_offline=len(core.state.unplaced) - num_unplaced, troubles=core.recoveries.troubles,
-        checkpoint_lag_blocks=core.checkpoint_lag_blocks, num_devices_wanted=devices_wanted(core), slo=core.objectives,
+        checkpoint_lag_blocks=core.ladder.lag_blocks, num_devices_wanted=devices_wanted(core), slo=core.objectives,
         wakes_s=core.ladder.wakes_s,
     )

@@ -60,7 +60,7 @@ class WarmUp:
                     continue
                 work, times_ns = StepWork.of([(num_tokens, 0)] * num_rows), (started, time.monotonic_ns())
                 for num_stages in {len(stages) for stages in groups}:
-                    core.predictor.observe(work, times_ns, part=step_of(num_stages))
+                    core.state.predictor.observe(work, times_ns, part=step_of(num_stages))
 
     async def _step(self, stages: Sequence[StagePlan], num_rows: int, num_tokens: int) -> None:
         limits = self._assembly.limits

@@ -11,6 +11,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import cycle, pairwise
 
+from jettison.core.advice import Going
 from jettison.core.cluster import ClusterCore
 from jettison.core.moving.migrations import may_go
 from jettison.core.moving.relocate import MAX_FINAL_BLOCKS
@@ -105,8 +106,7 @@ class FaultOrders:
             if is_busy or set(source.worker_ids) & set(destination.worker_ids):
                 return []
             actions = core.migrations.start(
-                state, source, destination, now_ns, kind=kind, max_step_tokens=step_tokens,
-                max_final_blocks=final_blocks,
+                state, source, destination, now_ns, going=Going(kind, step_tokens, final_blocks)
             )
             return actions + core.stepping.plan(now_ns) + core.migrations.after_steps()
 
@@ -137,7 +137,7 @@ class FaultOrders:
         return [lambda: self.sleep(sleepers[:1], level), self.wake_all]
 
     def _all_sleep(self) -> None:
-        """Nobody asks for anything until they do: the first request would call one back."""
+        """Put all workers to sleep. No request is sent until they do: the first one would wake a worker."""
         self.may_ask.clear()
         self.sleep(list(self._engine.core.state.workers), 1)
 
@@ -152,7 +152,7 @@ class FaultOrders:
             self._engine.orders.order(lambda core, now_ns: core.request_wake(worker_id, now_ns))
 
     def wake_all(self) -> None:
-        """Who sleeps, or is about to."""
+        """Wake every worker that sleeps or is about to."""
         self.may_ask.set()
         for worker_id in self._engine.core.sleepers.out:
             self._wake(worker_id)

@@ -30,7 +30,7 @@ from jettison.policy.packing.mell import Packing
 from jettison.policy.packing.named import PACKERS
 from jettison.policy.packing.params import PackParams, devices_needed, head_room_blocks
 from jettison.policy.packing.reserve import Growing, ReserveParams, plan_resizes
-from jettison.policy.packing.types import Depart, Grip, Packer, PackingParams
+from jettison.policy.packing.types import Depart, Grip, PackingParams
 from jettison.policy.slo import objectives
 from jettison.types import GroupId, RequestId
 
@@ -110,12 +110,9 @@ class Desired:
             for pool in held.values()
         )
 
-    def num_used(self) -> int:
-        """Groups where online requests live."""
-        return self.used()[0]
-
     def used(self) -> tuple[int, float]:
-        """The same, and the share of these groups' KV memory that requests hold; 0 where there are none."""
+        """Groups where online requests live, and the share of their KV memory that requests hold; 0 where there are
+        none."""
         groups, num, num_held, num_blocks = self._cluster.groups, 0, 0, 0
         for pool in self._pools.values():
             for device in pool.devices:
@@ -368,14 +365,10 @@ class Desired:
             if pool is not None:
                 self._forget_pool(full)
             packing = PackingParams(capacity=max(1, full - head_room), priorities=params.priorities)
-            pool = self._pools[full] = Pool(self._new_packer(packing), full, head_room)
+            make = PACKERS[params.packer]
+            packer = Packing(packing, (), self._packable.machine_of) if make is Packing else make(packing, ())
+            pool = self._pools[full] = Pool(packer, full, head_room)
         return pool
-
-    def _new_packer(self, packing: PackingParams) -> Packer:
-        make = PACKERS[self._params.packer]
-        if make is Packing:
-            return Packing(packing, (), self._packable.machine_of)
-        return make(packing, ())
 
     def _forget_pool(self, full: int) -> None:
         pool = self._pools.pop(full)

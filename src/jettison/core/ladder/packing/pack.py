@@ -426,7 +426,7 @@ class PackRung(Rung):
     ) -> list[Action]:
         assert offer.going is not None
         actions = self._migrations.start(
-            state, source, destination, now_ns, self._over, **offer.going._asdict()
+            state, source, destination, now_ns, self._over, offer.going
         )
         passage = next((p for p in self._migrations.under_way if p.state is state), None)
         if passage is None and not actions:

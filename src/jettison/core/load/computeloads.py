@@ -1,0 +1,69 @@
+"""Compute load: what share of its time a cluster would need for the present traffic, were its groups of such a size.
+
+What is known is good until anything that it is made from is fed: ``Loads`` clears it then.
+"""
+
+from __future__ import annotations
+
+from jettison.core.load.monitor import TrafficMonitor
+from jettison.core.state import ClusterState
+from jettison.cost.grouprate import TokenMix
+from jettison.cost.stepwork import NOTHING, StepWork
+from jettison.policy.computeload import Arrangement, compute_load, steady_step
+
+
+class ComputeLoads:
+    """Of one cluster, by the number of stages of its groups."""
+
+    def __init__(self, state: ClusterState, traffic: TrafficMonitor) -> None:
+        self._state = state
+        self._traffic = traffic
+        self.known: dict[int, float | None] = {}
+        """Loads that were asked for, by number of stages."""
+
+    def load(self, num_stages: int) -> float | None:
+        """Compute load of the whole cluster if all its groups had ``num_stages`` members; None while too little is
+        known."""
+        if num_stages in self.known:
+            return self.known[num_stages]
+        traffic, arrangement = self._traffic.traffic(), self._arrangement(num_stages)
+        load = None
+        if traffic is not None and arrangement is not None:
+            load = compute_load(traffic, arrangement, self._state.predictor)
+        self.known[num_stages] = load
+        return load
+
+    def steady_step(self, num_stages: int) -> StepWork | None:
+        """A steady step of an instance in such a cluster; None while too little is known."""
+        traffic, arrangement = self._traffic.traffic(), self._arrangement(num_stages)
+        return None if traffic is None or arrangement is None else steady_step(traffic, arrangement)
+
+    def group_rates(self) -> dict[int, float]:
+        """Output tokens a second of groups, by their number of stages, for the present traffic; empty without a
+        profile.
+
+        For a number of stages that pipelines have served with, the rate is theirs: it has their bubbles and uneven
+        microbatches in it.
+        """
+        profile, traffic = self._state.params.profile, self._traffic.traffic()
+        if profile is None:
+            return {}
+        prompts = 0.0 if traffic is None else traffic.prompt_tokens / max(1.0, traffic.output_tokens)
+        rates = profile.serving_rates(TokenMix(prompts, self._state.limits.max_num_batched_tokens))
+        if (alone := rates.get(1)) is not None:
+            predictor, work = self._state.predictor, self.steady_step(1) or NOTHING
+            rates |= {n: n * alone * predictor.pipeline_efficiency(work, n) for n in predictor.measured_pipelines}
+        return rates
+
+    def _arrangement(self, num_stages: int) -> Arrangement | None:
+        """All live workers as groups of ``num_stages`` stages; None without a live worker."""
+        shape, limits = self._state.shape, self._state.limits
+        token_bytes = shape.num_layers * shape.block_bytes_per_layer(limits.block_size) / limits.block_size
+        num_alive, least_full_blocks = self._state.alive_workers()
+        if not num_alive:
+            return None
+        full_tokens = least_full_blocks * limits.block_size
+        spare_copies = (num_stages - 1) / num_stages
+        return Arrangement(
+            num_alive, full_tokens + spare_copies * shape.parameter_bytes / token_bytes, limits.max_num_seqs, num_stages
+        )
