@@ -8,7 +8,6 @@ Each seed is a whole ``jettison demo``: profiled, measured, fitted and served bo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.shared import LIVE, Row, keep, parse, print_block, say, work_folder
@@ -18,13 +17,6 @@ from jettison.report.day import day_figures, missed_goals
 from jettison.report.results import RunResult, read_results
 
 TOLD = ("drops", "restores", "sleeps", "wakes", "preemptions")
-
-
-def served(work: Path, seeds: range) -> Iterator[list[RunResult]]:
-    """Both ways of each seed's day, by servers on this machine."""
-    for seed in seeds:
-        run_day(work / str(seed), seed)
-        yield read_results(work / str(seed) / "report.json")
 
 
 def row_of(seed: int, runs: list[RunResult]) -> Row:
@@ -41,8 +33,9 @@ def main() -> None:
     args = parse(__doc__, seeds=3, work=Path)
     work, seeds = work_folder(args.work, "day"), range(args.seeds)
     rows = []
-    for seed, runs in zip(seeds, served(work, seeds), strict=True):
-        rows.append(row_of(seed, runs))
+    for seed in seeds:
+        run_day(work / str(seed), seed)
+        rows.append(row_of(seed, read_results(work / str(seed) / "report.json")))
         say(rows[-1])
     print_block("demo_day", {"rows": rows})
     keep(args.json, {"rows": rows}, *LIVE)

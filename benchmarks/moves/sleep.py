@@ -251,8 +251,7 @@ def _milliseconds(seconds: float) -> float | None:
 
 def main() -> int:
     options = parse(
-        __doc__,
-        parts=(["sources", "wake", "drop"], "of: sources, wake, drop", {"nargs": "*", "positional": True}),
+        __doc__, parts=(["sources", "wake", "drop"], "of: sources, wake, drop", {"nargs": "*", "positional": True}),
         repeats=(10, "rounds of each source"), bursts=(1, "of each case"),
         memory=("288MiB", "of each instance; its KV is filled before each source"),
         burst_memory=("264MiB", "of each instance in bursts"),

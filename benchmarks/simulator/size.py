@@ -13,7 +13,6 @@ import json
 import resource
 import subprocess
 import time
-from dataclasses import replace
 
 import numpy as np
 
@@ -34,7 +33,7 @@ FLOPS, MEMORY_BYTES_PER_S = 312e12 * 0.65, 2.04e12 * 0.70
 """A800: peaks, and the parts of them that vidur's tables of linear layers on an A100 reach."""
 
 
-def qwen14_setup(num_instances: int, policy: str, compress: bool) -> ClusterSetup:
+def qwen14_setup(num_instances: int, policy: str) -> ClusterSetup:
     """Shape: Hugging Face's config of Qwen2.5-14B."""
     shards = {layer_shard(i): 525 * MIB for i in range(48)} | {EMBED_SHARD: 1485 * MIB, HEAD_SHARD: 1485 * MIB}
     shape = ModelShape(48, 5120, 40, 8, 128, 13824, 152064, 2, False, shards)
@@ -50,8 +49,7 @@ def qwen14_setup(num_instances: int, policy: str, compress: bool) -> ClusterSetu
         64, 2048, 256, 32768, enable_prefix_caching=False, lookahead=LookaheadParams(enabled=policy == "drop")
     )
     params = ClusterParams(**parse_overload(policy)._asdict(), profile=profile)  # type: ignore[arg-type]
-    setup = setup_from_profile(shape, limits, params, num_instances, MemorySetup(int(0.9 * 80 * GIB)), profile)
-    return replace(setup, compress=compress)
+    return setup_from_profile(shape, limits, params, num_instances, MemorySetup(int(0.9 * 80 * GIB)), profile)
 
 
 def day(num_requests: int, rate: float, seed: int = 0) -> Workload:
@@ -73,7 +71,7 @@ def day(num_requests: int, rate: float, seed: int = 0) -> Workload:
 def measure(args: Namespace, num_requests: int) -> Row:
     """One size, in this process."""
     workload = day(num_requests, args.rate)
-    setup = qwen14_setup(args.instances, args.policy, not args.naive)
+    setup = qwen14_setup(args.instances, args.policy)
     began_s, processor_s = time.perf_counter(), time.process_time()
     run = simulate_workload(workload, setup, SimulationOptions(detail=False, observe_interval_s=60.0))
     wall_s, processor_s = time.perf_counter() - began_s, time.process_time() - processor_s
@@ -89,7 +87,7 @@ def measure(args: Namespace, num_requests: int) -> Row:
 def main() -> None:
     args = parse(
         __doc__, instances=1000, requests=[10_000, 100_000], rate=(12.0, "requests a second, mean"), policy="drop",
-        naive=(False, "one event a step"), here=(False, {"help": SUPPRESS}),
+        here=(False, {"help": SUPPRESS}),
     )  # fmt: skip
     if args.here:
         print(json.dumps(measure(args, args.requests[0])))
@@ -98,7 +96,6 @@ def main() -> None:
     for num_requests in args.requests:
         command = again("simulator", "size", "--here", "--instances", str(args.instances), "--requests",
                         str(num_requests), "--rate", str(args.rate), "--policy", args.policy)  # fmt: skip
-        command += ["--naive"] * args.naive
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
         rows.append(json.loads(done.stdout))
         print_block("simulator_million", {"rows": rows[-1:]})
