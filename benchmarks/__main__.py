@@ -32,7 +32,8 @@ def parts_of(folder: Path) -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     """Run a part, or say what there is; the exit code."""
-    families = {folder.name: parts for folder in sorted(HERE.iterdir()) if (parts := parts_of(folder))}
+    folders = (each for each in sorted(HERE.iterdir()) if each.name != "engines")
+    families = {folder.name: parts for folder in folders if (parts := parts_of(folder))}
     family, part = [*arguments, "", ""][:2]
     if family not in families:
         print(__doc__)

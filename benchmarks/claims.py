@@ -12,11 +12,8 @@ import subprocess
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.evidence import REPOSITORY, digest, git
-from benchmarks.figures import RESULTS, Document, load, stale_pages
+from benchmarks.figures import RESULTS, Document, load, stale_pages, table
 
 BEGIN, END = "<!-- claims: begin -->\n", "<!-- claims: end -->"
 
@@ -276,13 +273,13 @@ def main() -> None:
         for page, anew in stale_pages():
             page.write_text(anew, encoding="utf-8")
     claimed = {name for claim in CLAIMS for name in claim.files}
-    table = Table("file", "in README", "commit", "of", "commits since", "figures are")
+    rows = []
     for path in sorted(RESULTS.rglob("*.json")):
         name = path.relative_to(RESULTS).as_posix()
         kept = load(name)["evidence"]
-        table.add_row(name, "yes" if name in claimed else "", str(kept["commit"]), kept["date"],
-                      age(kept["commit"]), standing(kept))  # fmt: skip
-    Console(width=140).print(table)
+        rows.append([name, "yes" if name in claimed else "", str(kept["commit"]), kept["date"],
+                      age(kept["commit"]), standing(kept)])  # fmt: skip
+    print(table(("file", "in README", "commit", "of", "commits since", "figures are"), rows))
 
 
 if __name__ == "__main__":

@@ -182,21 +182,6 @@ def _interactive(document: Document) -> str:
     return table(("arm", "TTFT P50, ms", "P99, ms", "gap P99, ms", "offline tokens/s"), rows)
 
 
-@block("upload_beside_chat")
-def _upload(document: Document) -> str:
-    return table(
-        ("beside the chat", "P99 gap over alone (median of rounds)", "lowest", "highest"),
-        [[row["turn"], row["ratio"], row["lowest"], row["highest"]] for row in document["verdicts"]],
-    )
-
-
-@block("odd_sizes")
-def _odd_sizes(document: Document) -> str:
-    keys = ("rate_per_s", "instances", "merged_s", "ttft_p99_s", "tpot_p50_s", "drops", "restores")
-    return table(("requests/s an instance", "instances", "merged, s", "P99 TTFT, s", "P50 TPOT, s", "drops",
-                  "restores"), [[row[key] for key in keys] for row in document["rows"]])  # fmt: skip
-
-
 @block("remap")
 def _remap(document: Document) -> str:
     return table(
@@ -206,13 +191,6 @@ def _remap(document: Document) -> str:
           row["num_map_calls"], row["first_touch_ms"], row["second_touch_ms"], row["restore_map_ms"]]
          for row in document["rows"]],
     )  # fmt: skip
-
-
-@block("real_traces.slices", "real_traces")
-def _real_traces(document: Document) -> str:
-    keys = ("load", "binds", "slices", "requests", "drops", "p50_ratio", "p99_ratio", "e2e_ratio")
-    return table(("load", "binds", "slices", "requests", "drops a round", "P50 TTFT", "P99 TTFT", "mean end to end"),
-                 [[row[key] for key in keys] for row in document["pooled"]])  # fmt: skip
 
 
 @block("overload_vllm")
@@ -280,21 +258,6 @@ def _peers(document: Document) -> str:
     return table(("engine", *(column for load in loads for column in (load, "of vLLM"))), rows)
 
 
-@block("batch_deadlines")
-def _batch_deadlines(document: Document) -> str:
-    keys = ("lines", "all_awake_s", "window_s", "factor", "status", "took_s", "late_lines", "wakes", "awake_mean")
-    return table(("lines", "all awake, s", "window, s", "times", "status", "took, s", "lines late", "wakes",
-                  "awake, mean of 2"), [[row[key] for key in keys] for row in document["rows"]])  # fmt: skip
-
-
-@block("epoch_pass")
-def _epoch_pass(document: Document) -> str:
-    keys = ("devices", "requests", "still_ms", "decoding_ms", "decoding_max_ms", "epoch_median_ms", "epoch_max_ms",
-            "apply_median_ms")  # fmt: skip
-    return table(("devices", "requests", "still, ms", "decoding, ms", "most", "epoch, ms (median)", "most",
-                  "of which the planner"), [[row[key] for key in keys] for row in document["rows"]])  # fmt: skip
-
-
 @block("shared_card")
 def _shared_card(document: Document) -> str:
     return table(
@@ -302,13 +265,6 @@ def _shared_card(document: Document) -> str:
         [[row["bins"], row["epochs_overrun"], max(row["card_load"]), row["stop_max_ms"], row["arrived_s"]]
          for row in document["rows"]],
     )  # fmt: skip
-
-
-@block("simulator_million")
-def _million(document: Document) -> str:
-    keys = ("requests", "wall_s", "us_per_request", "events", "peak_mib", "ttft_p99_s")
-    return table(("requests", "wall, s", "µs a request", "events", "peak MiB", "P99 TTFT, s"),
-                 [[row[key] for key in keys] for row in document["rows"]])  # fmt: skip
 
 
 @block("reproduction")
@@ -344,3 +300,29 @@ def _stated(bands: Sequence[Sequence[float | None]], unit: str) -> str:
 def _range(numbers: Sequence[float], unit: str) -> str:
     ends = list(dict.fromkeys(f"{number:.3g}" for number in (min(numbers), max(numbers))))
     return " to ".join(ends) + (unit if unit == "x" else f" {unit}" if unit else "")
+
+
+PLAIN: dict[str, tuple[str, str, dict[str, str]]] = {
+    "upload_beside_chat": ("upload_beside_chat", "verdicts", {
+        "turn": "beside the chat", "ratio": "P99 gap over alone (median of rounds)", "lowest": "lowest",
+        "highest": "highest"}),
+    "real_traces": ("real_traces.slices", "pooled", {
+        "load": "load", "binds": "binds", "slices": "slices", "requests": "requests", "drops": "drops a round",
+        "p50_ratio": "P50 TTFT", "p99_ratio": "P99 TTFT", "e2e_ratio": "mean end to end"}),
+    "batch_deadlines": ("batch_deadlines", "rows", {
+        "lines": "lines", "all_awake_s": "all awake, s", "window_s": "window, s", "factor": "times",
+        "status": "status", "took_s": "took, s", "late_lines": "lines late", "wakes": "wakes",
+        "awake_mean": "awake, mean of 2"}),
+    "epoch_pass": ("epoch_pass", "rows", {
+        "devices": "devices", "requests": "requests", "still_ms": "still, ms", "decoding_ms": "decoding, ms",
+        "decoding_max_ms": "most", "epoch_median_ms": "epoch, ms (median)", "epoch_max_ms": "most",
+        "apply_median_ms": "of which the planner"}),
+    "simulator_million": ("simulator_million", "rows", {
+        "requests": "requests", "wall_s": "wall, s", "us_per_request": "µs a request", "events": "events",
+        "peak_mib": "peak MiB", "ttft_p99_s": "P99 TTFT, s"}),
+}  # fmt: skip
+"""Blocks that show rows as they are: file, where its rows are, and which columns under which titles."""
+
+for _name, (_file, _rows, _titles) in PLAIN.items():
+    block(_file, _name)(lambda document, rows=_rows, titles=_titles: table(  # type: ignore[misc]
+        list(titles.values()), [[row[key] for key in titles] for row in document[rows]]))

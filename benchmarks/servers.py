@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 from benchmarks.shared import Row
@@ -59,16 +59,8 @@ def profiled(setup: ExperimentSetup, out: Path | None = None, **flags: object) -
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-class Frozen(Protocol):
-    """A server that can stand still."""
-
-    def freeze(self) -> None: ...
-
-    def thaw(self) -> None: ...
-
-
 @contextmanager
-def awake(*servers: Frozen) -> Iterator[None]:
+def awake(*servers: Any) -> Iterator[None]:
     """Servers run inside, and stand still outside: one that idles polls, and would take time from the measured one."""
     for server in servers:
         server.thaw()

@@ -26,7 +26,7 @@ def conditions(results: Results, run_name: str) -> list[tuple[str, str]]:
 
 
 def step_rule(run: RunResult) -> str:
-    """Who comes first in a step, and how many tokens it has."""
+    """Whether prompts or decodes come first in a step, and how many tokens it has."""
     cluster = run.config["cluster"]
     first = "prompts" if cluster["step_priority"] == "prefill" else "decodes"
     return f"{first} first, {cluster['max_num_batched_tokens']:,} tokens a step"

@@ -1,7 +1,8 @@
 """MELL's workloads and systems for its figures, by the fluid model of ``report.placement``. Each is placed once.
 
 The lives of requests follow from their arrivals, their lengths and the preset's steps alone: a prompt is computed when
-it comes, and decodes take what they take on a device whose KV memory is 80 % full. So service is equal whoever packs.
+it comes, and decodes take what they take on a device whose KV memory is 80 % full. So service is equal
+under every packer.
 """
 
 from __future__ import annotations

@@ -209,9 +209,7 @@ def unseen(harvest: Row) -> list[str]:
     return lines
 
 
-def judge(
-    arms: dict[str, Row], tpot_s: float, contention: float, num_instances: int
-) -> list[Row]:
+def judge(arms: dict[str, Row], tpot_s: float, contention: float, num_instances: int) -> list[Row]:
     """Each line that is to hold: what was seen, its bound, whether it does."""
     harvest, priority = arms["harvest"], arms["priority"]
     floor_s = min(arms[name]["p99_ttft_s"] for name in ("alone", "alone512"))

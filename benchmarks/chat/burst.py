@@ -56,9 +56,8 @@ MOST_BATCH_S = 180.0
 """From the last online answer: a batch that has not ended by then does not end."""
 COUNTED = {
     "drops": "drops", "pauses": "offline_pauses", "frees": "checkpoint_frees", "discards": "offline_discards",
-    "abandoned": "steps_abandoned", "returned blocks": "prefetched_blocks",
-    "restores": "restores",
-}
+    "abandoned": "steps_abandoned", "returned blocks": "prefetched_blocks", "restores": "restores",
+}  # fmt: skip
 """Columns, and the engine's counters behind them."""
 SHOWN = ("drops", "frees", "batch tokens")
 """Without these a run says nothing."""
@@ -121,14 +120,12 @@ def row_of(seed: Seed, runs: dict[str, RunResult], batch: Row) -> Row:
     events = runs["beside"].events
     return {
         "seed": seed.number, "requests": len(seed.load.rows), "rate scale": seed.rate_scale,
-        "failed": sum(run.requests.unanswered for run in runs.values()),
-        **{f"{arm} P99 s": p99[arm] for arm in ARMS},
+        "failed": sum(run.requests.unanswered for run in runs.values()), **{f"{arm} P99 s": p99[arm] for arm in ARMS},
         "ratio": p99["beside"] / p99["alone"], "noise": p99["again"] / p99["alone"],
         **{f"{arm} first drop s": first_drop_s(run) for arm, run in runs.items() if arm != "again"},
         "drops alone": runs["alone"].events.get("drops", 0),
         **{column: events.get(name, 0) for column, name in COUNTED.items()},
-        "batch tokens": events.get("offline_prompt_tokens", 0) + events.get("offline_output_tokens", 0),
-        **batch,
+        "batch tokens": events.get("offline_prompt_tokens", 0) + events.get("offline_output_tokens", 0), **batch,
     }  # fmt: skip
 
 

@@ -43,8 +43,6 @@ from jettison.simulate.spec import parse_spec
 from jettison.simulate.workloads import build_pool, build_workload
 
 MIB = 1 << 20
-MOST_LONGER = 0.05
-"""What copies may add to a step, as a part of it."""
 MOST_FREE_MS = 1.0
 
 
@@ -78,11 +76,9 @@ def row_of(kind: str, copies: str, pairs: list[BesidePair]) -> Row:
     return {
         "step": kind, "copies": copies, "num_pairs": len(pairs),
         "alone_ms": 1e3 * statistics.median(pair.alone_s for pair in pairs),
-        "beside_ms": 1e3 * statistics.median(pair.beside_s for pair in pairs),
-        "ratio": middle, "ratio_spread": high - low,
-        "step_bytes": statistics.median(pair.num_bytes for pair in pairs),
-        "bytes_per_s": speed.bytes_per_s if speed else 0.0,
-        "byte_s": speed.byte_s if speed else None,
+        "beside_ms": 1e3 * statistics.median(pair.beside_s for pair in pairs), "ratio": middle,
+        "ratio_spread": high - low, "step_bytes": statistics.median(pair.num_bytes for pair in pairs),
+        "bytes_per_s": speed.bytes_per_s if speed else 0.0, "byte_s": speed.byte_s if speed else None,
         "pairs": [pair._asdict() for pair in pairs],
     }  # fmt: skip
 
@@ -104,21 +100,6 @@ def measure(args: Namespace) -> list[Row]:
         finally:
             device.close()
     return rows
-
-
-def within_bound(rows: list[Row]) -> list[str]:
-    """By step and direction: the bytes beside a step that make it ``MOST_LONGER`` longer, and those that are copied in
-    that time at all."""
-    lines = []
-    for row in rows:
-        if row["byte_s"]:
-            step_s = row["alone_ms"] / 1e3
-            priced, carried = MOST_LONGER * step_s / row["byte_s"], (1.0 + MOST_LONGER) * step_s * row["bytes_per_s"]
-            lines.append(
-                f"{row['step']}, {row['copies']}: {priced / MIB:.1f} MiB beside a step add {MOST_LONGER:.0%} to it, "
-                f"{carried / MIB:.1f} MiB are what the thread carries meanwhile"
-            )
-    return lines
 
 
 def serve_beside_batch(mode: str, seconds: float) -> Row:
@@ -185,7 +166,6 @@ def main() -> None:
         virtual_seconds=(120.0, "of the chat whose victims are looked at"),
     )  # fmt: skip
     rows = measure(args)
-    print("\n".join(within_bound(rows)))
     victims = [serve_beside_batch(mode, args.virtual_seconds) for mode in ("harvest", "scheduler")]
     print_block("beside", {"rows": rows, "victims": victims})
     found = {"rows": rows, "victims": victims, "verdicts": print_verdicts(judge_victims(*victims))}

@@ -87,9 +87,7 @@ def run(raw: Mapping[str, Any]) -> RunResult:
     return run_case(case)
 
 
-def with_windows(
-    scene: Scene, due: Sequence[Mapping[str, Any]], awake: RunResult, seed: int
-) -> list[Row]:
+def with_windows(scene: Scene, due: Sequence[Mapping[str, Any]], awake: RunResult, seed: int) -> list[Row]:
     """Windows over what each batch took with all awake; every fourth has the least."""
     rng = random.Random(f"windows {seed}")
     found: list[Row] = []

@@ -73,14 +73,10 @@ class Arm(NamedTuple):
 
 
 ARMS = (
-    Arm("jettison alone", "none"),
-    Arm("jettison harvest", "harvest", "jettison alone"),
-    Arm("vllm alone", "vllm"),
-    Arm("vllm batch", "vllm", "vllm alone"),
-    Arm("jettison priority", "priority", "jettison alone"),
-    Arm("vllm-equal alone", "vllm-equal"),
-    Arm("vllm-equal batch", "vllm-equal", "vllm-equal alone"),
-)
+    Arm("jettison alone", "none"), Arm("jettison harvest", "harvest", "jettison alone"), Arm("vllm alone", "vllm"),
+    Arm("vllm batch", "vllm", "vllm alone"), Arm("jettison priority", "priority", "jettison alone"),
+    Arm("vllm-equal alone", "vllm-equal"), Arm("vllm-equal batch", "vllm-equal", "vllm-equal alone"),
+)  # fmt: skip
 OURS, EQUAL = ARMS[1], ARMS[-1]
 SHAPES = {"110m": QWEN3_110M, "0.2m": QWEN3_02M}
 CHAT = {"prompt": Lengths(48, 0.6, 192, floor=8), "output": Lengths(24, 0.5, 64, floor=4)}
@@ -115,8 +111,7 @@ def main() -> None:
         seconds=(18.0, "of arrivals, each arm"), share=(0.4, "of a capacity that the chat asks for"),
         ttft_tpots=(float(TTFT_OVER_TPOT), "TTFT objective, in TPOT objectives"),
         unfinished=(16, "requests of the batch that are there at any time"),
-        model=("110m", {"choices": sorted(SHAPES)}),
-        core=(0, "of vLLM's model; each engine computes with one thread"),
+        model=("110m", {"choices": sorted(SHAPES)}), core=(0, "of vLLM's model; each engine computes with one thread"),
         json=Path("interactive_beside_batch.json"), work=Path,
     )  # fmt: skip
     if args.vllm_python is None:
@@ -272,11 +267,10 @@ def make_plan(bench: Bench) -> Document:
     least = min(capacity.values())
     alike = {engine: least if rate <= (1.0 + ALIKE) * least else rate for engine, rate in capacity.items()}
     plan: Document = {
-        "capacity_per_s": capacity,
-        "own_rate": {engine: args.share * rate for engine, rate in alike.items()},
+        "capacity_per_s": capacity, "own_rate": {engine: args.share * rate for engine, rate in alike.items()},
         "common_rate": args.share * least,
         "objectives_ms": {"slo_tpot_ms": tpot_ms, "slo_ttft_ms": args.ttft_tpots * tpot_ms},
-    }
+    }  # fmt: skip
     if args.vllm_python is not None:
         plan |= equal_budget(bench, plan)
     print(plan)

@@ -46,9 +46,8 @@ from jettison.types import Request, ServiceClass
 PAPER = {"check_us": 988.0, "step_ms": 98.5, "step_overhead": 0.04, "layers": 8, "end_ms": 5.41}
 GOALS = {"step_overhead": 0.01, "beyond_layers_ms": 5.0}
 VARIANTS = {
-    "with": OfflineParams(),
-    "without": OfflineParams(slo_aware=False),
-}
+    "with": OfflineParams(), "without": OfflineParams(slo_aware=False),
+}  # fmt: skip
 LOOKS = 200_000
 LATE_NS = 10**12
 """Online requests have been waiting for so long when they come: no deadline holds any more."""

@@ -38,21 +38,14 @@ def row_of(runs: dict[str, RunResult], seed: int, label: str) -> Row:
     base, drop = runs["recompute"], runs["drop"]
     fairness = base.config["fairness"]
     return {
-        "label": label,
-        "seed": seed,
-        "requests": drop.requests.submitted,
-        "recompute_p99_ttft_s": base.ttft_s.p99,
-        "drop_p99_ttft_s": drop.ttft_s.p99,
-        "p99_ratio": ratio(base.ttft_s.p99, drop.ttft_s.p99),
+        "label": label, "seed": seed, "requests": drop.requests.submitted, "recompute_p99_ttft_s": base.ttft_s.p99,
+        "drop_p99_ttft_s": drop.ttft_s.p99, "p99_ratio": ratio(base.ttft_s.p99, drop.ttft_s.p99),
         "p50_ratio": ratio(base.ttft_s.p50, drop.ttft_s.p50),
         "throughput_ratio": ratio(drop.output_tokens_per_s, base.output_tokens_per_s),
-        "tpot_p50_ratio": ratio(drop.tpot_s.p50, base.tpot_s.p50),
-        "drops": drop.events.get("drops", 0),
-        "restores": drop.events.get("restores", 0),
-        "mean_load": fairness["mean_load"],
-        "peak_over_merged": fairness["peak_over_merged"],
-        "failed": base.requests.unanswered + drop.requests.unanswered,
-    }
+        "tpot_p50_ratio": ratio(drop.tpot_s.p50, base.tpot_s.p50), "drops": drop.events.get("drops", 0),
+        "restores": drop.events.get("restores", 0), "mean_load": fairness["mean_load"],
+        "peak_over_merged": fairness["peak_over_merged"], "failed": base.requests.unanswered + drop.requests.unanswered,
+    }  # fmt: skip
 
 
 def print_scales(setup: ExperimentSetup, speed: MachineSpeed, num_seeds: int) -> None:

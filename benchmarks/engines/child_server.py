@@ -19,7 +19,7 @@ import psutil
 
 from jettison.live.experiments.server_process import ENDS_WITH_STDIN
 
-_NOT_INHERITED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "LD_PRELOAD")
+NOT_INHERITED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "LD_PRELOAD")
 """What the caller may hold (its shell; or our packages, which have torch's threads sleep), and every server must be
 told in its own way."""
 _POLL_S = 0.02
@@ -37,7 +37,7 @@ class ChildServer:
         self.port = port
         self._command = list(command)
         self._log_path = log_path
-        hidden = _NOT_INHERITED if own_packages else (*_NOT_INHERITED, "PYTHONPATH")
+        hidden = NOT_INHERITED if own_packages else (*NOT_INHERITED, "PYTHONPATH")
         self._environ = {name: value for name, value in os.environ.items() if name not in hidden} | dict(environ)
         self._process: subprocess.Popen[bytes] | None = None
         self._members: list[psutil.Process] = []

@@ -22,9 +22,7 @@ from typing import Any
 
 import psutil
 
-_NOT_INHERITED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "LD_PRELOAD")
-"""What the caller may hold (its shell; or our packages, which have torch's threads sleep), and every engine must be
-told in its own way."""
+from benchmarks.engines.child_server import NOT_INHERITED
 
 HERE = Path(__file__).resolve().parent
 
@@ -90,14 +88,13 @@ class EngineProcess:
 
     def start(self, timeout_s: float) -> None:
         """Raises EngineFailedError with the last lines that the engine wrote."""
-        environ = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        environ = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
         if self.spec.python != sys.executable:
             environ.pop("PYTHONPATH", None)  # another environment: our packages are not its
         settings = json.dumps({**self.spec.settings, "cores": self._cores, "num_threads": len(self._cores)})
         self._process = subprocess.Popen(
-            [self.spec.python, str(HERE / self.spec.script), settings],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-            env={**environ, **dict(self.spec.environ)}, start_new_session=True,
+            [self.spec.python, str(HERE / self.spec.script), settings], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self._log, env={**environ, **dict(self.spec.environ)}, start_new_session=True,
         )  # fmt: skip
         self.facts = self._reply(timeout_s)["facts"]
         own = psutil.Process(self._process.pid)

@@ -49,11 +49,10 @@ class JettisonEngine:
         self._mode.start()
         settle_garbage_collector()  # as ``jettison serve`` does when it is ready
         return {
-            "version": jettison.__version__,
-            "dtype": assemble(self._config).worker_specs[0].dtype,
+            "version": jettison.__version__, "dtype": assemble(self._config).worker_specs[0].dtype,
             "max_num_batched_tokens": self._config.scheduler.max_num_batched_tokens,
             "kernels": load_kernels(self._config.model.kernels).name,
-        }
+        }  # fmt: skip
 
     def run(self, prompts: list[list[int]], max_tokens: int) -> list[int]:
         return self._mode.run({f"r{next(self._ids)}": prompt for prompt in prompts}, max_tokens)

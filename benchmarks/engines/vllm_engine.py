@@ -22,10 +22,9 @@ class VllmEngine:
         self._llm = vllm.LLM(self._settings["model"], enable_prefix_caching=False, **self._settings["options"])
         config = self._llm.llm_engine.vllm_config
         return {
-            "version": vllm.__version__,
-            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "version": vllm.__version__, "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
-        }
+        }  # fmt: skip
 
     def run(self, prompts: list[list[int]], max_tokens: int) -> list[int]:
         params = self._vllm.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)

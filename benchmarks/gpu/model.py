@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from jettison.device.cuda.kernels import CudaKernels
-from jettison.device.kernels.layer import LayerConstants, LayerWeights
+from jettison.device.kernels.operands import LayerConstants, LayerWeights
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -82,6 +82,6 @@ class Model:
             if index == m["layers"] - 1:
                 kernels.add_rms_norm(b.x, b.residual, final, 1e-6, b.x)
                 kernels.linear(b.x[-rows:], self.head, None, logits)
-                kernels.argmax_into(logits, chosen[:rows])
+                kernels.argmax(logits, chosen[:rows])
 
         return [lambda index=index: layer(index) for index in range(m["layers"])]

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "device")]
 
 from jettison.device.cuda.pages import PagePool  # noqa: E402
+from jettison.device.devicebytes_host import HostBytes  # noqa: E402
 from jettison.device.memory import DeviceMemory  # noqa: E402
 from jettison.memory.layout import LayoutSpec  # noqa: E402
 from jettison.memory.pagechoice import best_page_bytes, kept_part  # noqa: E402
@@ -62,8 +63,8 @@ class Instance:
     def open(self, budget: int, page: int) -> float:
         """Milliseconds until it is there, without filling it."""
         started = time.perf_counter_ns()
-        self.memory = DeviceMemory(budget_bytes=budget, shape=self.shape, dtype=torch.bfloat16, block_size=BLOCK,
-                                   workspace_bytes=WORKSPACE, page_bytes=page, make_pool=MAKE_POOL)  # fmt: skip
+        self.memory = DeviceMemory(MAKE_POOL(budget, page), HostBytes(), budget_bytes=budget, shape=self.shape,
+                                   dtype=torch.bfloat16, block_size=BLOCK, workspace_bytes=WORKSPACE)  # fmt: skip
         self.memory.start()
         self.live, took = self.memory.capacity_blocks, (time.perf_counter_ns() - started) / 1e6
         self.fill(self.shape.all_shards, self.shape.all_layers)

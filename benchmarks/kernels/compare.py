@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.shared import Row, keep, machine, parse, print_rows
 from jettison.device.kernels import Kernels, load_kernels
-from jettison.device.kernels.base import PackedMatrix, Weight
+from jettison.device.kernels.operands import PackedMatrix, Weight
 from jettison.device.sampler import Sampler
 from jettison.device.step import SamplingRow
 
@@ -190,8 +190,7 @@ def main() -> None:
     results = []
     for dtype in (getattr(torch, name) for name in options.dtype or ["bfloat16", "float32"]):
         for cases in (
-            linear_cases(dtype, batches),
-            attention_cases(dtype, shapes[::3] if options.quick else shapes),
+            linear_cases(dtype, batches), attention_cases(dtype, shapes[::3] if options.quick else shapes),
             small_cases(dtype, [1, 64] if options.quick else [1, 16, 64, 256]),
         ):
             for case in cases:

@@ -22,16 +22,18 @@ from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.identity import Digester
 from jettison.device.model.shards import model_shape
-from jettison.device.worker import DeviceWorker
+from jettison.device.spec import DeviceSpec
+from jettison.device.worker import make_device
 
 DTYPES = ("bfloat16", "float32", "float64")
 
 
 def start(folder: Path, dtype: str, budget_bytes: int) -> float:
     """Seconds to start a device: its memory is mapped and touched for the first time, as in any start."""
-    device = DeviceWorker(
+    spec = DeviceSpec(
         model_dir=folder, dtype=dtype, budget_bytes=budget_bytes, block_size=16, max_num_tokens=64, max_num_seqs=4
     )
+    device = make_device(spec)
     took_ms = milliseconds(device.start)
     device.close()
     return took_ms / 1e3
@@ -53,13 +55,10 @@ def measure(folder: Path, name: str, rounds: int) -> Row:
     pairs = [(start(folder, name, budget_bytes), start_unchecked(folder, name, budget_bytes)) for _ in range(rounds)]
     ratios = [checked / plain for checked, plain in pairs]
     return {
-        "dtype": name,
-        "bytes": num_bytes,
-        "checked_s": statistics.median(checked for checked, _ in pairs),
-        "plain_s": statistics.median(plain for _, plain in pairs),
-        "ratio": statistics.median(ratios),
+        "dtype": name, "bytes": num_bytes, "checked_s": statistics.median(checked for checked, _ in pairs),
+        "plain_s": statistics.median(plain for _, plain in pairs), "ratio": statistics.median(ratios),
         "ratio_range": [min(ratios), max(ratios)],
-    }
+    }  # fmt: skip
 
 
 def main() -> None:

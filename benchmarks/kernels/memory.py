@@ -40,15 +40,17 @@ def walk(model_dir: Path, kernels: str, num_tokens: int, num_seqs: int) -> Row:
     """Run the steps; the bytes after the load, and the most, and what each pass has added to those before it."""
     from jettison.cost.model import ChunkShape, StepShape
     from jettison.cost.shapes import ShapeLimits
-    from jettison.device.worker import DeviceWorker
+    from jettison.device.spec import DeviceSpec
+    from jettison.device.worker import make_device
     from jettison.live.profile.step_timer import StepTimer
 
     # A sample is one row more than its context; every sequence has a block.
     num_blocks = max(-(-num_tokens // BLOCK_SIZE), num_seqs) + 1
-    device = DeviceWorker(
+    spec = DeviceSpec(
         model_dir=model_dir, dtype="bfloat16", budget_bytes=1 << 30, block_size=BLOCK_SIZE, max_num_tokens=num_tokens,
         max_num_seqs=num_seqs, kernels=kernels, num_threads=THREADS, max_model_len=num_tokens + 1,
     )  # fmt: skip
+    device = make_device(spec)
     device.start()
     layers = device.shape.num_layers
     limits = ShapeLimits(layers, num_tokens, num_seqs, num_tokens, num_blocks * BLOCK_SIZE, BLOCK_SIZE)

@@ -55,10 +55,9 @@ def as_row(report: RoundReport, instances: int) -> Row:
     s = report.schedule
     return {
         "seed": s.seed, "instances": instances, "victim": s.victim, "name": s.name, "count": s.count,
-        "signal": s.signal.name, "wake": str(s.wake), "mode": str(s.mode), "pulls": s.pulls,
-        "source": str(s.source), "reached": report.reached,
-        "phases": list(report.phases), "tokens": report.num_tokens, "requests": len(report.requests),
-        "offline_work": report.offline_work,
+        "signal": s.signal.name, "wake": str(s.wake), "mode": str(s.mode), "pulls": s.pulls, "source": str(s.source),
+        "reached": report.reached, "phases": list(report.phases), "tokens": report.num_tokens,
+        "requests": len(report.requests), "offline_work": report.offline_work,
         "pause_ms": round(report.longest_pause_ms, 1), "problems": report.problems,
     }  # fmt: skip
 

@@ -20,7 +20,9 @@ import time
 import torch
 
 from benchmarks.shared import Namespace, Row, keep, machine, milliseconds, parse, print_block, print_verdicts
+from jettison.device.devicebytes_host import HostBytes
 from jettison.device.memory import DeviceMemory
+from jettison.device.pages_host import PagePool
 from jettison.memory.layout import LayoutSpec
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
 
@@ -36,9 +38,9 @@ def build(num_mib: int, num_layers: int, kv_mib: int, page_bytes: int) -> tuple[
     shape = ModelShape(num_layers, 512, 8, 4, 64, 1024, 4096, 2, False, shards)
     budget = sum(-(-n // page_bytes) * page_bytes for n in shards.values()) + (kv_mib + 1) * MIB
     memory = DeviceMemory(
-        budget_bytes=budget, shape=shape, dtype=torch.bfloat16, block_size=BLOCK_SIZE, workspace_bytes=MIB,
-        page_bytes=page_bytes,
-    )  # fmt: skip
+        PagePool(budget, page_bytes), HostBytes(), budget_bytes=budget, shape=shape, dtype=torch.bfloat16,
+        block_size=BLOCK_SIZE, workspace_bytes=MIB,
+    )
     return memory, shape
 
 
@@ -69,17 +71,11 @@ def one_cycle(memory: DeviceMemory, shape: ModelShape, page_bytes: int) -> dict[
     if restored.capacity_blocks != before:
         raise SystemExit("the restore did not lead back to the same capacity")
     return {
-        "bytes_to_kv": dropped.bytes_to_kv,
-        "drop_ms": dropped.duration_ns / 1e6,
-        "drop_cpu_ms": cpu_ms,
-        "plan_ms": plan_ms,
-        "num_pages": dropped.bytes_to_kv // page_bytes,
-        "num_map_calls": dropped.num_map_calls,
-        "gained_blocks": dropped.capacity_blocks - before,
-        "first_touch_ms": first_ms,
-        "second_touch_ms": second_ms,
+        "bytes_to_kv": dropped.bytes_to_kv, "drop_ms": dropped.duration_ns / 1e6, "drop_cpu_ms": cpu_ms,
+        "plan_ms": plan_ms, "num_pages": dropped.bytes_to_kv // page_bytes, "num_map_calls": dropped.num_map_calls,
+        "gained_blocks": dropped.capacity_blocks - before, "first_touch_ms": first_ms, "second_touch_ms": second_ms,
         "restore_map_ms": restored.duration_ns / 1e6,
-    }
+    }  # fmt: skip
 
 
 def measure(num_mib: int, args: Namespace) -> Row:

@@ -14,8 +14,7 @@ is gone and pages are given back; wake: all shards are there and compared), medi
 prompts are computed in steps so long that waking is predicted to be over before a drop, which has to wait for the
 step in flight; in the second in short ones. Told are the decisions as ``jettison explain`` shows them, times to first
 token, and whether each decision took what was predicted to be soonest; the command fails where one did not, or where
-the case did not arise. *kept*: the second with a sleeper that may not be woken (``--max-awake 2``), so that a drop is
-all there is.
+the case did not arise.
 
 Absolute times belong to one machine on one day; bytes travel. Each part takes less than four minutes on two cores.
 """
@@ -159,25 +158,23 @@ class Case:
     output_tokens: int
     expected: Way
     """Predicted to be sooner."""
-    max_awake: int | None = None
 
 
-CASES = {"wake": Case(128, 64, Way.WAKE), "drop": Case(16, 176, Way.DROP), "kept": Case(16, 176, Way.DROP, 2)}
+CASES = {"wake": Case(128, 64, Way.WAKE), "drop": Case(16, 176, Way.DROP)}
 
 
 async def measure_burst(model: Path, memory: str, name: str) -> Row:
     """One burst on three instances."""
     case = CASES[name]
     config = EngineConfig.resolve(
-        model=str(model), instances=3, memory=memory, num_threads=1, overload="drop", max_awake=case.max_awake,
+        model=str(model), instances=3, memory=memory, num_threads=1, overload="drop",
         max_num_seqs=64, slo_ttft_ms=1e6,  # memory is to decide, not compute
     )
     engine = Engine(config)
     try:
         await engine.start()
         sleepers = engine.core.sleepers
-        if case.max_awake is None:
-            engine.orders.order(lambda core, now_ns: core.request_sleep([2], 2, now_ns))
+        engine.orders.order(lambda core, now_ns: core.request_sleep([2], 2, now_ns))
         await until(lambda: len(sleepers.asleep) == 1 and sleepers.is_idle)
         state = engine.core.state
         room = 2 * max(w.full_blocks for w in state.workers.values()) * state.limits.block_size
@@ -213,7 +210,7 @@ def burst_figures(engine: Engine, ttfts: list[float], case: Case) -> Row:
         "wakes": [[r.get("predicted_ms"), r["since_order_ms"]] for r in log if r["kind"] == "woken"],
         "drops_ms": [r["ms"] for r in log if r["kind"] == "drop" and "ms" in r],
         "is_as_predicted": bool(ways) and all(is_soonest(d) for d in ways),
-        "is_the_case": case.max_awake is not None or (first is not None and first.predicted["way"] == case.expected),
+        "is_the_case": first is not None and first.predicted["way"] == case.expected,
     }  # fmt: skip
 
 
@@ -255,7 +252,7 @@ def _milliseconds(seconds: float) -> float | None:
 def main() -> int:
     options = parse(
         __doc__,
-        parts=(["sources", "wake", "drop"], "of: sources, wake, drop, kept", {"nargs": "*", "positional": True}),
+        parts=(["sources", "wake", "drop"], "of: sources, wake, drop", {"nargs": "*", "positional": True}),
         repeats=(10, "rounds of each source"), bursts=(1, "of each case"),
         memory=("288MiB", "of each instance; its KV is filled before each source"),
         burst_memory=("264MiB", "of each instance in bursts"),

@@ -5,7 +5,7 @@
     python -m benchmarks overload policies --ablation   # drop, + coordinated exchange, + lookahead; restore off
     python -m benchmarks overload policies --quick ...  # half of the burst's length, the first burst only
 
-The model has 20M parameters (``traces.MODELS``).
+The model has 20M parameters (``traces.MODEL``).
 
 Loads: ``burst`` is the built-in burst, calibrated to this machine by the rule of ``simulate.calibrate``; ``conv`` and
 ``code`` are Azure 2023 arrivals with their own lengths, scaled, compressed and thinned by the rules of
@@ -33,7 +33,6 @@ from jettison.cost.speed import MachineSpeed
 from jettison.demo.burst import demo_workload, make_setup, plan_load
 from jettison.live.experiments.overload import ExperimentSetup, measure_speed, run_policy
 from jettison.report.failures import exit_if_unanswered
-from jettison.report.html import write_html
 from jettison.report.overload import SLO_SCALES, overload_arrivals, slo_base, slo_violations, window_ttft_p99
 from jettison.report.results import RunResult, write_results
 from jettison.report.summary import print_fairness
@@ -55,10 +54,9 @@ SWEEP_HEIGHTS = (3.0, 7.0, 14.0)
 ABLATION: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("recompute", "recompute", {}),
     ("drop", "drop", {"coordination": False, "exchange_piece_bytes": 16 << 20, "lookahead": "off"}),
-    ("+ coordinated exchange", "drop", {"lookahead": "off"}),
-    ("+ lookahead", "drop", {"lookahead": "on"}),
+    ("+ coordinated exchange", "drop", {"lookahead": "off"}), ("+ lookahead", "drop", {"lookahead": "on"}),
     ("+ lookahead, restore off", "drop", {"lookahead": "on", "restore_threshold": 0.0}),
-)
+)  # fmt: skip
 """Name, policy, flags. Uncoordinated: whole requests go at once, and activations wait behind them."""
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class Contender:
 
 def _settings(work: Path, instances: int, args: Namespace) -> Iterator[tuple[ExperimentSetup, Load]]:
     for name in args.workloads:
-        model = traces.MODELS[args.scaling]
+        model = traces.MODEL
         setup = replace(make_setup(work / f"{name}-{instances}", 0, model), instances=instances)
         speed = measure_speed(setup)
         yield setup, (_burst(setup, speed, args) if name == "burst" else _trace(name, setup, speed, args))
@@ -157,7 +155,7 @@ def _slice(whole: Workload, setup: ExperimentSetup, speed: MachineSpeed, args: N
 def _sweep(work: Path, instances: int, args: Namespace) -> Iterator[tuple[ExperimentSetup, Load]]:
     """Parameter share by the KV that is left beside the parameters; heights at the rate that height 7 calibrates to."""
     for share in args.shares:
-        model = traces.MODELS[args.scaling]
+        model = traces.MODEL
         sized = replace(make_setup(work / f"share-{share:g}", 0, model), instances=instances)
         tokens = _kv_tokens_for_share(sized, share)
         setup = replace(sized, kv_tokens_per_instance=tokens)
@@ -272,12 +270,11 @@ def main() -> None:
         sweep=(False, "parameter share against burst height"), shares=(list(SWEEP_SHARES), "of the sweep"),
         heights=(list(SWEEP_HEIGHTS), "of the sweep"), ablation=(False, "parts of dropping switched on one by one"),
         data=Path, slice=(90.0, "seconds of replay of a trace slice"),
-        scaling=("time", "of the traces' lengths", {"choices": sorted(traces.MODELS)}),
-        output_scale=(0.625, "with --scaling time"), length_scale=(0.125, "with --scaling uniform"),
+        output_scale=0.625,
         compress=(8.0, "the traces' time is divided by this"),
         pilots=(2, "most replays with ample memory that correct the speed"),
         mean_load=(0.4, "predicted mean KV demand / undropped capacity"),
-        runs=(Path, "all runs in the common result format, and .html beside it"), work=Path,
+        runs=(Path, "all runs in the common result format"), work=Path,
     )  # fmt: skip
     args.slice = min(args.slice, 60.0) if args.quick else args.slice
     work, console = work_folder(args.work, "overload"), Console(width=150)
@@ -295,5 +292,4 @@ def main() -> None:
             keep(args.json, {"rows": rows}, *LIVE)  # a run that is cut off loses only what it has not measured
             if args.runs:
                 write_results(args.runs, runs)
-                write_html(args.runs.with_suffix(".html"), runs, title="Overload: dropping and its baselines")
     exit_if_unanswered(runs, console)

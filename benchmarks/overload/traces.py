@@ -5,12 +5,10 @@
 Traces: Azure 2023 conv and code (CC-BY 4.0, Patel et al., ISCA 2024), whole. Three loads: conv with its own lengths,
 code with its own lengths, code arrivals with conv lengths (in conv's order). Rules, the same for every load:
 
-* lengths are scaled to the machine. ``--scaling time`` (default) multiplies outputs by ``--output-scale``, and prompts
-  by as much less as prefill is dearer here than on the papers' hardware: a prompt token costs an A800 with a 14B model
-  0.3 % of a decode step (6,900 tokens/s, 45 ms), a CPU with a small model 2 to 3 %. So a request keeps the shares of
-  its time that go to prefill and to decoding, and with them what its load is bound by. ``--scaling uniform`` multiplies
-  both by ``--length-scale``: prefill then weighs about eight times what it weighs there. What is longer than three
-  quarters of an instance's KV is cut to it;
+* lengths are scaled to the machine: outputs by ``--output-scale``, and prompts by as much less as prefill is dearer
+  here than on the papers' hardware: a prompt token costs an A800 with a 14B model 0.3 % of a decode step (6,900
+  tokens/s, 45 ms), a CPU with a small model 2 to 3 %. So a request keeps the shares of its time that go to prefill and
+  to decoding, and with them what its load is bound by. What is longer than three quarters of an instance's KV is cut;
 * time is divided by ``--compress``: the hour is replayed in minutes, gaps and bursts squeezed alike;
 * arrivals are thinned by one seeded draw with one probability per load, chosen so that the mean KV demand of the whole
   trace, with memory to spare, is ``--mean-load`` of the capacity: the papers keep it under 60 %. It is predicted from
@@ -46,13 +44,9 @@ from jettison.simulate.calibrate import foresee
 from jettison.workload import shaping
 from jettison.workload.traces import Workload, read_trace
 
-MODELS = {
-    "time": DemoModel(layers=12, hidden=384, heads=6, kv_heads=2, context=1024),
-    "uniform": DemoModel(kv_heads=4, kv_tokens_per_instance=656),
-}
+MODEL = DemoModel(layers=12, hidden=384, heads=6, kv_heads=2, context=1024)
 """20M parameters: the demo's 4M make steps so short that clients and HTTP take as much of two cores as the model, and
-a pipeline, which steps twice as often, pays for it in TPOT. Where both lengths are scaled alike it is the demo's, with
-less KV, so that memory is met before the compute limit."""
+a pipeline, which steps twice as often, pays for it in TPOT."""
 
 PAPER_PREFILL_TOKENS_PER_S = 6900.0
 PAPER_DECODE_STEP_S = 0.045
@@ -82,18 +76,13 @@ def prefill_weight(speed: MachineSpeed, batch: int = 12) -> float:
 
 def shape(load: Workload, args: Namespace, setup: ExperimentSetup, speed: MachineSpeed) -> Workload:
     """Scaled to this machine and compressed; not yet thinned."""
-    if args.scaling == "uniform":
-        load = shaping.scale_lengths(load, args.length_scale, floor_tokens=2)
-    else:
-        prompt_scale = args.output_scale * prefill_weight(speed)
-        load = shaping.scale_lengths(load, args.output_scale, floor_tokens=2, input_factor=prompt_scale)
-    load = shaping.cap_lengths(load, min(MODELS[args.scaling].context, setup.kv_tokens_per_instance * 3 // 4))
+    prompt_scale = args.output_scale * prefill_weight(speed)
+    load = shaping.scale_lengths(load, args.output_scale, floor_tokens=2, input_factor=prompt_scale)
+    load = shaping.cap_lengths(load, min(MODEL.context, setup.kv_tokens_per_instance * 3 // 4))
     return shaping.scale_time(load, args.compress)
 
 
-def thin(
-    load: Workload, mean_load: float, setup: ExperimentSetup, speed: MachineSpeed
-) -> tuple[Workload, float]:
+def thin(load: Workload, mean_load: float, setup: ExperimentSetup, speed: MachineSpeed) -> tuple[Workload, float]:
     """Thinned to a predicted mean demand; also the probability that an arrival is kept."""
     low, high = 0.0, 1.0
     for _ in range(12):
@@ -241,13 +230,12 @@ def by_what_binds(rows: list[Row]) -> list[Row]:
 def main() -> None:
     args = parse(
         __doc__, data=Path, loads=(list(LOADS), {"choices": LOADS}), compress=75.0, rounds=2,
-        first_round=(0, "odd: the other policy goes first"), scaling=("time", {"choices": sorted(MODELS)}),
-        output_scale=(0.625, "with --scaling time"), length_scale=(0.125, "with --scaling uniform"), mean_load=0.55,
+        first_round=(0, "odd: the other policy goes first"), output_scale=0.625, mean_load=0.55,
         pilots=(3, "most replays with ample memory that correct the speed"),
         memory_binds_above=(2.0, "factor of predicted P99 TTFT"), slice=(600.0, "trace seconds"),
         duration=(float, "only the first so many trace seconds (a quick look)"), work=Path,
     )  # fmt: skip
-    setup = make_setup(work_folder(args.work, "traces"), 0, MODELS[args.scaling])
+    setup = make_setup(work_folder(args.work, "traces"), 0, MODEL)
     conv, code = (read_trace(data_dir(args.data) / f"AzureLLMInferenceTrace_{n}.csv.gz") for n in ("conv", "code"))
     loads = {"conv": conv, "code": code, "mixed": shaping.swap_lengths(code, conv)}
     rows: list[Row] = []

@@ -3,7 +3,7 @@
     python -m benchmarks overload vary [--vary overload.min_gain_s 0.2 0.5] [--vary restore.early_usage 0 0.6] ...
 
 The core runs unchanged (``jettison.simulate``); steps, links and remaps take what the constants below say: two
-instances of the model of ``traces.MODELS["time"]`` on two cores, rounded. Loads: ``burst`` is the built-in one,
+instances of the model of ``traces.MODEL`` on two cores, rounded. Loads: ``burst`` is the built-in one,
 at its own rate; ``conv`` and ``mixed`` are Azure's conversations, and its code arrivals with conversations' lengths
 (an hour in 48 s, thinned so that the mean load is 0.4 to 0.5), where there is data. Every combination of the values
 given with ``--vary`` is run on every load and seed; ratios are to recompute on the same arrivals: P99 TTFT as a

@@ -210,16 +210,12 @@ def make_plan(args: Namespace, setup: ExperimentSetup) -> RunResult:
         assert predicted, "the first look has no output"
         factor = (run.tpot_s.p50 or predicted) / predicted
         plan = {
-            "calibrated_to": slower,
-            "first_rate_scale": first,
+            "calibrated_to": slower, "first_rate_scale": first,
             "rate_scale": choose_rate(setup, slowed(speeds[slower], factor), saturated[slower], args),
-            "tpot_measured_over_predicted": factor,
-            "target_share": args.target_share,
-            "speeds": {name: asdict(speed) for name, speed in speeds.items()},
-            "saturated_tokens_per_s": saturated,
-            "proxy": cost,
-            "machine": machine(),
-        }
+            "tpot_measured_over_predicted": factor, "target_share": args.target_share,
+            "speeds": {name: asdict(speed) for name, speed in speeds.items()}, "saturated_tokens_per_s": saturated,
+            "proxy": cost, "machine": machine(),
+        }  # fmt: skip
         load = arrivals(plan["rate_scale"], args.seed)
         plan["offered_tokens_per_s"] = offered_tokens_per_s(load)
         plan["compute_load"] = {name: offered_tokens_per_s(load) / rate for name, rate in saturated.items()}

@@ -139,10 +139,9 @@ def serve(arm: str, setup: ExperimentSetup, load: Workload, right: Sequence[list
     return row | latencies(answers, line) | moved(answers, line) | {
         "mismatches": sum(a.token_ids != tokens for a, tokens in zip(answers, right, strict=True)),
         "tokens": sum(len(a.token_ids) for a in answers), "busy": busy, "others_busy": others,
-        "seconds": max(a.at_s[-1] for a in answers) - answers[0].due_s,
-        "awake_mean": float(np.mean(awake)), "awake_peak": max(awake), "awake": awake,
-        "used_mean": float(np.mean(used)), "used_peak": max(used), "used": used,
-        "queued": counts.get("packing_queued", 0), "recomputed": counts.get("packing_recomputed", 0),
+        "seconds": max(a.at_s[-1] for a in answers) - answers[0].due_s, "awake_mean": float(np.mean(awake)),
+        "awake_peak": max(awake), "awake": awake, "used_mean": float(np.mean(used)), "used_peak": max(used),
+        "used": used, "queued": counts.get("packing_queued", 0), "recomputed": counts.get("packing_recomputed", 0),
         "evictions": counts.get("preemptions", 0), "sleeps": counts.get("sleeps", 0), "wakes": counts.get("wakes", 0),
     }  # fmt: skip
 

@@ -2,11 +2,11 @@
 
     python -m benchmarks packing migration --json hybrid_migration.json
 
-Two workers in two network namespaces, joined by a veth pair that `tc tbf` limits in both directions (needs
-root, `ip` and `tc`). Where these are refused, or with `--limiter`, the workers'
-links limit themselves (`transport.pacing`), and the output says so. Qwen3 of 107M parameters, prefix caching off, no
-profile: boundaries are the predictor's, and the link's rate is what transfers have shown. So that both are known, one
-short request goes to and fro as KV, and once as tokens, before anything is measured.
+Two workers in two network namespaces, joined by a veth pair that `tc tbf` limits in both directions (needs root,
+`ip` and `tc`). Where these are refused, or with `--limiter`, the workers' links limit themselves (`transport.pacing`),
+and the output says so. Qwen3 of 107M parameters, prefix caching off, no profile: boundaries are the predictor's, and
+the link's rate is what transfers have shown. So that both are known, one short request goes to and fro as KV, and once
+as tokens, before anything is measured.
 
 *Cells*: one request, or eight at once, with contexts of `--context` tokens go from one instance to the other, while
 `--others` short requests decode at each. All three ways are divided by the same rules into the same bins
@@ -14,10 +14,6 @@ short request goes to and fro as KV, and once as tokens, before anything is meas
 that took less than `--short` seconds is taken again by others of the same length, `--repeats` times in all. Columns:
 the time until the last of them has arrived (median; `-`: some never did, as they grow faster than the link carries),
 how many moves went as tokens of how many, their longest stop, and the P99 gap between tokens of the others meanwhile.
-
-*Stops*: a request with a context of 512 and of the model's longest goes to and fro over 1 Gbit/s: how long it stands
-still, P50 and P99, as it is done (rounds, at most 16 blocks at last), with all its KV in one go, and computed again
-from its tokens (sent as a new prompt, until its next token).
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from pathlib import Path
 from benchmarks.engines.weights import QWEN3_110M, make_folder
 from benchmarks.packing.network import network, why_not
 from benchmarks.servers import greedy
-from benchmarks.shared import SERVING, Namespace, Row, keep, parse, quantile, settings_of, table
+from benchmarks.shared import SERVING, Namespace, Row, keep, parse, print_rows, quantile, settings_of
 from jettison.config import EngineConfig
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
@@ -57,10 +53,6 @@ FEW_TOKENS = 16
 """Have been decoded before anything moves."""
 SHORT_PROMPT = 64
 """Tokens of the others' prompts; their answers fill the model's context, and outlast a cell."""
-ALL_AT_ONCE = 1 << 20
-"""Blocks: more than any request has."""
-
-
 @dataclass
 class Cell:
     """One way over one link."""
@@ -88,21 +80,6 @@ class Cell:
         """As a row of results."""
         gaps = {"others_p99_ms": quantile(self.gaps_ms, 0.99), "steady_p99_ms": quantile(self.steady_gaps_ms, 0.99)}
         return {k: v for k, v in vars(self).items() if not k.endswith("gaps_ms")} | gaps
-
-
-@dataclass
-class Stop:
-    """How long a request stands still, in ms."""
-
-    context: int
-    how: str
-    p50_ms: float
-    p99_ms: float
-    times: int
-
-    def summary(self) -> Row:
-        """As a row of results."""
-        return vars(self)
 
 
 def settings(model: Path, num_tokens: int, longest: int) -> EngineConfig:
@@ -233,53 +210,6 @@ class Bench:
                 await asyncio.sleep(0.002)
         return True
 
-    async def stops(self, context: int, times: int) -> list[Stop]:
-        others = [self.short() for _ in range(2 * self.args.others)]
-        await self.until_decoding([c for _, c in others])
-        found: list[Stop] = []
-        for how, blocks in (("rounds", None), ("all KV at once", ALL_AT_ONCE)):
-            stops = await self._to_and_fro(context, times, blocks)
-            found.append(Stop(context, how, quantile(stops, 0.5), quantile(stops, 0.99), times))
-            print(found[-1], file=sys.stderr)
-        again: list[float] = []
-        for _ in range(max(1, times // 4)):
-            started = time.monotonic_ns()
-            name, client = self.client(context, 64)
-            await until(lambda client=client: bool(client.times), 300.0)
-            again.append((client.times[0] - started) / 1e6)
-            await self.leave({name})
-        found.append(Stop(context, "computed again", quantile(again, 0.5), quantile(again, 0.99), len(again)))
-        await self.leave({n for n, _ in others})
-        return found
-
-    async def _to_and_fro(self, context: int, times: int, max_final_blocks: int | None) -> list[float]:
-        """How long it stands still each time; another request goes when one has become much longer than it was."""
-        stops: list[float] = []
-        while len(stops) < times:
-            name, client = self.client(context, self.args.stop_output)
-            await self.until_decoding([client])
-            while len(stops) < times and len(client.times) < self.args.stop_output // 2:
-                stops.append(await self._stop_ms(name, max_final_blocks))
-            await self.leave({name})
-        return stops
-
-    async def _stop_ms(self, name: str, max_final_blocks: int | None) -> float:
-        core, driver = self.engine.core, self.engine._driver
-        assert driver is not None
-        await until(lambda: any(name in self.at(g) for g in (0, 1)))
-        source = 0 if name in self.at(0) else 1
-        num_before = core.state.counters.num_migrations
-        state, groups = core.groups[source].queues.running[name], core.groups
-        more = {} if max_final_blocks is None else {"max_final_blocks": max_final_blocks}
-        now_ns = time.monotonic_ns()
-        actions = core.migrations.start(state, groups[source], groups[1 - source], now_ns, **more)
-        driver.carry_out(actions + core.stepping.plan(now_ns))
-        await until(lambda: core.state.counters.num_migrations > num_before)
-        record = [r for r in self.engine.event_log if r.kind == "migrated"][-1]
-        await asyncio.sleep(ASK_S)
-        return float(record.fields["stop_ms"])
-
-
 def limited(mbit: float) -> dict[int, Placement]:
     """Two addresses of this machine, each of which sends so much at most."""
     return {i: Placement(f"127.0.0.{i + 1}", bytes_per_s=mbit * 1e6 / 8) for i in range(2)}
@@ -303,31 +233,8 @@ def bounds(cells: list[Cell]) -> list[str]:
     return lines
 
 
-def stop_bounds(stops: list[Stop]) -> list[str]:
-    """In rounds at most one third of all at once, at the longest context."""
-    longest = max((s.context for s in stops), default=0)
-    p99 = {s.how: s.p99_ms for s in stops if s.context == longest}
-    if not p99:
-        return []
-    ratio = p99["rounds"] / p99["all KV at once"]
-    told = "holds" if ratio <= 1 / 3 else "MISSED"
-    return [f"stop at {longest} tokens over all KV at once: {ratio:.2f}, at most a third: {told}"]
-
-
-def shown(cells: list[Cell], stops: list[Stop]) -> str:
-    columns = ("Mbit/s", "moves", "way", "done after s (times)", "as tokens", "longest stop ms", "others' P99 gap ms",
-               "before")  # fmt: skip
-    told = table(columns, [
-        [c.mbit, c.moves, c.way, f"{c.complete_s:.2f} ({len(c.all_s)})", f"{c.as_tokens} of {c.num_moved}", c.stop_ms,
-         quantile(c.gaps_ms, 0.99), quantile(c.steady_gaps_ms, 0.99)] for c in cells
-    ])  # fmt: skip
-    stopped = table(("context", "how", "stop P50 ms", "P99 ms", "times"), [[*vars(s).values()] for s in stops])
-    return "\n".join([told, stopped, *bounds(cells), *stop_bounds(stops)])
-
-
 async def over_link(
-    model: Path, mbit: float, placements: dict[int, Placement], args: Namespace, *, stops: bool,
-    tell: list[Cell | Stop],
+    model: Path, mbit: float, placements: dict[int, Placement], args: Namespace, tell: list[Cell]
 ) -> None:
     most = max(args.moves)
     need = 2 * most * (args.context + args.output) + 2 * args.others * args.longest
@@ -336,10 +243,6 @@ async def over_link(
     try:
         bench = Bench(engine, args)
         await bench.know_both_ways()
-        if stops:
-            for context in args.stop_contexts or (512, args.longest - args.stop_output):
-                tell += await bench.stops(context, args.times)
-            return
         for num_moves in args.moves:
             for way in args.ways:
                 tell.append(await bench.cell(mbit, num_moves, way))
@@ -353,23 +256,21 @@ def main() -> None:
         __doc__, mbit=[10.0, 100.0, 1000.0], moves=[1, 8], ways=(list(WAYS), {"choices": WAYS}), context=512,
         output=(3000, "that a traveller may decode: it must live to arrive"), others=(4, "at each instance"),
         patience=(90.0, "seconds that a cell may take"), longest=(4096, "the model's"),
-        times=(20, "that a request goes to and fro"), stop_output=1000, repeats=(5, "of a way that takes a short time"),
+        repeats=(5, "of a way that takes a short time"),
         short=(3.0, "seconds"), limiter=(False, "have links limit themselves, also where `tc` works"),
-        stop_contexts=(None, "512 and the longest, unless told", {"nargs": "+", "type": int}), no_stops=False,
-        no_cells=False,
     )  # fmt: skip
     reason = "as told" if args.limiter else why_not()
     if reason is not None:
         print(f"links limit themselves: {reason}")
-    told: list[Cell | Stop] = []
+    told: list[Cell] = []
     with tempfile.TemporaryDirectory() as folder:
         model = make_folder(Path(folder), QWEN3_110M)
-        cells = () if args.no_cells else ((mbit, False) for mbit in args.mbit)
-        for mbit, stops in [*cells, *(() if args.no_stops else ((1000.0, True),))]:
+        for mbit in args.mbit:
             with network(mbit) if reason is None else nullcontext(limited(mbit)) as placements:
-                asyncio.run(over_link(model, mbit, placements, args, stops=stops, tell=told))
+                asyncio.run(over_link(model, mbit, placements, args, told))
             links = "tc tbf" if reason is None else f"limit themselves: {reason}"
             # After each link: a run that is cut short keeps what it has.
             document = {"settings": settings_of(args) | {"links": links}, "rows": [t.summary() for t in told]}
             keep(args.json, document, *SERVING)
-    print(shown([t for t in told if isinstance(t, Cell)], [t for t in told if isinstance(t, Stop)]))
+    print_rows([cell.summary() for cell in told])
+    print(*bounds(told), sep="\n")

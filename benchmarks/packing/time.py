@@ -32,12 +32,10 @@ from packing_properties import ALLOWED, count_exceptions
 CAPACITY = 12_000
 """Blocks: 100 requests of 107 on average fill 90 %."""
 RANGES = {
-    "all": ((0.002, 1.0),),
-    "even": ((0.002, 1 / 8), (1 / 8, 1 / 4), (1 / 4, 1 / 3), (1 / 3, 1 / 2), (1 / 2, 1)),
-    "small": ((0.002, 1 / 8),),
-    "large": ((0.5, 0.76), (1 / 4, 1 / 2), (1 / 8, 1 / 4)),
+    "all": ((0.002, 1.0),), "even": ((0.002, 1 / 8), (1 / 8, 1 / 4), (1 / 4, 1 / 3), (1 / 3, 1 / 2), (1 / 2, 1)),
+    "small": ((0.002, 1 / 8),), "large": ((0.5, 0.76), (1 / 4, 1 / 2), (1 / 8, 1 / 4)),
     "edges": ((1 / 8, 1 / 8 + 0.01), (1 / 4, 1 / 4 + 0.01), (1 / 3, 1 / 3 + 0.01), (0.5, 0.51), (0.24, 0.25)),
-}
+}  # fmt: skip
 """Sizes as shares of the capacity: a range is drawn, then a size in it."""
 
 
@@ -76,9 +74,7 @@ def figures(values: list[float]) -> dict[str, float]:
     return {"p50_ms": cuts[49], "p99_ms": cuts[98], "max_ms": max(values), "mean_ms": statistics.fmean(values)}
 
 
-def time_size(
-    num_devices: int, num_operations: int, num_epochs: int, stay_s: float, reserve_s: float
-) -> Row:
+def time_size(num_devices: int, num_operations: int, num_epochs: int, stay_s: float, reserve_s: float) -> Row:
     """Times at one size."""
     load = Load(100 * num_devices)
     packing = Packing(PackingParams(capacity=CAPACITY))

@@ -103,9 +103,7 @@ def main() -> None:
                     f"batch {b}": goal for b, goal in GOALS_MS.items()}],
                ("ms a decode step", *(f"batch {b}" for b in arguments.batches)))  # fmt: skip
     document = {
-        "machine": machine(),
-        "engines": {e.spec.name: {"note": e.spec.note, **e.facts} for e in engines},
-        "step_ms": results,
-        "does_not_run": failures,
-    }
+        "machine": machine(), "engines": {e.spec.name: {"note": e.spec.note, **e.facts} for e in engines},
+        "step_ms": results, "does_not_run": failures,
+    }  # fmt: skip
     keep(arguments.json, document, "device")

@@ -69,10 +69,9 @@ class Peers(NamedTuple):
             libraries = [self.vllm.parent.parent / "lib" / "libiomp5.so"]  # where its intel-openmp package puts it
             libraries += sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.?"))[:1]
             environ |= {
-                "VLLM_CPU_OMP_THREADS_BIND": "0-1",
-                "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+                "VLLM_CPU_OMP_THREADS_BIND": "0-1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
                 "LD_PRELOAD": ":".join(str(path) for path in libraries if path.exists()),
-            }
+            }  # fmt: skip
         settings = {"model": str(self.model), "options": {"max_model_len": self.max_model_len, **options}}
         return EngineSpec(name, "vllm_engine.py", settings, str(self.vllm), tuple(environ.items()), note)
 

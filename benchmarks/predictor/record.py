@@ -66,14 +66,13 @@ class Scenario:
 
 CHAT, PROMPTS = Lengths(60, 60), Lengths(600, 6)
 SCENARIOS = {
-    "chat": Scenario((CHAT,), (4, 16, 48, 8)),
-    "prefill": Scenario((PROMPTS,), (1, 4, 12, 2)),
+    "chat": Scenario((CHAT,), (4, 16, 48, 8)), "prefill": Scenario((PROMPTS,), (1, 4, 12, 2)),
     "mixed": Scenario((CHAT, CHAT, CHAT, PROMPTS, Lengths(800, 60)), (3, 12, 24, 6)),
     "pipeline-chat": Scenario((CHAT,), (4, 16, 48, 8), is_merged=True),
     "pipeline-prefill": Scenario((PROMPTS,), (2, 4, 12, 3), is_merged=True),
     "pipeline-mixed": Scenario((CHAT, CHAT, CHAT, PROMPTS, Lengths(800, 60)), (3, 12, 24, 6), is_merged=True),
     "drop": Scenario((CHAT, Lengths(150, 100)), (4, 60, 4, 60, 4), kv_tokens=2500, overload="drop"),
-}
+}  # fmt: skip
 
 
 class StepRecorder:
@@ -85,13 +84,10 @@ class StepRecorder:
 
     def step_issued(self, step: RunStep) -> None:
         self._open[step.step_id] = {
-            "group": step.group_id,
-            "stages": [[s.worker_id, s.layers.lo, s.layers.hi] for s in step.stages],
-            "issued_ns": time.monotonic_ns(),
-            "chunks": [[row.num_tokens, row.context_len] for row in step.rows],
-            "samples": sum(row.samples for row in step.rows),
-            "spans": [],
-        }
+            "group": step.group_id, "stages": [[s.worker_id, s.layers.lo, s.layers.hi] for s in step.stages],
+            "issued_ns": time.monotonic_ns(), "chunks": [[row.num_tokens, row.context_len] for row in step.rows],
+            "samples": sum(row.samples for row in step.rows), "spans": [],
+        }  # fmt: skip
 
     def stage_done(self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int) -> None:
         if step_id in self._open:
@@ -131,10 +127,9 @@ def make_model(name: str, folder: Path) -> Path:
 
 def config_of(model_dir: Path, scenario: Scenario) -> EngineConfig:
     keys: dict[str, object] = {
-        "model": str(model_dir), "instances": 2, "num_threads": 1, "max_num_batched_tokens": BUDGET,
-        "max_num_seqs": 64, "enable_prefix_caching": False, "overload": scenario.overload, "profile": "none",
-        "max_model_len": CONTEXT,
-    }
+        "model": str(model_dir), "instances": 2, "num_threads": 1, "max_num_batched_tokens": BUDGET, "max_num_seqs": 64,
+        "enable_prefix_caching": False, "overload": scenario.overload, "profile": "none", "max_model_len": CONTEXT,
+    }  # fmt: skip
     memory = assemble(EngineConfig.resolve(**keys)).memory_for_blocks(scenario.kv_tokens // 16)
     return EngineConfig.resolve(**keys, memory=memory)
 

@@ -222,10 +222,9 @@ def replay(recording: Recording, contender: Contender, *, ahead_ns: int = 0) -> 
 
 
 CONTENDERS: dict[str, Callable[[Recording], Contender]] = {
-    "profile alone": Profiled,
-    "predictor": lambda recording: New(recording, False),
+    "profile alone": Profiled, "predictor": lambda recording: New(recording, False),
     "predictor, profiled": lambda recording: New(recording, True),
-}
+}  # fmt: skip
 
 
 def compare(recording: Recording) -> dict[str, Errors]:

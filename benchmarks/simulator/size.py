@@ -82,8 +82,7 @@ def measure(args: Namespace, num_requests: int) -> Row:
         "instances": args.instances, "requests": num_requests, "policy": args.policy, "virtual_s": run.duration_s,
         "wall_s": wall_s, "processor_s": processor_s, "peak_mib": peak_mib,
         "us_per_request": wall_s / num_requests * 1e6, "events": run.config["num_events"],
-        "completed": run.requests.completed,
-        "ttft_p99_s": run.ttft_s.p99, "hash": run.config["event_log_hash"],
+        "completed": run.requests.completed, "ttft_p99_s": run.ttft_s.p99, "hash": run.config["event_log_hash"],
     }  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def bound_of_alone() -> Claim:
 
 def longest_batch_stay_s(run: RunResult) -> float | None:
     """Of an offline request from its first token to its last. By priority alone an online one that finds memory full
-    waits for such ends and for nothing else, as nobody offline is let in before it."""
+    waits for such ends and for nothing else, as no offline request is admitted before it."""
     rows = (run.classes or {}).get("offline", {}).get("requests_detail") or ()
     stays = [row["e2e_s"] - row["ttft_s"] for row in rows if row["e2e_s"] is not None and row["ttft_s"] is not None]
     return max(stays, default=None)

@@ -238,7 +238,7 @@ def _claims(systems: Iterable[str], parts: Parts) -> tuple[Claim, ...]:
 
 
 def _draw_awake(workload: str, parts: Parts) -> Draw:
-    """Instances over the run's time, of those who let some sleep."""
+    """Instances awake over the run's time, in systems that let some sleep."""
 
     def draw(found: Mapping[str, Found]) -> Picture:
         end_s = whole_of(parts)[1]

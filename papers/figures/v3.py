@@ -139,7 +139,7 @@ ABLATED = (
 
 
 def _in_burst(key: str, q: float) -> Measure:
-    """Of who arrives in the burst and in the ten seconds after it."""
+    """Over requests that arrive in the burst and in the ten seconds after it."""
     return in_burst(key, q, "ablation", after_s=10)
 
 

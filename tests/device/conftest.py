@@ -23,11 +23,13 @@ import torch
 from jettison.types import TokenLogprobs
 
 if importlib.util.find_spec("msgspec") is not None:
+    from jettison.device.devicebytes_host import HostBytes
     from jettison.device.kernels import build, native
     from jettison.device.model.create import create_model
     from jettison.device.model.hf_config import read_config
     from jettison.device.model.shards import model_shape
     from jettison.device.model.weights import WeightFolder
+    from jettison.device.model.workspace import Workspace
     from jettison.device.runner import Runner
     from jettison.device.step import PromptLogprobsRow, SamplingRow, StepInput, StepOutput
 else:  # a machine with a GPU that has PyTorch and little else: what is collected there is what needs the card
@@ -104,12 +106,12 @@ def make_runner(model_dir: Path, dtype=torch.float64, *, kernels, num_blocks=256
     """A loaded ``Runner`` on a ``PlainMemory``; parameters, KV and workspace start as garbage."""
     config = read_config(model_dir)
     shape = model_shape(config, dtype)
-    space = torch.full((Runner.workspace_bytes(config, dtype, max_num_tokens, max_num_seqs),), 0xFF, dtype=torch.uint8)
+    space = torch.full((Workspace.num_bytes(config, dtype, max_num_tokens, max_num_seqs),), 0xFF, dtype=torch.uint8)
     slabs = {shard: torch.full((size,), 0xFF, dtype=torch.uint8) for shard, size in shape.shard_bytes.items()}
     arena_shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
     arenas = [torch.full(arena_shape, torch.nan, dtype=dtype) for _ in range(config.num_layers)]
     memory = PlainMemory(slabs, arenas, space)
-    runner = Runner(config, shape, memory, kernels, dtype, max_num_tokens, max_num_seqs)
+    runner = Runner(config, dtype, memory, kernels, max_num_tokens, max_num_seqs, HostBytes())
     folder = WeightFolder(model_dir, config, dtype, kernels)
     for shard, slab in slabs.items():
         folder.load_shard(shard, slab)

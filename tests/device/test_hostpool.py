@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from jettison.device.devicebytes_host import HostBytes
 from jettison.device.hostpool import HostBuffers
 from jettison.device.memory import DeviceMemory
+from jettison.device.pages_host import PagePool
 from jettison.memory.layout import LayoutSpec
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
 
@@ -21,8 +23,8 @@ BLOCK_BYTES = SHAPE.block_bytes_per_layer(BLOCK_SIZE)
 @pytest.fixture
 def memory() -> Iterator[DeviceMemory]:
     device = DeviceMemory(
-        budget_bytes=60 * PAGE, shape=SHAPE, dtype=torch.float32, block_size=BLOCK_SIZE, workspace_bytes=PAGE,
-        page_bytes=PAGE,
+        PagePool(60 * PAGE, PAGE), HostBytes(), budget_bytes=60 * PAGE, shape=SHAPE, dtype=torch.float32,
+        block_size=BLOCK_SIZE, workspace_bytes=PAGE,
     )
     device.start(LayoutSpec(SHAPE.all_shards, SHAPE.all_layers))
     for layer in range(4):

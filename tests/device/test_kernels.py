@@ -6,6 +6,8 @@ import ctypes
 import logging
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -15,11 +17,20 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 
-from jettison.device.kernels import Kernels, build, load_kernels, native
+from jettison.device.kernels import Kernels, build, load_kernels, native, registry
+from jettison.device.kernels.registry import (
+    KernelSet,
+    KernelsUnavailableError,
+    find_kernels,
+    kernel_names,
+    register,
+)
+from jettison.device.spec import HOST
 from jettison.errors import ConfigError
 
 NATIVE = [f"native-{name}" for name in native.supported_variants()]
-VARIANTS = ["torch", *NATIVE, *(f"{name}+torch-linear" for name in NATIVE[:1])]
+VARIANTS = [name for name in kernel_names(HOST) if NATIVE or not find_kernels(name)[0].has_variants] + NATIVE
+"""Every set that is registered for host memory and can run here, and every instruction set of the native one."""
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)
 
@@ -206,6 +217,38 @@ def test_unknown_kernels_are_a_configuration_error() -> None:
         load_kernels("cuda")
     with pytest.raises(ConfigError):
         load_kernels("native-abacus")
+
+
+def test_a_set_is_imported_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_SETS", dict(registry._SETS))
+    with pytest.raises(ValueError, match="registered already"):
+        register("torch", KernelSet(HOST, "nowhere:load"))
+    register("abacus", KernelSet(HOST, "jettison.device.kernels.torch_kernels:load_torch"))
+    assert load_kernels("abacus").name == "torch"
+    register("beads", KernelSet(HOST, "no.such.module:load"))
+    register("rods", KernelSet("another", "no.such.module:load"))
+    with pytest.raises(ConfigError, match=r"no\.such\.module cannot be imported here"):
+        load_kernels("beads")
+    for name, back_end in (("rods", HOST), ("abacus", "another"), ("abacus-avx2", HOST)):
+        with pytest.raises(ConfigError, match="kernels must be auto"):
+            find_kernels(name, back_end)
+
+
+def test_a_gpus_kernels_are_known_by_name_and_not_imported() -> None:
+    script = (
+        "import sys\nfrom jettison.device.kernels.registry import find_kernels, kernel_names\n"
+        "assert kernel_names('cuda') == ['cuda', 'cuda-invariant']\n"
+        "assert find_kernels('cuda')[0].back_end == 'cuda'\n"
+        "assert not {'triton', 'jettison.device.cuda', 'jettison.device.cuda.kernels'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+@pytest.mark.parametrize("name", kernel_names("cuda"))
+def test_a_gpus_kernels_cannot_be_had_without_one(name: str) -> None:
+    with pytest.raises(KernelsUnavailableError):
+        find_kernels(name)[0].load()
 
 
 def test_without_a_library_auto_falls_back_with_one_note(

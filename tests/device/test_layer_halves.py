@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from jettison.device.kernels import layer, load_kernels
-from jettison.device.kernels.base import Kernels, PackedMatrix, Weight
-from jettison.device.kernels.layer import LayerConstants, LayerWeights
+from jettison.device.kernels.base import Kernels
 from jettison.device.kernels.native import supported_variants
+from jettison.device.kernels.operands import LayerConstants, LayerWeights, PackedMatrix, Weight
 
 NAMES = (*(("native", "native+torch-linear") if supported_variants() else ()), "torch")
 HEADS, KV_HEADS, DIM, INNER, BLOCK = 4, 2, 16, 96, 4
@@ -120,6 +120,16 @@ def test_halves_have_the_bits_of_their_kernels(
         torch.set_num_threads(before)
 
 
+def likeliest(kernels: Kernels, logits: Tensor) -> list[int]:
+    out = torch.full((len(logits) + 2,), -7)
+    kernels.argmax(logits, out[1:-1])
+    assert out[0] == out[-1] == -7, "it writes what it names"
+    for wrong in (out, out.int()[1:-1], out[::2]):
+        with pytest.raises(ValueError):
+            kernels.argmax(logits, wrong)
+    return out[1:-1].tolist()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_likeliest_token_is_the_lowest_of_the_largest(name: str, dtype: torch.dtype) -> None:
@@ -127,9 +137,9 @@ def test_the_likeliest_token_is_the_lowest_of_the_largest(name: str, dtype: torc
     for cols in (1, 7, 1000, 40_000):
         logits = some(5, cols + 3, dtype=dtype)[:, :cols]
         expected = [row.index(max(row)) for row in logits.tolist()]
-        assert kernels.argmax(logits).tolist() == expected
+        assert likeliest(kernels, logits) == expected
         logits[1, cols // 2], logits[3, -1], logits[4, 0] = torch.nan, torch.inf, -torch.inf
-        assert kernels.argmax(logits).tolist() == [expected[0], -1, expected[2], -1, -1]
+        assert likeliest(kernels, logits) == [expected[0], -1, expected[2], -1, -1]
 
 
 @pytest.mark.skipif(not supported_variants(), reason="no native kernels built")

@@ -14,6 +14,7 @@ import pytest
 import torch
 from fakecuda import FakeBindings, PoisonedPool
 
+from jettison.device.devicebytes_host import HostBytes
 from jettison.device.memory import DeviceMemory, check_addresses
 from jettison.device.pages_host import LinuxSyscalls, PagePool
 from jettison.errors import BudgetError, MappingError, NotReadyError, OutOfPagesError, StalePlanError, WorkerLostError
@@ -57,11 +58,12 @@ class FailingSyscalls(LinuxSyscalls):
         return super().mmap(*args)
 
 
-def make_memory(num_pages=90, page_bytes=PAGE, **options) -> DeviceMemory:
+def make_memory(num_pages=90, page_bytes=PAGE, make_pool=PagePool) -> DeviceMemory:
+    budget_bytes = num_pages * PAGE + 123
     return DeviceMemory(
-        budget_bytes=num_pages * PAGE + 123, shape=SHAPE, dtype=torch.float32, block_size=BLOCK_SIZE,
-        workspace_bytes=WORKSPACE, page_bytes=page_bytes, **options,
-    )  # fmt: skip
+        make_pool(budget_bytes, page_bytes), HostBytes(), budget_bytes=budget_bytes, shape=SHAPE, dtype=torch.float32,
+        block_size=BLOCK_SIZE, workspace_bytes=WORKSPACE,
+    )
 
 
 @pytest.fixture
@@ -200,9 +202,9 @@ def test_a_small_budget_says_how_many_bytes_are_needed():
 def test_a_budget_that_has_no_addresses_is_refused_with_its_size(budget_bytes):
     before = kernel_view()
     with pytest.raises(BudgetError, match=rf"no addresses for a memory budget of {budget_bytes} bytes"):
-        check_addresses(budget_bytes, WORKSPACE, SHAPE, PageSizes.of(SHAPE, BLOCK_SIZE, PAGE))
+        check_addresses(PagePool(budget_bytes, PAGE), WORKSPACE, SHAPE, PageSizes.of(SHAPE, BLOCK_SIZE, PAGE))
     assert kernel_view() == before
-    check_addresses(1 << 30, WORKSPACE, SHAPE, PageSizes.of(SHAPE, BLOCK_SIZE, PAGE))
+    check_addresses(PagePool(1 << 30, PAGE), WORKSPACE, SHAPE, PageSizes.of(SHAPE, BLOCK_SIZE, PAGE))
 
 
 def test_start_and_close_are_idempotent():

@@ -90,7 +90,7 @@ def test_input_hidden_states_are_left_alone(runner):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_workspace_buffers_lie_inside_and_apart(runner, dtype):
     config = runner.config
-    num_bytes = Runner.workspace_bytes(config, dtype, 16, 2)
+    num_bytes = Workspace.num_bytes(config, dtype, 16, 2)
     memory = torch.zeros(num_bytes, dtype=torch.uint8)
     workspace = Workspace(memory, config, dtype, 16, 2)
     permanent = ["final_norm", "cos", "sin", "residual", "x"]

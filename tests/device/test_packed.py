@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 
 from jettison.device.kernels import load_kernels, native
-from jettison.device.kernels.base import PackedMatrix
+from jettison.device.kernels.operands import PackedMatrix
 from jettison.device.kernels.processor import TORCH_LINEAR
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.identity import digest_of

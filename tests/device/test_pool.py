@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.device.kernels.native import LIBRARY_PATH, NativeUnavailableError, load_native
+from jettison.device.kernels.native import LIBRARY_PATH, load_native
+from jettison.device.kernels.registry import KernelsUnavailableError
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _needs_the_library() -> None:
     try:
         load_native()
-    except NativeUnavailableError as error:
+    except KernelsUnavailableError as error:
         pytest.skip(str(error))
 
 

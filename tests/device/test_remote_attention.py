@@ -8,6 +8,7 @@ import torch
 from attention_batch import VARIANTS, Batch, batches
 from hypothesis import given, settings
 
+from jettison.device.devicebytes_host import HostBytes
 from jettison.device.kernels import load_kernels
 from jettison.device.kernels.base import merge_parts, sum_dtype
 from jettison.device.remote import attend_for_peer, unpack_answer
@@ -32,9 +33,10 @@ def in_parts(kernels, batch: Batch) -> torch.Tensor:
         ids = [table[:count] for table, count in zip(batch.block_tables, remote_blocks, strict=True)]
         q = batch.q[torch.from_numpy(chosen)].contiguous()
         answer = attend_for_peer(
-            kernels, batch.arena, ids, rows[chosen], q.view(-1).view(torch.uint8).numpy(), q.shape[1], batch.scale
+            kernels, HostBytes(), batch.arena, ids, rows[chosen], q.view(-1).view(torch.uint8).numpy(), q.shape[1],
+            batch.scale,
         )
-        there, there_lse = unpack_answer(answer, len(chosen), q.shape[1], batch.dtype)
+        there, there_lse = unpack_answer(answer, len(chosen), q.shape[1], batch.dtype, HostBytes())
         index = torch.from_numpy(chosen)
         out[index] = merge_parts(out[index], lse[index], there, there_lse)
     return out

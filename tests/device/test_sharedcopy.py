@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jettison.device import sharedcopy
+from jettison.device.devicebytes_host import HostBytes
 from jettison.device.model.identity import digest_of
 from jettison.device.sharedcopy import SharedCopy, open_shared_copy
 from jettison.types import ModelShape, layer_shard
@@ -23,7 +24,7 @@ def content(shard: str) -> np.ndarray:
 @pytest.fixture
 def ends():
     fd = open_shared_copy()
-    ends = SharedCopy(fd, SHAPE), SharedCopy(fd, SHAPE)
+    ends = SharedCopy(fd, SHAPE, HostBytes()), SharedCopy(fd, SHAPE, HostBytes())
     os.close(fd)
     yield ends
     for end in ends:

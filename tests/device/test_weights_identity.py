@@ -9,13 +9,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from device_shards import copy_shard, shard_of
 from safetensors.torch import load_file, save_file
 
 from jettison.device.model import weights
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.identity import FileMark, agreed_identity, changed_at, config_digest, digest_of
 from jettison.device.model.weights import WeightFolder
-from jettison.device.worker import DeviceWorker
+from jettison.device.spec import DeviceSpec
+from jettison.device.worker import DeviceWorker, make_device
 from jettison.errors import ModelError, NotReadyError
 from jettison.memory.layout import LayoutSpec
 from jettison.types import LayerRange
@@ -39,7 +41,7 @@ def start(folder):
             "model_dir": folder, "dtype": "float64", "budget_bytes": 4 << 20, "block_size": 4, "max_num_tokens": 64,
             "max_num_seqs": 4, "page_bytes": 4096, **changes,
         }
-        worker = DeviceWorker(**options)
+        worker = make_device(DeviceSpec(**options))
         workers.append(worker)
         worker.start()
         return worker
@@ -154,7 +156,7 @@ def test_a_folder_that_cannot_be_read_is_not_read_again_either(start, folder, mo
 def test_nothing_fills_a_worker_that_does_not_know_what_it_serves(start):
     whole = start()
     worker = start(config=whole.config, starts_empty=True)
-    worker.shard_bytes("layer:0").copy_(whole.shard_bytes("layer:0"))
+    copy_shard(whole, worker, "layer:0")
     with pytest.raises(NotReadyError):
         worker.mark_shard_filled("layer:0")
 
@@ -187,8 +189,8 @@ def test_an_empty_start_reads_nothing_until_it_knows_what_it_serves(start, folde
     assert not worker.ready_for(LOW)
     worker.adopt_weights(identity)
     for shard in sorted(worker.shape.all_shards)[1:]:
-        worker.shard_bytes(shard).copy_(whole.shard_bytes(shard))
-        worker.mark_shard_filled(shard, digest_of(whole.shard_bytes(shard)))
+        copy_shard(whole, worker, shard)
+        worker.mark_shard_filled(shard, digest_of(shard_of(whole, shard)))
     hidden.rename(folder)
     worker.load_shard_from_disk(sorted(worker.shape.all_shards)[0])
     assert worker.ready_for(LayerRange(0, 4))
@@ -198,9 +200,9 @@ def test_an_empty_start_reads_nothing_until_it_knows_what_it_serves(start, folde
 
 def test_a_peer_s_other_bytes_are_not_taken(start):
     one, two = start(), start()
-    two.adopt_weights(agreed_identity(one._model_dir, [one.weights_identity, two.weights_identity]))
-    two.shard_bytes("layer:3")[5] += 1
-    for digest in (None, digest_of(two.shard_bytes("layer:3"))):
+    two.adopt_weights(agreed_identity(one._spec.model_dir, [one.weights_identity, two.weights_identity]))
+    two.write_shard("layer:3", 5, shard_of(two, "layer:3")[5:6] + 1)
+    for digest in (None, digest_of(shard_of(two, "layer:3"))):
         with pytest.raises(ModelError, match="layer:3: the bytes that came are not those being served"):
             two.mark_shard_filled("layer:3", digest)
 
@@ -216,7 +218,7 @@ def test_bytes_that_went_through_a_drop_and_came_from_a_peer_keep_their_digest(s
     result = one.apply_layout(whole, 0, one.layout_version, [])
     assert result.missing_shards
     for shard in sorted(result.missing_shards):
-        one.shard_bytes(shard).copy_(two.shard_bytes(shard))
+        copy_shard(two, one, shard)
         one.mark_shard_filled(shard)
     assert one.ready_for(LayerRange(0, 4))
 

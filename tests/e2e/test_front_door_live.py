@@ -29,7 +29,7 @@ CANARY = {"model": MODEL, "prompt": "canary", "temperature": 0, "max_tokens": 16
 
 
 async def test_hostile_connections_disturb_nothing(serving, memory_for):
-    """The short version of ``python -m benchmarks http fuzz``; in float64 no batch changes a token."""
+    """The short version of ``python tests/server/fuzz_http.py``; in float64 no batch changes a token."""
     flags: dict[str, object] = {"dtype": "float64", "max_model_len": 256}
     with serving(memory=memory_for(96, **flags), **flags) as served:
 

@@ -139,6 +139,28 @@ def circles(sources, rooms, room_of):
     return arrows
 
 
+def module_circles(sources):
+    """Sets of modules that import each other, directly or by way of others; imports for types count."""
+    names = {module.name for module in sources}
+    arrows = {}
+    for module in sources:
+        # ``from package import name``: the module of that name if there is one, else the package's own code.
+        imported = {name if name in names else name.rpartition(".")[0] for name, _ in imports_of(module)}
+        arrows[module.name] = (imported & names) - {module.name}
+    reached = {}
+    for name in arrows:
+        found, ahead = set(), [name]
+        while ahead:
+            new = arrows[ahead.pop()] - found
+            found |= new
+            ahead += new
+        reached[name] = found
+    return {
+        frozenset(other for other in found if name in reached[other])
+        for name, found in reached.items() if name in found
+    }  # fmt: skip
+
+
 def is_in(name, part):
     """Whether a dotted name lies in a part of the package."""
     return f"{name}.".startswith(f"jettison.{part}.")
@@ -180,6 +202,26 @@ def test_arrows_point_one_way(sources):
 )  # fmt: skip
 def test_rooms_do_not_import_each_other_in_circles(sources, rooms, room):
     assert not circles(sources, rooms, room)
+
+
+def test_modules_do_not_import_each_other_in_circles(sources):
+    circles_found = module_circles(sources)
+    assert not circles_found, "\n".join(" <-> ".join(sorted(circle)) for circle in circles_found)
+
+
+def test_the_walk_sees_a_circle_of_modules(sources):
+    by_name = {module.name: module for module in sources}
+    base, layer = by_name["jettison.device.kernels.base"], by_name["jettison.device.kernels.layer"]
+    operands = by_name["jettison.device.kernels.operands"]
+    for statement in (
+        "if TYPE_CHECKING:\n    from jettison.device.kernels.layer import feed_forward",
+        "def f():\n    from jettison.device.kernels import layer",
+        "import jettison.device.kernels.layer",
+    ):
+        up = replace(operands, tree=ast.parse(statement))
+        expected = {frozenset({base.name, layer.name, operands.name}), frozenset({base.name, layer.name})}
+        assert module_circles([base, layer, up]) & expected, statement
+    assert not module_circles([base, layer, operands])
 
 
 @pytest.mark.parametrize("outer", INSIDE)

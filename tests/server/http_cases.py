@@ -1,6 +1,6 @@
 """What a hostile or broken client sends over one connection, drawn from a seed, played, and judged.
 
-The tests play the cases against a server without a model, ``python -m benchmarks http fuzz`` ten thousand of them
+The tests play the cases against a server without a model, ``python tests/server/fuzz_http.py`` ten thousand of them
 against one with a model. Nothing here knows how the server is built: bytes go in, and what comes back must be answers
 that a client could be at fault for.
 """

@@ -1,6 +1,6 @@
 """R5 in small: hostile connections, byte by byte. No 5xx, no hang, no word in the log, and a canary is not disturbed.
 
-``python -m benchmarks http fuzz`` plays ten thousand of the same cases against a server with a model.
+``python tests/server/fuzz_http.py`` plays ten thousand of the same cases against a server with a model.
 """
 
 from __future__ import annotations

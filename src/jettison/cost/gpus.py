@@ -1,6 +1,6 @@
 """Graphics processors and links as data: peak rates from data sheets, and the part of each peak that kernels reach.
 
-Peaks are the vendors'. ``python -m benchmarks predictor presets`` fits the parts reached (``Efficiency``) to
+Peaks are the vendors'. ``python tests/cost/calibrate_presets.py`` fits the parts reached (``Efficiency``) to
 published measurements; docs/cost-model.md lists them, and names the assumed ones as assumptions. None is fitted to
 a figure that a reproduction is compared with. Arithmetic over them is in ``cost.roofline``; models are in
 ``cost.models``.

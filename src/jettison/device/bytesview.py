@@ -1,7 +1,6 @@
-"""Flat byte views of tensors and arrays, so that rooms without torch can move a device's bytes.
+"""Flat byte views of tensors and arrays in host memory. Both directions share memory where they can.
 
-Both directions share memory where they can. Numpy arrays pass through untouched and without importing torch,
-so a test's device may be made of numpy alone.
+Numpy arrays pass through untouched and without importing torch. Not here: bytes of a device (``devicebytes``).
 """
 
 from __future__ import annotations
@@ -19,15 +18,17 @@ if TYPE_CHECKING:
 def as_numpy_uint8(tensor: Any) -> npt.NDArray[np.uint8]:
     """Flat uint8 array over the bytes of a torch tensor or numpy array of any dtype.
 
-    Zero-copy for contiguous host memory. Otherwise (device memory, strides) it is a copy, so never write
-    through the result unless the source is known to be contiguous on the host.
+    Zero-copy for contiguous memory. Otherwise (strides) it is a copy, so never write through the result unless the
+    source is known to be contiguous. Raises ValueError for a tensor that does not lie on the host: its bytes are asked
+    of ``device.devicebytes``.
     """
     if isinstance(tensor, np.ndarray):
         return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
     import torch
 
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    array: npt.NDArray[np.uint8] = flat.cpu().numpy()
+    if tensor.device.type != "cpu":
+        raise ValueError(f"a tensor on {tensor.device} has no bytes on the host")
+    array: npt.NDArray[np.uint8] = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
     return array
 
 

@@ -1,7 +1,8 @@
 """The bytes of one worker's host pool: slots that each hold a copy of one KV block in every layer.
 
 Plain pageable memory, reserved at once and backed by the system only where a slot has been written; it is not part of
-the device's budget. The controller keeps the book of the slots' contents (``memory.hostpool``).
+the device's budget. Copies beside steps go by address: for devices whose memory is the host's. The controller keeps the
+book of the slots' contents (``memory.hostpool``).
 """
 
 from __future__ import annotations

@@ -26,10 +26,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jettison.device.bytesview import as_tensor_uint8, widened
-from jettison.device.pages import Arena, MakePool, PagePool
-from jettison.device.pages_host import HOST_PAGE_BYTES
-from jettison.device.pages_host import PagePool as HostPagePool
+from jettison.device.bytesview import as_tensor_uint8
+from jettison.device.devicebytes import DeviceBytes
+from jettison.device.pages import Arena, PagePool
 from jettison.device.remap import BlockCopier, BlockCopy, remap
 from jettison.errors import (
     BudgetError,
@@ -48,13 +47,12 @@ from jettison.types import LayerRange, ModelShape, ShardId
 logger = logging.getLogger(__name__)
 
 
-def check_addresses(budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
-    """Raise BudgetError, with the budget, where no process on this machine could reserve the addresses of such a
-    device.
+def check_addresses(pool: PagePool, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
+    """Raise BudgetError, with the budget, where no process on this machine could reserve the addresses of a device with
+    such a pool. The pool is closed.
 
     The addresses are many times the budget, because every layer's KV arena could take all of it.
     """
-    pool = HostPagePool(budget_bytes, sizes.page_bytes)
     try:
         _reserve_spans(pool, workspace_bytes, shape, sizes)
     finally:
@@ -90,22 +88,23 @@ def _reserve_spans(
 class DeviceMemory:
     """A byte budget that holds parameters, KV and workspace.
 
-    ``budget_bytes`` is a hard limit on all three. ``shape.shard_bytes`` must name every lending unit; ``dtype`` and
-    ``block_size`` (tokens) give the arenas' shape. Tensors handed out are views of reserved address ranges: their
-    addresses hold from ``start`` to ``close``, their bytes only while mapped; an access to unmapped memory ends the
+    ``budget_bytes`` is a hard limit on all three, and what ``pool`` was made with. ``device_bytes``: of tensors over
+    the pool. ``shape.shard_bytes`` must name every lending unit; ``dtype`` and ``block_size`` (tokens) give the arenas'
+    shape. Tensors handed out are views of reserved address ranges: their addresses hold from ``start`` to ``close``,
+    their bytes only while mapped; an access to unmapped memory ends the
     process. After WorkerLostError only ``close`` may be called.
     """
 
     def __init__(
         self,
+        pool: PagePool,
+        device_bytes: DeviceBytes,
         *,
         budget_bytes: int,
         shape: ModelShape,
         dtype: torch.dtype,
         block_size: int,
         workspace_bytes: int,
-        page_bytes: int = HOST_PAGE_BYTES,
-        make_pool: MakePool = HostPagePool,
     ) -> None:
         self.capacity_blocks = 0
         """Blocks per arena of the resident layers; 0 before ``start``."""
@@ -114,8 +113,9 @@ class DeviceMemory:
         self._dtype = dtype
         self._block_size = block_size
         self._workspace_bytes = workspace_bytes
-        self._sizes = PageSizes.of(shape, block_size, page_bytes)
-        self._pool = make_pool(budget_bytes, page_bytes)
+        self._sizes = PageSizes.of(shape, block_size, pool.page_bytes)
+        self._pool = pool
+        self._bytes = device_bytes
         self._map = PageMap(self._pool.num_pages)
         self._arenas: dict[Owner, Arena] = {}
         self._kv: dict[int, torch.Tensor] = {}
@@ -294,7 +294,8 @@ class DeviceMemory:
     # --- exchange ---------------------------------------------------------------------------------------------
 
     def kv_gather(self, layers: LayerRange, block_ids: Sequence[int], out: Any) -> int:
-        """Copy blocks out, layer by layer, block by block, to the start of ``out`` (uint8, tensor or array).
+        """Copy blocks out, layer by layer, block by block, to the start of ``out``: uint8 on the host, tensor
+        or array.
 
         Reads retained KV too. Returns the bytes written. Raises IndexError for a block that is not mapped in one of
         the layers, ValueError if ``out`` is too small.
@@ -305,10 +306,7 @@ class DeviceMemory:
         if flat.numel() < num_bytes:
             raise ValueError(f"{num_bytes} bytes of KV do not fit in {flat.numel()}")
         if num_bytes:
-            rows = widened(flat[:num_bytes].view(len(layers), len(ids), self._sizes.kv_block_bytes))
-            ids = ids.to(flat.device)
-            for row, layer in zip(rows, layers.layers()):
-                torch.index_select(self._kv_bytes[layer].view(rows.dtype), 0, ids, out=row)
+            self._bytes.gather([self._kv_bytes[layer] for layer in layers.layers()], ids, flat[:num_bytes])
         return num_bytes
 
     def check_readable(self, layer: int, block_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
@@ -323,22 +321,21 @@ class DeviceMemory:
         if flat.numel() != num_bytes:
             raise ValueError(f"{num_bytes} bytes of KV expected, got {flat.numel()}")
         if num_bytes:
-            rows = widened(flat.view(len(layers), len(ids), self._sizes.kv_block_bytes))
-            listed, ids = ids.tolist(), ids.to(flat.device)
-            for row, layer in zip(rows, layers.layers()):
+            listed = ids.tolist()
+            for layer in layers.layers():
                 self._mark_written(layer, listed)
-                self._kv_bytes[layer].view(rows.dtype).index_copy_(0, ids, row)
+            self._bytes.scatter([self._kv_bytes[layer] for layer in layers.layers()], ids, flat)
 
     def block_addresses(
         self, layers: LayerRange, block_ids: Sequence[int], *, are_written: bool
     ) -> npt.NDArray[np.int64]:
         """Addresses of blocks, layer by layer, valid for as long as the layout. ``are_written``: the caller will write
         the blocks. Raises IndexError for a block that is not mapped in one of the layers."""
-        ids = self._block_ids(layers, block_ids).numpy()
+        ids = self._block_ids(layers, block_ids)
         if are_written:
             for layer in layers.layers():
                 self._mark_written(layer, ids.tolist())
-        first = np.array([self._kv_bytes[layer].data_ptr() for layer in layers.layers()], dtype=np.int64)
+        first = np.array([self._arenas[kv_owner(layer)].address for layer in layers.layers()], dtype=np.int64)
         addresses: npt.NDArray[np.int64] = (first[:, None] + ids * self._sizes.kv_block_bytes).reshape(-1)
         return addresses
 
@@ -449,7 +446,7 @@ class DeviceMemory:
 
     def _block_ids(
         self, layers: LayerRange, block_ids: Sequence[int] | npt.NDArray[np.int32]
-    ) -> torch.Tensor:
+    ) -> npt.NDArray[np.int64]:
         """The ids as int64, checked to be mapped in all the layers, as a wrong id must not end the process."""
         self._check_open()
         ids = np.asarray(block_ids, dtype=np.int64).reshape(-1)
@@ -463,7 +460,7 @@ class DeviceMemory:
                     known = whole is not None and hi < len(whole) and bool(whole[ids].all())
                 if lo < 0 or not known:
                     raise IndexError(f"layer {layer}: a block between {lo} and {hi} is not mapped")
-        return torch.from_numpy(ids)
+        return ids
 
     def _mark_written(self, layer: int, block_ids: Sequence[int]) -> None:
         floor = self._intact_floor.get(layer)

@@ -17,7 +17,6 @@ Rules of every back end, tested by ``tests/device/test_pages_contract.py``:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -144,7 +143,3 @@ class PagePool(Protocol):
     def check(self) -> None:
         """Raise AssertionError on any broken invariant of mappings and owners."""
         ...
-
-
-MakePool = Callable[[int, int], PagePool]
-"""``(budget_bytes, page_bytes)`` to a pool that is not started; raises ValueError for an invalid page size."""

@@ -13,17 +13,13 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from jettison.device.bytesview import as_numpy_uint8, as_tensor_uint8
+from jettison.device.devicebytes import Bytes, DeviceBytes
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.base import merge_parts, sum_dtype
-from jettison.device.step import StepInput
-
-Int32s = npt.NDArray[np.int32]
-Bytes = npt.NDArray[np.uint8]
+from jettison.device.step import Int32s, StepInput
 
 
 class AttentionPort(Protocol):
@@ -76,12 +72,14 @@ class RemoteParts:
     """The remote parts of one step, layer by layer."""
 
     def __init__(
-        self, step: StepInput, port: AttentionPort, kernels: Kernels, num_heads: int, block_size: int, scale: float
+        self, step: StepInput, port: AttentionPort, kernels: Kernels, device_bytes: DeviceBytes, num_heads: int,
+        block_size: int, scale: float,
     ) -> None:
         """Raises ValueError for parts that do not consist of whole blocks before the rows' chunks."""
         self._step = step
         self._port = port
         self._kernels = kernels
+        self._bytes = device_bytes
         self._num_heads = num_heads
         self._block_size = block_size
         self._scale = scale
@@ -122,11 +120,11 @@ class RemoteParts:
     def ask(self, layer: int, parts: LayerParts, q: Tensor) -> None:
         """Send the queries of a layer (``q``: [T, num_heads, head_dim], rotated) to the workers that hold the keys."""
         for part in parts.parts:
-            self._port.ask(layer, part.worker, part.entries, as_numpy_uint8(q[part.tokens]))
+            self._port.ask(layer, part.worker, part.entries, self._bytes.read(q[part.tokens]))
 
     def attend_here(self, parts: LayerParts, q: Tensor, arena: Tensor, out: Tensor) -> Tensor:
         """Attend to the KV of this worker, in all rows; returns the log-sum-exps [T, num_heads]."""
-        lse = torch.empty(q.shape[:2], dtype=sum_dtype(q.dtype))
+        lse = q.new_empty(q.shape[:2], dtype=sum_dtype(q.dtype))
         self._kernels.attention(
             q, arena, parts.block_tables, self._step.query_lens, parts.context_lens, out, self._scale, lse
         )
@@ -137,29 +135,31 @@ class RemoteParts:
         for part, pieces in zip(parts.parts, self._port.collect(), strict=True):
             start = 0
             for num_queries, answer in pieces:
-                there, there_lse = unpack_answer(answer, num_queries, self._num_heads, out.dtype)
+                there, there_lse = unpack_answer(answer, num_queries, self._num_heads, out.dtype, self._bytes)
                 tokens = part.tokens[start : start + num_queries]
                 out[tokens] = merge_parts(out[tokens], lse[tokens], there, there_lse)
                 start += num_queries
 
 
-def pack_answer(out: Tensor, lse: Tensor) -> Bytes:
+def pack_answer(out: Tensor, lse: Tensor, device_bytes: DeviceBytes) -> Bytes:
     """``out`` [n, heads, head_dim] and ``lse`` [n, heads] as bytes, sums first (they need the wider alignment)."""
-    return np.concatenate((as_numpy_uint8(lse), as_numpy_uint8(out)))
+    return np.concatenate((device_bytes.read(lse), device_bytes.read(out)))
 
 
-def unpack_answer(data: Bytes, num_tokens: int, num_heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def unpack_answer(
+    data: Bytes, num_tokens: int, num_heads: int, dtype: torch.dtype, device_bytes: DeviceBytes
+) -> tuple[Tensor, Tensor]:
     """Inverse of ``pack_answer``. Raises ValueError for other bytes."""
-    flat = as_tensor_uint8(data)
     num_lse = num_tokens * num_heads * sum_dtype(dtype).itemsize
-    if flat.numel() <= num_lse or (flat.numel() - num_lse) % (num_tokens * num_heads * dtype.itemsize):
-        raise ValueError(f"{flat.numel()} bytes are no attention of {num_tokens} tokens and {num_heads} heads")
-    lse = flat[:num_lse].clone().view(sum_dtype(dtype)).view(num_tokens, num_heads)
-    return flat[num_lse:].clone().view(dtype).view(num_tokens, num_heads, -1), lse
+    if len(data) <= num_lse or (len(data) - num_lse) % (num_tokens * num_heads * dtype.itemsize):
+        raise ValueError(f"{len(data)} bytes are no attention of {num_tokens} tokens and {num_heads} heads")
+    lse = device_bytes.tensor(data[:num_lse], sum_dtype(dtype), (num_tokens, num_heads))
+    return device_bytes.tensor(data[num_lse:], dtype, (num_tokens, num_heads, -1)), lse
 
 
 def attend_for_peer(
-    kernels: Kernels, arena: Tensor, block_ids: list[Int32s], rows: Int32s, q: Bytes, num_heads: int, scale: float
+    kernels: Kernels, device_bytes: DeviceBytes, arena: Tensor, block_ids: list[Int32s], rows: Int32s, q: Bytes,
+    num_heads: int, scale: float,
 ) -> Bytes:
     """Answer a peer: attention of its queries over whole blocks of this worker.
 
@@ -167,7 +167,10 @@ def attend_for_peer(
     together. Raises ValueError or IndexError for invalid arguments.
     """
     _, _, _, block_size, head_dim = arena.shape
-    queries = as_tensor_uint8(q).clone().view(arena.dtype).view(len(rows), num_heads, head_dim)
+    row_bytes = num_heads * head_dim * arena.dtype.itemsize
+    if len(q) != len(rows) * row_bytes:
+        raise ValueError(f"{len(q)} bytes are no {len(rows)} queries of {row_bytes}")
+    queries = device_bytes.tensor(q, arena.dtype, (len(rows), num_heads, head_dim))
     starts = np.flatnonzero(np.diff(rows, prepend=-1))
     listed = [block_ids[r] for r in rows[starts]]
     tables = np.zeros((len(listed), max(len(ids) for ids in listed)), dtype=np.int32)
@@ -176,6 +179,6 @@ def attend_for_peer(
     query_lens = np.diff(starts, append=len(rows)).astype(np.int32)
     context_lens = np.array([len(ids) * block_size for ids in listed], dtype=np.int32)
     out = torch.empty_like(queries)
-    lse = torch.empty(queries.shape[:2], dtype=sum_dtype(arena.dtype))
+    lse = queries.new_empty(queries.shape[:2], dtype=sum_dtype(arena.dtype))
     kernels.attention(queries, arena, tables, query_lens, context_lens, out, scale, lse, only_context=True)
-    return pack_answer(out, lse)
+    return pack_answer(out, lse, device_bytes)

@@ -13,7 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from jettison.device.kernels.native import NativeUnavailableError, load_copy_rows
+from jettison.device.kernels.native import load_copy_rows
+from jettison.device.kernels.registry import KernelsUnavailableError
 
 PIECE_BYTES = 256 << 10
 """Most bytes that a stop waits for: 0.1 ms at memory speed, and 2 ms where the copying thread gets a thirtieth of a
@@ -23,7 +24,8 @@ Addresses = npt.NDArray[np.int64]
 
 
 class RowCopy:
-    """``len(sources)`` rows of ``row_bytes`` from their addresses to those of ``targets``, from byte ``skip_bytes`` on.
+    """A ``HostCopy`` of ``len(sources)`` rows of ``row_bytes`` from their addresses to those of ``targets``, from byte
+    ``skip_bytes`` on.
 
     One thread runs it; another may stop it, and read its progress.
     """
@@ -66,7 +68,7 @@ class RowCopy:
 def _copy_rows() -> Callable[..., None]:
     try:
         function: Callable[..., None] = load_copy_rows()
-    except NativeUnavailableError:
+    except KernelsUnavailableError:
         return _copy_rows_slowly
     return function
 

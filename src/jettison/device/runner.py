@@ -1,32 +1,34 @@
-"""One step of one stage: from ``StepInput`` to the hidden states for the next stage, or to tokens.
+"""One step of one stage on the host: from ``StepInput`` to the hidden states for the next stage, or to tokens.
 
-Not here: checks for the shards and blocks that a step names (``device.worker``), and the clock.
+Not here: checks for the shards and blocks that a step names (``device.worker``).
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from jettison.device.devicebytes import Bytes, DeviceBytes
 from jettison.device.kernels import Kernels
 from jettison.device.model.decoder import Batch, Decoder, GivesUp, Int32s, ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.rope import fill_rotary_tables
 from jettison.device.model.workspace import StepBuffers, Workspace
-from jettison.device.remote import AttentionPort, Bytes, RemoteParts, attend_for_peer
+from jettison.device.remote import AttentionPort, RemoteParts, attend_for_peer
 from jettison.device.sampler import Sampler
-from jettison.device.step import SamplingRow, StepInput, StepOutput
-from jettison.types import FAILED_TOKEN_ID, LayerRange, ModelShape, SampledToken, TokenLogprobs
+from jettison.device.step import Ended, SamplingRow, StepInput, StepOutput
+from jettison.types import FAILED_TOKEN_ID, LayerRange, SampledToken, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """Runs steps over any resident layer range, one at a time, in preallocated memory.
+    """A ``StepRunner``: runs steps over any resident layer range, one at a time, in preallocated memory.
 
     Cheap to construct over open memory: it cuts the workspace and fills the rotary tables; ``final_norm`` is for the
     loader to fill.
@@ -35,41 +37,44 @@ class Runner:
     def __init__(
         self,
         config: DecoderConfig,
-        shape: ModelShape,
+        dtype: torch.dtype,
         memory: ModelMemory,
         kernels: Kernels,
-        dtype: torch.dtype,
         max_num_tokens: int,
         max_num_seqs: int,
+        device_bytes: DeviceBytes,
     ) -> None:
         self.config = config
-        self.shape = shape
         self.dtype = dtype
         self.max_num_tokens = max_num_tokens
         self.max_num_seqs = max_num_seqs
         self._workspace = Workspace(memory.workspace(), config, dtype, max_num_tokens, max_num_seqs)
         self._memory = memory
         self._kernels = kernels
+        self._bytes = device_bytes
         self._decoder = Decoder(config, memory, kernels, dtype, self._workspace)
         self._sampler = Sampler(config.vocab_size)
+        self._likeliest = torch.empty(max_num_seqs, dtype=torch.int64)
+        """Of each row that is sampled."""
         self._buffers: StepBuffers | None = None
         """The last step's buffers; a step with as many tokens reuses them."""
         fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
-
-    @staticmethod
-    def workspace_bytes(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int) -> int:
-        """Exact bytes that the runner needs in ``memory.workspace()``."""
-        return Workspace.num_bytes(config, dtype, max_num_tokens, max_num_seqs)
-
-    @staticmethod
-    def position_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
-        """Bytes of these for each position of ``config.max_model_len``: never less than the actual growth."""
-        return Workspace.position_bytes(config, dtype)
 
     @property
     def final_norm(self) -> Tensor:
         """[hidden_size], a view of the workspace."""
         return self._workspace.final_norm
+
+    def start_step(
+        self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None,
+        gives_up: GivesUp | None = None,
+    ) -> Ended:
+        """``run``, to its end."""
+        start_ns = time.perf_counter_ns()
+        result = self.run(step, hidden, port, gives_up)
+        if isinstance(result, StepOutput):
+            result.compute_ns = time.perf_counter_ns() - start_ns
+        return Ended(result)
 
     def run(
         self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None,
@@ -101,7 +106,8 @@ class Runner:
         """A peer's queries over blocks of ``layer`` that are mapped here; see ``remote.attend_for_peer``."""
         config = self.config
         return attend_for_peer(
-            self._kernels, self._memory.kv_arena(layer), block_ids, rows, q, config.num_heads, config.head_dim**-0.5
+            self._kernels, self._bytes, self._memory.kv_arena(layer), block_ids, rows, q, config.num_heads,
+            config.head_dim**-0.5,
         )
 
     def _buffers_for(self, num_tokens: int) -> StepBuffers:
@@ -129,7 +135,7 @@ class Runner:
             raise ValueError(f"step {step.step_id}: some KV lies elsewhere, and there is no peer to ask")
         block_size = self._memory.kv_arena(step.layer_lo).shape[3]
         parts = RemoteParts(
-            step, port, self._kernels, self.config.num_heads, block_size, self.config.head_dim**-0.5
+            step, port, self._kernels, self._bytes, self.config.num_heads, block_size, self.config.head_dim**-0.5
         )
         port.begin(step)
         return parts
@@ -160,10 +166,10 @@ class Runner:
 
     def _sample(self, logits: Tensor, rows: list[int], sampling: Sequence[SamplingRow]) -> list[SampledToken]:
         """Sample all rows at once; if that raises, one by one, so that one bad row fails alone."""
-        likeliest = self._kernels.argmax(logits[:, : self.config.vocab_size])
-        finite = likeliest >= 0
-        if bool(finite.all()):
-            tokens = likeliest.tolist()
+        likeliest = self._likeliest[: len(rows)]
+        self._kernels.argmax(logits[:, : self.config.vocab_size], likeliest)
+        tokens = likeliest.tolist()
+        if min(tokens) >= 0:
             if not sampling:
                 return [SampledToken(token) for token in tokens]
             try:
@@ -173,7 +179,7 @@ class Runner:
         sampled: list[SampledToken] = []
         for index, row in enumerate(rows):
             try:
-                if not finite[index]:
+                if tokens[index] < 0:
                     raise ValueError("logits are not finite")
                 mine = [s for s in sampling if s.row == row]
                 sampled += self._sampler.sample(logits[index : index + 1], [row], mine)

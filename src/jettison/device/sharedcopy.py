@@ -14,7 +14,10 @@ import mmap
 import os
 from collections.abc import Generator, Iterator
 
+from torch import Tensor
+
 from jettison.device.bytesview import as_numpy_uint8
+from jettison.device.devicebytes import DeviceBytes
 from jettison.device.model.identity import Digest, Digester
 from jettison.types import ModelShape, ShardId
 
@@ -32,8 +35,9 @@ def open_shared_copy() -> int:
 class SharedCopy:
     """One process' access to the copy. Keeps a descriptor of its own until ``close``, which is idempotent."""
 
-    def __init__(self, fd: int, shape: ModelShape) -> None:
-        """Raises OSError."""
+    def __init__(self, fd: int, shape: ModelShape, device_bytes: DeviceBytes) -> None:
+        """``device_bytes``: of the slabs. Raises OSError."""
+        self._bytes = device_bytes
         self._fd: int | None = os.dup(fd)
         self._sizes = dict(shape.shard_bytes)
         self._number = {shard: number for number, shard in enumerate(self._sizes)}
@@ -54,32 +58,31 @@ class SharedCopy:
         """Whether the whole shard has been written."""
         return self._fd is not None and os.pread(self._fd, 1, self._number[shard]) == b"\1"
 
-    def writing(self, shard: ShardId, slab: object) -> Iterator[None]:
+    def writing(self, shard: ShardId, slab: Tensor) -> Iterator[None]:
         """Write a shard in pieces: yields after each. Raises OSError, where there is no memory for one."""
         assert self._fd is not None, "closed"
         if os.fstat(self._fd).st_size < self._num_bytes:
             os.ftruncate(self._fd, self._num_bytes)  # the same for every writer
-        data = as_numpy_uint8(slab).data
         for start in range(0, self._sizes[shard], PIECE_BYTES):
-            piece, at = data[start : start + PIECE_BYTES], self._offset[shard] + start
+            piece, at = self._bytes.read(slab[start : start + PIECE_BYTES]).data, self._offset[shard] + start
             while piece:
                 num_bytes = os.pwrite(self._fd, piece, at)
                 piece, at = piece[num_bytes:], at + num_bytes
             yield
         os.pwrite(self._fd, b"\1", self._number[shard])
 
-    def reading(self, shard: ShardId, slab: object) -> Generator[None, None, Digest]:
+    def reading(self, shard: ShardId, slab: Tensor) -> Generator[None, None, Digest]:
         """Fill a slab in pieces; returns the digest of the bytes read. Raises OSError."""
         assert self._fd is not None, "closed"
-        array, digester = as_numpy_uint8(slab), Digester()
+        digester = Digester()
         for start in range(0, self._sizes[shard], PIECE_BYTES):
-            piece, at = array[start : start + PIECE_BYTES], self._offset[shard] + start
-            left = piece.data
-            while left:
-                num_bytes = os.preadv(self._fd, [left], at)
-                if num_bytes == 0:
-                    raise OSError(f"the host copy of {shard} is cut short")
-                left, at = left[num_bytes:], at + num_bytes
-            digester.update(piece)
+            with self._bytes.writing(slab[start : start + PIECE_BYTES]) as piece:
+                left, at = as_numpy_uint8(piece).data, self._offset[shard] + start
+                while left:
+                    num_bytes = os.preadv(self._fd, [left], at)
+                    if num_bytes == 0:
+                        raise OSError(f"the host copy of {shard} is cut short")
+                    left, at = left[num_bytes:], at + num_bytes
+                digester.update(piece)
             yield
         return digester.digest()

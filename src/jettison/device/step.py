@@ -7,6 +7,7 @@ can run it after any event (restart, drop, migration).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -200,3 +201,33 @@ class StepOutput:
         self.prompt_logprobs = prompt_logprobs or {}
         """Row -> logprobs of the row's prompt tokens in ``target_token_ids`` order."""
         self.compute_ns = compute_ns
+
+
+class Running(Protocol):
+    """A step that has been started on a device."""
+
+    def poll(self) -> bool:
+        """Whether the step is over. Never waits for the device; what the step needs of the caller's thread to go on is
+        done here."""
+        ...
+
+    def result(self) -> Any:
+        """What the step has made, once; waits until it is over. Raises what made it fail."""
+        ...
+
+
+class Ended:
+    """A step that was over when it had been started."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def poll(self) -> bool:
+        """It is."""
+        return True
+
+    def result(self) -> Any:
+        """See ``Running.result``."""
+        return self._result

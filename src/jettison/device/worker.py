@@ -1,7 +1,7 @@
 """A worker's device as one object: its memory, the parameters in it, and the runner over both.
 
-Synchronous and single-threaded: its owner makes one call at a time. It has no sockets, processes or clocks; to move
-bytes between workers, the caller reads and writes the tensors that are handed out here.
+Single-threaded: its owner makes one call at a time. It has no sockets, processes or clocks. Its back end
+(``device.backend``) makes its parts, and bytes of other workers are read and written by the calls here.
 
 Invariant: a step runs only when every shard it needs is mapped and filled, and all its blocks lie inside the arenas.
 """
@@ -9,39 +9,38 @@ Invariant: a step runs only when every shard it needs is mapped and filled, and 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from jettison.device.bytesview import as_numpy_uint8, as_tensor_uint8
-from jettison.device.hostpool import HostBuffers
-from jettison.device.kernels import load_kernels
+from jettison.device.backend import BackEnd, HostPool, StepRunner
+from jettison.device.choice import choose_back_end
+from jettison.device.devicebytes import Bytes, as_bytes
+from jettison.device.hostcopy import HostCopy
 from jettison.device.memory import DeviceMemory
 from jettison.device.model.decoder import GivesUp
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.identity import (
     Digest,
+    Digester,
     FileMark,
     WeightsIdentity,
     agreed_identity,
     config_digest,
-    digest_of,
     explain_difference,
 )
 from jettison.device.model.shards import model_shape
-from jettison.device.model.weights import WeightFolder
-from jettison.device.remote import AttentionPort, Bytes, Int32s
-from jettison.device.rowcopy import RowCopy
-from jettison.device.runner import Runner
+from jettison.device.model.weights import PIECE_BYTES, WeightFolder
+from jettison.device.model.workspace import Workspace
+from jettison.device.remote import AttentionPort
 from jettison.device.sharedcopy import SharedCopy
-from jettison.device.step import StepInput, StepOutput
+from jettison.device.spec import DeviceSpec
+from jettison.device.step import Int32s, Running, StepInput, StepOutput
 from jettison.errors import ConfigError, ModelError, NotReadyError
 from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
@@ -50,60 +49,27 @@ from jettison.types import LayerRange, ModelShape, ShardId
 logger = logging.getLogger(__name__)
 
 
-class DeviceWorker:
-    """One device with a model on it.
+def make_device(spec: DeviceSpec) -> DeviceWorker:
+    """A device on the back end that its spec names. Raises ConfigError for a name that there is not."""
+    return DeviceWorker(spec, choose_back_end(spec.back_end))
 
-    ``layers``: the layers resident after ``start`` (None = the whole model). ``config``: the model's configuration,
-    where it has been read already (None = read it from the folder, with ``max_model_len``: see ``read_config``).
-    ``starts_empty``: map the layers and leave them unfilled, for peers or ``load_shard_from_disk`` to fill once
-    ``adopt_weights`` has named the weights. ``host_bytes``: host memory beside the budget for copies of KV blocks.
-    ``shared_copy_fd``: the machine's copy of the parameters for workers that sleep, if there may be one; the caller's.
-    ``num_threads``: compute threads of this *process* (None = leave as they are). Between ``start`` and ``close`` the
-    attributes ``config``, ``shape`` and ``kernels_name`` are set, and all other methods may be called.
-    """
+
+class DeviceWorker:
+    """One device with a model on it. Between ``start`` and ``close`` the attributes ``config``, ``shape`` and
+    ``kernels_name`` are set, and all other methods may be called."""
 
     config: DecoderConfig
     shape: ModelShape
     kernels_name: str
 
-    def __init__(
-        self,
-        *,
-        model_dir: Path,
-        dtype: str,
-        budget_bytes: int,
-        block_size: int,
-        max_num_tokens: int,
-        max_num_seqs: int,
-        kernels: str = "auto",
-        page_bytes: int = 65536,
-        num_threads: int | None = None,
-        layers: LayerRange | None = None,
-        max_model_len: int | None = None,
-        host_bytes: int = 0,
-        config: DecoderConfig | None = None,
-        starts_empty: bool = False,
-        shared_copy_fd: int | None = None,
-    ) -> None:
-        self._host_bytes = host_bytes
-        self._host: HostBuffers | None = None
-        self._shared_copy_fd = shared_copy_fd
+    def __init__(self, spec: DeviceSpec, back_end: BackEnd) -> None:
+        self._spec = spec
+        self._back_end = back_end
+        self._bytes = back_end.bytes
+        self._host: HostPool | None = None
         self._shared: SharedCopy | None = None
-        self._model_dir = Path(model_dir)
-        self._dtype_name = dtype
-        self._budget_bytes = budget_bytes
-        self._block_size = block_size
-        self._max_num_tokens = max_num_tokens
-        self._max_num_seqs = max_num_seqs
-        self._kernels_name = kernels
-        self._page_bytes = page_bytes
-        self._num_threads = num_threads
-        self._initial_layers = layers
-        self._max_model_len = max_model_len
-        self._given_config = config
-        self._starts_empty = starts_empty
         self._memory: DeviceMemory | None = None
-        self._runner: Runner | None = None
+        self._runner: StepRunner | None = None
         self._kv_layers = LayerRange(0, 0)
         self._resident: frozenset[ShardId] = frozenset()
         self._complete: set[ShardId] = set()
@@ -124,46 +90,44 @@ class DeviceWorker:
         """
         if self._memory is not None:
             return
-        if self._num_threads is not None:
-            torch.set_num_threads(self._num_threads)
-        config = self._given_config or read_config(self._model_dir, self._max_model_len)
-        dtype = resolve_dtype(self._dtype_name, config)
-        kernels = load_kernels(self._kernels_name, dtype)
-        weights = WeightFolder(self._model_dir, config, dtype, kernels)
-        if not self._starts_empty:
+        spec, back_end = self._spec, self._back_end
+        if spec.num_threads is not None:
+            torch.set_num_threads(spec.num_threads)
+        config = spec.config or read_config(spec.model_dir, spec.max_model_len)
+        dtype = resolve_dtype(spec.dtype, config)
+        kernels = back_end.load_kernels(spec.kernels, dtype)
+        weights = WeightFolder(spec.model_dir, config, dtype, kernels, self._bytes)
+        if not spec.starts_empty:
             weights.open()
         shape = model_shape(config, dtype)
         memory = DeviceMemory(
-            budget_bytes=self._budget_bytes,
-            shape=shape,
-            dtype=dtype,
-            block_size=self._block_size,
-            workspace_bytes=Runner.workspace_bytes(config, dtype, self._max_num_tokens, self._max_num_seqs),
-            page_bytes=self._page_bytes,
+            back_end.make_pool(spec.budget_bytes, spec.page_bytes), self._bytes, budget_bytes=spec.budget_bytes,
+            shape=shape, dtype=dtype, block_size=spec.block_size,
+            workspace_bytes=Workspace.num_bytes(config, dtype, spec.max_num_tokens, spec.max_num_seqs),
         )
-        layers = shape.all_layers if self._initial_layers is None else self._initial_layers
+        layers = shape.all_layers if spec.layers is None else spec.layers
         if not layers or not shape.all_layers.covers(layers):
             raise ConfigError(f"layers {layers.lo} to {layers.hi} are not in the model's {config.num_layers}")
         self.config, self.shape, self.kernels_name, self._weights = config, shape, kernels.name, weights
         self._dtype = dtype
         try:
-            if self._shared_copy_fd is not None:
-                self._shared = SharedCopy(self._shared_copy_fd, shape)
+            if spec.shared_copy_fd is not None:
+                self._shared = SharedCopy(spec.shared_copy_fd, shape, self._bytes)
             self._memory = memory
             self._resident, self._kv_layers = shape.shards_for(layers), layers
             memory.start(LayoutSpec(self._resident, layers))
-            runner = Runner(config, shape, memory, kernels, dtype, self._max_num_tokens, self._max_num_seqs)
+            runner = back_end.make_runner(config, dtype, memory, kernels, spec.max_num_tokens, spec.max_num_seqs)
             self._runner = runner
-            slots = num_host_slots(self._host_bytes, shape, self._block_size)
-            self._host = HostBuffers(slots, shape.num_layers, self.kv_block_bytes)
-            if not self._starts_empty:
+            slots = num_host_slots(spec.host_bytes, shape, spec.block_size)
+            self._host = back_end.make_host_pool(slots, shape.num_layers, self.kv_block_bytes)
+            if not spec.starts_empty:
                 self._load_first(runner.final_norm)
         except BaseException:
             self.close()
             raise
         logger.info(
             "%s: %d of %d layers in %s, %d blocks of %d tokens, kernels %s",
-            self._model_dir.name, len(layers), config.num_layers, dtype, self.capacity_blocks, self._block_size,
+            spec.model_dir.name, len(layers), config.num_layers, dtype, self.capacity_blocks, spec.block_size,
             self.kernels_name,
         )  # fmt: skip
 
@@ -171,7 +135,7 @@ class DeviceWorker:
         """Read the resident shards, which become the served weights."""
         weights = self._weights
         weights.load_final_norm(final_norm)
-        norm = as_numpy_uint8(final_norm).tobytes()
+        norm = self._bytes.read(final_norm).tobytes()
         self._identity = WeightsIdentity({}, norm, config_digest(self.config), dict(weights.marks))
         for shard in sorted(self._resident):
             self.load_shard_from_disk(shard)
@@ -203,7 +167,7 @@ class DeviceWorker:
     @property
     def kv_block_bytes(self) -> int:
         """Bytes of one block in one layer's arena (K and V)."""
-        return self.shape.block_bytes_per_layer(self._block_size)
+        return self.shape.block_bytes_per_layer(self._spec.block_size)
 
     @property
     def hidden_size(self) -> int:
@@ -217,11 +181,11 @@ class DeviceWorker:
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    def run_step(
+    def start_step(
         self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None,
         gives_up: GivesUp | None = None,
-    ) -> Tensor | StepOutput | None:
-        """Run one microbatch; see ``Runner.run``.
+    ) -> Running:
+        """Begin one microbatch; see ``StepRunner.start_step``.
 
         Raises NotReadyError when a shard is missing, IndexError when a block lies outside the arenas, ValueError for
         a step that does not fit the model. The worker stays usable: only this step's own blocks may have changed.
@@ -235,10 +199,14 @@ class DeviceWorker:
             raise IndexError(f"step {step.step_id}: block {num_blocks - 1} of {memory.capacity_blocks}")
         # Before the step: a step that fails half-way has written blocks, too.
         memory.note_written(num_blocks)
-        start_ns = time.perf_counter_ns()
-        result = runner.run(step, hidden, port, gives_up)
-        if isinstance(result, StepOutput):
-            result.compute_ns = time.perf_counter_ns() - start_ns
+        return runner.start_step(step, hidden, port, gives_up)
+
+    def run_step(
+        self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None,
+        gives_up: GivesUp | None = None,
+    ) -> Tensor | StepOutput | None:
+        """Start one microbatch and wait for it, where nothing is served meanwhile. Raises like ``start_step``."""
+        result: Tensor | StepOutput | None = self.start_step(step, hidden, port, gives_up).result()
         return result
 
     def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
@@ -256,17 +224,19 @@ class DeviceWorker:
         return self._runner.attend(layer, block_ids, rows, q)
 
     def hidden_from_bytes(self, data: Any, num_tokens: int) -> Tensor:
-        """Hidden states [num_tokens, hidden_size] from the bytes that a peer sent (memoryview, array or tensor).
+        """Hidden states [num_tokens, hidden_size] from the bytes that a peer sent (memoryview or array).
 
-        Zero-copy where alignment allows. Raises ValueError when the length is wrong.
+        Zero-copy where the device and alignment allow. Raises ValueError when the length is wrong.
         """
-        flat = as_tensor_uint8(data)
+        flat = as_bytes(data)
         expected = num_tokens * self.hidden_size * self._dtype.itemsize
-        if flat.numel() != expected:
-            raise ValueError(f"hidden states of {num_tokens} tokens are {expected} bytes, got {flat.numel()}")
-        if flat.data_ptr() % self._dtype.itemsize or flat.storage_offset() % self._dtype.itemsize:
-            flat = flat.clone()
-        return flat.view(self._dtype).view(num_tokens, self.hidden_size)
+        if len(flat) != expected:
+            raise ValueError(f"hidden states of {num_tokens} tokens are {expected} bytes, got {len(flat)}")
+        return self._bytes.tensor(flat, self._dtype, (num_tokens, self.hidden_size))
+
+    def hidden_to_bytes(self, hidden: Tensor) -> Bytes:
+        """What a peer makes hidden states of again. The device does not use the memory any more."""
+        return self._bytes.read(hidden)
 
     def ready_for(self, layers: LayerRange) -> bool:
         """Whether every shard that a stage of ``layers`` needs is mapped and filled, and its KV arenas are there."""
@@ -303,9 +273,32 @@ class DeviceWorker:
         self._kv_layers = spec.kv_layers
         return result
 
-    def shard_bytes(self, shard: ShardId) -> Tensor:
-        """The shard's slab, flat uint8, for sending or filling. Only while it is mapped."""
-        return self._open_memory.shard_bytes(shard)
+    def shard_num_bytes(self, shard: ShardId) -> int:
+        """Of a mapped shard. Raises NotReadyError when it is not mapped."""
+        return self._open_memory.shard_bytes(shard).numel()
+
+    def read_shard(self, shard: ShardId, offset: int, out: Bytes) -> None:
+        """Fill ``out`` with a shard's bytes from ``offset`` on, as they lie in its slab.
+
+        Raises NotReadyError when it is not mapped, ValueError for bytes that it does not have.
+        """
+        self._bytes.copy_out(self._piece(shard, offset, len(out)), out)
+
+    def write_shard(self, shard: ShardId, offset: int, data: Bytes) -> None:
+        """The inverse of ``read_shard``; ``data`` may be read-only. Raises like it."""
+        self._bytes.copy_in(data, self._piece(shard, offset, len(data)))
+
+    def _piece(self, shard: ShardId, offset: int, num_bytes: int) -> Tensor:
+        slab = self._open_memory.shard_bytes(shard)
+        if not 0 <= offset <= offset + num_bytes <= slab.numel():
+            raise ValueError(f"bytes {offset} to {offset + num_bytes} of {shard}, which has {slab.numel()}")
+        return slab[offset : offset + num_bytes]
+
+    def _digest_of(self, shard: ShardId) -> Digest:
+        digester = Digester()
+        for piece in self._open_memory.shard_bytes(shard).split(PIECE_BYTES):
+            digester.update(self._bytes.read(piece))
+        return digester.digest()
 
     def mark_shard_filled(self, shard: ShardId, digest: Digest | None = None) -> None:
         """Mark a mapped shard as completely written. ``digest``: digest of its bytes (None = computed from memory).
@@ -314,11 +307,11 @@ class DeviceWorker:
         """
         if not self._open_memory.is_mapped(shard):
             raise ValueError(f"{shard} is not mapped")
-        if self._identity is None and self._starts_empty:
+        if self._identity is None and self._spec.starts_empty:
             raise NotReadyError(f"{shard} has come before it is known what is served")
         known = {} if self._identity is None else self._identity.digests
         if shard in known:
-            digest = digest_of(self.shard_bytes(shard)) if digest is None else digest
+            digest = self._digest_of(shard) if digest is None else digest
             if digest != known[shard]:
                 raise ModelError(f"{shard}: the bytes that came are not those being served")
         self._complete.add(shard)
@@ -344,7 +337,7 @@ class DeviceWorker:
         listing = self._weights.listing()
         self._check_refused(shard, listing)
         try:
-            digest = yield from self._weights.loading(shard, self.shard_bytes(shard))
+            digest = yield from self._weights.loading(shard, self._open_memory.shard_bytes(shard))
             known = None if self._identity is None else self._identity.digests.setdefault(shard, digest)
             if known not in (None, digest):
                 assert self._identity is not None
@@ -361,7 +354,7 @@ class DeviceWorker:
         if known is None or self._shared is None or not self._shared.has(shard):
             return False
         try:
-            digest = yield from self._shared.reading(shard, self.shard_bytes(shard))
+            digest = yield from self._shared.reading(shard, self._open_memory.shard_bytes(shard))
         except OSError as error:
             logger.warning("%s cannot be read from the host copy: %s", shard, error)
             return False
@@ -380,7 +373,7 @@ class DeviceWorker:
         if shard not in self._complete or not self._open_memory.is_mapped(shard):
             raise NotReadyError(f"{shard} is not complete here")
         if not self._shared.has(shard):
-            yield from self._shared.writing(shard, self.shard_bytes(shard))
+            yield from self._shared.writing(shard, self._open_memory.shard_bytes(shard))
 
     # --- which weights -------------------------------------------------------------------------------------------
 
@@ -402,10 +395,9 @@ class DeviceWorker:
         if self._runner is None:
             raise NotReadyError("the device is not started")
         if self._identity is None:
-            norm = as_tensor_uint8(np.frombuffer(identity.final_norm, dtype=np.uint8))
-            self._runner.final_norm.view(torch.uint8).copy_(norm)
+            self._bytes.copy_in(as_bytes(identity.final_norm), self._runner.final_norm)
         else:
-            agreed_identity(self._model_dir, [self._identity, identity])
+            agreed_identity(self._spec.model_dir, [self._identity, identity])
         self._identity = replace(identity, digests=dict(identity.digests))
 
     def _check_refused(self, shard: ShardId, listing: dict[str, FileMark]) -> None:
@@ -419,7 +411,7 @@ class DeviceWorker:
 
     def kv_gather(self, layers: LayerRange, ids: Sequence[int], out: Any, *, from_host: bool = False) -> int:
         """Copy blocks out of the arenas, or slots out of the host pool; returns the bytes written to ``out``. See
-        ``DeviceMemory.kv_gather``, ``HostBuffers.gather``."""
+        ``DeviceMemory.kv_gather``, ``HostPool.gather``."""
         source = self._open_host.gather if from_host else self._open_memory.kv_gather
         return source(layers, ids, out)
 
@@ -434,7 +426,7 @@ class DeviceWorker:
         return self._open_host.num_slots
 
     def copy_to_host(self, layers: LayerRange, block_ids: Sequence[int], slots: Sequence[int]) -> int:
-        """Copy blocks to host slots; returns the bytes. See ``HostBuffers.copy_out``."""
+        """Copy blocks to host slots; returns the bytes. See ``HostPool.copy_out``."""
         return self._open_host.copy_out(self._open_memory, layers, block_ids, slots)
 
     def copy_from_host(self, layers: LayerRange, block_ids: Sequence[int], slots: Sequence[int]) -> int:
@@ -443,8 +435,8 @@ class DeviceWorker:
 
     def copy_beside(
         self, layers: LayerRange, block_ids: Sequence[int], slots: Sequence[int], *, to_host: bool, skip_bytes: int = 0
-    ) -> RowCopy:
-        """Either copy as an object that runs on another thread, while steps do. See ``HostBuffers.beside``."""
+    ) -> HostCopy:
+        """Either copy as an object that runs on another thread, while steps do. See ``HostPool.beside``."""
         return self._open_host.beside(
             self._open_memory, layers, block_ids, slots, to_host=to_host, skip_bytes=skip_bytes
         )
@@ -454,7 +446,7 @@ class DeviceWorker:
         return self._open_memory.report()
 
     @property
-    def _open_host(self) -> HostBuffers:
+    def _open_host(self) -> HostPool:
         if self._host is None:
             raise NotReadyError("the device is not started")
         return self._host

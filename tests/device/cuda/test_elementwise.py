@@ -17,7 +17,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from jettison.device.cuda.kernels import CudaKernels
-from jettison.device.kernels.layer import LayerConstants, LayerWeights, prepare_heads
+from jettison.device.kernels.layer import prepare_heads
+from jettison.device.kernels.operands import LayerConstants, LayerWeights
 from jettison.device.kernels.torch_kernels import TorchKernels
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -173,9 +174,12 @@ def test_the_likeliest_is_the_lowest_of_equals(kernels: CudaKernels, device: tor
     logits[1, 8998] = 9
     logits[2, [4095, 4096]] = 9
     logits[3, 17], logits[4, 8998], logits[5, 0] = math.nan, math.inf, -math.inf
-    expected = TorchKernels().argmax(logits)
+    expected = torch.empty(6, dtype=torch.int64)
+    TorchKernels().argmax(logits, expected)
     assert expected.tolist()[1:] == [8998, 4095, -1, -1, -1]
-    assert kernels.argmax(*on(device, logits)).tolist() == expected.tolist()
+    (there,), out = on(device, logits), torch.empty(6, dtype=torch.int64, device=device)
+    kernels.argmax(there, out)
+    assert out.tolist() == expected.tolist()
 
 
 def test_blocks_go_to_a_piece_and_back(kernels: CudaKernels, device: torch.device, dtype: torch.dtype) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 import torch
 from fakecuda import FakeBindings, PoisonedPool
 
 from jettison.device.cuda.pages import PagePool
+from jettison.device.devicebytes_host import HostBytes
 from jettison.device.memory import DeviceMemory
+from jettison.device.pages_host import PagePool as HostPagePool
 from jettison.errors import BudgetError, MappingError
 from jettison.memory.layout import LayoutSpec
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
@@ -34,10 +35,11 @@ def fake():
 
 
 def open_memory(fake: FakeBindings, num_pages: int = NUM_PAGES) -> DeviceMemory:
+    budget_bytes = num_pages * PAGE + 7
     memory = DeviceMemory(
-        budget_bytes=num_pages * PAGE + 7, shape=SHAPE, dtype=torch.bfloat16, block_size=4, workspace_bytes=PAGE,
-        page_bytes=PAGE, make_pool=partial(PoisonedPool, bindings=fake),
-    )  # fmt: skip
+        PoisonedPool(budget_bytes, PAGE, bindings=fake), HostBytes(), budget_bytes=budget_bytes, shape=SHAPE,
+        dtype=torch.bfloat16, block_size=4, workspace_bytes=PAGE,
+    )
     memory.start()
     return memory
 
@@ -116,9 +118,9 @@ def test_preparing_can_be_done_a_few_pages_at_a_time(memory):
 
 def test_a_host_s_pages_gain_nothing_by_preparing():
     memory = DeviceMemory(
-        budget_bytes=NUM_PAGES * PAGE, shape=SHAPE, dtype=torch.bfloat16, block_size=4, workspace_bytes=PAGE,
-        page_bytes=PAGE,
-    )  # fmt: skip
+        HostPagePool(NUM_PAGES * PAGE, PAGE), HostBytes(), budget_bytes=NUM_PAGES * PAGE, shape=SHAPE,
+        dtype=torch.bfloat16, block_size=4, workspace_bytes=PAGE,
+    )
     memory.start()
     assert memory.prepare(DROPS["low"], 0) == 0
     memory.close()
@@ -217,9 +219,9 @@ MIB = 1 << 20
 
 def on_card(shape: ModelShape, budget_bytes: int) -> DeviceMemory:
     memory = DeviceMemory(
-        budget_bytes=budget_bytes, shape=shape, dtype=torch.bfloat16, block_size=16, workspace_bytes=4 * MIB,
-        page_bytes=2 * MIB, make_pool=PagePool,
-    )  # fmt: skip
+        PagePool(budget_bytes, 2 * MIB), HostBytes(), budget_bytes=budget_bytes, shape=shape, dtype=torch.bfloat16,
+        block_size=16, workspace_bytes=4 * MIB,
+    )
     memory.start()
     return memory
 

@@ -1,4 +1,4 @@
-"""Makes this folder's helpers importable: pytest's importlib mode puts no test folder on the path."""
+"""Makes helpers of this folder and of ``tests/device`` importable: importlib mode puts no test folder on the path."""
 
 from __future__ import annotations
 
@@ -6,3 +6,4 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "device"))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from worker_fakes import FakeDevice, expected_token, fresh_bytes, make_step, step_done, tokens_of
+from worker_fakes import HIDDEN, FakeDevice, expected_token, fresh_bytes, make_step, step_done, tokens_of
 
 from jettison.core import ports
 from jettison.errors import ModelError
 from jettison.live.engine.inprocess import InProcessCluster
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
+from jettison.live.worker.activations import OutgoingActivation
 from jettison.live.worker.loop import MAX_GROUPS_KNOWN, WorkerLoop
 from jettison.memory.layout import LayoutSpec
 from jettison.transport.inproc import InProcessLink
@@ -227,14 +228,52 @@ def test_a_busy_worker_gives_parameters_between_layers_and_writes_nothing_there(
     assert not any(kv_written), "memory that the step may read is not written while it runs"
 
 
+class UnderWay:
+    """A step of a device that computes by itself, until ``is_over`` says so."""
+
+    def __init__(self, compute, is_over):
+        self.compute, self.is_over, self.num_polls = compute, is_over, 0
+
+    def poll(self):
+        self.num_polls += 1
+        return self.is_over()
+
+    def result(self):
+        assert self.is_over()
+        return self.compute()
+
+
+def test_links_are_served_while_a_device_computes_and_nothing_is_written():
+    here, there = InProcessLink.pair(0, 1, activation_bytes=1 << 10, bulk_bytes=1 << 10)
+    events, started = [], []
+    device = FakeDevice(0)
+    before = device.kv.copy()
+
+    def start_step(*arguments):
+        while there.send_frame(FrameKind.KV_PIECE, 5, b"", 100, lambda out: out.fill(9)):
+            pass
+        next_input = OutgoingActivation(2, np.zeros(HIDDEN * 8, dtype=np.uint8))
+        assert next_input.send(there)
+        started.append(UnderWay(lambda: device.run_step(*arguments), lambda: loop._inbox.ready(2)))
+        return started[-1]
+
+    device.start_step = start_step
+    loop = WorkerLoop(0, device, {1: here}, events.append, clock_ns=lambda: 0)
+    loop.deliver(codec.step_command(make_step(1, [5])))
+    loop.tick()
+    assert started[0].num_polls > 1 and names(events) == ["StepDone"], "what the next step waits for has come meanwhile"
+    assert (device.kv == before).all(), "received pieces wait for their turn"
+    assert loop._peers._peers[1].bulk_frames
+
+
 def test_pieces_between_layers_take_a_quarter_of_their_time():
     clock = [0]
     here, there = InProcessLink.pair(0, 1, activation_bytes=1 << 10, bulk_bytes=1 << 20)
 
     class Slow(Layered):
-        def shard_bytes(self, shard):
+        def read_shard(self, shard, offset, out):
             clock[0] += 700  # a piece takes so long
-            return super().shard_bytes(shard)
+            super().read_shard(shard, offset, out)
 
     spans = []
 

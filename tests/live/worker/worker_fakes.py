@@ -9,7 +9,7 @@ import numpy as np
 
 from jettison.core import ports
 from jettison.device.model.identity import digest_of
-from jettison.device.step import StepInput, StepOutput
+from jettison.device.step import Ended, StepInput, StepOutput
 from jettison.errors import StalePlanError
 from jettison.live.wire import messages as m
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
@@ -89,6 +89,9 @@ class FakeDevice:
     def close(self):
         self.running = False
 
+    def start_step(self, *arguments):
+        return Ended(self.run_step(*arguments))
+
     def run_step(self, step: StepInput, hidden, port=None, gives_up=None):
         self.log.append(("step", step.step_id))
         if step.step_id in self.poisoned:
@@ -108,6 +111,9 @@ class FakeDevice:
 
     def hidden_from_bytes(self, data, num_tokens):
         return data.view(np.int64).reshape(num_tokens, HIDDEN)
+
+    def hidden_to_bytes(self, hidden):
+        return hidden.reshape(-1).view(np.uint8)
 
     def offer_layout(self, spec: LayoutSpec, live_blocks):
         self.log.append(("offer", live_blocks))
@@ -154,8 +160,18 @@ class FakeDevice:
             raise IndexError(f"slots {slots}")
         return FakeCopy(self, layers, list(block_ids), list(slots), to_host, skip_bytes)
 
-    def shard_bytes(self, shard):
-        return self.shards[shard]
+    def shard_num_bytes(self, shard):
+        return len(self.shards[shard])
+
+    def read_shard(self, shard, offset, out):
+        piece = self.shards[shard][offset : offset + len(out)]
+        assert len(piece) == len(out)
+        out[:] = piece
+
+    def write_shard(self, shard, offset, data):
+        if offset + len(data) > len(self.shards[shard]):
+            raise ValueError(f"shard {shard} has {len(self.shards[shard])} bytes here, more came")
+        self.shards[shard][offset : offset + len(data)] = data
 
     weights_identity = None
     reading_ns = (0, 0)

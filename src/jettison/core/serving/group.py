@@ -386,10 +386,10 @@ class Group:
         if flight.guests:
             end_chunks(flight.guests, self.blocks, are_computed=True)
         for index, row in enumerate(flight.own_rows, len(flight.guests)):
-            state, context_len, num_tokens, samples, _ = row
+            state, context_len, num_tokens, samples, remote = row
             state.num_pending -= num_tokens
             token = next(tokens) if samples else None
-            if state.holds:
+            if remote or state.holds:
                 outcome.is_plain = False
                 if state.recompute:
                     continue

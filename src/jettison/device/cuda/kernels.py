@@ -14,6 +14,7 @@ Not here: the kernels themselves, streams, graphs, and where anything lies.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,10 +30,8 @@ from jettison.device.cuda.worklist import WorkShape, fill_places, fill_work, num
 from jettison.device.kernels.base import (
     CUDA,
     CUDA_INVARIANT,
-    Int32Array,
-    PackedMatrix,
-    Weight,
     check_arena,
+    check_argmax,
     check_gather,
     check_heads,
     check_linear,
@@ -44,7 +43,9 @@ from jettison.device.kernels.base import (
     check_vector,
     fail,
 )
-from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights, feed_forward
+from jettison.device.kernels.layer import feed_forward
+from jettison.device.kernels.operands import Activations, Int32Array, LayerConstants, LayerWeights, PackedMatrix, Weight
+from jettison.device.kernels.registry import KernelsUnavailableError
 from jettison.device.kernels.torch_kernels import check_rows
 from jettison.errors import ConfigError
 
@@ -66,6 +67,22 @@ class StepRows(NamedTuple):
     """int32: ``worklist.fill_work`` for ``tile``."""
     tile: Tile
     only_context: bool = False
+
+
+def load_fast(variant: str | None = None, among: Sequence[str] | None = None) -> CudaKernels:
+    """``cuda`` on the process's current device. Raises KernelsUnavailableError."""
+    return CudaKernels(CUDA, _current_device(CUDA))
+
+
+def load_invariant(variant: str | None = None, among: Sequence[str] | None = None) -> CudaKernels:
+    """``cuda-invariant``, likewise."""
+    return CudaKernels(CUDA_INVARIANT, _current_device(CUDA_INVARIANT))
+
+
+def _current_device(name: str) -> torch.device:
+    if not torch.cuda.is_available():
+        raise KernelsUnavailableError(f"kernels {name} need a CUDA device, and PyTorch finds none here")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 class CudaKernels:
@@ -293,16 +310,10 @@ class CudaKernels:
             PDL=self.launches_early, num_warps=4, **self._launch(),
         )
 
-    def argmax(self, logits: Tensor) -> npt.NDArray[np.int64]:
-        """See ``Kernels.argmax``. Waits for the device."""
-        out = torch.empty(len(logits), dtype=torch.int64, device=self.device)
-        self.argmax_into(logits, out)
-        return out.cpu().numpy()
-
-    def argmax_into(self, logits: Tensor, out: Tensor) -> None:
-        """``Kernels.argmax`` into int64 [n] on the device."""
+    def argmax(self, logits: Tensor, out: Tensor) -> None:
+        """See ``Kernels.argmax``. Only launches."""
+        check_argmax(logits, out)
         rows, vocab = logits.shape
-        check_matrix("logits", logits, rows, vocab, logits.dtype)
         num_parts = triton.cdiv(vocab, elementwise.ARGMAX_CHUNK)
         best = torch.empty(rows, num_parts, dtype=torch.float32, device=self.device)
         at_best = torch.empty(rows, num_parts, dtype=torch.int32, device=self.device)

@@ -1,8 +1,9 @@
-"""Compute kernels of a device behind one protocol, and the choice between the back ends.
+"""Compute kernels of a device behind one protocol, and the choice among those for tensors in host memory.
 
-``load_kernels`` is the only way in. The native back end (a C library beside this file, called through ctypes)
-is built with the package or by ``python -m jettison.device.kernels.build``; torch is the fallback. The controller
-resolves the configured name once (``resolve_kernels``), and all workers of a cluster load what it names.
+``load_kernels`` is the only way in. The native kernels (a C library beside this file, called through ctypes) are built
+with the package or by ``python -m jettison.device.kernels.build``; torch is the fallback. The controller resolves the
+configured name once (``resolve_kernels``), and all workers of a cluster load what it names. Sets of kernels are known
+by name (``registry``); one that is not asked for is not imported.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import logging
 
 import torch
 
-from jettison.device.kernels.base import CUDA_INVARIANT, Kernels
+from jettison.device.kernels import native
+from jettison.device.kernels.base import Kernels
 from jettison.device.kernels.processor import (
     NATIVE,
     TORCH,
@@ -20,25 +22,22 @@ from jettison.device.kernels.processor import (
     choose_kind,
     processor_features,
 )
-from jettison.device.kernels.torch_kernels import TorchKernels
+from jettison.device.kernels.registry import KernelsUnavailableError, find_kernels
+from jettison.device.spec import HOST
 from jettison.errors import ConfigError
 
 __all__ = ["Kernels", "Processor", "load_kernels", "resolve_kernels", "rows_are_independent", "this_processor"]
 
 logger = logging.getLogger(__name__)
 
-_SUFFIX = TORCH_LINEAR.removeprefix(NATIVE)
-
 
 def this_processor() -> Processor:
     """The processor of this process, and the native kernels that it can use on it."""
-    from jettison.device.kernels.native import supported_variants
-
-    return Processor(processor_features(), tuple(supported_variants()))
+    return Processor(processor_features(), tuple(native.supported_variants()))
 
 
 def resolve_kernels(name: str, dtype: torch.dtype, processor: Processor | None = None) -> str:
-    """The full name of the back end that a configuration calls ``name``: ``auto`` is resolved and the instruction set
+    """The full name of the kernels that a configuration calls ``name``: ``auto`` is resolved and the instruction set
     included, so that all workers compute alike, and profiles can be told apart. Raises as ``load_kernels`` does.
     """
     return load_kernels(name, dtype, processor).name
@@ -49,9 +48,8 @@ def rows_are_independent(name: str, dtype: torch.dtype) -> bool:
 
     False: requests in one step may change each other's last bits, and so, rarely, a token.
     """
-    if name == CUDA_INVARIANT:
-        return True
-    return name.startswith(NATIVE) and not (dtype == torch.bfloat16 and name.endswith(_SUFFIX))
+    kernels, _ = find_kernels(name)
+    return dtype not in kernels.dependent
 
 
 def load_kernels(
@@ -65,28 +63,24 @@ def load_kernels(
     instruction sets that run here (None: the actual one). Raises ConfigError for an unknown name, or when native
     kernels were requested and are not available.
     """
-    if name == TORCH:
-        return TorchKernels()
-    base = name.removesuffix(_SUFFIX)
-    if name != "auto" and base != NATIVE and not base.startswith("native-"):
-        raise ConfigError(f"kernels must be auto, {NATIVE}, {TORCH_LINEAR} or {TORCH}, not {name!r}")
-    from jettison.device.kernels.native import TILES, NativeUnavailableError, load_native
-    from jettison.device.kernels.torch_linear import TorchLinearKernels
-
-    there = processor or this_processor()
-    variant = base.removeprefix("native-") if base.startswith("native-") else None
     among = None if processor is None else processor.variants
     try:
-        if name != "auto":
-            return load_native(variant, TorchLinearKernels if name.endswith(_SUFFIX) else None, among)
-        kernels = load_native(None, None, among)
-        # The kernels built with tiles count only where they work: a variant with wrong results was skipped.
-        has_tiles = kernels.name == f"{NATIVE}-{TILES}"
-        if choose_kind(dtype, there.features, has_native=True, has_native_tiles=has_tiles) == TORCH_LINEAR:
-            return load_native(kernels.name.removeprefix(f"{NATIVE}-"), TorchLinearKernels)
-        return kernels
-    except NativeUnavailableError as error:
+        if name == "auto":
+            return _load_best(dtype, processor or this_processor(), among)
+        kernels, variant = find_kernels(name, HOST)
+        return kernels.load(variant, among)
+    except KernelsUnavailableError as error:
         if name != "auto":
             raise ConfigError(str(error)) from error
         logger.warning("using the slower torch kernels: %s", error)
-        return TorchKernels()
+        return find_kernels(TORCH)[0].load()
+
+
+def _load_best(dtype: torch.dtype, processor: Processor, among: tuple[str, ...] | None) -> Kernels:
+    """What ``auto`` means. Raises KernelsUnavailableError where it cannot be native kernels of any kind."""
+    kernels = find_kernels(NATIVE)[0].load(None, among)
+    # What was built with tiles counts where it works: one that computes wrong results was passed over.
+    has_tiles = kernels.name == f"{NATIVE}-{native.TILES}"
+    if choose_kind(dtype, processor.features, has_native=True, has_native_tiles=has_tiles) == TORCH_LINEAR:
+        return find_kernels(TORCH_LINEAR)[0].load(kernels.name.removeprefix(f"{NATIVE}-"))
+    return kernels

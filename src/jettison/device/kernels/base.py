@@ -11,36 +11,22 @@ sums are kept in float64, float32 and float32 respectively. No method allocates 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import NoReturn, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights
-
-Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
-"""Host int32 array, torch or numpy. Not to be resized in place between calls."""
-
+from jettison.device.kernels.operands import (
+    Activations,
+    Int32Array,
+    LayerConstants,
+    LayerWeights,
+    PackedMatrix,
+    Weight,
+)
 
 CUDA, CUDA_INVARIANT = "cuda", "cuda-invariant"
 """Kernels of ``device.cuda.kernels``: the fast ones, and the ones with rows that do not depend on the batch."""
-
-
-class PackedMatrix(NamedTuple):
-    """A weight matrix [N, K] in the form that a back end multiplies fastest (``csrc/packed.h``).
-
-    It has as many bytes as the plain matrix, so slabs of parameters are moved the same way in either form. Workers of
-    one cluster have the same kernels, and so the same forms.
-    """
-
-    data: Tensor
-    """[N, K], contiguous. Its elements are permuted: use ``gather_rows`` to read rows."""
-
-
-Weight: TypeAlias = Tensor | PackedMatrix
 
 
 class Kernels(Protocol):
@@ -149,8 +135,11 @@ class Kernels(Protocol):
         """The second half: see ``layer.feed_forward``."""
         ...
 
-    def argmax(self, logits: Tensor) -> npt.NDArray[np.int64]:
-        """[n]: the lowest index of the largest of each row of ``logits`` [n, V]; -1 where one is not finite."""
+    def argmax(self, logits: Tensor, out: Tensor) -> None:
+        """``out[i]`` = the lowest index of the largest of row i of ``logits`` [n, V]; -1 where one is not finite.
+
+        ``out``: contiguous int64 [n], where ``logits`` are.
+        """
         ...
 
     def packs(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
@@ -264,6 +253,13 @@ def check_rotary(q: Tensor, k: Tensor, positions: Int32Array) -> None:
         fail(f"k: shape {tuple(k.shape)} does not go with q {tuple(q.shape)}")
     if positions.shape != (tokens,):
         fail(f"positions: expected {tokens}, got {tuple(positions.shape)}")
+
+
+def check_argmax(logits: Tensor, out: Tensor) -> None:
+    """Checks of ``argmax``."""
+    rows, cols = logits.shape
+    check_matrix("logits", logits, rows, cols, logits.dtype)
+    check_vector("out", out, rows, torch.int64)
 
 
 def check_gather(weight: Tensor, ids: Tensor, out: Tensor) -> None:

@@ -12,15 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from jettison.device.kernels.base import (
-    PackedMatrix,
-    check_arena,
-    check_matrix,
-    check_rotary_tables,
-    check_vector,
-    fail,
-)
-from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights
+from jettison.device.kernels.base import check_arena, check_matrix, check_rotary_tables, check_vector, fail
+from jettison.device.kernels.operands import Activations, LayerConstants, LayerWeights, PackedMatrix
 
 DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
 """Codes of types in ``kernels.c``."""

@@ -1,77 +1,13 @@
-"""The two halves of a decoder layer: their arguments, and their composition of single kernels.
+"""The two halves of a decoder layer as compositions of single kernels.
 
 A back end that can do a half in one call does the same operations in the same order, with the same roundings, so the
-choice changes no bit.
+choice changes no bit. The arguments are in ``operands``.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
-
-from torch import Tensor
-
-from jettison.device.kernels.base import Int32Array, Kernels, Weight
-
-
-class LayerWeights:
-    """One layer's parameters and KV: views of its slab, made once, valid whenever the slab is mapped and filled."""
-
-    __slots__ = (
-        "arena", "bound", "down_bias", "down_weight", "gate_up_bias", "gate_up_weight", "input_norm", "k_norm",
-        "o_bias", "o_weight", "post_norm", "q_norm", "qkv_bias", "qkv_weight",
-    )  # fmt: skip
-
-    def __init__(self, tensors: dict[str, Any], arena: Tensor) -> None:
-        self.input_norm: Tensor = tensors["input_norm"]
-        self.qkv_weight: Weight = tensors["qkv_weight"]
-        self.qkv_bias: Tensor | None = tensors.get("qkv_bias")
-        self.q_norm: Tensor | None = tensors.get("q_norm")
-        self.k_norm: Tensor | None = tensors.get("k_norm")
-        self.o_weight: Weight = tensors["o_weight"]
-        self.o_bias: Tensor | None = tensors.get("o_bias")
-        self.post_norm: Tensor = tensors["post_norm"]
-        self.gate_up_weight: Weight = tensors["gate_up_weight"]
-        self.gate_up_bias: Tensor | None = tensors.get("gate_up_bias")
-        self.down_weight: Weight = tensors["down_weight"]
-        self.down_bias: Tensor | None = tensors.get("down_bias")
-        self.arena = arena
-        """[blocks, 2, kv_heads, block_size, head_dim]"""
-        self.bound: Any = None
-        """A back end's form of the addresses."""
-
-
-class Activations(Protocol):
-    """Buffers of a step of T tokens, all contiguous, none overlapping another that is alive at the same time."""
-
-    residual: Tensor
-    """[T, hidden]: the sum so far."""
-    x: Tensor
-    """[T, hidden]"""
-    qkv: Tensor
-    """[T, (num_heads + 2 * num_kv_heads) * head_dim]; ``q``, ``k``, ``v`` are views of it: [T, heads, head_dim]."""
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    attention: Tensor
-    """[T, num_heads, head_dim], and the same as [T, num_heads * head_dim]"""
-    attention_flat: Tensor
-    gate_up: Tensor
-    """[T, 2 * inner]"""
-    activated: Tensor
-    """[T, inner]"""
-    bound: Any
-
-
-class LayerConstants(NamedTuple):
-    """Constants of a layer besides its parameters, the same for all layers and steps."""
-
-    cos: Tensor
-    """[max_positions, rotary_dim]"""
-    sin: Tensor
-    eps: float
-    """Epsilon of all norms."""
-    scale: float
-    """Scale of attention scores."""
+from jettison.device.kernels.base import Kernels
+from jettison.device.kernels.operands import Activations, Int32Array, LayerConstants, LayerWeights
 
 
 def attend_layer(

@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from jettison.device.kernels import build
 from jettison.device.kernels.base import (
-    Int32Array,
-    PackedMatrix,
-    Weight,
     check_arena,
+    check_argmax,
     check_gather,
     check_heads,
     check_linear,
@@ -37,7 +34,8 @@ from jettison.device.kernels.base import (
     fail,
 )
 from jettison.device.kernels.bound import DTYPE_CODES, bind_buffers, bind_layer, int64s
-from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights
+from jettison.device.kernels.operands import Activations, Int32Array, LayerConstants, LayerWeights, PackedMatrix, Weight
+from jettison.device.kernels.registry import KernelsUnavailableError
 
 LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
 
@@ -80,37 +78,36 @@ _ERRORS: dict[int, tuple[type[Exception], str]] = {
 }
 
 
-class NativeUnavailableError(Exception):
-    """Native kernels are not available here; the message gives the reason and the remedy."""
-
-
-def load_native(
-    variant: str | None = None, back_end: type[NativeKernels] | None = None, among: Sequence[str] | None = None
-) -> NativeKernels:
+def load_native(variant: str | None = None, among: Sequence[str] | None = None) -> NativeKernels:
     """The kernels of ``variant``, or of the best instruction set that this CPU runs *and* that passes a self-check.
 
-    ``back_end``: the subclass to make. ``among``: the instruction sets to choose from, best first (None: all that this
-    CPU runs). Raises NativeUnavailableError.
+    ``among``: the instruction sets to choose from, best first (None: all that this CPU runs). Raises
+    KernelsUnavailableError.
     """
+    return NativeKernels(*native_library(variant, among))
+
+
+def native_library(variant: str | None, among: Sequence[str] | None) -> tuple[ctypes.CDLL, str]:
+    """The library and the variant that ``load_native`` makes kernels of. Raises like it."""
     library = _library()
     names = library.jettison_variants().decode().split()
     there = [name for name in names if library.jettison_cpu_supports(name.encode())]
     supported = there if among is None else [name for name in among if name in there]
     if variant is not None and variant not in supported:
-        raise NativeUnavailableError(f"no kernels for {variant!r} here; there are {', '.join(supported)}")
+        raise KernelsUnavailableError(f"no kernels for {variant!r} here; there are {', '.join(supported)}")
     failed = []
     for name in [variant] if variant is not None else supported:
         if _passes_self_check(NativeKernels(library, name)):
-            return (back_end or NativeKernels)(library, name)
+            return library, name
         failed.append(name)
-    raise NativeUnavailableError(f"native kernels compute wrong results here ({', '.join(failed)})")
+    raise KernelsUnavailableError(f"native kernels compute wrong results here ({', '.join(failed)})")
 
 
 def supported_variants() -> list[str]:
     """Instruction sets that are both built and supported by this CPU, best first; empty without a library."""
     try:
         library = _library()
-    except NativeUnavailableError:
+    except KernelsUnavailableError:
         return []
     names = library.jettison_variants().decode().split()
     return [name for name in names if library.jettison_cpu_supports(name.encode())]
@@ -118,7 +115,7 @@ def supported_variants() -> list[str]:
 
 @functools.cache
 def load_copy_rows() -> Any:
-    """``jettison_copy_rows`` of csrc/copies.c; it needs no instruction set. Raises NativeUnavailableError."""
+    """``jettison_copy_rows`` of csrc/copies.c; it needs no instruction set. Raises KernelsUnavailableError."""
     function = _library().jettison_copy_rows
     function.argtypes, function.restype = (_P, _P, _L, _L, _L, _L, _P), None
     return function
@@ -128,14 +125,14 @@ def load_copy_rows() -> Any:
 def _library() -> ctypes.CDLL:
     how = "build it with `python -m jettison.device.kernels.build`"
     if not LIBRARY_PATH.exists():
-        raise NativeUnavailableError(f"the kernel library is not built; {how}")
+        raise KernelsUnavailableError(f"the kernel library is not built; {how}")
     try:
         library = ctypes.CDLL(str(LIBRARY_PATH))
     except OSError as error:
-        raise NativeUnavailableError(f"the kernel library does not load ({error}); {how}") from error
+        raise KernelsUnavailableError(f"the kernel library does not load ({error}); {how}") from error
     library.jettison_build_id.restype = library.jettison_variants.restype = ctypes.c_char_p
     if build.SOURCES.is_dir() and library.jettison_build_id().decode() != build.build_id():
-        raise NativeUnavailableError(f"the kernel library was built from other sources; {how}")
+        raise KernelsUnavailableError(f"the kernel library was built from other sources; {how}")
     return library
 
 
@@ -381,16 +378,13 @@ class NativeKernels:
         if code:
             _raise(code)
 
-    def argmax(self, logits: Tensor) -> npt.NDArray[np.int64]:
+    def argmax(self, logits: Tensor, out: Tensor) -> None:
         """See ``Kernels.argmax``."""
-        rows, cols = logits.shape
-        check_matrix("logits", logits, rows, cols, logits.dtype)
-        tokens = np.empty(rows, dtype=np.int64)
+        check_argmax(logits, out)
         self._functions["argmax"](
-            DTYPE_CODES[logits.dtype], logits.data_ptr(), logits.stride()[0], rows, cols, tokens.ctypes.data,
+            DTYPE_CODES[logits.dtype], logits.data_ptr(), logits.stride()[0], *logits.shape, out.data_ptr(),
             torch.get_num_threads(),
-        )  # fmt: skip
-        return tokens
+        )
 
     def packs(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
         """See ``Kernels.packs``."""

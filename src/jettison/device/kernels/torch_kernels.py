@@ -6,6 +6,8 @@ Slow with many rows, right everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -13,10 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jettison.device.kernels.base import (
-    Int32Array,
-    PackedMatrix,
-    Weight,
     check_arena,
+    check_argmax,
     check_heads,
     check_linear,
     check_lse,
@@ -28,8 +28,14 @@ from jettison.device.kernels.base import (
     fail,
     sum_dtype,
 )
-from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights, attend_layer, feed_forward
+from jettison.device.kernels.layer import attend_layer, feed_forward
 from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
+from jettison.device.kernels.operands import Activations, Int32Array, LayerConstants, LayerWeights, PackedMatrix, Weight
+
+
+def load_torch(variant: str | None = None, among: Sequence[str] | None = None) -> TorchKernels:
+    """There is one kind. Never raises."""
+    return TorchKernels()
 
 
 def _host(array: Int32Array | Tensor) -> npt.NDArray[np.integer]:
@@ -168,11 +174,12 @@ class TorchKernels:
         """See ``Kernels.feed_forward``."""
         feed_forward(self, weights, buffers, constants)
 
-    def argmax(self, logits: Tensor) -> npt.NDArray[np.int64]:
+    def argmax(self, logits: Tensor, out: Tensor) -> None:
         """See ``Kernels.argmax``."""
+        check_argmax(logits, out)
         # numpy documents that argmax returns the first of equal maxima, which is the lowest index.
         wide = (logits.float() if logits.dtype == torch.bfloat16 else logits).numpy()
-        return np.where(np.isfinite(wide).all(axis=1), wide.argmax(axis=1), -1)
+        out.numpy()[:] = np.where(np.isfinite(wide).all(axis=1), wide.argmax(axis=1), -1)
 
     def packs(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
         """See ``Kernels.packs``. Never."""

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from jettison.device.kernels.base import Int32Array, PackedMatrix, Weight, check_linear
-from jettison.device.kernels.layer import Activations, LayerConstants, LayerWeights, attend_layer, feed_forward
-from jettison.device.kernels.native import NativeKernels
+from jettison.device.kernels.base import check_linear
+from jettison.device.kernels.layer import attend_layer, feed_forward
+from jettison.device.kernels.native import NativeKernels, native_library
 from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
+from jettison.device.kernels.operands import Activations, Int32Array, LayerConstants, LayerWeights, PackedMatrix, Weight
 from jettison.device.kernels.processor import TORCH_LINEAR
+
+
+def load_torch_linear(variant: str | None = None, among: Sequence[str] | None = None) -> TorchLinearKernels:
+    """See ``native.load_native``."""
+    return TorchLinearKernels(*native_library(variant, among))
 
 
 class TorchLinearKernels(NativeKernels):

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from jettison.device.kernels import Kernels
-from jettison.device.kernels.base import PackedMatrix, Weight
-from jettison.device.kernels.layer import LayerConstants, LayerWeights, prepare_heads
+from jettison.device.kernels.layer import prepare_heads
+from jettison.device.kernels.operands import LayerConstants, LayerWeights, PackedMatrix, Weight
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.shards import shard_layouts
 from jettison.device.model.workspace import StepBuffers, Workspace

@@ -20,8 +20,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from jettison.device.bytesview import as_numpy_uint8
+from jettison.device.devicebytes import DeviceBytes
+from jettison.device.devicebytes_host import HostBytes
 from jettison.device.kernels import Kernels
-from jettison.device.kernels.base import PackedMatrix
+from jettison.device.kernels.operands import PackedMatrix
 from jettison.device.model.checkpoint import INDEX_FILE, check_header, errors_of, find_weights
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.identity import Digest, Digester, FileMark
@@ -41,11 +44,14 @@ class WeightFolder:
     """
 
     def __init__(
-        self, model_dir: Path, config: DecoderConfig, dtype: torch.dtype, kernels: Kernels | None = None
+        self, model_dir: Path, config: DecoderConfig, dtype: torch.dtype, kernels: Kernels | None = None,
+        device_bytes: DeviceBytes | None = None,
     ) -> None:
-        """``kernels``: the kernels in whose packed form matrices are stored; None: plain."""
+        """``kernels``: the kernels in whose packed form matrices are stored; None: plain. ``device_bytes``: of the
+        slabs (None: they are in host memory)."""
         self.model_dir = Path(model_dir)
         self._kernels = kernels
+        self._bytes: DeviceBytes = device_bytes or HostBytes()
         self.layouts: dict[ShardId, ShardLayout] = shard_layouts(config, dtype)
         self._dtype = dtype
         self._tied = config.tied_embeddings
@@ -144,12 +150,12 @@ class WeightFolder:
         """Copy a tensor to its place in the slab, a piece at a time."""
         for start, end in _pieces(source):
             started_ns = time.perf_counter_ns()
-            piece = dest[start:end]
-            files.copy_rows(source, start, piece)
-            copied_ns = time.perf_counter_ns()
-            digester.update(piece)
-            if not _is_finite(piece):
-                raise self._not_finite(source, piece)
+            with self._bytes.writing(dest[start:end]) as piece:
+                files.copy_rows(source, start, piece)
+                copied_ns = time.perf_counter_ns()
+                digester.update(piece)
+                if not _is_finite(piece):
+                    raise self._not_finite(source, piece)
             self._note_time(started_ns, copied_ns)
             yield
 
@@ -160,7 +166,8 @@ class WeightFolder:
             started_ns = time.perf_counter_ns()
             piece = torch.empty((end - start, *source.shape[1:]), dtype=self._dtype)
             files.copy_rows(source, start, piece)
-            self._kernels.pack_rows(piece, row + start, matrix)
+            on_device = self._bytes.tensor(as_numpy_uint8(piece), self._dtype, tuple(piece.shape))
+            self._kernels.pack_rows(on_device, row + start, matrix)
             copied_ns = time.perf_counter_ns()
             if not _is_finite(piece):
                 raise self._not_finite(source, piece)
@@ -171,7 +178,7 @@ class WeightFolder:
         """Hash a part of the slab as stored. A packed matrix can be hashed only when all of it is packed."""
         for start in range(0, part.numel(), PIECE_BYTES):
             started_ns = time.perf_counter_ns()
-            digester.update(part[start : start + PIECE_BYTES])
+            digester.update(self._bytes.read(part[start : start + PIECE_BYTES]))
             self._note_time(started_ns, started_ns)
             yield
 
@@ -187,12 +194,12 @@ class WeightFolder:
         what = f"tensor {source.name} has values that are not finite in {name}"
         return ModelError(f"{self._file_of[source.name]}: {what}; {mend}")
 
-    @staticmethod
-    def _skip(padding: Tensor, digester: Digester) -> None:
+    def _skip(self, padding: Tensor, digester: Digester) -> None:
         """Zero and hash a gap between tensors: gaps are part of a slab's digest, as peers send whole slabs."""
         if padding.numel():
-            padding.zero_()
-            digester.update(padding)
+            with self._bytes.writing(padding) as zeros:
+                zeros.zero_()
+                digester.update(zeros)
 
 
 class _Files:

@@ -30,7 +30,7 @@ class StepBuffers:
 
     def __init__(self, workspace: Workspace, config: DecoderConfig, num_tokens: int) -> None:
         self.bound: Any = None
-        """See ``kernels.layer.Activations``."""
+        """See ``kernels.operands.Activations``."""
         self.residual = workspace.residual[:num_tokens]
         """[T, hidden]: the sum so far, which is sent between stages."""
         self.x = workspace.x[:num_tokens]
@@ -89,7 +89,7 @@ class Workspace:
 
     @staticmethod
     def position_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
-        """Bytes of these for each served position: a row of both rotary tables."""
+        """Bytes of these that each position of ``config.max_model_len`` adds at most: a row of both rotary tables."""
         return 2 * config.head_dim * table_dtype(dtype).itemsize
 
 

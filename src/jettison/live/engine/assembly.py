@@ -15,14 +15,15 @@ from jettison.core.configured import cluster_params, scheduler_limits
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
-from jettison.device.kernels import Processor, resolve_kernels, rows_are_independent
-from jettison.device.memory import check_addresses, span_bytes
+from jettison.device.choice import choose_back_end
+from jettison.device.kernels import Processor, rows_are_independent
+from jettison.device.memory import span_bytes
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.end_tokens import EndTokens, read_end_tokens
 from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.shards import model_shape
 from jettison.device.model.weights import WeightFolder
-from jettison.device.runner import Runner
+from jettison.device.model.workspace import Workspace
 from jettison.errors import BudgetError, ConfigError
 from jettison.live.engine.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.engine.positions import PositionRoom
@@ -112,7 +113,7 @@ class Assembly:
         too_many = spans_complaint(span_bytes(memory.memory_bytes, self.workspace_bytes, self.shape, sizes))
         flag = f"--memory {format_bytes(memory.memory_bytes)} for each instance"
         try:
-            check_addresses(memory.memory_bytes, self.workspace_bytes, self.shape, sizes)
+            choose_back_end().check_addresses(memory.memory_bytes, self.workspace_bytes, self.shape, sizes)
         except BudgetError as error:
             raise BudgetError(f"{flag}: {too_many or error}") from error
         if too_many is not None:
@@ -207,7 +208,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
         has = "one layer" if config.instances > 1 else "--instances 1"
         raise ConfigError(f"--overload pipeline divides the layers between two instances: it cannot with {has}")
     layers_of = {s.worker_id: s.layers for group in stages for s in group}
-    kernels = resolve_kernels(str(config.model.kernels), torch_dtype, processor)
+    kernels = choose_back_end().resolve_kernels(str(config.model.kernels), torch_dtype, processor)
     specs = [
         WorkerSpec(
             worker_id=worker_id,
@@ -237,7 +238,7 @@ def _workspace_bytes(
 ) -> int:
     """With rotary tables of so many rows."""
     model = replace(model, max_model_len=num_positions)
-    return Runner.workspace_bytes(model, resolve_dtype(dtype, model), max_num_tokens, max_num_seqs)
+    return Workspace.num_bytes(model, resolve_dtype(dtype, model), max_num_tokens, max_num_seqs)
 
 
 def _position_room(
@@ -248,7 +249,7 @@ def _position_room(
         num_instances=config.instances,
         parameter_bytes=shape.parameter_bytes,
         fixed_bytes=_workspace_bytes(model, 0, dtype, max_num_tokens, config.scheduler.max_num_seqs),
-        row_bytes=Runner.position_bytes(model, resolve_dtype(dtype, model)),
+        row_bytes=Workspace.position_bytes(model, resolve_dtype(dtype, model)),
         kv_block_bytes=shape.num_layers * shape.block_bytes_per_layer(block_size),
         block_size=block_size,
         context=model.max_model_len,

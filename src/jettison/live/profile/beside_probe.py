@@ -15,7 +15,7 @@ from typing import NamedTuple
 from jettison.core.controlstream import BesideCopy
 from jettison.cost.model import ChunkShape, StepShape
 from jettison.cost.shapes import ShapeLimits
-from jettison.device.rowcopy import RowCopy
+from jettison.device.hostcopy import HostCopy
 from jettison.device.worker import DeviceWorker
 from jettison.live.profile.step_timer import StepTimer
 from jettison.live.worker.copies import CopyThread, Job
@@ -120,7 +120,7 @@ def _time_s(timer: StepTimer, shape: StepShape, repeated: int) -> float:
     return sum(timer.time_s(shape) for _ in range(repeated)) / repeated
 
 
-def _wait_for_first_piece(work: RowCopy) -> None:
+def _wait_for_first_piece(work: HostCopy) -> None:
     ends_s = time.monotonic() + PATIENCE_S
     while not work.copied_bytes and time.monotonic() < ends_s:
         time.sleep(POLL_S)

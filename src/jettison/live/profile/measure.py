@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jettison.config import EngineConfig
@@ -20,13 +20,14 @@ from jettison.cost.hardware import BatchPoint, HardwareProfile, PrefillPoint
 from jettison.cost.model import StepPredictor, StepShape
 from jettison.cost.profile_document import ModelSizes, StoredProfile
 from jettison.cost.shapes import BatchShape, BesideShape, ProfileShape, ShapeKind, ShapeLimits, ShapePlan, plan_shapes
-from jettison.device.worker import DeviceWorker
+from jettison.device.worker import DeviceWorker, make_device
 from jettison.live.engine.assembly import Assembly, assemble
 from jettison.live.profile.beside_probe import measure_beside, pool_bytes, shapes_beside
 from jettison.live.profile.link_probe import measure_link, measure_link_beside
 from jettison.live.profile.serving_probe import measure_serving
 from jettison.live.profile.speeds import measure_disk, measure_host_copy, measure_remap
 from jettison.live.profile.step_timer import StepTimer
+from jettison.live.worker.device_port import device_spec
 from jettison.profiles import fingerprint
 
 MAX_CONTEXT = 2048
@@ -166,19 +167,8 @@ def make_profile_device(assembly: Assembly, limits: ShapeLimits) -> DeviceWorker
     """A device like a worker's, with room for the largest shape whatever the configured budget is."""
     sized = assembly.sized_for(-(-limits.max_kv_tokens // limits.block_size))
     spec = sized.worker_specs[0]
-    return DeviceWorker(
-        model_dir=Path(spec.model_dir),
-        dtype=spec.dtype,
-        budget_bytes=spec.memory_bytes,
-        block_size=spec.block_size,
-        max_num_tokens=spec.max_num_tokens,
-        max_num_seqs=spec.max_num_seqs,
-        kernels=spec.kernels,
-        page_bytes=spec.page_bytes,
-        num_threads=spec.num_threads,
-        config=spec.model,
-        host_bytes=pool_bytes(assembly.shape, spec.block_size),
-    )
+    host_bytes = pool_bytes(assembly.shape, spec.block_size)
+    return make_device(replace(device_spec(spec), layers=None, host_bytes=host_bytes))
 
 
 def measure_shapes(

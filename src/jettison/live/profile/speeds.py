@@ -18,6 +18,7 @@ from jettison.types import LayerRange
 
 _COPY_BYTES = 32 << 20
 _TOUCH_BLOCKS = 64
+_TOUCH_BYTES = 1 << 20
 _DISK_BYTES = 64 << 20
 """Enough of the folder to tell its speed by."""
 
@@ -58,8 +59,10 @@ def measure_remap(device: DeviceWorker, rounds: int = 3) -> RemapSpeed:
 
 def _touch(device: DeviceWorker) -> None:
     """Read every mapped byte: parameters, and the KV of all layers."""
-    for shard in device.shape.all_shards:
-        device.shard_bytes(shard).max()
+    piece = np.empty(_TOUCH_BYTES, dtype=np.uint8)
+    for shard, num_bytes in device.shape.shard_bytes.items():
+        for offset in range(0, num_bytes, _TOUCH_BYTES):
+            device.read_shard(shard, offset, piece[: num_bytes - offset])
     block_bytes = device.kv_block_bytes * device.shape.num_layers
     out = np.empty(_TOUCH_BLOCKS * block_bytes, dtype=np.uint8)
     for first in range(0, device.capacity_blocks, _TOUCH_BLOCKS):

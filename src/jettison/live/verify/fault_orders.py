@@ -137,7 +137,7 @@ class FaultOrders:
         return [lambda: self.sleep(sleepers[:1], level), self.wake_all]
 
     def _all_sleep(self) -> None:
-        """Nobody asks for anything until they do: the first request would call one back."""
+        """Put all workers to sleep. No request is sent until they do: the first one would wake a worker."""
         self.may_ask.clear()
         self.sleep(list(self._engine.core.state.workers), 1)
 
@@ -152,7 +152,7 @@ class FaultOrders:
             self._engine.orders.order(lambda core, now_ns: core.request_wake(worker_id, now_ns))
 
     def wake_all(self) -> None:
-        """Who sleeps, or is about to."""
+        """Wake every worker that sleeps or is about to."""
         self.may_ask.set()
         for worker_id in self._engine.core.sleepers.out:
             self._wake(worker_id)

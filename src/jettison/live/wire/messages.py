@@ -23,8 +23,8 @@ class Step(msgspec.Struct, array_like=True):
 
 
 class AdoptWeights(msgspec.Struct, array_like=True):
-    """Serve these weights and no others: the first command of every life of a worker. Not answered; a worker that has
-    read others ends."""
+    """Serve these weights and no others; in every life of a worker this comes before any step. Not answered; a worker
+    that has read others ends."""
 
     identity: WeightsIdentity
 

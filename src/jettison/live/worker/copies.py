@@ -22,7 +22,8 @@ from typing import Protocol
 
 from jettison.core import ports
 from jettison.core.controlstream import BesideCopy, CopiesBeside
-from jettison.live.worker.device_port import Device, HostCopy
+from jettison.device.hostcopy import HostCopy
+from jettison.live.worker.device_port import Device
 from jettison.live.worker.failpoints import Failpoint, nowhere
 from jettison.types import LayerRange, TransferId
 

@@ -1,15 +1,20 @@
 """What a worker's loop asks of its device: the seam between ``live`` and ``device.worker.DeviceWorker``.
 
-Byte buffers are flat uint8 numpy arrays here (``device.bytesview`` turns them into tensors), so that the loop
-and its tests need no torch. All calls come from one thread, one at a time, but for what ``HostCopy`` says.
+Byte buffers are flat uint8 numpy arrays on the host here (``device.devicebytes`` moves them), so that the loop and its
+tests need no torch, and it shows nowhere what the device is. All calls come from one thread, one at a time, but for
+what ``HostCopy`` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jettison.device.step import Int32s, StepInput
+from jettison.device.hostcopy import HostCopy
+from jettison.device.spec import DeviceSpec
+from jettison.device.step import Int32s, Running, StepInput
+from jettison.live.wire.worker_config import WorkerSpec
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.transport.link import Bytes
 from jettison.types import LayerRange, ShardId
@@ -19,25 +24,24 @@ if TYPE_CHECKING:
     from jettison.device.remote import AttentionPort
 
 
-class HostCopy(Protocol):
-    """A copy between arenas and host pool that has been checked: ``run`` and what it reads belong to one thread, which
-    may be another than the device's; the rest may be asked of any."""
-
-    @property
-    def copied_bytes(self) -> int:
-        """So far, with what was skipped."""
-        ...
-
-    @property
-    def is_complete(self) -> bool: ...
-
-    def run(self, most_bytes: int | None = None) -> None:
-        """Copy in pieces until all is copied, at least ``most_bytes`` more are, or it is stopped."""
-        ...
-
-    def stop(self) -> None:
-        """Have ``run`` return after its piece, and copy nothing more."""
-        ...
+def device_spec(spec: WorkerSpec) -> DeviceSpec:
+    """What a worker tells its device."""
+    return DeviceSpec(
+        model_dir=Path(spec.model_dir),
+        dtype=spec.dtype,
+        budget_bytes=spec.memory_bytes,
+        block_size=spec.block_size,
+        max_num_tokens=spec.max_num_tokens,
+        max_num_seqs=spec.max_num_seqs,
+        kernels=spec.kernels,
+        page_bytes=spec.page_bytes,
+        num_threads=spec.num_threads,
+        config=spec.model,
+        starts_empty=spec.starts_empty,
+        host_bytes=spec.host_bytes,
+        shared_copy_fd=spec.shared_copy_fd,
+        layers=None if spec.layers is None else LayerRange(*spec.layers),
+    )
 
 
 class Device(Protocol):
@@ -67,24 +71,29 @@ class Device(Protocol):
 
     def close(self) -> None: ...
 
-    def run_step(
+    def start_step(
         self, step: StepInput, hidden: Any, port: AttentionPort | None = None,
         gives_up: Callable[[], bool] | None = None,
-    ) -> Any:
-        """Run one stage. ``port`` asks peers for attention over KV that they hold, and answers them meanwhile.
-        ``hidden`` is None on the first stage. Returns a StepOutput on the last stage, else hidden; None where
+    ) -> Running:
+        """Begin one stage. ``port`` asks peers for attention over KV that they hold, and answers them meanwhile.
+        ``hidden`` is None on the first stage. The result is a StepOutput on the last stage, else hidden; None where
         ``gives_up``, asked every ``step.safepoint_layers`` layers, has said so.
 
-        The hidden states returned are the caller's: their memory is not used again by the device.
+        Until it is over no other step is started, and nothing is written but by what ``port`` serves. The hidden states
+        of the result are the caller's: their memory is not used again by the device.
         """
         ...
 
     def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
-        """Attention of a peer's queries over blocks that lie here. Called between steps and between layers of one."""
+        """Attention of a peer's queries over blocks that lie here. Called between steps, and while one runs."""
         ...
 
     def hidden_from_bytes(self, data: Bytes, num_tokens: int) -> Any:
         """Hidden states ``[num_tokens, hidden_size]`` over ``data``, which the device may keep and change."""
+        ...
+
+    def hidden_to_bytes(self, hidden: Any) -> Bytes:
+        """Of hidden states that a step has made; they may share memory."""
         ...
 
     def offer_layout(self, spec: LayoutSpec, live_blocks: int) -> LayoutOffer: ...
@@ -122,8 +131,16 @@ class Device(Protocol):
         stopped before, and asked for anew."""
         ...
 
-    def shard_bytes(self, shard: ShardId) -> Any:
-        """The mapped bytes of a shard, as the device lays them out; writable. Raises when it is not mapped."""
+    def shard_num_bytes(self, shard: ShardId) -> int:
+        """Of a shard as the device lays it out. Raises when it is not mapped."""
+        ...
+
+    def read_shard(self, shard: ShardId, offset: int, out: Bytes) -> None:
+        """Fill ``out`` with its bytes from ``offset`` on. Raises when it is not mapped or does not have them."""
+        ...
+
+    def write_shard(self, shard: ShardId, offset: int, data: Bytes) -> None:
+        """The inverse; ``data`` may be read-only."""
         ...
 
     def mark_shard_filled(self, shard: ShardId, digest: Digest | None = None) -> None:

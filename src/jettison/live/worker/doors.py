@@ -29,7 +29,7 @@ _ACTIVATION_BYTES = SlotGeometry().activation_bytes
 
 
 class Doors:
-    """One worker's. Owns the listening sockets; links belong to the caller, who closes them."""
+    """One worker's. Owns the listening sockets; links belong to the caller, which closes them."""
 
     def __init__(
         self, listeners: Sequence[socket.socket], secret: bytes, me: Identity, *, bulk_bytes: int, coordinate: bool,

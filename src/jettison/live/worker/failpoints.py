@@ -49,7 +49,7 @@ FILL_NAMES = (
     "before_load", "after_load",  # a piece of a shard is read from the machine's copy, or from the model folder
     "before_check", "after_check",  # all of a shard has come, and is compared with what is served
 )  # fmt: skip
-"""Of parameters that leave a worker and come back: reached by who goes to sleep and by who is woken."""
+"""Of parameters that leave a worker and come back: a worker reaches them when it goes to sleep or is woken."""
 
 OFFLINE_NAMES = (
     "before_checkpoint", "after_checkpoint",  # a copy to the host pool is under way / has ended and has been told of

@@ -42,7 +42,6 @@ from jettison.core.controlstream import (
     Kind,
     StepEntry,
 )
-from jettison.device.bytesview import as_numpy_uint8
 from jettison.device.step import StepInput, StepOutput
 from jettison.errors import JettisonError, RemoteAttentionError, WorkerLostError
 from jettison.live.wire import codec
@@ -397,16 +396,21 @@ class WorkerLoop:
             self._reach("after_flush")
 
     def _compute(self, step: StepInput, hidden: object) -> object:
-        """Run the stage; None where it was given up at a safepoint."""
+        """Run the stage; None where it was given up at a safepoint.
+
+        A device that computes by itself leaves this thread to its peers meanwhile: nothing is written by that (rule 5).
+        """
         attention = self._attention
         attention.is_live = bool(step.remote) or self._keeps_foreign_kv
         if not attention.is_live and self._peers.sends_shards:
             self._peers.begin_layers()
         port = attention if attention.is_live or self._peers.sends_shards else None
         flag = self._flag
-        if flag is None or not step.safepoint_layers:
-            return self._device.run_step(step, hidden, port)
-        return self._device.run_step(step, hidden, port, lambda: flag.names(step.step_id))
+        gives_up = None if flag is None or not step.safepoint_layers else lambda: flag.names(step.step_id)
+        running = self._device.start_step(step, hidden, port, gives_up)
+        while not running.poll():
+            self._peers.serve_urgent()
+        return running.result()
 
     def _ended_early(self, step_id: int, failure: Failure) -> ports.StepFailed | ports.StepAbandoned:
         if failure.abandoned:
@@ -429,7 +433,7 @@ class WorkerLoop:
 
     def _hand_on(self, step: StepInput, next_worker: WorkerId, hidden: object, failure: Failure | None) -> None:
         if failure is None:
-            activation = OutgoingActivation(step.step_id, as_numpy_uint8(hidden), self._clock_ns())
+            activation = OutgoingActivation(step.step_id, self._device.hidden_to_bytes(hidden), self._clock_ns())
         else:
             activation = OutgoingActivation.of_failure(step.step_id, failure)
         if next_worker not in self._peers:

@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -31,13 +30,12 @@ from jettison.live.wire.heartbeat import Heart
 from jettison.live.wire.stepflag import StepFlag
 from jettison.live.wire.worker_config import WorkerConfig, WorkerSpec
 from jettison.live.worker.copies import CopyThread
-from jettison.live.worker.device_port import Device
+from jettison.live.worker.device_port import Device, device_spec
 from jettison.live.worker.doors import Doors
 from jettison.live.worker.failpoints import from_environment
 from jettison.live.worker.loop import WorkerLoop
 from jettison.live.worker.transfers import bulk_frame_bytes
 from jettison.transport.handshake import Identity
-from jettison.types import LayerRange
 
 log = logging.getLogger(__name__)
 
@@ -49,24 +47,9 @@ DeviceFactory = Callable[[WorkerSpec], Device]
 def make_device_worker(spec: WorkerSpec) -> Device:
     """The real device. Imports torch, so only after the thread counts are set."""
     with no_collections():
-        from jettison.device.worker import DeviceWorker
+        from jettison.device.worker import make_device
 
-    return DeviceWorker(
-        model_dir=Path(spec.model_dir),
-        dtype=spec.dtype,
-        budget_bytes=spec.memory_bytes,
-        block_size=spec.block_size,
-        max_num_tokens=spec.max_num_tokens,
-        max_num_seqs=spec.max_num_seqs,
-        kernels=spec.kernels,
-        page_bytes=spec.page_bytes,
-        num_threads=spec.num_threads,
-        config=spec.model,
-        starts_empty=spec.starts_empty,
-        host_bytes=spec.host_bytes,
-        shared_copy_fd=spec.shared_copy_fd,
-        layers=None if spec.layers is None else LayerRange(*spec.layers),
-    )
+    return make_device(device_spec(spec))
 
 
 class WorkerProcess:

@@ -40,7 +40,6 @@ from jettison.live.worker.transfers import (
     OutgoingKV,
     OutgoingShard,
     OutgoingTransfer,
-    shard_num_bytes,
 )
 from jettison.transport.handshake import Identity
 from jettison.transport.link import FrameKind, Link
@@ -71,7 +70,7 @@ class Peers:
     """Every peer of one worker, and what travels between them. Used by one thread.
 
     ``attention`` is given to the device for a step: it serves the links from inside the step, so memory may be written,
-    peers be given up and events be emitted before ``run_step`` returns.
+    peers be given up and events be emitted before the step is over.
     """
 
     def __init__(
@@ -447,7 +446,7 @@ class Peers:
         if isinstance(command, ports.SendKV):
             return OutgoingKV(command, self._device.kv_block_bytes)
         try:
-            return OutgoingShard(command, shard_num_bytes(self._device, command.shard))
+            return OutgoingShard(command, self._device.shard_num_bytes(command.shard))
         except Exception:
             log.exception("transfer %d: shard %s is not here", command.transfer_id, command.shard)
             transfer = OutgoingShard(command, 0)

@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from jettison.core.ports import SendKV, SendShard, TransferEnded
-from jettison.device.bytesview import as_numpy_uint8
 from jettison.device.model.identity import Digester
 from jettison.errors import JettisonError, LinkDownError
 from jettison.live.worker.device_port import Device
@@ -182,14 +181,13 @@ class OutgoingShard(OutgoingTransfer):
 
     def _send_piece(self, link: Link, device: Device, piece_bytes: int) -> bool:
         # Asked for anew at every piece: a layout applied meanwhile may have unmapped it, and the device says so.
-        source = as_numpy_uint8(device.shard_bytes(self.shard))
+        num_bytes = device.shard_num_bytes(self.shard)
+        if num_bytes != self._total_bytes:
+            raise ValueError(f"shard {self.shard} shrank to {num_bytes} bytes")
         limit = min(piece_bytes, link.max_payload(self.kind), self._total_bytes - self._offset)
-        piece = source[self._offset : self._offset + limit]
-        if len(piece) != limit:
-            raise ValueError(f"shard {self.shard} shrank to {len(source)} bytes")
 
         def fill(out: Bytes) -> None:
-            out[:] = piece
+            device.read_shard(self.shard, self._offset, out)
 
         if not link.send_frame(self.kind, self.transfer_id, _SHARD_PIECE.pack(self._offset), limit, fill):
             return False
@@ -320,20 +318,12 @@ def _write_shard(frame: Frame, device: Device, shard: ShardId, expected_offset: 
     (offset,) = _SHARD_PIECE.unpack(frame.aux)
     if offset != expected_offset:
         raise TransferProtocolError(f"shard piece at {offset}, {expected_offset} bytes came before it")
-    target = as_numpy_uint8(device.shard_bytes(shard))
-    if offset + len(frame.payload) > len(target):
-        raise ValueError(f"shard {shard} has {len(target)} bytes here, more came")
-    target[offset : offset + len(frame.payload)] = frame.payload
+    device.write_shard(shard, offset, frame.payload)
     return len(frame.payload)
 
 
 def _nothing(out: Bytes) -> None:
     """Fill of an empty payload."""
-
-
-def shard_num_bytes(device: Device, shard: ShardId) -> int:
-    """Size of a mapped shard. Raises what the device raises."""
-    return len(as_numpy_uint8(device.shard_bytes(shard)))
 
 
 def bulk_frame_bytes(piece_bytes: int, kv_block_bytes: int) -> int:

@@ -1,25 +1,21 @@
-"""What a streamed token costs in the HTTP server, without a model: CPU time, event lag, memory.
+"""What a streamed token costs in the HTTP server, without a model: CPU time, memory.
 
-    python -m benchmarks http cost                              # 64 streams: cost of a token
-    python -m benchmarks http cost --streams 2000 --interval-ms 500   # many streams: lag and memory
+    python -m benchmarks peers http [--streams 64] [--tokens 500]
 
-A stub engine makes one token for every stream at each step. It runs in the server's process, as the real one does; the
-client is another process that reads raw bytes. The stub alone, with its events taken by a loop that does nothing, is
-measured too and subtracted. CPU time is used for cost because it hardly depends on what else the machine does; lag
-depends on everything. Writes JSON.
+A stub engine makes one token for every stream at each step, as soon as all have been taken. It runs in the server's
+process, as the real one does; the client is another process that reads raw bytes. The stub alone, with its events taken
+by a loop that does nothing, is measured too and subtracted. CPU time hardly depends on what else the machine does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -28,7 +24,7 @@ import tokenizers
 import uvloop
 from tokenizers import decoders, models, pre_tokenizers
 
-from benchmarks.shared import REPOSITORY, SUPPRESS, Namespace, Row, again, keep, machine, parse, quantile
+from benchmarks.shared import REPOSITORY, SUPPRESS, Namespace, Row, again, keep, machine, parse
 from jettison.core.ports import StoredWork
 from jettison.live.engine.api import EngineInfo, EngineSnapshot, EngineState, RequestTimings, TokenEvent
 from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
@@ -36,18 +32,14 @@ from jettison.server.app import ServerSettings, Tokenizer, create_app
 from jettison.server.serving import run_server
 from jettison.types import FinishReason, Request, RequestId, SampledToken, SamplingParams
 
-MICROSECONDS_MASK = (1 << 30) - 1
-TOKEN_IDS = re.compile(rb'"token_ids":\[(\d+)\]')
-
 
 class StubEngine:
-    """One token for every stream at each step, ``interval_s`` apart (0: as soon as all have been taken)."""
+    """One token for every stream at each step, as soon as all have been taken."""
 
     state: EngineState = "ready"
     info = EngineInfo("stub", 1 << 20, 1 << 20, 1 << 20, 1 << 31, ())
 
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
+    def __init__(self) -> None:
         self._queues: dict[RequestId, asyncio.Queue[TokenEvent]] = {}
         self._left: dict[RequestId, int] = {}
         self._stepper: asyncio.Task[None] | None = None
@@ -68,17 +60,14 @@ class StubEngine:
 
     async def _step_all(self) -> None:
         while self._queues:
-            if self._interval_s:
-                await asyncio.sleep(self._interval_s)
             while any(queue.qsize() for queue in self._queues.values()):
                 await asyncio.sleep(0)
-            stamp = (time.monotonic_ns() // 1000) & MICROSECONDS_MASK if self._interval_s else 97
             for request_id, queue in tuple(self._queues.items()):
                 self._left[request_id] -= 1
                 over = not self._left[request_id]
                 timings = RequestTimings(0, 0, 0, 1) if over else None
                 reason = FinishReason.LENGTH if over else None
-                queue.put_nowait(TokenEvent([SampledToken(stamp)], reason, timings=timings))
+                queue.put_nowait(TokenEvent([SampledToken(97)], reason, timings=timings))
                 if over:
                     del self._queues[request_id]
             await asyncio.sleep(0)
@@ -111,12 +100,12 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
 
 
-async def serve(interval_s: float) -> int:
+async def serve() -> int:
     """The server process: prints its port."""
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder))
         tokenizer = Tokenizer.from_dir(folder)
-    app = create_app(StubEngine(interval_s), tokenizer, ServerSettings(model_names=("stub",)))
+    app = create_app(StubEngine(), tokenizer, ServerSettings(model_names=("stub",)))
     return await run_server(
         app, "127.0.0.1", 0, shutdown_timeout_s=1, on_started=lambda port: print(port, flush=True)
     )
@@ -124,7 +113,7 @@ async def serve(interval_s: float) -> int:
 
 async def stub_alone(num_streams: int, num_tokens: int) -> float:
     """CPU microseconds a token that the stub itself costs."""
-    engine = StubEngine(0)
+    engine = StubEngine()
 
     async def drain(index: int) -> None:
         async for _ in engine.submit(Request(str(index), (1,), SamplingParams(max_tokens=num_tokens), 0)):
@@ -135,7 +124,7 @@ async def stub_alone(num_streams: int, num_tokens: int) -> float:
     return (time.process_time() - start_s) * 1e6 / (num_streams * num_tokens)
 
 
-async def read_stream(port: int, path: str, body: bytes, lags_s: deque[float]) -> int:
+async def read_stream(port: int, path: str, body: bytes) -> int:
     """Tokens received."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -145,74 +134,59 @@ async def read_stream(port: int, path: str, body: bytes, lags_s: deque[float]) -
         data = await reader.read(1 << 16)
         if not data:
             break
-        now_us = (time.monotonic_ns() // 1000) & MICROSECONDS_MASK
-        lags_s.extend(((now_us - int(stamp)) & MICROSECONDS_MASK) / 1e6 for stamp in TOKEN_IDS.findall(data))
         num_events += data.count(b"data: {")
         tail = data[-20:]
     writer.close()
     return num_events
 
 
-async def load(port: int, options: Namespace) -> tuple[int, float, deque[float]]:
-    """Open all streams; tokens received, seconds, lags."""
+async def load(port: int, options: Namespace) -> tuple[int, float]:
+    """Open all streams; tokens received, seconds."""
     fields = {"model": "stub", "max_tokens": options.tokens, "stream": True, "stream_options": {"include_usage": False}}
-    if options.interval_ms:
-        fields["return_token_ids"] = True
     chat = options.endpoint == "chat"
     fields |= {"messages": [{"role": "user", "content": "a"}]} if chat else {"prompt": "a"}
     path = "/v1/chat/completions" if chat else "/v1/completions"
     body = json.dumps(fields).encode()
-    lags_s: deque[float] = deque(maxlen=2_000_000)
     start_s = time.monotonic()
-    counts = await asyncio.gather(*(read_stream(port, path, body, lags_s) for _ in range(options.streams)))
-    return sum(counts), time.monotonic() - start_s, lags_s
+    counts = await asyncio.gather(*(read_stream(port, path, body) for _ in range(options.streams)))
+    return sum(counts), time.monotonic() - start_s
 
 
 def measure(options: Namespace) -> Row:
     """One run: a fresh server process, the load, and what it cost."""
-    command = again("http", "cost", "--serve", "--interval-ms", str(options.interval_ms))
+    command = again("peers", "http", "--serve")
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
     try:
         assert child.stdout is not None
         port = int(child.stdout.readline())
         process = psutil.Process(child.pid)
         before = process.cpu_times()
-        num_tokens, wall_s, lags_s = uvloop.run(load(port, options))
+        num_tokens, wall_s = uvloop.run(load(port, options))
         after = process.cpu_times()
         rss_mib = process.memory_info().rss / (1 << 20)
     finally:
         child.terminate()
         child.wait(10)
     cpu_s = after.user + after.system - before.user - before.system
-    stub_us = uvloop.run(stub_alone(options.streams, options.tokens)) if not options.interval_ms else 0.0
+    stub_us = uvloop.run(stub_alone(options.streams, options.tokens))
     result: Row = {
-        "endpoint": options.endpoint,
-        "streams": options.streams,
-        "tokens_expected": options.streams * options.tokens,
-        "tokens_received": num_tokens,
-        "wall_s": round(wall_s, 3),
-        "server_cpu_us_per_token": round(cpu_s * 1e6 / num_tokens, 2),
-        "stub_cpu_us_per_token": round(stub_us, 2),
-        "http_cpu_us_per_token": round(cpu_s * 1e6 / num_tokens - stub_us, 2),
-        "server_rss_mib": round(rss_mib, 1),
-    }
-    if lags_s:
-        lag = {name: round(quantile(lags_s, share), 4) for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}
-        result |= {"interval_ms": options.interval_ms, "lag_s": lag}
+        "endpoint": options.endpoint, "streams": options.streams, "tokens_expected": options.streams * options.tokens,
+        "tokens_received": num_tokens, "wall_s": round(wall_s, 3),
+        "server_cpu_us_per_token": round(cpu_s * 1e6 / num_tokens, 2), "stub_cpu_us_per_token": round(stub_us, 2),
+        "http_cpu_us_per_token": round(cpu_s * 1e6 / num_tokens - stub_us, 2), "server_rss_mib": round(rss_mib, 1),
+    }  # fmt: skip
     return result
 
 
 def main() -> None:
     options = parse(
         __doc__, streams=64, tokens=(500, "per stream"),
-        interval_ms=(0.0, "between steps; 0 measures cost, above 0 lag"),
-        endpoint=("chat", {"choices": ["completions", "chat"]}), repeat=1,
-        serve=(False, {"help": SUPPRESS}),
+        endpoint=("chat", {"choices": ["completions", "chat"]}), repeat=1, serve=(False, {"help": SUPPRESS}),
     )  # fmt: skip
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if soft < hard else soft, hard))
     if options.serve:
-        sys.exit(uvloop.run(serve(options.interval_ms / 1e3)))
+        sys.exit(uvloop.run(serve()))
     document = {"machine": machine(), "runs": [measure(options) for _ in range(options.repeat)]}
     print(json.dumps(document, indent=2))
     keep(options.json, document, "server")

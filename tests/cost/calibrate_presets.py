@@ -1,6 +1,6 @@
 """Fit the efficiencies of ``jettison.cost.gpus`` to measured operator times, and say how far off they are.
 
-    JETTISON_DATA=DIR python -m benchmarks predictor presets [--json OUT]
+    JETTISON_DATA=DIR python tests/cost/calibrate_presets.py
 
 The data are Vidur's profiling tables (microsoft/vidur, MIT, commit 7d47513): linear and elementwise operators of
 Llama-2-7B, Qwen-72B and Llama-3-70B on A100 and of the first two on H100, split over 1 to 8 processors; all-reduce and
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import os
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.shared import data_dir, keep, parse
 from jettison.cost.roofline import elementwise_bytes
 
 PRODUCTS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
@@ -198,13 +198,17 @@ def calibrate(family: str, folder: Path) -> dict[str, object]:
 
 
 def main() -> None:
-    args = parse(__doc__)
-    folder = data_dir(None).parent / "calibration"
-    result = {family: calibrate(family, folder) for family in MODELS}
-    for family, parts in result.items():
+    folder = Path(os.environ.get("JETTISON_DATA", "")) / "calibration"
+    if not folder.is_dir():
+        raise SystemExit("no calibration tables: set JETTISON_DATA to the folder that has calibration/")
+    for family in MODELS:
+        parts = calibrate(family, folder)
         print(f"\n{family}")
         for name, value in parts["efficiency"].items():  # type: ignore[attr-defined]
             print(f"  {name:22} {value:.4g}")
         for name, errors in parts["residuals"].items():  # type: ignore[attr-defined]
             print(f"  {name:60} " + "  ".join(f"{key} {value:6.1%}" for key, value in errors.items()))
-    keep(args.json, result, "cost")
+
+
+if __name__ == "__main__":
+    main()

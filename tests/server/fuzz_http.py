@@ -1,6 +1,6 @@
-"""Ten thousand hostile connections against a real server: ``python -m benchmarks http fuzz --json FILE``.
+"""Ten thousand hostile connections against a real server: ``python tests/server/fuzz_http.py``.
 
-Starts ``jettison serve`` over a tiny model on loopback and sends it what ``tests/server/http_cases.py`` draws: wrong
+Starts ``jettison serve`` over a tiny model on loopback and sends it what ``http_cases`` draws: wrong
 fields, bodies that are no JSON, broken framing, pipelines, half-closed and abandoned connections, clients that do not
 read.
 
@@ -12,6 +12,7 @@ are held when all is over, a bad end. ``--only N`` plays one case again and show
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import logging
@@ -23,18 +24,15 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
+from http_cases import Verdicts, draw_case, play, play_all
 
-from benchmarks.servers import ServerProcess, metrics
-from benchmarks.shared import REPOSITORY, Namespace, Row, keep, parse, print_rows
 from jettison.device.model.create import create_model
 from jettison.errors import JettisonError
-
-sys.path.insert(0, str(REPOSITORY / "tests" / "server"))
-
-from http_cases import Verdicts, draw_case, play, play_all
+from jettison.live.experiments.server_process import ServerProcess
 
 GROWTH_LIMIT_BYTES = 30_000_000
 LOG_LIMIT_BYTES = 64 << 10
@@ -75,7 +73,11 @@ class Server:
     def held(self) -> dict[str, float]:
         """What should be nothing when no request asks for anything."""
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "jettison:kv_blocks_used")
-        values = metrics(self.url, *names)
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
+            text = response.read().decode()
+        values = {
+            name: sum(float(v) for v in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)) for name in names
+        }
         with urllib.request.urlopen(f"{self.url}/load", timeout=30) as response:
             values["server_load"] = json.load(response)["server_load"]
         return {name: value for name, value in values.items() if value}
@@ -138,7 +140,7 @@ class Canary:
         return "".join(parts)
 
 
-async def fuzz(server: Server, options: Namespace) -> Row:
+async def fuzz(server: Server, options: argparse.Namespace) -> dict[str, Any]:
     """All cases with a canary beside them; then the drain."""
     verdicts, canary, stop = Verdicts(), Canary(server.url), asyncio.Event()
     pids, num_descriptors = server.worker_pids(), server.num_descriptors()
@@ -202,7 +204,7 @@ def _judge_log(server: Server, findings: list[str]) -> int:
     return len(log)
 
 
-async def drain(server: Server, options: Namespace, verdicts: Verdicts, findings: list[str]) -> None:
+async def drain(server: Server, options: argparse.Namespace, verdicts: Verdicts, findings: list[str]) -> None:
     """More of the same while the server ends: 503 is right then, and so is a refused connection."""
     ending = asyncio.create_task(asyncio.to_thread(server.process.close, 60.0))
     indices = range(options.cases, options.cases + 200)
@@ -224,10 +226,13 @@ async def replay(server: Server, seed: int, index: int) -> None:
 
 
 def main() -> int:
-    options = parse(
-        __doc__, cases=10_000, seed=0, width=(24, "connections at one time"), max_seconds=1800.0,
-        only=(int, "play this case alone"),
-    )  # fmt: skip
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--width", type=int, default=24, help="connections at one time")
+    parser.add_argument("--max-seconds", type=float, default=1800.0)
+    parser.add_argument("--only", type=int, help="play this case alone")
+    options = parser.parse_args()
     logging.getLogger("asyncio").setLevel("ERROR")  # it warns of our own sends to a connection that is gone
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -239,8 +244,11 @@ def main() -> int:
                 document = asyncio.run(fuzz(server, options))
         except JettisonError as error:
             raise SystemExit(f"fuzz: {error}") from error
-    statuses = sorted({status for counts in document["answers"].values() for status in counts})
-    print_rows([{"kind": kind} | counts for kind, counts in document["answers"].items()], ("kind", *statuses))
+    for kind, counts in sorted(document["answers"].items()):
+        print(f"{kind:12} {counts}")
     print(json.dumps({name: value for name, value in document.items() if name != "answers"}, indent=2))
-    keep(options.json, document, "server")
     return 1 if document["findings"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

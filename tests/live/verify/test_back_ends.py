@@ -1,0 +1,94 @@
+"""Instances on a back end whose memory is not the host's serve the same tokens through every move of memory.
+
+Real workers' loops, links and transfers in one process (``jettison verify``'s way) over the double of
+``tests/device/doubledevice.py``: what goes around the device port, anywhere, is noted there and fails the event.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from doubledevice import BYPASSES, DoubleBackEnd
+
+from jettison.device.bytesview import as_numpy_uint8
+from jettison.device.model.create import create_model
+from jettison.device.reference import TransformersReference, transformers_available
+from jettison.device.worker import DeviceWorker
+from jettison.live.engine import local_cluster
+from jettison.live.verify.run import SCENARIOS, compare
+from jettison.live.verify.scenarios import Setting
+from jettison.live.worker.device_port import device_spec
+
+pytestmark = pytest.mark.skipif(not transformers_available(), reason="the reference needs transformers")
+
+EVENTS = [
+    "chunked prefill", "preempt and recompute", "swap out + in", "migrate while decoding", "static pipeline",
+    "drop + exchange (transfer)", "drop + exchange (live)", "restore + split", "drop again during restore",
+    "migrate as tokens, instance to instance", "harvest: abandoned steps", "harvest: freed from checkpoints",
+    "harvest: prefetched beside steps", "sleep with running requests, wake", "packed while running",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "qwen3"
+    create_model(
+        folder, arch="qwen3", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=16, seed=3, std=0.2,
+        max_position_embeddings=512,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(model_dir: Path) -> TransformersReference:
+    return TransformersReference(model_dir, "float64")
+
+
+@pytest.fixture(autouse=True)
+def on_the_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        local_cluster, "make_device_worker", lambda spec: DeviceWorker(device_spec(spec), DoubleBackEnd())
+    )
+
+
+def check(event: str, model_dir: Path, reference: TransformersReference) -> None:
+    BYPASSES.clear()
+    try:
+        outcome = SCENARIOS[event](Setting(model_dir, "float64", 24, seed=1))
+    finally:
+        assert not BYPASSES, "something went around the port"
+    row = compare("qwen3", event, outcome, reference)
+    assert outcome.happened, outcome.evidence
+    assert row.mismatches == 0 and row.tokens_compared > 100
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_tokens_do_not_depend_on_memory_events(event: str, model_dir: Path, reference: TransformersReference) -> None:
+    check(event, model_dir, reference)
+
+
+def _write_around(self: DeviceWorker, shard: str, offset: int, data) -> None:
+    as_numpy_uint8(self._open_memory.shard_bytes(shard))[offset : offset + len(data)] = data
+
+
+
+def _hand_on_around(self: DeviceWorker, hidden):
+    return hidden.numpy().reshape(-1).view("uint8")
+
+
+@pytest.mark.parametrize(
+    ("event", "method", "bypass"),
+    [
+        ("restore + split", "write_shard", _write_around),
+        ("static pipeline", "hidden_to_bytes", _hand_on_around),
+    ],
+)
+def test_a_way_around_the_port_fails_the_event(
+    event: str, method: str, bypass: object, model_dir: Path, reference: TransformersReference,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where a worker survives it: a shard that did not come is read from the folder, and tokens are right."""
+    monkeypatch.setattr(DeviceWorker, method, bypass)
+    with pytest.raises(AssertionError, match="something went around the port"):
+        check(event, model_dir, reference)
