@@ -178,11 +178,11 @@ def beside_a_batch(num_offline: int) -> FakeCluster:
 def test_load_is_online_load() -> None:
     alone, beside = beside_a_batch(0).core, beside_a_batch(300).core
     assert beside.loads.offline_traffic.num_arrived == 300 and beside.loads.offline_traffic.num_ended > 0
-    assert beside.traffic.num_arrived == alone.traffic.num_arrived
-    assert beside.traffic.traffic() == pytest.approx(alone.traffic.traffic(), rel=0.05)
+    assert beside.loads.traffic.num_arrived == alone.loads.traffic.num_arrived
+    assert beside.loads.traffic.traffic() == pytest.approx(alone.loads.traffic.traffic(), rel=0.05)
     for group_id in beside.groups:
         group = beside.groups[group_id]
-        load = beside.loads.monitor(group).load(group, beside.predictor, 2_900_000_000, beside.loads.stays)
+        load = beside.loads.monitor(group).load(group, beside.state.predictor, 2_900_000_000, beside.loads.stays)
         assert load.prefill_fill < 0.3, "prompts of the batch fill the steps, and are no compute that binds"
         assert load.arriving_tokens_per_s is not None and load.arriving_tokens_per_s < 2 * 12 * 33
         assert load.queued_prefill_tokens <= 12 * 3

@@ -163,7 +163,7 @@ class Recording:
         """Through the fresh core."""
         assert self.fresh is not None
         for work, times_ns, part in self.warm_up:
-            self.fresh.predictor.observe(work, times_ns, part=part)
+            self.fresh.state.predictor.observe(work, times_ns, part=part)
         replay(self.calls, self.fresh)
         return self.fresh
 
