@@ -49,6 +49,7 @@ from jettison.core.ports import (
     TransferEnded,
     WorkerJoined,
 )
+from jettison.core.preemption import Preempted, Preemption
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import NOWHERE
 from jettison.core.serving.group import Group
@@ -387,7 +388,11 @@ class Recoveries:
         for transfer_id in list(state.transfers):
             cluster.book.disown(cluster.book.transfers[transfer_id])
         cluster.counters.num_recomputed_tokens += state.num_computed
-        state.num_preemptions += state.num_computed > 0
+        if state.num_computed:
+            state.num_preemptions += 1
+            cluster.changes.preempted.append(
+                Preempted(state.group_id, Preemption.WORKER_LOST, state.request_id, state.num_computed)
+            )
         state.num_computed = state.num_pending = state.num_sealed = 0
         state.residences = NOWHERE
         state.start_again()

@@ -69,6 +69,11 @@ class PackOffer(Offer):
     how: How
     going: Going | None = None
     """MIGRATED."""
+    preempts: Preemption = Preemption.OUTGREW
+    """RECOMPUTED."""
+
+
+_WHY = {Preemption.OUTGREW: "it has outgrown its group", Preemption.NO_SPARE: "no free group lets it pass"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +114,7 @@ class PackRung(Rung):
         """By request whose move failed: when it may be tried again."""
         self._num_waited: Counter[RequestId] = Counter()
         """Epochs in which neither link nor destination had room for a move."""
-        self._leaving: dict[RequestId, GroupId] = {}
+        self._leaving: dict[RequestId, tuple[GroupId, Preemption]] = {}
         """By request that is to be computed again elsewhere as soon as no step has it: where."""
         self._refused: dict[RequestId, tuple[float, float]] = {}
         """In the last epoch: what the move costs and saves, device-seconds."""
@@ -262,7 +267,7 @@ class PackRung(Rung):
             and (not self.desired.is_saturated(o.source.group_id) or self._lacks_room(o.source))
         ]
         for o in [o for o in going if not self.desired.migrates(o.source.group_id)]:
-            self._leaving[o.state.request_id] = o.destination.group_id
+            self._leaving[o.state.request_id] = o.destination.group_id, Preemption.OUTGREW
         ready = [
             o for o in going
             if self.desired.migrates(o.source.group_id) and self._retry_ns.get(o.state.request_id, 0) <= now_ns
@@ -317,7 +322,7 @@ class PackRung(Rung):
             if step.way is MoveMode.LIVE:
                 yield o._replace(destination=groups[step.move.destination])
             else:
-                self._leaving[step.move.request_id] = o.destination.group_id
+                self._leaving[step.move.request_id] = o.destination.group_id, Preemption.NO_SPARE
 
     def _migrating(self, owed: Iterator[Owed]) -> Iterator[PackOffer]:
         found = {
@@ -345,15 +350,15 @@ class PackRung(Rung):
 
     def _leave(self) -> Iterator[PackOffer]:
         """Requests that are to be computed again elsewhere, and that no step has now."""
-        for request_id, destination in list(self._leaving.items()):
+        for request_id, (destination, reason) in list(self._leaving.items()):
             state, groups = self._state.requests.get(request_id), self._state.groups
             if state is None or destination not in groups or not may_go(state) or state.group_id == destination:
                 del self._leaving[request_id]
             elif not state.num_pending and not self._migrations.is_moving(state):
                 del self._leaving[request_id]
-                why = "it has outgrown its group"
                 yield PackOffer(
-                    groups=(state.group_id, destination), why=why, request_id=request_id, how=How.RECOMPUTED
+                    groups=(state.group_id, destination), why=_WHY[reason], request_id=request_id,
+                    how=How.RECOMPUTED, preempts=reason,
                 )
 
     # --- pressure ---------------------------------------------------------------------------------------------
@@ -412,7 +417,7 @@ class PackRung(Rung):
         if offer.how is How.MIGRATED:
             return self._migrate(state, source, destination, offer, told, now_ns)
         if offer.how is How.RECOMPUTED:
-            source.preempt(state, Preemption.OUTGREW)
+            source.preempt(state, offer.preempts)
             counters.packing_recomputed += 1
         else:
             counters.packing_queued += 1
