@@ -33,12 +33,12 @@ class Ladder:
         self, names: Iterable[str], state: ClusterState, loads: Loads, moves: Moves, hosted: Hosted,
         checkpoints: Checkpoints, migrations: Migrations, sleepers: Sleepers,
     ) -> None:
-        """Raises ConfigError as ``rung_classes`` does."""
+        """Raises ConfigError as ``rung_classes`` and ``check_hooks`` do."""
         self._means = Means(
             state, loads, moves, hosted, checkpoints, migrations, sleepers, self._ways, self.ask_way, self._ask_room,
             self._tell_unmet, self._closed,
         )
-        kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
+        kinds = _kinds(names, state)
         self._set_rungs(kind(self._means) for kind in kinds)
 
     def _set_rungs(self, rungs: Iterable[Rung]) -> None:
@@ -65,12 +65,12 @@ class Ladder:
     def change(self, names: Iterable[str]) -> None:
         """Other rungs; those that stay keep what they know.
 
-        Raises ConfigError, and changes nothing, as ``rung_classes`` does, for a rung that would leave something under
-        way that no rung goes on with, and where groups were to merge no more while some are merged, or while a request
-        needs the memory of several.
+        Raises ConfigError, and changes nothing, as ``rung_classes`` and ``check_hooks`` do, for a rung that would leave
+        something under way that no rung goes on with, and where groups were to merge no more while some are merged, or
+        while a request needs the memory of several.
         """
         state = self._means.state
-        kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
+        kinds = _kinds(names, state)
         if self.forms_pipelines and not any(kind.forms_pipelines for kind in kinds):
             if state.pipelines:
                 raise ConfigError(f"groups {sorted(state.pipelines)} are merged: restore them first")
@@ -197,6 +197,14 @@ class Ladder:
         """Raise AssertionError on any broken invariant."""
         for rung in self._checking:
             rung.check()
+
+
+def _kinds(names: Iterable[str], state: ClusterState) -> list[type[Rung]]:
+    """Classes of the rungs of these names, from free to dear, with their hooks checked. Raises ConfigError."""
+    kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
+    for kind in kinds:
+        hooks.check_hooks(kind)
+    return kinds
 
 
 def _does(rung: Rung, hook: str) -> bool:

@@ -13,6 +13,7 @@ from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
+from jettison.errors import ConfigError
 from jettison.types import GroupId, WorkerId
 
 if TYPE_CHECKING:
@@ -174,3 +175,22 @@ class Ticks(Protocol):
         """At ticks (``TICK``: whether the next one decides something is all that is asked), or at ends of steps and
         before them (the others): a step of one group may be a reason to do something with another."""
         ...
+
+
+HOOKS = (
+    Admits, Places, GivesRoom, HearsUnmet, Scales, SendsCopies, Lags, Sleeps, Gauges, Occupies, Ends, Notes, Checks,
+    Ticks,
+)
+
+
+def check_hooks(rung: type) -> None:
+    """A rung has all methods of a hook or none. Raises ConfigError for one that has some, or a property in the place of
+    a method: the ladder would not ask it, or fail when it does."""
+    for hook in HOOKS:
+        names = [name for name in vars(hook) if not name.startswith("_")]
+        present = [name for name in names if hasattr(rung, name)]
+        if present and (missing := sorted(set(names).difference(present))):
+            raise ConfigError(f"rung {rung.__name__} has {present[0]} without {missing[0]} (hooks.{hook.__name__})")
+        for name in present:
+            if not callable(getattr(rung, name)):
+                raise ConfigError(f"rung {rung.__name__}: {name} has to be a method (hooks.{hook.__name__})")
