@@ -97,8 +97,8 @@ def prefill_boundary_of(cluster: ClusterState, group: Group) -> PrefillBoundary 
 
 
 def _port(cluster: ClusterState, rates: PortRates, port: PortId) -> LinkBin:
-    """A link's end as the policy sees it: bytes that it takes in an epoch (None: its rate is not known) and bytes
-    queued there."""
+    """A port as the policy sees it: bytes that moves may send through it in an epoch (None: its rate is not known), and
+    bytes queued at it."""
     params, rate = cluster.params, rates.of(port)
     queued = cluster.book.bytes_at(port)
     if rate is None:

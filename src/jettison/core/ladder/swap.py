@@ -65,7 +65,8 @@ class SwapRung(Rung):
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
         """Offers for each changed group: stored requests that are too large for it now, requests that leave, and
-        requests that come back. A group with a step to come for every stage, or with layouts changing, sends none."""
+        requests that come back. Requests leave and come back only before a step that the group can plan, and nothing
+        happens while its layouts change."""
         state, busy = self.means.state, self.means.moves.changing_workers()
         asked = {g.group_id for g in state.changed_groups()} | self._put_off
         self._put_off = set()
