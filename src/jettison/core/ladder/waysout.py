@@ -59,7 +59,7 @@ class WaysOut:
 
     def wake(self, worker_id: WorkerId, head: RequestState | None) -> WakeForecast:
         """What waking a worker takes, from the source of parameters that is predicted to end first; no bytes where it
-        has not left yet. ``head``: the request that is to be let in; None: no request in particular."""
+        has not given them up yet. ``head``: the request that is to be let in; None: no request in particular."""
         state, profile = self._state, self._state.params.profile
         first_step_s = self._first_step_s(head, 1)
         if worker_id in self._means.sleepers.leaving:
