@@ -1,7 +1,7 @@
 """Pack: online requests live on the fewest groups that hold them (MELL); the others may sleep.
 
 Every epoch, and at once where a group is about to run out of memory, the desired placement is planned anew
-(``core.ladder.packing.desired``), and what differs from it moves, as far as there is room, time and worth:
+(``core.ladder.packing.desired``). Requests that live elsewhere move, as far as there is room, time and worth:
 
     waits for its first step      it is queued where it should live
     decodes                       it migrates, as KV or as tokens, where that costs less than it saves
@@ -9,7 +9,7 @@ Every epoch, and at once where a group is about to run out of memory, the desire
     outgrew its group, and the packer does not migrate (best-fit, worst-fit), or nothing has room in a circle
                                   it is computed again where it should live
 
-Under pressure nothing of that begins: memory is for requests that wait. Where memory keeps the head of a queue out,
+Under pressure none of these begins: memory is for requests that wait. Where memory keeps the head of a queue out,
 running requests make room for it (``policy.relief``), if together the groups have room. Newcomers go where the packing
 wants them, without pressure and while packing could empty a group at all.
 """
@@ -54,7 +54,7 @@ KEPT_OUT = "memory keeps the head of a queue out"
 
 
 class How(StrEnum):
-    """How a request changes groups."""
+    """How a request changes groups: queued there, migrated, or computed again there."""
 
     QUEUED = "queued"
     MIGRATED = "migrated"
@@ -63,24 +63,25 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackOffer(Offer):
-    """One request goes from one group to another."""
+    """One request is to go from the group ``groups[0]`` to ``groups[1]``, in the way ``how``."""
 
     request_id: RequestId
     how: How
     going: Going | None = None
-    """MIGRATED."""
+    """The kind of migration; None unless ``how`` is MIGRATED."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopOffer(Offer):
-    """Moves that would fill up where memory is short."""
+    """Migrations to be called off, as their destinations lack memory."""
 
     request_ids: tuple[RequestId, ...]
 
 
 @register
 class PackRung(Rung):
-    """Decides which request goes where; ``core.moving.migrations`` moves them."""
+    """Decides in which group each online request should live, and moves those that live elsewhere;
+    ``core.moving.migrations`` carries migrations out."""
 
     name = "pack"
     rank = 20
@@ -95,9 +96,9 @@ class PackRung(Rung):
             means.state, means.loads, means.migrations, self.desired.may_relieve, self.desired.growth_blocks
         )
         self._relieving: set[RequestId] = set()
-        """Of its migrations those that make room for the head of a queue."""
+        """Requests of its migrations that make room for the head of a queue."""
         self._relieved_ns: int | None = None
-        """When it was looked for such ones last."""
+        """When it last looked for requests that make room; None: never."""
         self._planned_ns: int | None = None
         self._mine: dict[RequestId, Passage] = {}
         """Migrations that it has begun, and that have neither ended nor failed."""
@@ -122,20 +123,22 @@ class PackRung(Rung):
 
     @property
     def _params(self) -> PackParams:
+        """The settings of packing. Raises AssertionError where nothing is packed."""
         params = self._state.params.packing
         assert params is not None, "the rung is there and nothing is packed"
         return params
 
     def go(self) -> None:
-        """No pass asks any more what is different for single requests."""
+        """Stop noting which single requests change, as the rung is about to be removed."""
         self._state.changes.stirred = None
         self._state.changes.ended.clear()
 
     # --- what the loop asks -----------------------------------------------------------------------------------
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
-        """While there is no request, or until the next epoch, which begins before a step lacks room. Where a request is
-        to be computed again elsewhere, the end of its step is awaited."""
+        """No calm on ticks while there are requests, nor while one is to be computed again elsewhere when its step has
+        ended. Else calm until the next epoch while there are requests, without end while there are none; always only
+        while groups have room for ``EARLY_STEPS`` steps."""
         has_requests = bool(self._state.requests)
         if moment is Moment.TICK:
             return Calm(0 if has_requests else None, EARLY_STEPS)
@@ -144,15 +147,16 @@ class PackRung(Rung):
         return Calm(self._epoch_end_ns(1.0) if has_requests else None, EARLY_STEPS)
 
     def worker_ids(self) -> Collection[WorkerId]:
-        """Workers of groups between which its migrations go."""
+        """The workers of groups between which this rung's migrations go; empty: none is under way."""
         return {w for passage in self._mine.values() for w in passage.worker_ids}
 
     def closed(self) -> frozenset[GroupId]:
-        """Groups where no online request lives, nor should."""
+        """Ids of the packed groups where no online request should live, and none lives or waits."""
         return self.desired.closed()
 
     def gauges(self) -> Mapping[str, float]:
-        """Devices are groups here: what serves by itself."""
+        """Groups ("devices") needed and used, requests that should live elsewhere, blocks used of all, and groups lost
+        to refused moves."""
         num_used, share_used = self.desired.used()
         return {
             "devices_needed": self.desired.num_needed(), "devices_used": num_used,
@@ -161,11 +165,12 @@ class PackRung(Rung):
         }
 
     def note_touched(self, group_ids: Collection[GroupId]) -> None:
-        """Requests may have ended there."""
+        """Note that requests may have ended in these groups."""
         self.desired.note_touched(group_ids)
 
     def place(self, state: RequestState) -> GroupId | None:
-        """Where a newcomer goes; None: as if there were no packing."""
+        """The group in which a newcomer is to be queued; None, for dispatch to choose: it is offline, memory is short,
+        or the packing has no group for it."""
         if state.is_offline or self.pressure() is not None:
             return None
         return self.desired.place(state)
@@ -173,7 +178,9 @@ class PackRung(Rung):
     # --- deciding ---------------------------------------------------------------------------------------------
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
-        """Begin an epoch where it is time, or go on with moves that had no room."""
+        """Offers of moves that begin now, of migrations to be called off, and records of epochs. Begins an epoch where
+        it is time or a group runs short; in between, goes on with moves that had no room. None while there are no
+        requests."""
         if not self._state.requests:
             return
         if self._mine:  # some have given way, some go on otherwise
@@ -200,12 +207,13 @@ class PackRung(Rung):
         yield from self._leave()
 
     def _epoch_end_ns(self, num_epochs: float) -> int:
+        """The time at which ``num_epochs`` epochs have passed since the last plan; 0 before the first."""
         if self._planned_ns is None:
             return 0
         return self._planned_ns + math.ceil(num_epochs * self._params.epoch_s * NANOSECONDS)
 
     def pressure(self) -> str | None:
-        """Why memory is for others now; None where nothing is short."""
+        """Why memory is for other things than packing now, in words; None: nothing is short."""
         state, moves = self._state, self.means.moves
         if moves.merges or moves.restores:
             return "layers are being dropped or restored"
@@ -216,10 +224,11 @@ class PackRung(Rung):
         return KEPT_OUT if self._loads.kept_out else None
 
     def _runs_short(self) -> bool:
-        """Some packed group cannot take its next steps."""
+        """Whether some changed group of one instance lacks blocks for its next steps."""
         return any(self._lacks_room(group) for group in self._state.changed_groups() if len(group.stages) == 1)
 
     def _lacks_room(self, group: Group) -> bool:
+        """Whether the group lacks blocks for ``EARLY_STEPS`` more steps of its running requests."""
         running, blocks, limits = group.queues.running, group.blocks, group.limits
         ahead = -(-EARLY_STEPS // limits.block_size)
         if len(running) * (ahead + 1) <= blocks.num_allocatable:
@@ -227,6 +236,7 @@ class PackRung(Rung):
         return blocks.num_to_grow(running.values(), EARLY_STEPS) > blocks.num_allocatable
 
     def _epoch(self, pressure: str | None, now_ns: int, *, is_new: bool, is_early: bool) -> Iterator[Offer | Record]:
+        """Offers of the moves that begin now, none under pressure; with a new epoch (``is_new``), then its record."""
         owed = list(self.desired.owed())
         begun: Counter[str] = Counter()
         if is_new:
@@ -245,6 +255,7 @@ class PackRung(Rung):
             yield from self._tell(pressure, begun, is_early, now_ns)
 
     def _count_lost(self, now_ns: int) -> None:
+        """Count the groups that refused moves cost, if it is time; 0 where no move is refused."""
         if not self.desired.refuses():
             self._num_lost = 0
         elif now_ns >= self._lost_due_ns:
@@ -252,7 +263,8 @@ class PackRung(Rung):
             self._lost_due_ns = now_ns + round(LOST_S * NANOSECONDS)
 
     def _offers(self, owed: Sequence[Owed], now_ns: int) -> Iterator[PackOffer]:
-        """What can begin now."""
+        """Offers of the owed moves that can begin now; moves of packers that do not migrate are noted to be computed
+        again."""
         for o in [o for o in owed if o.state.phase is Phase.WAITING]:
             if self.desired.takes(o.destination.group_id, o.state):
                 yield self._offer(o, How.QUEUED, "it waits, and should live there")
@@ -270,8 +282,8 @@ class PackRung(Rung):
         yield from self._migrating(self._ordered(self._worthy(ready, now_ns)))
 
     def _worthy(self, owed: Sequence[Owed], now_ns: int) -> list[Owed]:
-        """The moves that are worth it, judged together for all requests that leave a group. The others stay for a
-        while."""
+        """The moves that are worth it, judged together for all requests that leave a group, or whose group lacks room.
+        The others are held where they are for a while."""
         by_source: defaultdict[GroupId, list[Owed]] = defaultdict(list)
         for o in owed:
             by_source[o.source.group_id].append(o)
@@ -292,8 +304,8 @@ class PackRung(Rung):
         return worthy
 
     def _ordered(self, owed: Sequence[Owed]) -> Iterator[Owed]:
-        """The moves that have room now; one that waits for the room of another goes when that has gone. Pool by pool: a
-        spare group of another pool would keep the request that was to pass through it."""
+        """The moves that have room now, pool by pool: a spare group of another pool would keep the request that passes
+        through it. A move that waits for the room of another is left for later."""
         groups = self._state.groups
         by_pool: defaultdict[int, list[Owed]] = defaultdict(list)
         for o in owed:
@@ -303,6 +315,8 @@ class PackRung(Rung):
             yield from self._ordered_with(moves, spares)
 
     def _ordered_with(self, owed: Sequence[Owed], spares: Sequence[GroupId]) -> Iterator[Owed]:
+        """The moves of one pool that have room now, by way of a spare group where need be. One that has room in no
+        order is noted to be computed again."""
         groups = self._state.groups
         by_id = {o.state.request_id: o for o in owed}
         devices = {g.group_id for o in owed for g in (o.source, o.destination)}.union(spares)
@@ -320,6 +334,8 @@ class PackRung(Rung):
                 self._leaving[step.move.request_id] = o.destination.group_id
 
     def _migrating(self, owed: Iterator[Owed]) -> Iterator[PackOffer]:
+        """Offers to migrate those of these requests that links and destinations take now; the others' waits are
+        counted."""
         found = {
             o.state.request_id: o for o in owed if len(o.destination.queues.running) < o.destination.max_running
         }
@@ -335,16 +351,18 @@ class PackRung(Rung):
             yield self._offer(o, How.MIGRATED, why, going)
 
     def _offer(self, o: Owed, how: How, why: str, going: Going | None = None) -> PackOffer:
+        """The offer of one owed move."""
         ends = (o.source.group_id, o.destination.group_id)
         return PackOffer(groups=ends, why=why, request_id=o.state.request_id, how=how, going=going)
 
     def _blocks(self, state: RequestState) -> int:
+        """Blocks that a request needs for all its tokens."""
         return self._state.limits.blocks_for(state.num_tokens)
 
     # --- computed again elsewhere -----------------------------------------------------------------------------
 
     def _leave(self) -> Iterator[PackOffer]:
-        """Requests that are to be computed again elsewhere, and that no step has now."""
+        """Offers for requests that are to be computed again elsewhere, and that no step has now."""
         for request_id, destination in list(self._leaving.items()):
             state, groups = self._state.requests.get(request_id), self._state.groups
             if state is None or destination not in groups or not may_go(state) or state.group_id == destination:
@@ -359,7 +377,8 @@ class PackRung(Rung):
     # --- pressure ---------------------------------------------------------------------------------------------
 
     def _stop(self, why: str) -> Iterator[StopOffer]:
-        """Of its moves under way those that keep more memory than they free."""
+        """One offer to call off this rung's migrations to groups that lack memory, but for those in their last round;
+        none without any."""
         short = self._loads.kept_out
         stopped = [
             r for r, passage in self._mine.items()
@@ -371,7 +390,7 @@ class PackRung(Rung):
             yield StopOffer(groups=tuple(sorted(short)), why=why, request_ids=tuple(stopped))
 
     def _relieve(self, now_ns: int) -> Iterator[PackOffer]:
-        """Moves after which heads of queues are let in, looked for as often as epochs begin early."""
+        """Offers of moves after which heads of queues are let in, looked for as often as epochs may begin early."""
         least_ns = round(LEAST_EPOCHS * self._params.epoch_s * NANOSECONDS)
         if self._relieved_ns is not None and now_ns < self._relieved_ns + least_ns:
             return
@@ -397,7 +416,8 @@ class PackRung(Rung):
     # --- beginning --------------------------------------------------------------------------------------------
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Queue, migrate, compute again, or call off."""
+        """Queue a request elsewhere, start its migration, have it computed again elsewhere, or call migrations off.
+        Returns the record and the actions."""
         if isinstance(offer, StopOffer):
             passages = [self._mine.pop(request_id) for request_id in offer.request_ids]
             return [action for passage in passages for action in passage.cancel()]
@@ -424,6 +444,7 @@ class PackRung(Rung):
     def _migrate(
         self, state: RequestState, source: Group, destination: Group, offer: PackOffer, told: Record, now_ns: int
     ) -> list[Action]:
+        """Start the migration of an offer; return its record and actions, nothing where it could not start."""
         assert offer.going is not None
         actions = self._migrations.start(
             state, source, destination, now_ns, self._over, offer.going
@@ -438,6 +459,7 @@ class PackRung(Rung):
         return [told, *actions]
 
     def _over(self, passage: Passage) -> None:
+        """Note that one of the rung's migrations has ended: where its request lives now, or that it failed."""
         self._has_ended = True
         request_id = passage.state.request_id
         self._mine.pop(request_id, None)
@@ -452,7 +474,7 @@ class PackRung(Rung):
     # --- telling ----------------------------------------------------------------------------------------------
 
     def _tell(self, pressure: str | None, begun: Counter[str], is_early: bool, now_ns: int) -> Iterator[Record]:
-        """What an epoch came to; nothing where it is what the last one was."""
+        """The record of an epoch; none where it began nothing and came to the same as the last one."""
         gauges = self.gauges()
         told: dict[str, object] = {
             "needed": gauges["devices_needed"], "used": gauges["devices_used"], "closed": sorted(self.closed()),
@@ -470,5 +492,5 @@ class PackRung(Rung):
             yield Record("packed", now_ns, told)
 
     def check(self) -> None:
-        """Raise AssertionError where the books disagree."""
+        """The books of the desired placement agree. Raises AssertionError otherwise."""
         self.desired.check()
