@@ -49,8 +49,8 @@ class Pulling:
         return actions
 
     def send(self) -> list[Action]:
-        """Begin to fetch the shards that are mapped and not intact; return the actions. None where some member had no
-        room, which ``failure`` then says."""
+        """Begin to fetch the shards that are mapped and not intact; return the actions. No action where some member had
+        no room, which ``failure`` then says."""
         self.failure = self.failure or next((r.failure for r in self._relayouts if r.failure is not None), None)
         if self.failure is not None:
             return []
