@@ -48,7 +48,7 @@ class Ladder:
         self.rungs: tuple[Rung, ...] = tuple(rungs)
         looking = [rung for rung in self.rungs if _does(rung, "look")]
         self.looking = {moment: tuple(rung for rung in looking if moment in rung.moments) for moment in Moment}
-        """Rungs that look at such a moment."""
+        """By moment: the rungs that look then."""
         self._leaving = tuple(rung for rung in reversed(self.rungs) if _does(rung, "leave"))
         self._admitting = [rung for rung in self.rungs if isinstance(rung, hooks.Admits)]
         self._placing = [rung for rung in self.rungs if isinstance(rung, hooks.Places)]

@@ -43,9 +43,10 @@ class _Choice(NamedTuple):
     """The result of planning a drop."""
 
     plan: DropPlan
-    """Merges that relieve a group which is overloaded, and could keep up."""
+    """Merges that relieve an overloaded group and could keep up."""
     missing_bytes: int
-    """What is required beyond that, and beyond merges that no group has asked for yet; all of it where none is left."""
+    """Bytes required beyond what the plan frees and what merges that no group has asked for yet would; all of them for
+    an empty plan."""
     declined: Assessment | None
     """Why the first plan was not accepted; None where it was."""
 

@@ -41,8 +41,8 @@ from jettison.policy.swapping import StoredRow, choose_swap_ins
 from jettison.types import GroupId, RequestId
 
 AHEAD_STEPS = 16
-"""Steps of growth of those that run for which room is left beside a request that comes back: it would be the next to
-go."""
+"""Steps of growth of running requests for which room is left beside an offline request that comes back: it would be the
+next to go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +71,13 @@ class HarvestRung(Rung):
         """Groups with candidates from a step that has just ended."""
         self._decided: dict[GroupId, tuple[tuple[RequestId, int], ...]] = {}
         self._looked_at: list[Group] = []
-        """In this event."""
+        """Groups looked at in this event."""
         self._put_off: set[GroupId] = set()
         """Groups that were touched while their layouts were changing."""
         self._stalled: set[GroupId] = set()
         """Groups that have nothing to run but what is on its way back."""
         self._num_dissolved = 0
-        """Groups dissolved when this was last rid of them."""
+        """The cluster's count of dissolved groups when these were last dropped here."""
 
     @property
     def _has_nothing(self) -> bool:

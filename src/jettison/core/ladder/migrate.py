@@ -62,11 +62,12 @@ class MigrateRung(Rung):
         self._low: set[GroupId] = set()
         """Groups that would give a request away: while there is none, the others need not be looked at."""
         self._num_dissolved = 0
-        """Groups dissolved when ``_loads`` was last rid of them."""
+        """The cluster's count of dissolved groups when these were last dropped from ``_loads``."""
         self._num_waited: Counter[RequestId] = Counter()
-        """Looks in a row at which those of the last one were told to wait."""
+        """By request that was told to wait at the last look: looks in a row at which it was."""
         self._avoided_until_ns: dict[Pair, int] = {}
-        """Pairs between which a transfer failed, either way round."""
+        """By pair of groups between which a transfer failed, either way round: the time until which none migrates
+        there."""
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
         """No calm on ticks, while any request migrates, and before the first look; else calm until the next look at all

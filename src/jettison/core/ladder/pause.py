@@ -25,10 +25,10 @@ from jettison.policy.batching import BlockedBy
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 LEAST_PAUSE_S = 1.0
-"""Since memory has kept an online request out last: a burst has more of them."""
+"""Least seconds of a pause since memory has kept an online request out last: a burst has more of them."""
 
 FREE_AGAIN = 0.1
-"""Part of the blocks that is free when offline work begins again."""
+"""Part of the blocks of an instance that is free when offline work begins again."""
 
 MERGED_FREE_AGAIN = 0.5
 """Part of the blocks of a merged group that is free when offline work begins again: there is nothing more to drop, and
@@ -48,9 +48,9 @@ class PauseRung(Rung):
         self._pressed_ns: dict[GroupId, int] = {}
         """Of paused groups, when memory was last seen keeping an online request out."""
         self._workers: dict[GroupId, tuple[WorkerId, ...]] = {}
-        """Of paused groups: those that come after them pause as well."""
+        """The workers of paused groups: the groups that they come to be in pause as well."""
         self._began_ns: dict[GroupId, int] = {}
-        """When their pauses began."""
+        """When the pauses of paused groups began."""
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
         """Calm without end while no group is paused; none while one is, as a pause ends when time has passed."""

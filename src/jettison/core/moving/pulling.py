@@ -3,7 +3,7 @@
 Needed only where no order of a merged group's stages lies inside what its members hold (``policy.ranges``). The old
 groups serve on while shards travel behind their activations; ``core.moving.merging`` pauses them around the mapping.
 
-    map() --all mapped--> send() --all here--> is_complete
+    map() --all mapped--> send() --all here--> is_idle
       '--a member has no room--'--a shard can be had nowhere--> give_back() -> is_given_back, layouts as before
 """
 

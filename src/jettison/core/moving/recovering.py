@@ -206,6 +206,7 @@ class Recovery:
         return [Record("recovery_stuck", now_ns, {"worker": self.worker.worker_id, "reason": self.trouble})]
 
     def _done(self, now_ns: int) -> Record:
+        """End the recovery: count it, and return its record."""
         self.phase = RecoveryPhase.DONE
         self.trouble = None
         worker_id = self.worker.worker_id
@@ -341,6 +342,7 @@ class Recoveries:
         return book.end_lost([i for i, p in book.transfers.items() if p.ends[1] == worker_id], now_ns)
 
     def _bury(self, dead: WorkerState) -> None:
+        """Mark a worker dead, and forget its blocks, calls, fences and recovery."""
         dead.alive = False
         dead.ledger.clear(0)
         self._cluster.changes.reshaped += 1
@@ -397,6 +399,7 @@ class Recoveries:
         state.group_id = -1
 
     def _fence(self, dead: WorkerState) -> list[Action]:
+        """Have every survivor fence the dead worker off; return the calls."""
         actions: list[Action] = []
         for survivor in self._cluster.workers.values():
             if survivor.alive:

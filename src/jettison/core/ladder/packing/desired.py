@@ -36,7 +36,7 @@ from jettison.policy.slo import objectives
 from jettison.types import GroupId, RequestId
 
 MOST_ASKED = 64
-"""Groups whose rate of prompts is asked for where the mean of all is wanted: each is a search by the predictor."""
+"""Most groups asked for their rate of prompts where the mean is wanted: each asks the predictor for a search."""
 
 
 class Owed(NamedTuple):

@@ -59,11 +59,12 @@ class Growths:
     def __init__(self, seats: Seats) -> None:
         self._seats = seats
         self.rates: dict[GroupId, float] = {}
-        """Blocks a second of a request that decodes, when its group was looked at last. Read it."""
+        """Blocks a second by which one decoding request of each group grows, as of the last look. Callers only read
+        it."""
         self._heaps: dict[GroupId, list[tuple[int, int, Seat]]] = {}
-        """The number of steps, that of the entry (no two are alike), and the seat that it is of."""
+        """By group: (number of ended steps at which to look at a seat, unique number of the entry, the seat)."""
         self._soonest: dict[GroupId, int] = {}
-        """The first number of each heap that has one, by itself: a pass reads it for every group."""
+        """By group with a heap that is not empty: its first number. A pass reads it for every group."""
         self._next_entry = 0
 
     def arm(self, seats: Sequence[Seat], states: Sequence[RequestState], group: Group) -> None:

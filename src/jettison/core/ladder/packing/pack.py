@@ -44,10 +44,10 @@ EARLY_STEPS = 16
 """Steps ahead for which a group that grows has to have room, or an epoch begins early: a move takes some of them."""
 
 LEAST_EPOCHS = 0.1
-"""Of an epoch, the least time to the next one, however short of memory groups are: moves have to take effect first."""
+"""Least part of an epoch before the next one, however short of memory groups are: moves have to take effect first."""
 
 LOST_S = 10.0
-"""Between two counts of the devices that refused moves cost: each packs all requests anew."""
+"""Seconds between two counts of the groups that refused moves cost: each packs all requests anew."""
 
 KEPT_OUT = "memory keeps the head of a queue out"
 """The pressure that moves can do something about."""
@@ -103,22 +103,22 @@ class PackRung(Rung):
         self._mine: dict[RequestId, Passage] = {}
         """Migrations that it has begun, and that have neither ended nor failed."""
         self._has_ended = False
-        """Some of them, since it looked last: there may be room for others."""
+        """Whether some of them have ended since it looked last: there may be room for others."""
         self._failed: list[RequestId] = []
         """Moves that failed since it looked last."""
         self._retry_ns: dict[RequestId, int] = {}
-        """By request whose move failed: when it may be tried again."""
+        """By request whose move failed: the time from which on it may be tried again."""
         self._num_waited: Counter[RequestId] = Counter()
-        """Epochs in which neither link nor destination had room for a move."""
+        """By request: epochs in which neither link nor destination had room for its move."""
         self._leaving: dict[RequestId, GroupId] = {}
-        """By request that is to be computed again elsewhere as soon as no step has it: where."""
+        """By request that is to be computed again elsewhere as soon as no step has it: the group."""
         self._refused: dict[RequestId, tuple[float, float]] = {}
-        """In the last epoch: what the move costs and saves, device-seconds."""
+        """By request whose move the last epoch refused: what the move costs and saves, device-seconds."""
         self._num_owed = 0
         self._num_lost = 0
         """Groups that refused moves cost when they were counted last."""
         self._lost_due_ns = 0
-        """From when on they are counted again."""
+        """The time from which on they are counted again."""
         self._last_told: Mapping[str, object] = {}
 
     @property
@@ -282,8 +282,8 @@ class PackRung(Rung):
         yield from self._migrating(self._ordered(self._worthy(ready, now_ns)))
 
     def _worthy(self, owed: Sequence[Owed], now_ns: int) -> list[Owed]:
-        """The moves that are worth it, judged together for all requests that leave a group, or whose group lacks room.
-        The others are held where they are for a while."""
+        """The moves that are worth it, judged together for each group that they leave, and all moves out of a group
+        that lacks room. The others are held where they are for a while."""
         by_source: defaultdict[GroupId, list[Owed]] = defaultdict(list)
         for o in owed:
             by_source[o.source.group_id].append(o)

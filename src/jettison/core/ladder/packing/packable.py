@@ -21,11 +21,11 @@ class Packable:
         self.machine_of: dict[GroupId, MachineId] = {}
         """The machine of each group that was found last; packers keep this mapping."""
         self._sizes: dict[GroupId, int] = {}
-        """Blocks of each ..."""
+        """Blocks of each group that was found last ..."""
         self._by_size: defaultdict[int, set[GroupId]] = defaultdict(set)
         """... and the same the other way round."""
         self._machines: Mapping[WorkerId, MachineId] = {}
-        """Where workers were."""
+        """The settings' machines of workers at that time."""
         self._num_reshaped: int | None = None
         """``Changes.reshaped`` at that time; None: groups were moving."""
 

@@ -24,7 +24,7 @@ class Joined(NamedTuple):
     """The result of taking a request in: the prefix that it shares, and the request that shares one only since then."""
 
     shared: Shared | None = None
-    """None: no other request begins as it does."""
+    """The prefix that the request shares; None: no other request begins as it does."""
     also: RequestId | None = None
     """Another request, which had no prefix in common with any until now, and has this one from now on."""
 
@@ -34,9 +34,10 @@ class Prefixes:
 
     def __init__(self) -> None:
         self._at: defaultdict[bytes, dict[RequestId, None]] = defaultdict(dict)
-        """By the name of a block at such a place: the requests with that block in their prompts."""
+        """By name of a block at one of these places: the requests with that block in their prompts, in order."""
         self._names: dict[RequestId, list[tuple[bytes, int]]] = {}
-        """Those of each request, with the blocks that they end, the deepest first."""
+        """By request: the names of its blocks at these places, with the number of blocks up to each, the deepest
+        first."""
         self._shared: dict[RequestId, Shared] = {}
 
     def join(self, request_id: RequestId, names: Sequence[bytes]) -> Joined:

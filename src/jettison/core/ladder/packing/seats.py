@@ -35,11 +35,11 @@ class Pool:
     """Operations for the next plan."""
     prefixes: Prefixes = field(default_factory=Prefixes)
     num_reserved: int = 0
-    """Blocks of all seats: their sizes together."""
+    """Sizes of all seats in this pool together, in blocks."""
     fastest_per_s: float | None = None
-    """Blocks by which a request grows in that of its groups in use where it grows fastest; None: to be asked again."""
+    """Blocks a second by which one request grows in the fastest of the groups in use; None: to be asked again."""
     is_saturated: bool = False
-    """At the last look: what its requests hold takes all devices, so packing them could empty none."""
+    """Whether, at the last look, what its requests reserve took all groups, so that packing them could empty none."""
 
     capacity: int = field(init=False)
     """Blocks of each group that may be packed: ``full`` less ``head_room``, at least 1."""
@@ -78,13 +78,13 @@ class Seats:
     def __init__(self) -> None:
         self.by_id: dict[RequestId, Seat] = {}
         self.here: defaultdict[GroupId, set[RequestId]] = defaultdict(set)
-        """By ``Seat.group_id``."""
+        """By group: the requests whose ``Seat.group_id`` it is."""
         self.held: set[RequestId] = set()
-        """Of which ``Seat.grip`` is HELD."""
+        """The requests with a ``Seat.grip`` of HELD."""
         self.restless: set[RequestId] = set()
-        """Those whose grip is not FREE."""
+        """The requests with a ``Seat.grip`` other than FREE."""
         self.astray: set[RequestId] = set()
-        """Those that may live elsewhere than they should; some have arrived since."""
+        """The requests that may live elsewhere than they should; some have arrived since."""
         self._next_number = 0
 
     def __len__(self) -> int:

@@ -31,9 +31,9 @@ class Dozing:
         """Since when there has been no pressure."""
         self._has_begun = False
         self._patience = 1
-        """For so many times ``--sleep-after-s`` the need must have been gone."""
+        """How many times ``--sleep-after-s`` the need must have been gone."""
         self._slept_since_ns: dict[WorkerId, int] = {}
-        """Those that were put to sleep here."""
+        """By worker that was put to sleep here: when."""
 
     @property
     def _after_s(self) -> float:

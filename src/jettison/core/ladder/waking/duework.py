@@ -24,13 +24,14 @@ from jettison.policy.deadlines import Demand, Seen, Supply, expected_tokens, sha
 from jettison.types import NANOSECONDS, GroupId
 
 LOOK_S = 0.5
-"""Between two looks."""
+"""Seconds between two looks."""
 
 MEMORIES_S = (20.0, 600.0)
-"""Work that was seen so long ago weighs 1/e: of the last moments, and of a time in which a chat has come and gone."""
+"""Seconds after which work that was seen weighs 1/e: of the last moments, and of a time in which a chat comes and
+goes."""
 
 ASSUMED = 0.9
-"""Of the time that online requests leave, what offline work gets of it, before any has been seen."""
+"""Share of the time that online requests leave which offline work is taken to get, before any has been seen."""
 
 
 class _Look(NamedTuple):
@@ -38,7 +39,7 @@ class _Look(NamedTuple):
     there."""
 
     tokens: tuple[int, int]
-    """Of prompts and answers of offline requests, computed for the first time."""
+    """Prompt and answer tokens of offline requests, computed for the first time."""
     has_more: bool
 
 
@@ -50,17 +51,17 @@ class _Batch:
     name: str = ""
     num: int = 0
     num_waiting: int = 0
-    """Without a token yet."""
+    """Requests without a token yet."""
     has_queued: bool = False
-    """Some has no place."""
+    """Whether some request waits in a queue."""
     tokens: int = 0
     to_compute: int = 0
     asked: int = 0
-    """As clients have asked for them ..."""
+    """Answer tokens, at most, as clients have asked for them ..."""
     longest: int = 0
-    """... and as they may be in the context."""
+    """... and as the context has room for them."""
     outputs: list[tuple[int, int]] = field(default_factory=list)
-    """(tokens, most) of each answer that has begun."""
+    """(tokens so far, most tokens) of each answer that has begun."""
     waiting_longest: int = 0
     longest_one: int = 0
     stored_num: int = 0
@@ -103,11 +104,11 @@ class DueWork:
         self._looked_ns: int | None = None
         self._told: tuple[StoredWork, ...] = ()
         self._num_ended_then: dict[BatchKey, int] = {}
-        """Answers of each batch when what is stored was told: those since then are not left."""
+        """By batch: answers ended when stored work was told last; what has ended since is no longer to be done."""
         self.keys: list[BatchKey] = []
-        """Of the demands that were viewed last, in their order ..."""
+        """Batches of the demands that were viewed last, in their order ..."""
         self.waits: list[bool] = []
-        """... and whether some request of each has no place."""
+        """... and whether some request of each waits in a queue."""
 
     @property
     def is_there(self) -> bool:

@@ -19,10 +19,10 @@ from jettison.core.serving.group import Group
 from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId
 
 PATIENCE_S = 5.0
-"""For so long after it was woken an instance is given what others run."""
+"""Seconds after it began to serve for which a woken instance is given what others run."""
 
 MOST_AGAIN = 0.25
-"""Of what a request has yet to do, the part that may have to be done twice."""
+"""Most time that computing a request's tokens again may take, as part of the time of what it has yet to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Spreading:
         self._means = means
         self._state = means.state
         self._woken: dict[WorkerId, int | None] = {}
-        """Since when each serves; None: it does not yet."""
+        """By worker woken for offline work: since when it serves; None: it does not yet."""
         self._have_given: set[GroupId] = set()
         """Groups that have shared what they run since the last wake."""
 

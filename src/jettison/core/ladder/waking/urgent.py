@@ -37,7 +37,7 @@ class Urgent:
     """Has running offline requests give their places to urgent ones. It remembers which batches are urgent."""
 
     def __init__(self, means: Means, loses_little: Callable[[RequestState], bool]) -> None:
-        """``loses_little``: a running request could begin anew without losing much."""
+        """``loses_little``: whether a running request could begin anew without losing much."""
         self._state, self._moves = means.state, means.moves
         self._loses_little = loses_little
         self._keys: frozenset[BatchKey] = frozenset()

@@ -36,20 +36,20 @@ from jettison.policy.soonest import Times, WakeForecast, WakeSource, Way, may_wa
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 NEWS_S = 5.0
-"""How often it is told that another way is taken for the same group."""
+"""Least seconds between two records that another way is taken for the same group."""
 
 ARRIVALS_S = 1.0
-"""Between two looks at what arrives, which is a mean over longer."""
+"""Seconds between two looks at what arrives, which is a mean over longer."""
 
 QUICK_REQUESTS = 4096
-"""Up to so many, deadlines are looked at on every tick while one sleeps or something is urgent: half a second is much
-of a short window."""
+"""Most requests with which deadlines are looked at on every tick while a worker sleeps or work is urgent: half a second
+is much of a short window."""
 
 UNKNOWN_WAKE_S = 10.0
-"""What a wake is taken to last while nothing is known of it."""
+"""Seconds that a wake is taken to last while nothing is known of it."""
 
 LEAST_OVERDUE_S = 5.0
-"""A wake that should have been over for so long, and for as long as it was to take, is not counted on any more."""
+"""Least seconds by which a wake must be overdue, and by no less than it was to take, not to be counted on any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class WakeRung(Rung):
         self._state, self._sleepers = means.state, means.sleepers
         self._ways = WaysOut(means)
         self._wakes: dict[WorkerId, WakeForecast] = {}
-        """What was predicted of those that are being woken."""
+        """By worker that is being woken: the forecast."""
         self._due_work = DueWork(means)
         self._dozing = Dozing(means, self._due_work)
         self._spreading = Spreading(means)
@@ -93,11 +93,11 @@ class WakeRung(Rung):
         self._num_losses = means.state.counters.num_worker_losses
         self._others: dict[GroupId, _Other] = {}
         self._arrivals_due_ns = 0
-        """From when on it is asked again whether too much arrives for the instances that are awake."""
+        """The time from which on arrivals are looked at again."""
         self._deadlines_due_ns = 0
-        """From when on it is asked again whether something will be late ..."""
+        """The time from which on deadlines are looked at again ..."""
         self._stored: tuple[StoredWork, ...] = ()
-        """... unless there is other work than this."""
+        """... unless other work is stored than this."""
         self._num_for_deadlines: float | None = None
         """Instances that deadlines took when they were last looked at; None: there were none."""
         self._needed_ns: int | None = None
