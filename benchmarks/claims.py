@@ -43,10 +43,10 @@ def spread(values: list[float], digits: int = 1) -> str:
 def seen_exact(proof: Document) -> str:
     """Of `verify --full`."""
     names = {row["architecture"] for row in proof["rows"]}
-    absent = sum(not row["happened"] for row in proof["rows"])
+    happened = sum(row["happened"] for row in proof["rows"])
     return (f"{proof['tokens_compared']:,} tokens over {len(names)} architectures: {proof['mismatches']} differ from "
-            f"`{proof['reference']}`, {proof['incomplete']} are missing; {absent} of {len(proof['rows'])} events did "
-            f"not happen")  # fmt: skip
+            f"`{proof['reference']}`, {proof['incomplete']} are missing; {happened} of {len(proof['rows'])} events "
+            f"happened")  # fmt: skip
 
 
 def seen_alone(proof: Document) -> str:
@@ -66,15 +66,15 @@ def seen_burst(seeds: Document) -> str:
         return [row[name] for row in rows]
 
     p50, rate, tpot = (spread(column(n), 2) for n in ("p50_ratio", "throughput_ratio", "tpot_p50_ratio"))
-    return (f"{spread(column('p99_ratio'))} times lower; P50 TTFT {p50} times lower, throughput {rate} times, "
-            f"P50 TPOT {tpot} times as long")  # fmt: skip
+    return (f"P99 TTFT without dropping is {spread(column('p99_ratio'))} times that with it, P50 TTFT {p50} times; "
+            f"with dropping, throughput is {rate} times as high, P50 TPOT {tpot} times as long")  # fmt: skip
 
 
 def seen_real(slices: Document) -> str:
     """Of the slices of the Azure traces, those of a load that the same thing binds pooled."""
     names = {"mixed": "code arrivals with conv lengths"}
-    return "P99 TTFT, recompute over drop, slices pooled: " + "; ".join(
-        f"{names.get(row['load'], row['load'])}, where {row['binds']} binds, {row['p99_ratio']:.2f} "
+    return "P99 TTFT with `recompute` as a multiple of that with `drop`, all slices of a load together: " + "; ".join(
+        f"{names.get(row['load'], row['load'])}, {row['binds']} binds: {row['p99_ratio']:.2f} "
         f"({row['slices']} slices, drops a round: {row['drops']:g})"
         for row in sorted(slices["pooled"], key=lambda row: -row["p99_ratio"])
     )  # fmt: skip
@@ -103,8 +103,8 @@ def seen_vllm(document: Document) -> str:
     ttft = spread([theirs["ttft_s"]["p99"] / ours["ttft_s"]["p99"] for theirs, ours in pairs])
     tpot = spread([ours["tpot_s"]["p50"] / theirs["tpot_s"]["p50"] for theirs, ours in pairs])
     rate = spread([ours["output_tokens_per_s"] / theirs["output_tokens_per_s"] for theirs, ours in pairs], 2)
-    return (f"{ttft} times in {len(pairs)} interleaved rounds; tokens a second {rate} times, P50 TPOT {tpot} times as "
-            f"long")  # fmt: skip
+    return (f"vLLM's P99 TTFT is {ttft} times ours, in {len(pairs)} interleaved rounds; our tokens a second are {rate} "
+            f"times vLLM's, our P50 TPOT is {tpot} times as long")  # fmt: skip
 
 
 def seen_engines(document: Document) -> str:
@@ -126,8 +126,8 @@ def seen_day(document: Document) -> str:
     names = ("day", "baseline")
     day, baseline = (spread([row[name]["p99_ttft_s"] for row in rows], 2) for name in names)
     are_done = all(row[name]["num_done"] == row[name]["num_lines"] for row in rows for name in names)
-    return (f"device-seconds {shares} of four that are awake; P99 TTFT {day} s, awake {baseline} s; "
-            f"{'all' if are_done else 'not all'} lines of the batch done in both")  # fmt: skip
+    return (f"{shares} times the device-seconds of four that stay awake; P99 TTFT {day} s, with the four {baseline} s; "
+            f"{'all' if are_done else 'not all'} lines of the batch were done both times")  # fmt: skip
 
 
 def seen_sleep(document: Document) -> str:
@@ -153,11 +153,11 @@ def seen_coserving(document: Document) -> str:
         same, unbounded = (ttft_s / arms[name]["p99_ttft_s"] for name in ("alone", "alone512"))
         by_priority = priority["p99_ttft_s"] / arms["alone"]["p99_ttft_s"]
         told.append(
-            f"{number} instance{'s' * (number > 1)}: P99 TTFT {same:.2f} times the chat's alone with the same goals, "
-            f"{unbounded:.2f} times that of a chat whose steps are not bounded (and whose P99 gap is "
-            f"{arms['alone512']['p99_itl_s'] / gap_s:.1f} objectives), by priority alone {by_priority:.1f}; P99 gap "
-            f"{harvest['p99_itl_s'] / gap_s:.2f} of its objective; all tokens a second "
-            f"{harvest['tokens_per_s'] / priority['tokens_per_s']:.2f} of priority's"
+            f"{number} instance{'s' * (number > 1)}: the chat's P99 TTFT beside the batch is {same:.2f} times that of "
+            f"the chat alone ({by_priority:.1f} times with priority only), and {unbounded:.2f} times that of the chat "
+            f"alone with unbounded steps, whose P99 gap is {arms['alone512']['p99_itl_s'] / gap_s:.1f} objectives; the "
+            f"P99 gap beside the batch is {harvest['p99_itl_s'] / gap_s:.2f} objectives; chat and batch have "
+            f"{harvest['tokens_per_s'] / priority['tokens_per_s']:.2f} of the tokens a second with priority only"
         )
     return "; ".join(told)
 
@@ -169,13 +169,14 @@ def seen_interactive(document: Document) -> str:
 
     def added(alone: str, beside: str) -> str:
         more = median(beside, "ttft_p99_ms") - median(alone, "ttft_p99_ms")
-        return f"+{more:.0f} ms at {median(beside, 'offline_total_per_s'):,.0f} offline tokens/s"
+        return f"{more:.0f} ms at {median(beside, 'offline_total_per_s'):,.0f} offline tokens/s"
 
     parts = (
-        f"P99 TTFT {median('jettison alone', 'ttft_p99_ms'):.0f} ms alone, "
+        f"P99 TTFT of the chat alone {median('jettison alone', 'ttft_p99_ms'):.0f} ms; the batch adds "
         f"{added('jettison alone', 'jettison harvest')}",
-        f"by priority {added('jettison alone', 'jettison priority')}",
-        f"vLLM {median('vllm alone', 'ttft_p99_ms'):.0f} ms alone, {added('vllm alone', 'vllm batch')}",
+        f"with priority only it adds {added('jettison alone', 'jettison priority')}",
+        f"on vLLM alone {median('vllm alone', 'ttft_p99_ms'):.0f} ms; the batch adds "
+        f"{added('vllm alone', 'vllm batch')}",
     )
     return "; ".join(parts)
 
@@ -184,8 +185,8 @@ def seen_burst_beside(document: Document) -> str:
     """Of the paired seeds."""
     ratios = [row["ratio"] for row in document["rows"]]
     noise = [row["noise"] for row in document["rows"]]
-    return (f"P99 TTFT of a burst that drops, beside a batch over alone: {spread(ratios, 2)}; alone over alone again "
-            f"{spread(noise, 2)}")  # fmt: skip
+    return (f"its P99 TTFT beside a batch is {spread(ratios, 2)} times that of the burst alone; of two runs alone "
+            f"one is {spread(noise, 2)} times the other")  # fmt: skip
 
 
 CLAIMS = (

@@ -17,7 +17,7 @@ RequestId = str
 TransferId = int
 
 ShardId = str
-"""A lending unit of parameters: ``"embed"``, ``"head"`` or ``"layer:<index>"``."""
+"""A shard, the unit of dropping and restoring parameters: ``"embed"``, ``"head"`` or ``"layer:<index>"``."""
 
 EMBED_SHARD: ShardId = "embed"
 HEAD_SHARD: ShardId = "head"
@@ -26,7 +26,7 @@ NANOSECONDS = 1_000_000_000
 
 
 def layer_shard(layer: int) -> ShardId:
-    """The lending unit that holds decoder layer ``layer``."""
+    """The shard that holds decoder layer ``layer``."""
     return f"layer:{layer}"
 
 
@@ -175,7 +175,7 @@ class ModelShape:
     dtype_bytes: int
     tied_embeddings: bool = False
     shard_bytes: dict[ShardId, int] = field(default_factory=dict, hash=False)
-    """Bytes of each lending unit as the device lays it out, before rounding to pages."""
+    """Bytes of each shard as the device lays it out, before rounding to pages."""
 
     @property
     def kv_bytes_per_token_layer(self) -> int:
@@ -192,12 +192,12 @@ class ModelShape:
         return LayerRange(0, self.num_layers)
 
     def shards_for(self, layers: LayerRange) -> frozenset[ShardId]:
-        """Lending units a stage running ``layers`` needs. With tied weights the last stage needs the embedding."""
+        """Shards a stage running ``layers`` needs. With tied weights the last stage needs the embedding."""
         return _shards_of(layers.lo, layers.hi, self.num_layers, self.tied_embeddings)
 
     @property
     def all_shards(self) -> frozenset[ShardId]:
-        """Every lending unit of one full copy."""
+        """Every shard of one full copy."""
         return self.shards_for(self.all_layers)
 
     @property

@@ -84,10 +84,17 @@ def test_synth_makes_what_was_asked_for(tmp_path: Path) -> None:
 
 def test_synth_repeats_a_burst(azure: Path, tmp_path: Path) -> None:
     out = tmp_path / "extreme.csv"
-    window = ("--burst-start", 10, "--burst-end", 20, "--repeat", 3)
-    assert run("synth", "--out", out, "--process", "burst", "--trace", azure, *window) == 0
+    of_trace = ("synth", "--out", out, "--process", "burst", "--trace", azure, "--burst-end", 20, "--repeat", 3)
+    assert run(*of_trace, "--burst-start", 10) == 0
     assert read_trace(out).duration_s == 50
     assert len(read_trace(out).rows) == 10 + 3 * 5
+    assert run(*of_trace, "--burst-start", 0) == 0, "0 is a time like others"
+
+
+def test_synth_refuses_a_zero_that_is_another_process_s(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    load = ("--rate", 1, "--duration", 10, "--prompt", 64, "--output", 200)
+    assert run("synth", "--out", tmp_path / "x.csv", *load, "--burst-start", 0) == 2
+    assert "--burst-start is for --process burst" in capsys.readouterr().err
 
 
 def test_upscaling_says_why_a_rate_is_not_the_mean(azure: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import pytest
 from fakes import FakeCluster
 
-from jettison.core.ladder.hooks import Refusal
+from jettison.core.ladder.hooks import Refusal, check_hooks
 from jettison.core.ladder.rung import Rung
 from jettison.core.ports import Action
+from jettison.errors import ConfigError
 from jettison.types import WorkerId
 
 
@@ -58,6 +60,24 @@ def test_what_it_has_asked_for_and_lags_behind_is_counted() -> None:
     assert core.ladder.num_scale_outs == 3 and core.ladder.lag_blocks == 4
     core.ladder.rung("scale").on_unmet(0, 1, "", 0)
     assert core.ladder.num_scale_outs == 4
+
+
+def test_half_a_hook_or_a_hook_that_is_no_method_is_refused() -> None:
+    class Half(Rung):
+        name = "half"
+
+        def place(self, state: object) -> None:
+            return None
+
+    class Property(Rung):
+        name = "property"
+
+        worker_ids: Collection[WorkerId] = (0,)
+
+    check_hooks(OwnRung)
+    for rung, why in ((Half, "has place without closed"), (Property, "worker_ids has to be a method")):
+        with pytest.raises(ConfigError, match=why):
+            check_hooks(rung)
 
 
 def test_it_is_told_who_asks_for_way() -> None:

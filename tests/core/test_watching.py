@@ -52,7 +52,7 @@ def crowded(
     cluster = FakeCluster(
         num_workers=num_workers, full_blocks=16, shard_bytes=256, auto_restore=False, **options  # type: ignore[arg-type]
     )
-    monkeypatch.setattr(cluster.core.loads, "compute_load", lambda num_stages: loads[min(num_stages, 4)])
+    monkeypatch.setattr(cluster.core.loads.compute, "load", lambda num_stages: loads[min(num_stages, 4)])
     rng = random.Random(1)
     for i in range(num_requests):
         cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(14)], 30, i * 0.2)
@@ -144,7 +144,7 @@ def test_where_no_length_is_accepted_more_is_asked_for_and_plans_wait_for_the_ti
 def test_others_do_not_merge_for_a_group_that_they_do_not_relieve(monkeypatch: pytest.MonkeyPatch) -> None:
     """One instance of four is overloaded, by more than a pair frees: the others stay as they are."""
     cluster = FakeCluster(num_workers=4, full_blocks=16, shard_bytes=256, auto_restore=False)
-    monkeypatch.setattr(cluster.core.loads, "compute_load", {1: 0.5, 2: 0.6, 3: 0.6, 4: 0.6}.__getitem__)
+    monkeypatch.setattr(cluster.core.loads.compute, "load", {1: 0.5, 2: 0.6, 3: 0.6, 4: 0.6}.__getitem__)
     hot = cluster.core.groups[0]
     monkeypatch.setattr(cluster.core.loads, "may_be_overloaded", lambda group, now_ns: group is hot)
     wanted = 3 * cluster.shape.parameter_bytes // 2

@@ -48,7 +48,7 @@ def test_there_and_back_by_way_of_json() -> None:
         (["profile", "cost", "layer_s"], -1.0, "coefficients must be finite"),
         (["profile", "links"], 1, "profile has an unknown key 'links'"),
         (["shape", "shard_bytes", "layer:1"], -4, "shape.shard_bytes.layer:1 is -4: not a size"),
-        (["shape", "shard_bytes", "layer:7"], 4, "shape.shard_bytes does not name every lending unit once"),
+        (["shape", "shard_bytes", "layer:7"], 4, "shape.shard_bytes does not name every shard once"),
         (["fingerprint", "num_threads"], "two", "fingerprint.num_threads is 'two'"),
     ],
 )

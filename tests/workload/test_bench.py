@@ -70,9 +70,9 @@ async def test_a_bench_prints_and_writes_what_it_measured(serve, trace: Path, tm
 
 BARE = ModelShape(2, 16, 2, 1, 8, 32, 64, 4)
 SHAPE = replace(BARE, shard_bytes=dict.fromkeys(BARE.all_shards, 10_000))
-"""Four lending units of 10,000 bytes; 128 bytes of KV a token."""
+"""Four shards of 10,000 bytes; 128 bytes of KV a token."""
 DEPLOYMENT = Deployment("tiny", SHAPE, 3, 70_000, 4_400, 4096, 1024, None)
-"""In each of three instances 17 pages: 2 of workspace, 3 a lending unit, and one for each layer's KV (64 tokens)."""
+"""In each of three instances 17 pages: 2 of workspace, 3 a shard, and one for each layer's KV (64 tokens)."""
 
 
 async def test_the_header_says_what_the_server_tells_of_itself(serve, trace: Path) -> None:

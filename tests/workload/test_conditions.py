@@ -18,7 +18,7 @@ from jettison.workload.conditions import Conditions, conditions_of
 
 BARE = ModelShape(5, 16, 2, 1, 8, 32, 64, 4)
 SHAPE = replace(BARE, shard_bytes=dict.fromkeys(BARE.all_shards, 10_000))
-"""Seven lending units of three pages; 64 bytes of KV a token and layer."""
+"""Seven shards of three pages; 64 bytes of KV a token and layer."""
 BUDGET_BYTES, WORKSPACE_BYTES = 301_000, 4_400
 
 

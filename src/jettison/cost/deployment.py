@@ -105,7 +105,7 @@ def deployment_from_document(document: object, where: str) -> Deployment:
             mark = Fingerprint(**checked(mark, field_kinds(Fingerprint), "fingerprint"))
         made = ModelShape(**shape)
         if made.shard_bytes.keys() != made.all_shards or made.num_layers < 1:
-            raise ProfileDocumentError("shape.shard_bytes does not name every lending unit once")
+            raise ProfileDocumentError("shape.shard_bytes does not name every shard once")
         if min(values["num_instances"], values["page_bytes"], values["max_model_len"]) < 1:
             raise ProfileDocumentError("num_instances, page_bytes and max_model_len must be >= 1")
         return Deployment(**(values | {"shape": made, "profile": profile, "fingerprint": mark}))

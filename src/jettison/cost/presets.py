@@ -97,7 +97,7 @@ class InstancePreset:
 
     @property
     def shape(self) -> ModelShape:
-        """The sizes of the instance's lending units and of its KV, replicas included."""
+        """The sizes of the instance's shards and of its KV, replicas included."""
         experts = self.model.experts
         scale = 1.0 if experts is None else 1.0 + self.redundant_experts / experts.num_experts
         return self.model.shape(

@@ -89,7 +89,7 @@ class DeviceMemory:
     """A byte budget that holds parameters, KV and workspace.
 
     ``budget_bytes`` is a hard limit on all three, and what ``pool`` was made with. ``device_bytes``: of tensors over
-    the pool. ``shape.shard_bytes`` must name every lending unit; ``dtype`` and ``block_size`` (tokens) give the arenas'
+    the pool. ``shape.shard_bytes`` must name every shard; ``dtype`` and ``block_size`` (tokens) give the arenas'
     shape. Tensors handed out are views of reserved address ranges: their addresses hold from ``start`` to ``close``,
     their bytes only while mapped; an access to unmapped memory ends the
     process. After WorkerLostError only ``close`` may be called.

@@ -38,7 +38,7 @@ def kv_owner(layer: int) -> Owner:
 
 
 def shard_owner(shard: ShardId) -> Owner:
-    """The slab of a lending unit."""
+    """The slab of a shard."""
     return Owner("shard", shard)
 
 

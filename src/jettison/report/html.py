@@ -228,7 +228,7 @@ def _data_uri(figure: Figure | None) -> str | None:
 
 
 def _run_view(run: RunResult, index: int) -> dict[str, Any]:
-    log = run.log()
+    log = [event for event in run.log() if event["kind"] != "preempted"]  # of which there may be thousands
     failures: dict[str, int] = {}
     for row in run.requests_detail or []:
         if row.get("error"):

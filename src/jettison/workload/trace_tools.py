@@ -226,7 +226,8 @@ def _burst(text: str) -> Burst:
 
 
 def _check(process: ProcessName, options: SynthOptions) -> None:
-    given = [f.name for f in fields(options) if getattr(options, f.name) not in (None, [], False)]
+    values = {f.name: getattr(options, f.name) for f in fields(options)}
+    given = [name for name, value in values.items() if value is not None and value is not False and value != []]
     for name in given:
         if name not in _USED[process]:
             others = [other for other, used in _USED.items() if name in used]

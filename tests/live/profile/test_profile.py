@@ -136,7 +136,7 @@ def test_the_command_writes_what_serving_finds(model_dir: Path, tmp_path: Path, 
     expected = [profile.cost.batch_cost_s([ChunkShape(kv, 1)] * 4) for kv in (0, 2_500)]
     assert predicted == pytest.approx(expected), "the first steps hide nothing"
     params, few, many = asyncio.run(start(profile="none"))
-    assert params.profile is None and few is not None and many is not None and few < many
+    assert params.profile is None and few is not None and many is not None
 
 
 def test_one_layer_and_a_torch_kernel_can_be_profiled(tmp_path: Path) -> None:

@@ -33,13 +33,13 @@ class Ladder:
         self, names: Iterable[str], state: ClusterState, loads: Loads, moves: Moves, hosted: Hosted,
         checkpoints: Checkpoints, migrations: Migrations, sleepers: Sleepers,
     ) -> None:
-        """Make the rungs with these names. Raises ConfigError for a name that no rung has, and for a rung that merges
-        groups beside static pipelines."""
+        """Make the rungs with these names. Raises ConfigError for a name that no rung has, a rung that merges groups
+        beside static pipelines, and a rung with only part of a hook."""
         self._means = Means(
             state, loads, moves, hosted, checkpoints, migrations, sleepers, self._ways, self.ask_way, self._ask_room,
             self._tell_unmet, self._closed,
         )
-        kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
+        kinds = _kinds(names, state)
         self._set_rungs(kind(self._means) for kind in kinds)
 
     def _set_rungs(self, rungs: Iterable[Rung]) -> None:
@@ -68,12 +68,12 @@ class Ladder:
         """Replace the rungs by those with these names. A rung that stays keeps its state; one that goes undoes what it
         has set.
 
-        Raises ConfigError, and changes nothing: for names that ``rung_classes`` rejects; where a rung that would go
-        uses workers; and where no rung would merge groups any more while groups are merged, or while a request needs
-        the memory of several instances.
+        Raises ConfigError, and changes nothing: for names that ``rung_classes`` or ``check_hooks`` rejects; where a
+        rung that would go uses workers; and where no rung would merge groups any more while groups are merged, or while
+        a request needs the memory of several instances.
         """
         state = self._means.state
-        kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
+        kinds = _kinds(names, state)
         if self.forms_pipelines and not any(kind.forms_pipelines for kind in kinds):
             if state.pipelines:
                 raise ConfigError(f"groups {sorted(state.pipelines)} are merged: restore them first")
@@ -213,6 +213,15 @@ class Ladder:
         first rung that finds a broken invariant."""
         for rung in self._checking:
             rung.check()
+
+
+def _kinds(names: Iterable[str], state: ClusterState) -> list[type[Rung]]:
+    """The classes of the rungs with these names, from free to dear. Raises ConfigError as ``rung_classes`` and
+    ``check_hooks`` do."""
+    kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
+    for kind in kinds:
+        hooks.check_hooks(kind)
+    return kinds
 
 
 def _does(rung: Rung, hook: str) -> bool:

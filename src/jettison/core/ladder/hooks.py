@@ -14,6 +14,7 @@ from jettison.core.moving.sleeping import Expected
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
+from jettison.errors import ConfigError
 from jettison.types import GroupId, WorkerId
 
 if TYPE_CHECKING:
@@ -181,3 +182,22 @@ class Ticks(Protocol):
         """For how long the rung decides nothing. ``TICK`` asks whether the next tick may decide something; any other
         moment asks about ends of steps and the time before steps, as a step of one group may matter to another."""
         ...
+
+
+HOOKS = (
+    Admits, Places, GivesRoom, HearsUnmet, Scales, SendsCopies, Lags, Sleeps, Gauges, Occupies, Ends, Notes, Checks,
+    Ticks,
+)
+
+
+def check_hooks(rung: type) -> None:
+    """Check that a rung's class has all methods of each hook, or none. Raises ConfigError for one that has some, or a
+    property in the place of a method: the ladder would not ask it, or fail when it does."""
+    for hook in HOOKS:
+        names = [name for name in vars(hook) if not name.startswith("_")]
+        present = [name for name in names if hasattr(rung, name)]
+        if present and (missing := sorted(set(names).difference(present))):
+            raise ConfigError(f"rung {rung.__name__} has {present[0]} without {missing[0]} (hooks.{hook.__name__})")
+        for name in present:
+            if not callable(getattr(rung, name)):
+                raise ConfigError(f"rung {rung.__name__}: {name} has to be a method (hooks.{hook.__name__})")

@@ -306,7 +306,7 @@ class Loads:
         return max(self.traffic.mean_stay_s or 0.0, group.queues.mean_age_s(now_ns) or 0.0)
 
     def _least_partner(self, group: Group) -> int:
-        """Stages of the group that a drop would merge it with."""
+        """Stages of the smallest other group, moving ones included; 1 without any."""
         state = self._state
         num_single = len(state.groups) - len(state.pipelines) - (len(group.stages) == 1)
         return partner_size([1] if num_single else (len(g.stages) for g in state.pipelines.values() if g is not group))

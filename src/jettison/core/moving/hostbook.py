@@ -183,7 +183,7 @@ class HostBook:
             self._turned(entry)
         elif entry.failed:
             self.forget(entry)
-            self._group(entry).preempt(state, Preemption.COPY_FAILED)
+            self._group(entry).preempt(state, entry.lost or Preemption.COPY_FAILED)
         elif entry.num_sent == entry.num_blocks:
             self._has_arrived(entry)
         return []
@@ -228,8 +228,8 @@ class HostBook:
                 worker.ledger.release(state.request_id)
         # Whether these pieces arrived does not matter: the slots have all of the KV.
         entry.phase, entry.failed = HostedPhase.STORED, False
-        if entry.is_lost:
-            self.give_up(entry.state, Preemption.HOST_LOST)
+        if entry.lost is not None:
+            self.give_up(entry.state, entry.lost)
 
     def forget(self, entry: HostedKV) -> None:
         """Drop an entry, and free its slots."""
@@ -286,7 +286,7 @@ class HostBook:
         for entry in [e for e in self.entries.values() if worker_id in e.pools.worker_ids]:
             if entry.phase is HostedPhase.LEAVING or entry.state.ending is not None:
                 continue
-            entry.failed = entry.is_lost = True
+            entry.failed, entry.lost = True, Preemption.HOST_LOST
             if not entry.state.transfers:  # else when its transfers have ended
                 self.give_up(entry.state, Preemption.HOST_LOST)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from jettison.core.preemption import Preemption
 from jettison.core.requests import RequestState
 from jettison.core.residence import Residence
 from jettison.memory.kvtransfers import KVTransferPlan
@@ -43,7 +44,7 @@ class HostedKV:
     num_sent: int = 0
     """Leading blocks for which pieces have been issued, in this direction."""
     failed: bool = False
-    is_lost: bool = False
-    """A worker with some of it in its pool is dead."""
+    lost: Preemption | None = None
+    """Why its stored KV cannot be used any more, and it is computed again as soon as its pieces have ended."""
     parts: tuple[KVTransferPlan, ...] = ()
     """IN: the transfers from pools to stages."""

@@ -49,6 +49,7 @@ from jettison.core.ports import (
     TransferEnded,
     WorkerJoined,
 )
+from jettison.core.preemption import Preempted, Preemption
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import NOWHERE
 from jettison.core.serving.group import Group
@@ -191,8 +192,7 @@ class Recovery:
         return relayout.start()
 
     def _fill(self, now_ns: int) -> list[Action]:
-        """Fetch missing shards; return the actions. When no fetch is under way and some shard is still missing, every
-        holder is asked again."""
+        """Fetch missing shards, with every holder asked anew once no fetch is under way; return the actions."""
         if not self._fetching.is_idle or now_ns < self._retry_ns:
             return []
         self._fetching = Gather(self._cluster, self, (self.worker.worker_id,), loads_first=self.is_loaded)
@@ -206,7 +206,6 @@ class Recovery:
         return [Record("recovery_stuck", now_ns, {"worker": self.worker.worker_id, "reason": self.trouble})]
 
     def _done(self, now_ns: int) -> Record:
-        """End the recovery: count it, and return its record."""
         self.phase = RecoveryPhase.DONE
         self.trouble = None
         worker_id = self.worker.worker_id
@@ -342,7 +341,6 @@ class Recoveries:
         return book.end_lost([i for i, p in book.transfers.items() if p.ends[1] == worker_id], now_ns)
 
     def _bury(self, dead: WorkerState) -> None:
-        """Mark a worker dead, and forget its blocks, calls, fences and recovery."""
         dead.alive = False
         dead.ledger.clear(0)
         self._cluster.changes.reshaped += 1
@@ -391,7 +389,11 @@ class Recoveries:
         for transfer_id in list(state.transfers):
             cluster.book.disown(cluster.book.transfers[transfer_id])
         cluster.counters.num_recomputed_tokens += state.num_computed
-        state.num_preemptions += state.num_computed > 0
+        if state.num_computed:
+            state.num_preemptions += 1
+            cluster.changes.preempted.append(
+                Preempted(state.group_id, Preemption.WORKER_LOST, state.request_id, state.num_computed)
+            )
         state.num_computed = state.num_pending = state.num_sealed = 0
         state.residences = NOWHERE
         state.start_again()
@@ -399,7 +401,6 @@ class Recoveries:
         state.group_id = -1
 
     def _fence(self, dead: WorkerState) -> list[Action]:
-        """Have every survivor fence the dead worker off; return the calls."""
         actions: list[Action] = []
         for survivor in self._cluster.workers.values():
             if survivor.alive:
@@ -448,8 +449,7 @@ class Recoveries:
         self, worker_id: WorkerId, now_ns: int, *, is_loaded: bool,
         on_end: Callable[[WorkerId, int], dict[str, object]],
     ) -> None:
-        """Begin to give a sleeping worker the layers of its home back. ``is_loaded``: at first from the machine's copy
-        or the folder, not from peers."""
+        """Begin to give a sleeper the layers of its home back. ``is_loaded``: first from its machine or the folder."""
         recovery = self._recovery_of(worker_id, now_ns)
         recovery.phase, recovery.end = RecoveryPhase.MAP, "woken"
         recovery.is_loaded, recovery.on_end = is_loaded, on_end
@@ -461,8 +461,7 @@ class Recoveries:
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
-        """Take a survivor's answer to a fence: it uses nothing of the dead worker any more, so transfers from there
-        end. Returns what follows."""
+        """Take a survivor's answer to a fence, with which transfers from the dead worker end; return what follows."""
         fence = self._fences.pop(event.call_id, None)
         return [] if fence is None else self._cluster.book.end_lost(fence.transfers, now_ns)
 

@@ -59,7 +59,7 @@ class CheckpointStore(HostBook):
             if entry.phase is HostedPhase.CHECKPOINT:
                 self.forget(entry)
                 continue
-            entry.is_lost = True
+            entry.lost = Preemption.UNHOSTED
             if entry.phase is HostedPhase.IN:
                 self.break_off(entry)
             elif entry.phase is HostedPhase.STORED and entry.state.ending is None:

@@ -21,6 +21,7 @@ from jettison.core.moving.hostbook import HostBook
 from jettison.core.moving.hostedkv import HostedKV, HostedPhase
 from jettison.core.moving.store import CheckpointStore
 from jettison.core.ports import Action, SendKV
+from jettison.core.preemption import Preempted, Preemption
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import changed, hosted_only
 from jettison.core.serving.group import Group
@@ -65,6 +66,8 @@ class Swap(HostBook):
         group.queues.moving[state.request_id] = state
         group.counters.num_preemptions += 1
         state.num_preemptions += 1
+        told = Preempted(group.group_id, Preemption.SWAP, state.request_id, 0)
+        self._cluster.changes.preempted.append(told)
 
     def send(self, budget_blocks: Callable[[Group], int]) -> list[Action]:
         """Issue pieces behind the steps just issued, within each group's allowance (rule 1); return the actions."""

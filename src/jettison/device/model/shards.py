@@ -1,4 +1,4 @@
-"""The layout of a decoder's parameters in memory: one slab of bytes for each lending unit, with tensors at aligned
+"""The layout of a decoder's parameters in memory: one slab of bytes for each shard, with tensors at aligned
 offsets.
 
 Projections that read the same input are fused: one matrix for query, key and value, one for gate and up. Each part has
@@ -52,7 +52,7 @@ class TensorSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardLayout:
-    """The tensors of one lending unit."""
+    """The tensors of one shard."""
 
     shard: ShardId
     slots: tuple[TensorSlot, ...]
@@ -72,7 +72,7 @@ class ShardLayout:
 
 
 def shard_layouts(config: DecoderConfig, dtype: torch.dtype) -> dict[ShardId, ShardLayout]:
-    """The layout of every lending unit of one full copy; all layers' layouts are alike."""
+    """The layout of every shard of one full copy; all layers' layouts are alike."""
     table = (config.vocab_size, config.hidden_size)
     embed = _plain("embed", "model.embed_tokens.weight", *table)
     layouts = [_layout(EMBED_SHARD, [embed], dtype, is_multiplied=config.tied_embeddings)]

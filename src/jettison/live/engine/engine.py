@@ -12,6 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from heapq import merge
 from pathlib import Path
 
 from jettison.config import EngineConfig
@@ -51,6 +52,7 @@ from jettison.types import FinishReason, Request, RequestId, ServiceClass, Worke
 logger = logging.getLogger(__name__)
 
 MAX_EVENT_LOG = 10_000
+MAX_PREEMPTIONS = 2_000
 """Decisions kept in memory; older ones are dropped."""
 
 RESTART_WINDOW_S = 300.0
@@ -89,6 +91,8 @@ class Engine:
         self.timeline = Timeline() if config.server.timeline is not None else None
         """What is written at the end, as it is now."""
         self.event_log: deque[ports.Record] = deque(maxlen=MAX_EVENT_LOG)
+        self._preempted_log: deque[ports.Record] = deque(maxlen=MAX_PREEMPTIONS)
+        """Apart: where memory is short there are tens a second, which would push every decision out."""
         self.started_ns = time.monotonic_ns()
         self.failure: str | None = None
         self.on_failure: Callable[[], None] | None = None
@@ -337,7 +341,8 @@ class Engine:
     def event_document(self) -> dict[str, object]:
         """Decisions and milestones so far, times in seconds since the engine was made: ``GET /jettison/events``."""
         start = self.started_ns
-        events = [{"t": (r.time_ns - start) / 1e9, "kind": r.kind, **r.fields} for r in self.event_log]
+        records = merge(self.event_log, self._preempted_log, key=lambda record: record.time_ns)
+        events = [{"t": (r.time_ns - start) / 1e9, "kind": r.kind, **r.fields} for r in records]
         return {"now_s": (time.monotonic_ns() - start) / 1e9, "events": events}
 
     def deployment_document(self) -> dict[str, object]:
@@ -460,7 +465,7 @@ class Engine:
             self._on_emit(ports.Emit(request_id, (), FinishReason.ERROR, None, message))
 
     def _on_record(self, record: ports.Record) -> None:
-        self.event_log.append(record)
+        (self._preempted_log if record.kind == "preempted" else self.event_log).append(record)
         if self._driver is not None:
             log_move(record, self._driver.core)
 

@@ -69,6 +69,11 @@ class PackOffer(Offer):
     how: How
     going: Going | None = None
     """The kind of migration; None unless ``how`` is MIGRATED."""
+    preempts: Preemption = Preemption.OUTGREW
+    """Why it is preempted; only where ``how`` is RECOMPUTED."""
+
+
+_WHY = {Preemption.OUTGREW: "it has outgrown its group", Preemption.NO_SPARE: "no free group lets it pass"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +85,8 @@ class StopOffer(Offer):
 
 @register
 class PackRung(Rung):
-    """Decides in which group each online request should live, and moves those that live elsewhere;
-    ``core.moving.migrations`` carries migrations out."""
+    """Decides in which group each online request should live, and has those elsewhere move
+    (``core.moving.migrations``)."""
 
     name = "pack"
     rank = 20
@@ -110,8 +115,8 @@ class PackRung(Rung):
         """By request whose move failed: the time from which on it may be tried again."""
         self._num_waited: Counter[RequestId] = Counter()
         """By request: epochs in which neither link nor destination had room for its move."""
-        self._leaving: dict[RequestId, GroupId] = {}
-        """By request that is to be computed again elsewhere as soon as no step has it: the group."""
+        self._leaving: dict[RequestId, tuple[GroupId, Preemption]] = {}
+        """By request that is to be computed again elsewhere as soon as no step has it: the group, and why."""
         self._refused: dict[RequestId, tuple[float, float]] = {}
         """By request whose move the last epoch refused: what the move costs and saves, device-seconds."""
         self._num_owed = 0
@@ -136,9 +141,9 @@ class PackRung(Rung):
     # --- what the loop asks -----------------------------------------------------------------------------------
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
-        """No calm on ticks while there are requests, nor while one is to be computed again elsewhere when its step has
-        ended. Else calm until the next epoch while there are requests, without end while there are none; always only
-        while groups have room for ``EARLY_STEPS`` steps."""
+        """No calm on ticks while there are requests, nor while one is about to be computed again elsewhere. Else calm
+        until the next epoch, without end if there is no request; always only while groups have room for ``EARLY_STEPS``
+        steps."""
         has_requests = bool(self._state.requests)
         if moment is Moment.TICK:
             return Calm(0 if has_requests else None, EARLY_STEPS)
@@ -155,8 +160,7 @@ class PackRung(Rung):
         return self.desired.closed()
 
     def gauges(self) -> Mapping[str, float]:
-        """Groups ("devices") needed and used, requests that should live elsewhere, blocks used of all, and groups lost
-        to refused moves."""
+        """Groups ("devices") needed and used, moves owed, share of blocks used, and groups lost to refused moves."""
         num_used, share_used = self.desired.used()
         return {
             "devices_needed": self.desired.num_needed(), "devices_used": num_used,
@@ -263,7 +267,7 @@ class PackRung(Rung):
             self._lost_due_ns = now_ns + round(LOST_S * NANOSECONDS)
 
     def _offers(self, owed: Sequence[Owed], now_ns: int) -> Iterator[PackOffer]:
-        """Offers of the owed moves that can begin now; moves of packers that do not migrate are noted to be computed
+        """Offers of owed moves that can begin now. Where a packer does not migrate, requests are noted to be computed
         again."""
         for o in [o for o in owed if o.state.phase is Phase.WAITING]:
             if self.desired.takes(o.destination.group_id, o.state):
@@ -274,7 +278,7 @@ class PackRung(Rung):
             and (not self.desired.is_saturated(o.source.group_id) or self._lacks_room(o.source))
         ]
         for o in [o for o in going if not self.desired.migrates(o.source.group_id)]:
-            self._leaving[o.state.request_id] = o.destination.group_id
+            self._leaving[o.state.request_id] = o.destination.group_id, Preemption.OUTGREW
         ready = [
             o for o in going
             if self.desired.migrates(o.source.group_id) and self._retry_ns.get(o.state.request_id, 0) <= now_ns
@@ -315,8 +319,8 @@ class PackRung(Rung):
             yield from self._ordered_with(moves, spares)
 
     def _ordered_with(self, owed: Sequence[Owed], spares: Sequence[GroupId]) -> Iterator[Owed]:
-        """The moves of one pool that have room now, by way of a spare group where need be. One that has room in no
-        order is noted to be computed again."""
+        """The moves of one pool that have room now, perhaps in a spare group. Others in a circle are to be computed
+        again."""
         groups = self._state.groups
         by_id = {o.state.request_id: o for o in owed}
         devices = {g.group_id for o in owed for g in (o.source, o.destination)}.union(spares)
@@ -331,11 +335,10 @@ class PackRung(Rung):
             if step.way is MoveMode.LIVE:
                 yield o._replace(destination=groups[step.move.destination])
             else:
-                self._leaving[step.move.request_id] = o.destination.group_id
+                self._leaving[step.move.request_id] = o.destination.group_id, Preemption.NO_SPARE
 
     def _migrating(self, owed: Iterator[Owed]) -> Iterator[PackOffer]:
-        """Offers to migrate those of these requests that links and destinations take now; the others' waits are
-        counted."""
+        """Offers to migrate the requests that links and destinations take now; the waits of the others are counted."""
         found = {
             o.state.request_id: o for o in owed if len(o.destination.queues.running) < o.destination.max_running
         }
@@ -363,15 +366,15 @@ class PackRung(Rung):
 
     def _leave(self) -> Iterator[PackOffer]:
         """Offers for requests that are to be computed again elsewhere, and that no step has now."""
-        for request_id, destination in list(self._leaving.items()):
+        for request_id, (destination, reason) in list(self._leaving.items()):
             state, groups = self._state.requests.get(request_id), self._state.groups
             if state is None or destination not in groups or not may_go(state) or state.group_id == destination:
                 del self._leaving[request_id]
             elif not state.num_pending and not self._migrations.is_moving(state):
                 del self._leaving[request_id]
-                why = "it has outgrown its group"
                 yield PackOffer(
-                    groups=(state.group_id, destination), why=why, request_id=request_id, how=How.RECOMPUTED
+                    groups=(state.group_id, destination), why=_WHY[reason], request_id=request_id,
+                    how=How.RECOMPUTED, preempts=reason,
                 )
 
     # --- pressure ---------------------------------------------------------------------------------------------
@@ -416,8 +419,8 @@ class PackRung(Rung):
     # --- beginning --------------------------------------------------------------------------------------------
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Queue a request elsewhere, start its migration, have it computed again elsewhere, or call migrations off.
-        Returns the record and the actions."""
+        """Queue or recompute a request elsewhere, start its migration, or call migrations off. Returns record and
+        actions."""
         if isinstance(offer, StopOffer):
             passages = [self._mine.pop(request_id) for request_id in offer.request_ids]
             return [action for passage in passages for action in passage.cancel()]
@@ -432,7 +435,7 @@ class PackRung(Rung):
         if offer.how is How.MIGRATED:
             return self._migrate(state, source, destination, offer, told, now_ns)
         if offer.how is How.RECOMPUTED:
-            source.preempt(state, Preemption.OUTGREW)
+            source.preempt(state, offer.preempts)
             counters.packing_recomputed += 1
         else:
             counters.packing_queued += 1
