@@ -83,8 +83,8 @@ class DropRung(Rung):
         return self._state.params.overload.horizon_s > 0.0
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
-        """Iterate over offers for overloaded groups (merges, a restore to be called off, or more memory), and records
-        of why a group does not drop."""
+        """Yield offers for overloaded groups (merges, a restore to be called off, or more memory), and records of why a
+        group does not drop; nothing where no group is overloaded."""
         after_step = moment is Moment.STEP_ENDED
         for group_id in self._candidates(after_step=after_step):
             group = self._state.groups.get(group_id)
@@ -148,17 +148,17 @@ class DropRung(Rung):
         return self._may_be_overloaded(group, now_ns) and self._assess(group, now_ns).overloaded
 
     def _decline(self, group: Group, assessment: Assessment, now_ns: int) -> Iterator[Record]:
-        """The record that this assessment speaks against a drop; none within a few seconds of the group's last such
-        record."""
+        """Yield the log record that this assessment speaks against a drop; nothing within a few seconds of the group's
+        last such record."""
         if self._loads.monitor(group).is_news(now_ns):
             yield Record("drop_declined", now_ns, {"group": group.group_id} | assessment.as_fields())
 
     # --- plans ------------------------------------------------------------------------------------------------
 
     def _relieve(self, group: Group, assessment: Assessment, now_ns: int) -> Iterator[Offer | Record]:
-        """What would relieve an overloaded group: its restore called off, merges, or more memory. Where a sleeper will
-        serve sooner, or a plan is not worth it, a record of that. Nothing while a move touches the group or its dwell
-        time lasts."""
+        """Yield what would relieve an overloaded group: its restore called off, merges, or more memory. Where a sleeper
+        will serve sooner, or a plan is not worth it, yield a record of that. Nothing while a move touches the group or
+        its dwell time lasts."""
         if self._moves.restore_of(group) is not None:
             yield DropOffer(groups=(group.group_id,), why=assessment.reason)
             return

@@ -40,8 +40,8 @@ class FreeRung(Rung):
     is_word = False
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """One offer for each changed group whose next online request lacks room: the offline requests that give it
-        their blocks."""
+        """Yield one offer for each changed group whose next online request lacks room: the offline requests that give
+        it their blocks. Nothing for a group without such requests."""
         state = self.means.state
         if not state.changes.harvesting:
             return

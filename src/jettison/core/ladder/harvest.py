@@ -106,9 +106,9 @@ class HarvestRung(Rung):
     # --- deciding ---------------------------------------------------------------------------------------------
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """After a step: mark the requests of its group to be checkpointed, and offer nothing. Before the next: decide
-        what to copy, and offer requests that come back or are computed again, for each touched group whose layouts do
-        not change."""
+        """After a step: mark the requests of its group to be checkpointed, and yield nothing. Before the next: decide
+        what to copy, and yield offers of requests that come back or are computed again, for each touched group whose
+        layouts do not change."""
         harvesting = self._state.changes.harvesting
         if self._has_nothing:
             return
@@ -228,8 +228,8 @@ class HarvestRung(Rung):
     # --- prefetches -------------------------------------------------------------------------------------------
 
     def _returning(self, group: Group) -> Iterator[Offer]:
-        """Offers for the group's freed requests that come back now, and for those of them that are computed again
-        sooner. None without room or without a budget for copies; offline ones only where no online request waits."""
+        """Yield offers for the group's freed requests that come back now, and for those of them that are computed again
+        sooner. Nothing without room or without a budget for copies; offline ones only where no online request waits."""
         queues = group.queues
         # Where admission is capped the group is to fit into less memory soon.
         only_online = queues.offline_holders or queues.waiting or group.blocks.admission_cap is not None

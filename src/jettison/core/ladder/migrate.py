@@ -87,8 +87,8 @@ class MigrateRung(Rung):
     # --- deciding ---------------------------------------------------------------------------------------------
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """Offers of migrations, when a period has passed since the last look or when a migration has ended; else
-        none."""
+        """Yield offers of migrations, when a period has passed since the last look or when a migration has ended; else
+        nothing."""
         self._stale |= {g.group_id for g in self.means.state.changed_groups()}
         ended, self._ended = self._ended, []
         self._note_lost(ended, now_ns)
@@ -122,8 +122,8 @@ class MigrateRung(Rung):
         return self._avoided_until_ns.keys()
 
     def _pairs(self, now_ns: int) -> Iterator[Offer]:
-        """Offers for the pairs that ``policy.migration`` chooses among groups that no move or migration touches; none
-        where no such group has a request to give."""
+        """Yield offers for the pairs that ``policy.migration`` chooses among groups that no move or migration touches;
+        nothing where no such group has a request to give."""
         self._refresh_loads()
         if not self._low:
             return

@@ -57,9 +57,9 @@ class PauseRung(Rung):
         return Calm(0 if self._pressed_ns else None)
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """One offer for each group to be paused, and for each paused one that still has offline work to give up. A
-        group is to be paused where memory keeps its first online request out while it has offline requests; also where
-        steps have evicted all of them, as they would be let in again as soon as no online request waits."""
+        """Yield one offer for each group to be paused, and for each paused one that still has offline work to give up.
+        A group is to be paused where memory keeps its first online request out while it has offline requests; also
+        where steps have evicted all of them, as they would be let in again as soon as no online request waits."""
         changes, groups = self.means.state.changes, self.means.state.groups
         asked = self._pressed_ns.keys() | (set() if moment is Moment.BEFORE_STEPS else changes.queued_online)
         if not asked:

@@ -32,9 +32,9 @@ def decodes_of(group: Group) -> StepWork:
 
 
 def prompt_rate_of(cluster: ClusterState, group: Group) -> float | None:
-    """Tokens of prompts a second that a group's steps compute beside its running requests, if all of them decoded; None
-    while too little is known of steps. Steps keep to the objectives, except where prefills come first. 0: decodes leave
-    prompts no time."""
+    """Tokens of prompts a second that a group's steps compute beside its running requests, if all of them decoded. 0:
+    decodes leave prompts no time. None: too little is known of steps. The steps keep to the objective for decodes,
+    except where prefills come first."""
     most, decodes, num_stages = group.limits.max_num_batched_tokens, decodes_of(group), len(group.stages)
     if group.limits.prefill_first:  # its steps keep to no objective
         return cluster.predictor.prefill_tokens_per_s(most, decodes, num_stages)

@@ -75,8 +75,8 @@ class RestoreRung(Rung):
         self._state, self._loads, self._moves = means.state, means.loads, means.moves
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """Offers for every merged group on every tick: restore it, make room for that, yield, or call its restore off.
-        None where settings leave restores to an administrator."""
+        """Yield offers for every merged group on every tick: restore it, make room for that, cap its admission or lift
+        that cap, or call its restore off. Nothing where settings leave restores to an administrator."""
         if self._state.params.auto_restore:
             for group in list(self._state.pipelines.values()):
                 yield from self._consider(group, now_ns)
@@ -139,7 +139,7 @@ class RestoreRung(Rung):
     # --- tests ------------------------------------------------------------------------------------------------
 
     def _consider(self, group: Group, now_ns: int) -> Iterator[Offer]:
-        """Offers for one merged group; none while another move touches it, or while it has nothing to gain."""
+        """Yield offers for one merged group; nothing while another move touches it, or where it is to stay as it is."""
         ids = (group.group_id,)
         under_way = self._moves.restore_of(group)
         if under_way is not None and under_way.group is group:
@@ -181,8 +181,9 @@ class RestoreRung(Rung):
         return RestoreOffer(groups=ids, why=why, max_overflow_blocks=overflow_blocks)
 
     def _reconsider(self, restore: Restoring, now_ns: int) -> Iterator[Offer]:
-        """Offers for a restore whose members have not split yet: to call it off if a request needs all members, to take
-        offline KV out of its way, or to yield if compute binds. None once it has gone too far, or if it goes well."""
+        """Yield offers for a restore whose members have not split yet: to call it off if a request needs all members,
+        to take offline KV out of its way, or to yield if compute binds. Nothing once it has gone too far, or if it goes
+        well."""
         group = restore.group
         ids = (group.group_id,)
         if not restore.may_still_wait:

@@ -98,8 +98,8 @@ class ScaleRung(Rung):
         return [Record("scale_out", now_ns, {"group": group_id, "missing_bytes": missing_bytes, "reason": why})]
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """One offer, on every tick, for each merged group whose demand has risen towards its capacity since it last
-        fell."""
+        """Yield one offer, on every tick, for each merged group whose demand has risen towards its capacity since it
+        last fell."""
         state = self.means.state
         self._rises = {group_id: rise for group_id, rise in self._rises.items() if group_id in state.pipelines}
         for group_id, group in list(state.pipelines.items()):

@@ -64,7 +64,7 @@ class SwapRung(Rung):
     # --- deciding ---------------------------------------------------------------------------------------------
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """Offers for each changed group: stored requests that are too large for it now, requests that leave, and
+        """Yield offers for each changed group: stored requests that are too large for it now, requests that leave, and
         requests that come back. Requests leave and come back only before a step that the group can plan, and nothing
         happens while its layouts change."""
         state, busy = self.means.state, self.means.moves.changing_workers()

@@ -124,7 +124,7 @@ class Desired:
         return num, num_held / max(1, num_blocks)
 
     def owed(self) -> Iterator[Owed]:
-        """Iterate over requests that live elsewhere than they should, in the order in which they came to packing."""
+        """Yield the requests that live elsewhere than they should, in the order in which they came to the packing."""
         groups, astray, home = self._cluster.groups, self._seats.astray, list[RequestId]()
         for seat in self._seats.in_order(astray | self._stirred):
             state = self._cluster.requests.get(seat.request_id)
@@ -245,7 +245,7 @@ class Desired:
         }, gone
 
     def _belongs(self, state: RequestState, pool: Pool | None) -> bool:
-        """Whether an online request is to be packed where it is; ``pool``: its group's, None without one."""
+        """Whether an online request is to be packed where it is; ``pool``: its group's; None: not in any."""
         if pool is None or state.is_offline or state.ending is not None or state.request_id in self._cluster.unplaced:
             return False
         return held_blocks(self._cluster.limits, state) <= pool.full

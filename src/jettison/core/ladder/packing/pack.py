@@ -182,9 +182,9 @@ class PackRung(Rung):
     # --- deciding ---------------------------------------------------------------------------------------------
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
-        """Offers of moves that begin now, of migrations to be called off, and records of epochs. Begins an epoch where
-        it is time or a group runs short; in between, goes on with moves that had no room. None while there are no
-        requests."""
+        """Yield offers of moves that begin now, of migrations to be called off, and records of epochs. Begins an epoch
+        where it is time or a group runs short; in between, goes on with moves that had no room. Nothing while there are
+        no requests."""
         if not self._state.requests:
             return
         if self._mine:  # some have given way, some go on otherwise
@@ -240,7 +240,8 @@ class PackRung(Rung):
         return blocks.num_to_grow(running.values(), EARLY_STEPS) > blocks.num_allocatable
 
     def _epoch(self, pressure: str | None, now_ns: int, *, is_new: bool, is_early: bool) -> Iterator[Offer | Record]:
-        """Offers of the moves that begin now, none under pressure; with a new epoch (``is_new``), then its record."""
+        """Yield offers of the moves that begin now, unless there is pressure; with ``is_new``, then the epoch's
+        record."""
         owed = list(self.desired.owed())
         begun: Counter[str] = Counter()
         if is_new:
@@ -267,8 +268,7 @@ class PackRung(Rung):
             self._lost_due_ns = now_ns + round(LOST_S * NANOSECONDS)
 
     def _offers(self, owed: Sequence[Owed], now_ns: int) -> Iterator[PackOffer]:
-        """Offers of owed moves that can begin now. Where a packer does not migrate, requests are noted to be computed
-        again."""
+        """Yield owed moves that can begin now. Where a packer does not migrate, note requests to be computed again."""
         for o in [o for o in owed if o.state.phase is Phase.WAITING]:
             if self.desired.takes(o.destination.group_id, o.state):
                 yield self._offer(o, How.QUEUED, "it waits, and should live there")
@@ -319,8 +319,7 @@ class PackRung(Rung):
             yield from self._ordered_with(moves, spares)
 
     def _ordered_with(self, owed: Sequence[Owed], spares: Sequence[GroupId]) -> Iterator[Owed]:
-        """The moves of one pool that have room now, perhaps in a spare group. Others in a circle are to be computed
-        again."""
+        """Yield the moves of one pool that have room now, perhaps in a spare group; others are to be computed again."""
         groups = self._state.groups
         by_id = {o.state.request_id: o for o in owed}
         devices = {g.group_id for o in owed for g in (o.source, o.destination)}.union(spares)
@@ -338,7 +337,7 @@ class PackRung(Rung):
                 self._leaving[step.move.request_id] = o.destination.group_id, Preemption.NO_SPARE
 
     def _migrating(self, owed: Iterator[Owed]) -> Iterator[PackOffer]:
-        """Offers to migrate the requests that links and destinations take now; the waits of the others are counted."""
+        """Yield migrations of the requests that links and destinations take now, and count the waits of the others."""
         found = {
             o.state.request_id: o for o in owed if len(o.destination.queues.running) < o.destination.max_running
         }
@@ -365,7 +364,7 @@ class PackRung(Rung):
     # --- computed again elsewhere -----------------------------------------------------------------------------
 
     def _leave(self) -> Iterator[PackOffer]:
-        """Offers for requests that are to be computed again elsewhere, and that no step has now."""
+        """Yield offers for requests that are to be computed again elsewhere, and that no step has now."""
         for request_id, (destination, reason) in list(self._leaving.items()):
             state, groups = self._state.requests.get(request_id), self._state.groups
             if state is None or destination not in groups or not may_go(state) or state.group_id == destination:
@@ -380,8 +379,8 @@ class PackRung(Rung):
     # --- pressure ---------------------------------------------------------------------------------------------
 
     def _stop(self, why: str) -> Iterator[StopOffer]:
-        """One offer to call off this rung's migrations to groups that lack memory, but for those in their last round;
-        none without any."""
+        """Yield an offer to call off the rung's migrations to groups that lack memory, but for those in their last
+        round."""
         short = self._loads.kept_out
         stopped = [
             r for r, passage in self._mine.items()
@@ -393,7 +392,7 @@ class PackRung(Rung):
             yield StopOffer(groups=tuple(sorted(short)), why=why, request_ids=tuple(stopped))
 
     def _relieve(self, now_ns: int) -> Iterator[PackOffer]:
-        """Offers of moves after which heads of queues are let in, looked for as often as epochs may begin early."""
+        """Yield moves after which heads of queues are let in, looked for as often as epochs may begin early."""
         least_ns = round(LEAST_EPOCHS * self._params.epoch_s * NANOSECONDS)
         if self._relieved_ns is not None and now_ns < self._relieved_ns + least_ns:
             return
@@ -477,7 +476,7 @@ class PackRung(Rung):
     # --- telling ----------------------------------------------------------------------------------------------
 
     def _tell(self, pressure: str | None, begun: Counter[str], is_early: bool, now_ns: int) -> Iterator[Record]:
-        """The record of an epoch; none where it began nothing and came to the same as the last one."""
+        """Yield the record of an epoch, unless it began nothing and came to the same as the last one."""
         gauges = self.gauges()
         told: dict[str, object] = {
             "needed": gauges["devices_needed"], "used": gauges["devices_used"], "closed": sorted(self.closed()),

@@ -39,9 +39,9 @@ class Reliefs:
         self._may_take_part, self._growth_blocks = may_take_part, growth_blocks
 
     def wanted(self, not_before_ns: Mapping[RequestId, int], now_ns: int) -> Iterator[LetIn]:
-        """Iterate over the ways to let in the first request of each queue that memory keeps out, unless others already
-        make room for it or all groups together have none. ``not_before_ns``: requests that failed to move, and when
-        they may again. The caller begins each before it asks for the next."""
+        """Yield a way to let in the first request of each queue that memory keeps out; nothing for a queue where other
+        requests already make room, or for which all groups together have no room. ``not_before_ns``: by request whose
+        move failed, when it may move again. The caller begins each before it asks for the next."""
         for group_id in sorted(self._loads.kept_out):
             group = self._state.groups.get(group_id)
             head = None if group is None else group.queues.waiting.head

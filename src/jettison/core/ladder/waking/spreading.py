@@ -51,8 +51,8 @@ class Spreading:
         self._woken |= dict.fromkeys(worker_ids, None)
 
     def look(self, now_ns: int) -> Iterator[SpreadOffer]:
-        """Offers, after a step, for each group with more than an even share of offline requests and no step under way:
-        those that go to groups just woken. Each group offers once a wake."""
+        """Yield, after a step, an offer for each group with more than an even share of offline requests and no step
+        under way: those that go to groups just woken. Each group offers once a wake."""
         if not self._woken:
             return
         takers = self._takers(now_ns)

@@ -58,8 +58,8 @@ class Urgent:
             group.queues.note_lending()
 
     def look(self) -> Iterator[UrgentOffer]:
-        """Offers, after a step, for each group without one under way: running requests that give way to urgent ones,
-        and urgent requests of other groups that wait here from now on. None while nothing is urgent."""
+        """Yield, after a step, offers for each group without one under way: running requests that give way to urgent
+        ones, and urgent requests of other groups that wait here from now on. Nothing while no work is urgent."""
         if not self._keys:
             return
         serving = [
@@ -81,8 +81,8 @@ class Urgent:
                 yield UrgentOffer(groups=(source,), why=why, going=tuple((i, group.group_id) for i in going))
 
     def _waiting(self, group: Group) -> Iterator[RequestState]:
-        """The urgent requests at the head of a group's offline queue, at most as many as the group may run. Requests
-        that give way come behind them, and may be very many."""
+        """Iterate over the urgent requests at the head of a group's offline queue, at most as many as the group may
+        run. Requests that give way come behind them, and may be very many."""
         gives_way = self._state.offline_tokens.gives_way
         ahead = takewhile(lambda s: key_of(s) not in gives_way, group.queues.waiting_offline)
         return islice((s for s in ahead if key_of(s) in self._keys), group.max_running)

@@ -113,13 +113,14 @@ class WakeRung(Rung):
         return Calm(0 if may_decide else None)
 
     def gauges(self) -> Mapping[str, float]:
-        """Instances that all deadlines need now; empty while there are none."""
+        """The number of instances that all deadlines needed at the last look, by its name in metrics; empty while none
+        is ahead."""
         num = self._num_for_deadlines
         return {} if num is None else {"devices_needed_for_deadlines": num}
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
-        """Offers of wakes, and of offline requests that change places, with records of why none is woken. Deaths are
-        answered before steps; deadlines, prompts and arrivals on ticks; memory on ticks and after steps."""
+        """Yield offers of wakes, and of offline requests that change places, and records of why no worker is woken.
+        Deaths are answered before steps; deadlines, prompts and arrivals on ticks; memory on ticks and after steps."""
         self._learn()
         if moment is Moment.BEFORE_STEPS:
             if self._state.params.awake.falls_asleep:
@@ -239,8 +240,8 @@ class WakeRung(Rung):
     # --- deaths -----------------------------------------------------------------------------------------------
 
     def _answer_losses(self) -> Iterator[Offer]:
-        """An offer to wake one sleeper for each worker that has died since the last look and was not asleep; none
-        without a sleeper."""
+        """Yield an offer to wake one sleeper for each worker that has died since the last look and was not asleep;
+        nothing without a sleeper."""
         counters = self._state.counters
         num_lost, self._num_losses = counters.num_worker_losses - self._num_losses, counters.num_worker_losses
         dead = [w for w in self._state.workers.values() if not w.alive and not w.is_asleep]
@@ -263,7 +264,7 @@ class WakeRung(Rung):
         ]
 
     def _answer_memory(self, now_ns: int) -> Iterator[Offer | Record]:
-        """Offers of wakes, and records of why none is woken, for groups that lack memory."""
+        """Yield offers of wakes, and records of why no worker is woken, for groups that lack memory."""
         groups = self._pressed(now_ns)
         self._others = {g.group_id: self._others[g.group_id] for g in groups if g.group_id in self._others}
         required = required_bytes(self._state, groups, self._state.params.growth_factor)
@@ -271,8 +272,9 @@ class WakeRung(Rung):
             yield from self._answer(group, required, now_ns)
 
     def _answer(self, group: Group, required: int, now_ns: int) -> Iterator[Offer | Record]:
-        """An offer to wake sleepers for one group that lacks memory, if waking is the soonest way or the way that was
-        taken is in vain; else the record that another way is taken, where that is news. Nothing without a sleeper."""
+        """Yield an offer to wake sleepers for one group that lacks memory, if waking is the soonest way or the way
+        that was taken is in vain; else the record that another way is taken, where that is news. Nothing without a
+        sleeper."""
         candidates = self._candidates(group)
         if not candidates:
             return
@@ -303,8 +305,8 @@ class WakeRung(Rung):
         return now_ns - other.since_ns > patience_s * NANOSECONDS
 
     def _tell_other(self, group: Group, taken: Way, times: Times, verdict: str, now_ns: int) -> Iterator[Record]:
-        """The record that another way than waking is taken for a group; none if it was told lately, or if waiting is
-        that way."""
+        """Yield the record that another way than waking is taken for a group; nothing if that was told lately, or if
+        waiting is that way."""
         other = self._others[group.group_id]
         is_news = taken is not other.way or other.told_ns < 0 or now_ns - other.told_ns >= NEWS_S * NANOSECONDS
         if taken is Way.WAIT or not is_news:
@@ -317,8 +319,8 @@ class WakeRung(Rung):
     # --- compute ----------------------------------------------------------------------------------------------
 
     def _answer_compute(self) -> Iterator[Offer]:
-        """An offer to wake sleepers where the prompts ahead of a newcomer would break the objective for its first token
-        in every group; none if they are through before a sleeper could serve."""
+        """Yield an offer to wake sleepers where the prompts ahead of a newcomer would break the objective for its first
+        token in every group; nothing if they are through before a sleeper could serve."""
         state = self._state
         ttft_s = objectives(state.params.offline.slo, state.predictor).ttft_s
         groups = [g for g in state.groups.values() if not self.means.moves.is_emptying(g)]
@@ -338,8 +340,8 @@ class WakeRung(Rung):
             yield offer
 
     def _answer_arrivals(self, now_ns: int) -> Iterator[Offer]:
-        """An offer to wake sleepers where more prompts arrive than the instances that are awake can compute for long;
-        asked once a second. None where enough are being woken."""
+        """Yield an offer to wake sleepers where more prompts arrive than the instances that are awake can compute for
+        long; asked once a second. Nothing where enough are being woken."""
         state, candidates = self._state, self._sleepers.can_wake
         if now_ns < self._arrivals_due_ns or not candidates:
             return
@@ -367,8 +369,8 @@ class WakeRung(Rung):
     # --- deadlines --------------------------------------------------------------------------------------------
 
     def _answer_deadlines(self, now_ns: int) -> Iterator[Offer]:
-        """An offer to wake sleepers where offline work would be late with what is awake and being woken; none where
-        they mend nothing. Also settles which work is urgent, and gives way."""
+        """Yield an offer to wake sleepers where offline work would be late with what is awake and being woken; nothing
+        where they mend nothing. Also settles which work is urgent, and which gives way."""
         if not self._due_work.is_there:
             self._num_for_deadlines = None
             self._urgent.note()
