@@ -207,7 +207,8 @@ class DropRung(Rung):
         self, group: Group, assessment: Assessment, overloaded: Sequence[Group], required: int,
         plan: DropPlan, now_ns: int,
     ) -> Record:
-        """The log record of a drop that is about to begin, with its merges and the assessment that led to it."""
+        """The log record of a drop that is about to begin, with its merges and the verdict on the asking group's merge
+        (if it takes part, else on the group as it is)."""
         made = next((len(m.stages) for m in plan.merges if group.group_id in m.sources), None)
         if made is not None:  # what is told is the verdict on that length
             assessment = self._loads.assess(group, now_ns, is_restoring=False, num_merged=made)
