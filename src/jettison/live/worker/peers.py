@@ -7,13 +7,15 @@ Not here: what the frames say (``activations``, ``remote_attention``, ``transfer
 
     known --first use, here or there--> opening --the peer uses it--> in use
     opening --the peer's own connection, and its id is lower--> in use
-    opening --refused, or the controller says that its life is over--> given up
+    opening --refused for too long, or the controller says that its life is over--> given up
     in use --cut--> closed: what had arrived is still written --bulk turn--> given up
     in use --nonsense from the peer--> closed: nothing more is written --bulk turn--> given up
     in use --fenced, or replaced by a new link--> given up
 
-What is to travel on a link that is opening waits for it. A link that is given up is not opened again: a peer's next
-life is another peer. Only links that the kernel calls ready are polled, and those that have no descriptor.
+What is to travel on a link that is opening waits for it; where it is given up, each step that was to be handed on is
+told of as failed, for the next stage has no link whose end would tell it. A link that is given up is not opened again:
+a peer's next life is another peer.
+Only links that the kernel calls ready are polled, and those that have no descriptor.
 
 No thread, and no waiting but in a step that waits for a peer's attention.
 """
@@ -119,7 +121,7 @@ class Peers:
         wrong. A new link ends what there was to explain."""
         self.attention = PeerAttention(
             device, self._link_of, self.post, self.serve, wait or self._wait_for_links, clock_ns, ATTENTION_TIMEOUT_S,
-            failpoint, self._send_shards,
+            failpoint, self._between_layers,
         )
 
     def __contains__(self, worker: WorkerId) -> bool:
@@ -138,7 +140,7 @@ class Peers:
 
     def forget(self, worker: WorkerId, life: int) -> None:
         """A life of a peer is over. Where there is a link to it, its own end tells, after all that has arrived."""
-        self._known.end(worker, life)
+        self._end_life(worker, life)
         peer = self._peers.get(worker)
         if peer is None:
             self._on_lost(worker)
@@ -155,6 +157,7 @@ class Peers:
         if old is not None and old.life == life and old.link.is_opening:
             self._replace(old, link)
             return
+        self._close_halves(worker, life, link)
         if old is not None:
             old.link.close()
             log.warning("link to worker %d is replaced by a new one", worker)
@@ -167,18 +170,30 @@ class Peers:
 
     def _replace(self, peer: Peer, link: Link) -> None:
         """The link that was being opened has settled, or another has come first."""
+        self._close_halves(link.peer, peer.life, link)
         opening, peer.link = peer.link, link
         self._readiness.forget(link.peer)
         opening.close()
         self._readiness.watch(link.peer, link)
 
+    def _close_halves(self, worker: WorkerId, life: int, link: Link) -> None:
+        """There is a link to it: a further one is not completed. (While it opens, the peer's own may come first.)"""
+        if self._doors is not None and not link.is_opening:
+            self._doors.close_halves(worker, life)
+
+    def _end_life(self, worker: WorkerId, life: int) -> None:
+        self._known.end(worker, life)
+        if self._doors is not None:
+            self._doors.close_halves(worker, life)
+
     def _find(self, worker: WorkerId) -> Peer | None:
         """The peer, with a link that is open or, from now on, being opened; None where it is not there."""
         peer = self._peers.get(worker)
         if peer is None and self._doors is not None and (known := self._known.find(worker)) is not None:
-            link = self._doors.dial(known)
-            self.attach(worker, link.settled or link, known.life)  # a quick peer has answered meanwhile
-            return self._peers[worker]
+            self.attach(worker, self._doors.dial(known), known.life)
+            peer = self._peers[worker]
+            if peer.link.settled is not None:  # a quick peer has answered meanwhile
+                self._replace(peer, peer.link.settled)
         return peer
 
     def _is_wanted(self, them: Identity) -> bool:
@@ -193,7 +208,7 @@ class Peers:
 
     def fence(self, worker: WorkerId, life: int) -> None:
         """Close and give up the link to this life of a peer, or to an older one (rule 7)."""
-        self._known.end(worker, life)
+        self._end_life(worker, life)
         peer = self._peers.get(worker)
         if peer is not None and peer.life <= life:
             del self._peers[worker]
@@ -201,6 +216,12 @@ class Peers:
             self._give_up(worker, peer)
         elif (why := self._unexplained.pop(worker, None)) is not None:
             log.warning("link to worker %d is down: %s", worker, why)
+
+    @property
+    def is_opening(self) -> bool:
+        """A link is being opened, from here or by a peer."""
+        comes = self._doors is not None and self._doors.is_opening
+        return comes or any(peer.link.is_opening for peer in self._peers.values())
 
     @property
     def links(self) -> dict[WorkerId, Link]:
@@ -330,6 +351,13 @@ class Peers:
         """A step begins in which shards are sent between layers: what was not used before it is gone."""
         self._spare.begin(self._clock_ns())
 
+    def _between_layers(self) -> None:
+        """What goes on between the layers of a step that has no peer's attention to wait for."""
+        if self.is_opening:
+            self.serve_urgent()
+        if self.sends_shards:
+            self._send_shards()
+
     def _send_shards(self) -> None:
         """Between two layers: pieces of shards, for a quarter of the time that the layers take. Nothing is written.
 
@@ -357,7 +385,7 @@ class Peers:
                 progressed = True
             elif not peer.link.is_open:
                 del self._peers[worker]
-                self._known.end(worker, peer.life)
+                self._end_life(worker, peer.life)
                 self._unexplained[worker] = why = peer.link.failure or "closed"
                 log.info("link to worker %d closed: %s", worker, why)
                 self._give_up(worker, peer)
@@ -382,6 +410,7 @@ class Peers:
         self._reach_bulk("after", kind, is_check)
         if ended is not None:
             self._emit(ended)
+        self._readiness.watch(peer.link.peer, peer.link)  # room given back may wait to be told of
 
     def _send_bulk(self, peer: Peer) -> bool:
         transfer = peer.next_transfer
@@ -467,6 +496,8 @@ class Peers:
             peer.bulk_frames.popleft().release()
         self._readiness.forget(worker)
         peer.link.close()
+        if peer.link.is_opening:
+            self._fail_steps(worker, peer)
         for ended in peer.incoming.abandon(self._clock_ns()):
             self._emit(ended)
         for transfer in peer.transfers:
@@ -475,3 +506,11 @@ class Peers:
         self.inbox.forget_partial(worker)
         self.attention.lost(worker)
         self._on_lost(worker)
+
+    def _fail_steps(self, worker: WorkerId, peer: Peer) -> None:
+        """Those that wait to be handed on to a peer that has not heard of them."""
+        why = f"no link to worker {worker}: {peer.link.failure or 'closed'}"
+        for frame in peer.activations:
+            if isinstance(frame, OutgoingActivation):
+                self._emit(ports.StepFailed(frame.step_id, why, worker))
+        peer.activations.clear()
