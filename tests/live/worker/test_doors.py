@@ -19,6 +19,7 @@ from jettison.live.worker.failpoints import nowhere
 from jettison.live.worker.peers import DOORS, Peers
 from jettison.transport.dialling import PATIENCE_NS, PAUSE_NS, Dialling
 from jettison.transport.handshake import Identity, Purpose
+from jettison.transport.inproc import InProcessLink
 from jettison.transport.shm import ShmLink
 from jettison.transport.sockets import listening_socket
 from jettison.transport.tcp import TcpLink
@@ -186,7 +187,26 @@ def test_a_peer_that_was_out_of_reach_for_a_moment_is_reached_and_nothing_is_los
         assert workers.events == [[], []] and workers.lost == [[], []]
 
 
-def test_half_a_pair_is_closed_when_it_is_replaced_hung_up_or_not_wanted_any_more():
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_links_are_opened_between_the_layers_of_steps_that_have_nothing_else_to_serve_there(hosts):
+    with Workers(hosts) as workers:
+        for peers in workers.peers:
+            peers.attention.is_live = False
+        assert not any(peers.is_opening for peers in workers.peers)
+        post(workers, 1, 0, 5)
+        assert workers.peers[1].is_opening
+        workers.peers[0]._look()  # between two steps: there it learns that a peer comes
+        for _ in range(100_000):
+            for peers in workers.peers:
+                peers.attention.poll()
+            if not any(peers.is_opening for peers in workers.peers):
+                break
+            workers.peers[0]._look()
+        workers.turns(lambda: workers.peers[0].inbox.ready(5))
+
+
+@pytest.mark.parametrize("how", ["forgotten", "fenced", "linked"])
+def test_half_a_pair_is_closed_when_it_is_replaced_hung_up_or_not_wanted_any_more(how):
     with Workers("ab") as workers:
         door = workers.doors[0]
         address = workers.peers[1]._known.find(0).address
@@ -221,7 +241,12 @@ def test_half_a_pair_is_closed_when_it_is_replaced_hung_up_or_not_wanted_any_mor
         second.close()
         third = come(Purpose.URGENT)  # it must not be matched with what the peer has hung up
         wait_for(lambda: {purpose for _, purpose in door._halves} == {Purpose.URGENT})
-        workers.peers[0].forget(1, 0)
+        assert not workers.peers[0].serve_urgent() and door._halves
+        if how == "linked":
+            workers.peers[0].attach(1, InProcessLink.pair(0, 1)[0], 0)
+        else:
+            (workers.peers[0].fence if how == "fenced" else workers.peers[0].forget)(1, 0)
+        workers.peers[0].serve_urgent()
         assert is_closed(third) and not door._halves
         for sock in (first, third):
             sock.close()

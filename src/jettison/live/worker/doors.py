@@ -22,7 +22,6 @@ from jettison.transport.pacing import Pacer
 from jettison.transport.shm import ShmLink, SlotGeometry
 from jettison.transport.sockets import Acceptor
 from jettison.transport.tcp import Connection, TcpLink
-from jettison.types import WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +92,6 @@ class Doors:
                 if _is_hung_up(sock) or not is_wanted(handshake.peer):
                     log.info("a connection of %s is not wanted", handshake.peer)
                     sock.close()
-                    self.close_halves(*handshake.peer)
                     continue
                 connections = self._matched(Connection(sock, handshake))
                 if not connections:
@@ -131,9 +129,10 @@ class Doors:
         both = [(peer, Purpose.LINK), (peer, Purpose.URGENT)]
         return [self._halves.pop(key) for key in both] if all(key in self._halves for key in both) else []
 
-    def close_halves(self, worker: WorkerId, life: int) -> None:
-        """Of this life of a peer, and of older ones: the other halves are not wanted any more."""
-        for key in [key for key in self._halves if key[0].worker_id == worker and key[0].epoch <= life]:
+    def close_halves(self, is_wanted: Callable[[Identity], bool]) -> None:
+        """Hang up on peers whose other half would not be wanted any more. To be called whenever that may have changed.
+        """
+        for key in [key for key in self._halves if not is_wanted(key[0])]:
             self._halves.pop(key).sock.close()
 
     def _make(self, bulk: Connection, urgent: Connection | None = None) -> ShmLink | TcpLink:

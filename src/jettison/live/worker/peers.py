@@ -140,7 +140,7 @@ class Peers:
 
     def forget(self, worker: WorkerId, life: int) -> None:
         """A life of a peer is over. Where there is a link to it, its own end tells, after all that has arrived."""
-        self._end_life(worker, life)
+        self._known.end(worker, life)
         peer = self._peers.get(worker)
         if peer is None:
             self._on_lost(worker)
@@ -157,7 +157,6 @@ class Peers:
         if old is not None and old.life == life and old.link.is_opening:
             self._replace(old, link)
             return
-        self._close_halves(worker, life, link)
         if old is not None:
             old.link.close()
             log.warning("link to worker %d is replaced by a new one", worker)
@@ -170,21 +169,10 @@ class Peers:
 
     def _replace(self, peer: Peer, link: Link) -> None:
         """The link that was being opened has settled, or another has come first."""
-        self._close_halves(link.peer, peer.life, link)
         opening, peer.link = peer.link, link
         self._readiness.forget(link.peer)
         opening.close()
         self._readiness.watch(link.peer, link)
-
-    def _close_halves(self, worker: WorkerId, life: int, link: Link) -> None:
-        """There is a link to it: a further one is not completed. (While it opens, the peer's own may come first.)"""
-        if self._doors is not None and not link.is_opening:
-            self._doors.close_halves(worker, life)
-
-    def _end_life(self, worker: WorkerId, life: int) -> None:
-        self._known.end(worker, life)
-        if self._doors is not None:
-            self._doors.close_halves(worker, life)
 
     def _find(self, worker: WorkerId) -> Peer | None:
         """The peer, with a link that is open or, from now on, being opened; None where it is not there."""
@@ -208,7 +196,7 @@ class Peers:
 
     def fence(self, worker: WorkerId, life: int) -> None:
         """Close and give up the link to this life of a peer, or to an older one (rule 7)."""
-        self._end_life(worker, life)
+        self._known.end(worker, life)
         peer = self._peers.get(worker)
         if peer is not None and peer.life <= life:
             del self._peers[worker]
@@ -245,6 +233,8 @@ class Peers:
             for link, life in self._doors.accept(self._is_wanted):
                 self.attach(link.peer, link, life)
                 ready.add(link.peer)
+        if self._doors is not None:
+            self._doors.close_halves(self._is_wanted)
         return ready
 
     # --- a turn of all links
@@ -385,7 +375,7 @@ class Peers:
                 progressed = True
             elif not peer.link.is_open:
                 del self._peers[worker]
-                self._end_life(worker, peer.life)
+                self._known.end(worker, peer.life)
                 self._unexplained[worker] = why = peer.link.failure or "closed"
                 log.info("link to worker %d closed: %s", worker, why)
                 self._give_up(worker, peer)
@@ -497,7 +487,9 @@ class Peers:
         self._readiness.forget(worker)
         peer.link.close()
         if peer.link.is_opening:
-            self._fail_steps(worker, peer)
+            why = f"no link to worker {worker}: {peer.link.failure or 'closed'}"
+            for step_id in peer.waiting_steps():
+                self._emit(ports.StepFailed(step_id, why, worker))
         for ended in peer.incoming.abandon(self._clock_ns()):
             self._emit(ended)
         for transfer in peer.transfers:
@@ -506,11 +498,3 @@ class Peers:
         self.inbox.forget_partial(worker)
         self.attention.lost(worker)
         self._on_lost(worker)
-
-    def _fail_steps(self, worker: WorkerId, peer: Peer) -> None:
-        """Those that wait to be handed on to a peer that has not heard of them."""
-        why = f"no link to worker {worker}: {peer.link.failure or 'closed'}"
-        for frame in peer.activations:
-            if isinstance(frame, OutgoingActivation):
-                self._emit(ports.StepFailed(frame.step_id, why, worker))
-        peer.activations.clear()
