@@ -34,6 +34,7 @@ from jettison.cli.main import main
 from jettison.live.experiments.server_process import ServerProcess
 from jettison.server.batches.alone import error_path, work_folder
 from jettison.server.batches.store import DATABASE
+from longrun import part_of
 
 pytestmark = pytest.mark.live
 
@@ -170,8 +171,9 @@ def harvested(process: ServerProcess) -> dict[str, int]:
     return {name: int(served.metric(f"jettison:{name}_total")) for name in UNDER_WAY}
 
 
-@pytest.mark.parametrize(("flags_of_mode", "num_kills"), [({"offline": "priority"}, 2), (HARVEST, 2)],
-                         ids=["priority", "harvest"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags_of_mode", "num_kills"), part_of([({"offline": "priority"}, 2), (HARVEST, 2)], [(HARVEST, 2)])
+)
 def test_killed_again_and_again_every_line_ends_once(starting, flags_of_mode, num_kills):
     """Beside a chat. With harvesting each server but the first has copied lines to the host and freed them when it
     dies; that lines came back and steps were given up is asked of the long run, for it is chance in the short one."""

@@ -12,10 +12,8 @@ Baselines differ in the rungs of ``setup.params``; as in a live engine static pi
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -80,18 +78,6 @@ class SimulationOptions:
         return self.batches if self.pool is None else (self.pool, *self.batches)
 
 
-@contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """The rows of a step are thousands of tuples, which are garbage without cycles after it: looked through every 700
-    of them, as Python does unasked, they take the collector a tenth of a run."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
 def simulate_workload(
     workload: Workload, setup: ClusterSetup, options: SimulationOptions | None = None
 ) -> RunResult:
@@ -121,8 +107,7 @@ def simulate_workload(
     if options.on_start is not None:
         options.on_start(cluster)
     until_ns = None if options.until_s is None else round(options.until_s * NANOSECONDS)
-    with _seldom_collected():
-        cluster.run(until_ns, is_over=lambda: clients.all_ended)
+    cluster.run(until_ns, is_over=lambda: clients.all_ended)
     observer.stop()
     clients.close(cluster.loop.now_ns / NANOSECONDS)
     return _result(workload, cluster, clients, observer, options, detail, keeps_gaps)

@@ -15,6 +15,7 @@ import jettison
 from jettison.device.model.create import create_model
 from jettison.errors import JettisonError, UserError
 from jettison.live.experiments.server_process import ServerProcess
+from longrun import part_of
 
 pytestmark = pytest.mark.live
 
@@ -63,8 +64,10 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("when", ["ready", "at once"])
+ENDS = [(when, end) for when in ("ready", "at once") for end in (signal.SIGKILL, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize(("when", "end"), part_of(ENDS, [ENDS[0], ENDS[3]]))
 def test_a_server_ends_with_the_process_that_started_it(when: str, end: signal.Signals, tmp_path: Path) -> None:
     create_model(tmp_path / "model", arch="llama", layers=2, hidden=16, heads=2, kv_heads=1)
     env = os.environ | {"PYTHONPATH": str(Path(jettison.__file__).parent.parent)}

@@ -1,1 +1,2 @@
-"""When: each way to make supply of memory meet demand is a rung, one file each. How it is done is not decided here."""
+"""The ladder: when memory falls short of demand, its rungs decide which mechanism of ``core.moving`` starts, and when.
+Each rung is one way to make supply meet demand, and has a file of its own. Nothing here moves KV or parameters."""

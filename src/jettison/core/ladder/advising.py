@@ -1,4 +1,5 @@
-"""Answers to what mechanisms ask while they are at work (``core.advice``): views here, decisions in policies."""
+"""The adviser: answers to the questions of ``core.advice`` that mechanisms ask while they are at work. It makes views
+of the state here; policies decide."""
 
 from __future__ import annotations
 
@@ -20,14 +21,17 @@ from jettison.types import RequestId, WorkerId
 
 
 class Adviser:
-    """An ``Advice``: what it is asked, it answers from the state of the cluster."""
+    """Answers ``core.advice.Advice`` for the moves of ``core.moving``: how a stalled request runs on, which worker
+    gives a shard, where requests live after a split. It reads the state and loads of the cluster, and changes
+    nothing."""
 
     def __init__(self, state: ClusterState, loads: Loads) -> None:
         self._state = state
         self._loads = loads
 
     def run_again(self, group: Group, stalled: Stalled) -> ExchangeMode | None:
-        """What to do with a stalled request, given all that goes before it."""
+        """How a stalled request of a merged group gets to run again: it waits for its KV, runs live meanwhile, or is
+        computed again. None: not known before a first transfer has measured the links."""
         state, moves = stalled.state, stalled.transfers
         size = self._state.limits.block_size
         num_full, num_blocks = state.num_computed // size, group.limits.blocks_for(state.num_computed)
@@ -46,6 +50,8 @@ class Adviser:
         return choose_exchange(request, self._queue(group, stalled, load), costs, mode)
 
     def _queue(self, group: Group, stalled: Stalled, load: Mapping[LinkId, int]) -> ExchangeQueue:
+        """What goes before a stalled request: bytes on the links that it would use, and tokens that steps compute
+        first."""
         ahead = group.queues.waiting.ahead_of(stalled.state)
         behind = len(group.queues.waiting) - len(ahead)
         num_others = len(group.queues.running) + len(group.queues.moving) + behind - 1
@@ -55,20 +61,23 @@ class Adviser:
         return ExchangeQueue(queued, num_tokens, stalled.waited_s, max(0, num_others))
 
     def give_up(self, stalled: Sequence[RequestState]) -> RequestState:
-        """The youngest."""
+        """The last of these requests, which are given in service order: it is computed again where none of them can
+        ever land."""
         return stalled[-1]
 
     def place(
         self, num_blocks: Mapping[RequestId, int], room_blocks: Mapping[int, int], headroom_blocks: int
     ) -> Mapping[RequestId, int] | None:
-        """Largest first onto the emptiest."""
+        """One home for each request, by index: the largest requests first, each in the home with most room. None: they
+        do not fit with ``headroom_blocks`` left in each home."""
         return place_requests([PlacedRequest(*item) for item in num_blocks.items()], room_blocks, headroom_blocks)
 
     def choose_holder(
         self, holders: Collection[WorkerId], dst: WorkerId, members: Collection[WorkerId],
         num_asked: Mapping[WorkerId, int],
     ) -> WorkerId | None:
-        """The nearest, members first, then the one that was asked the least."""
+        """The worker of ``holders`` that is asked for a shard that ``dst`` lacks: the nearest; of equally near ones a
+        member of the move; then the worker that was asked least. None without holders."""
         links = known_links(self._state) if len(holders) > 1 else None
 
         def rank(holder: WorkerId) -> tuple[float, bool, int, WorkerId]:
@@ -78,5 +87,6 @@ class Adviser:
         return min(holders, key=rank, default=None)
 
     def choose_kinds(self, wanted: Iterable[WantedMove]) -> Mapping[RequestId, Going]:
-        """As all rungs have it."""
+        """How each of these moves that may begin now goes, by request, as ``movekinds.choose_kinds`` says; a request
+        that is left out waits for the next epoch."""
         return choose_kinds(self._state, wanted)

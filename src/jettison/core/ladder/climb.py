@@ -1,7 +1,7 @@
-"""The control loop: rungs are asked from the cheapest up, and leave from the dearest down.
+"""The ladder: it asks its rungs from the cheapest up, lets them leave from the dearest down, and passes questions on.
 
-What the rest of the core wants to know of all rungs at once (is anything going on that a step of one group could decide
-about another, when does a rung look next, ...) is answered here.
+It answers what the rest of the core wants to know of all rungs at once: when a rung may decide something next, which
+workers rungs use, what metrics show. It decides nothing itself.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from jettison.types import GroupId, RequestId, WorkerId
 
 
 class Ladder:
-    """The rungs of one cluster, in order."""
+    """The rungs of one cluster, from the cheapest to the dearest, and the loop that asks them."""
 
     def __init__(
         self, names: Iterable[str], state: ClusterState, loads: Loads, moves: Moves, hosted: Hosted,
         checkpoints: Checkpoints, migrations: Migrations, sleepers: Sleepers,
     ) -> None:
-        """Raises ConfigError as ``rung_classes`` and ``check_hooks`` do."""
+        """Make the rungs with these names. Raises ConfigError for a name that no rung has, a rung that merges groups
+        beside static pipelines, and a rung with only part of a hook."""
         self._means = Means(
             state, loads, moves, hosted, checkpoints, migrations, sleepers, self._ways, self.ask_way, self._ask_room,
             self._tell_unmet, self._closed,
@@ -42,11 +43,12 @@ class Ladder:
         self._set_rungs(kind(self._means) for kind in kinds)
 
     def _set_rungs(self, rungs: Iterable[Rung]) -> None:
-        """Sort them once by what they do, so that an event asks only those that it concerns."""
+        """Make these the ladder's rungs, sorted once by their verbs and hooks, so that an event asks only the rungs
+        concerned."""
         self.rungs: tuple[Rung, ...] = tuple(rungs)
         looking = [rung for rung in self.rungs if _does(rung, "look")]
         self.looking = {moment: tuple(rung for rung in looking if moment in rung.moments) for moment in Moment}
-        """Rungs that look at such a moment."""
+        """By moment: the rungs that look then."""
         self._leaving = tuple(rung for rung in reversed(self.rungs) if _does(rung, "leave"))
         self._admitting = [rung for rung in self.rungs if isinstance(rung, hooks.Admits)]
         self._placing = [rung for rung in self.rungs if isinstance(rung, hooks.Places)]
@@ -63,11 +65,12 @@ class Ladder:
         self._ticking = [rung for rung in self.rungs if isinstance(rung, hooks.Ticks)]
 
     def change(self, names: Iterable[str]) -> None:
-        """Other rungs; those that stay keep what they know.
+        """Replace the rungs by those with these names. A rung that stays keeps its state; one that goes undoes what it
+        has set.
 
-        Raises ConfigError, and changes nothing, as ``rung_classes`` and ``check_hooks`` do, for a rung that would leave
-        something under way that no rung goes on with, and where groups were to merge no more while some are merged, or
-        while a request needs the memory of several.
+        Raises ConfigError, and changes nothing: for names that ``rung_classes`` or ``check_hooks`` rejects; where a
+        rung that would go uses workers; and where no rung would merge groups any more while groups are merged, or while
+        a request needs the memory of several instances.
         """
         state = self._means.state
         kinds = _kinds(names, state)
@@ -89,7 +92,8 @@ class Ladder:
     # --- climbing ---------------------------------------------------------------------------------------------
 
     def climb(self, moment: Moment, now_ns: int) -> list[Action]:
-        """Ask all rungs, and begin what they offer; on a tick, let them leave."""
+        """Ask every rung that looks at this moment, and begin each offer at once; on a tick, then let rungs leave.
+        Returns the actions and records of all of them."""
         actions: list[Action] = []
         for rung in self.looking[moment]:
             for offer in rung.look(moment, now_ns):
@@ -100,107 +104,120 @@ class Ladder:
         return actions
 
     def after_steps(self, now_ns: int) -> list[Action]:
-        """What should follow the steps just issued in a worker's stream."""
+        """The copies that rungs send behind the steps just issued, in the workers' streams."""
         return [action for rung in self.copying for action in rung.after_steps(now_ns)]
 
     def ask_way(self, by: Rung | None, worker_ids: Collection[WorkerId], why: str, now_ns: int) -> list[Action]:
-        """Have the rungs below one give way at these workers; None: all of them (an administrator asks)."""
+        """Have every rung below ``by`` give way at these workers, from the dearest down; return the actions. ``by``
+        None: every rung gives way, as an administrator asks."""
         below = self.rungs if by is None else self.rungs[: self.rungs.index(by)]
         return [action for rung in reversed(below) for action in rung.give_way(worker_ids, by, why, now_ns)]
 
     def _ask_room(self, by: Rung, group: Group, why: str, now_ns: int) -> list[Action]:
+        """Have every rung below ``by`` with ``GivesRoom`` take offline KV out of a group, from the dearest down; return
+        the actions."""
         below = self.rungs[: self.rungs.index(by)]
         giving = [rung for rung in reversed(below) if isinstance(rung, hooks.GivesRoom)]
         return [action for rung in giving for action in rung.give_room(group, why, now_ns)]
 
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> hooks.Refusal | None:
-        """Why the first rung that does not take another request of a tenant does not; see ``hooks.Admits``."""
+        """Why the first rung that refuses this tenant's next online request does so; None: every rung takes it.
+        Arguments as in ``hooks.Admits.why_refuse``."""
         refusals = (rung.why_refuse(tenant, limit, num_coming, now_ns) for rung in self._admitting)
         return next((refusal for refusal in refusals if refusal is not None), None)
 
     def _tell_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
+        """Tell every rung with ``HearsUnmet`` that a group lacks ``missing_bytes``; return the actions."""
         return [action for rung in self._hearing for action in rung.on_unmet(group_id, missing_bytes, why, now_ns)]
 
     def _ways(self) -> Collection[Way]:
+        """The ways in which the present rungs let in the head of a queue; empty without any."""
         return {rung.way for rung in self.rungs if rung.way is not None}
 
     def _closed(self) -> Set[GroupId] | None:
+        """The groups that the first rung with ``Places`` keeps free of online requests; None without such a rung."""
         return self._placing[0].closed() if self._placing else None
 
     def place(self, state: RequestState) -> GroupId | None:
-        """Which group a newcomer is queued in, where a rung says so; see ``hooks.Places``."""
+        """The group that the first rung with an opinion chooses for a new request; None: no rung has one, and dispatch
+        chooses."""
         places = (rung.place(state) for rung in self._placing)
         return next((group_id for group_id in places if group_id is not None), None)
 
     def gauges(self) -> dict[str, float]:
-        """What metrics show of all rungs."""
+        """The figures that rungs give to metrics, by name; empty without any."""
         return {name: value for rung in self._gauged for name, value in rung.gauges().items()}
 
     def rung(self, name: str) -> Rung:
-        """Raises KeyError where the list has no such rung."""
+        """The rung with this name. Raises KeyError where the ladder has none."""
         return {rung.name: rung for rung in self.rungs}[name]
 
     # --- reading ----------------------------------------------------------------------------------------------
 
     @property
     def missing_bytes(self) -> int:
-        """That are asked for from outside now."""
+        """Bytes that rungs ask for from outside now, by the rung that asks for most; 0: none."""
         return max((rung.missing_bytes() for rung in self._scaling), default=0)
 
     @property
     def wakes_s(self) -> tuple[float, ...]:
-        """What waking each sleeper that may be woken would take, the soonest first."""
+        """Seconds that waking takes, one number for each sleeper that may be woken, as the rung orders them; empty
+        where no worker may be woken."""
         return next((wakes_s for rung in self._waking if (wakes_s := rung.wakes_s())), ())
 
     def expect_wake(self, worker_id: WorkerId) -> Expected | None:
-        """How long a wake will take; None where no rung says."""
+        """The prediction for a wake of this worker that is not a rung's own; None where no rung wakes sleepers."""
         return self._waking[0].expect(worker_id) if self._waking else None
 
     @property
     def forms_pipelines(self) -> bool:
-        """Groups may merge."""
+        """Whether some rung may merge groups."""
         return any(rung.forms_pipelines for rung in self.rungs)
 
     @property
     def awaits_tick(self) -> bool:
-        """The next tick may decide something although nothing else happens before it."""
+        """Whether the next tick may let some rung decide something although nothing else happens before it."""
         return any(rung.decides_nothing_before(Moment.TICK).until_ns is not None for rung in self._ticking)
 
     def decides_nothing_before(self) -> hooks.Calm:
-        """How long no rung decides anything at the end of a step, or before one, that decides nothing itself."""
+        """For how long no rung decides anything around decode steps (not ticks): the earliest time of all rungs, and
+        the most steps of room that any of them wants."""
         calms = [rung.decides_nothing_before(Moment.STEP_ENDED) for rung in self._ticking]
         until_ns = [calm.until_ns for calm in calms if calm.until_ns is not None]
         return hooks.Calm(min(until_ns, default=None), max((calm.num_steps for calm in calms), default=0))
 
     @property
     def num_scale_outs(self) -> int:
-        """Times that rungs have asked for more instances."""
+        """How many times rungs have asked for more instances, summed."""
         return sum(rung.num_scale_outs() for rung in self._scaling)
 
     @property
     def lag_blocks(self) -> int:
-        """Sealed blocks of the candidates for checkpoints that have not been copied."""
+        """Sealed blocks of the requests to be checkpointed that have no copy yet, summed over rungs; 0: none."""
         return sum(rung.lag_blocks() for rung in self._lagging)
 
     def worker_ids(self) -> set[WorkerId]:
-        """Workers that rungs use, and would have to give way at."""
+        """The workers that rungs use now, and where they would have to give way; empty: none."""
         return {worker_id for rung in self._occupying for worker_id in rung.worker_ids()}
 
     # --- telling ----------------------------------------------------------------------------------------------
 
     def note_touched(self, group_ids: Collection[GroupId]) -> None:
-        """These groups are different (at the end of an event, or by steps that are told of together)."""
+        """Tell the rungs with ``Notes`` that these groups have changed: at an event's end, or by several steps told of
+        together."""
         for rung in self._noting:
             rung.note_touched(group_ids)
 
     def check(self) -> None:
-        """Raise AssertionError on any broken invariant."""
+        """Have every rung with ``Checks`` verify its books; other rungs are not checked. Raises AssertionError from the
+        first rung that finds a broken invariant."""
         for rung in self._checking:
             rung.check()
 
 
 def _kinds(names: Iterable[str], state: ClusterState) -> list[type[Rung]]:
-    """Classes of the rungs of these names, from free to dear, with their hooks checked. Raises ConfigError."""
+    """The classes of the rungs with these names, from free to dear. Raises ConfigError as ``rung_classes`` and
+    ``check_hooks`` do."""
     kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
     for kind in kinds:
         hooks.check_hooks(kind)
@@ -208,11 +225,11 @@ def _kinds(names: Iterable[str], state: ClusterState) -> list[type[Rung]]:
 
 
 def _does(rung: Rung, hook: str) -> bool:
-    """Its class has a hook of its own in place of ``Rung``'s, which does nothing."""
+    """Whether the rung's class overrides this method of ``Rung``, which does nothing there."""
     return getattr(type(rung), hook) is not getattr(Rung, hook)
 
 
 def _too_large_apart(state: ClusterState) -> RequestId | None:
-    """A request that no instance by itself could hold."""
+    """The first request found that needs more KV memory than any single instance has; None: there is none."""
     most = max((w.full_blocks for w in state.workers.values() if not w.is_gone), default=0) * state.limits.block_size
     return next((s.request_id for s in state.requests.values() if s.num_tokens_to_hold > most), None)

@@ -1,7 +1,8 @@
 """Drop: an overloaded group merges with others, and the layers that they hold twice make room for KV (KunServe).
 
-Looks at every queue on every tick, and after every step where requests wait. The tests are policies
-(``policy.overload``, ``policy.merge``) over the views of ``core.load.views``; the moves are ``core.moving.merging``.
+The rung looks at every queue that memory keeps out on every tick, and after every step. Policies decide
+(``policy.overload``, ``policy.merge``) over the views of ``core.load.views``; ``core.moving.merging`` carries merges
+out.
 """
 
 from __future__ import annotations
@@ -29,28 +30,31 @@ MOST_PLANS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropOffer(Offer):
-    """Merges that relieve a group. Without any, its restore is called off, or more memory is asked for."""
+    """Merges that relieve the overloaded group ``groups[0]``. Without a plan, its restore is called off; with an empty
+    one, more memory is asked for."""
 
     plan: DropPlan | None = None
     missing_bytes: int = 0
-    """What is required beyond the plan."""
+    """Bytes that are required beyond what the plan frees; 0: none."""
     told: tuple[Record, ...] = field(default=())
 
 
 class _Choice(NamedTuple):
-    """What comes of planning a drop."""
+    """The result of planning a drop."""
 
     plan: DropPlan
-    """Merges that relieve a group which is overloaded, and could keep up."""
+    """Merges that relieve an overloaded group and could keep up."""
     missing_bytes: int
-    """What is required beyond that, and beyond merges that no group has asked for yet; all of it where none is left."""
+    """Bytes required beyond what the plan frees and what merges that no group has asked for yet would; all of them for
+    an empty plan."""
     declined: Assessment | None
     """Why the first plan was not accepted; None where it was."""
 
 
 @register
 class DropRung(Rung):
-    """Decides; what it has begun is the moves'."""
+    """Decides when an overloaded group drops, and which groups merge with it. ``core.moving.moves`` carries on what it
+    begins."""
 
     name = "drop"
     rank = 70
@@ -65,19 +69,22 @@ class DropRung(Rung):
         self._ways = WaysOut(means)
 
     def worker_ids(self) -> Collection[WorkerId]:
-        """Members of merges under way."""
+        """The members of all merges under way; empty: none."""
         return [w for merge in self._moves.merges for w in merge.worker_ids]
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
-        """Where memory is foreseen to run out, all groups are looked at although it keeps no request out yet."""
+        """No calm where settings have memory foreseen to run out: then all groups are looked at, although memory keeps
+        no request out yet. Else calm without end: only a queue that memory keeps out is a reason to look."""
         return Calm(0 if self._foresees else None)
 
     @property
     def _foresees(self) -> bool:
+        """Whether settings have drops begin before memory runs out."""
         return self._state.params.overload.horizon_s > 0.0
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
-        """For each overloaded group, what would relieve it; a record where a drop would not be worth it."""
+        """Yield offers for overloaded groups (merges, a restore to be called off, or more memory), and records of why a
+        group does not drop; nothing where no group is overloaded."""
         after_step = moment is Moment.STEP_ENDED
         for group_id in self._candidates(after_step=after_step):
             group = self._state.groups.get(group_id)
@@ -95,7 +102,8 @@ class DropRung(Rung):
                 yield from self._decline(group, assessment, now_ns)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Call a restore off, or merge."""
+        """Carry an offer out: without a plan, have the group's restore called off; else have rungs below give way at
+        the plan's workers, begin its merges, and tell rungs of bytes that it lacks. Returns the actions and records."""
         assert isinstance(offer, DropOffer), offer
         asking = offer.groups[0]
         actions: list[Action] = [*offer.told]
@@ -113,34 +121,44 @@ class DropRung(Rung):
     # --- overload ---------------------------------------------------------------------------------------------
 
     def _candidates(self, *, after_step: bool) -> list[GroupId]:
-        """Groups that may be overloaded, in order."""
+        """Ids of the groups that may be overloaded, in order. Where memory is foreseen to run out: all, or after a step
+        those with online requests waiting. Else those whose queue memory keeps out."""
         if not self._foresees:
             return sorted(self._loads.kept_out)
         return sorted(self._state.changes.queued_online) if after_step else list(self._state.groups)
 
     def _may_bind(self, group: Group, after_step: bool) -> bool:
-        """Whether an assessment could come to anything; most groups need none."""
+        """Whether an assessment of the group could lead to anything: a look at its queue that spares most groups the
+        rest."""
         if self._foresees:
             return bool(group.queues.waiting) or not after_step
         return bool(group.queues.waiting) and group.head_blocked_by is BlockedBy.MEMORY
 
     def _may_be_overloaded(self, group: Group, now_ns: int) -> bool:
+        """Whether an assessment could find the group overloaded, or a drop not worth it; a quick look."""
         return self._loads.may_be_overloaded(group, now_ns)
 
     def _assess(self, group: Group, now_ns: int) -> Assessment:
+        """The verdict on whether the group is overloaded now; for a group in a restore, on whether the restore goes
+        on."""
         return self._loads.assess(group, now_ns, is_restoring=self._moves.restore_of(group) is not None)
 
     def _is_overloaded(self, group: Group, now_ns: int) -> bool:
+        """Whether the group is overloaded now, by the full assessment."""
         return self._may_be_overloaded(group, now_ns) and self._assess(group, now_ns).overloaded
 
     def _decline(self, group: Group, assessment: Assessment, now_ns: int) -> Iterator[Record]:
+        """Yield the log record that this assessment speaks against a drop; nothing within a few seconds of the group's
+        last such record."""
         if self._loads.monitor(group).is_news(now_ns):
             yield Record("drop_declined", now_ns, {"group": group.group_id} | assessment.as_fields())
 
     # --- plans ------------------------------------------------------------------------------------------------
 
     def _relieve(self, group: Group, assessment: Assessment, now_ns: int) -> Iterator[Offer | Record]:
-        """A group is overloaded: turn a restore round, or drop."""
+        """Yield what would relieve an overloaded group: its restore called off, merges, or more memory. Where a sleeper
+        will serve sooner, or a plan is not worth it, yield a record of that. Nothing while a move touches the group or
+        its dwell time lasts."""
         if self._moves.restore_of(group) is not None:
             yield DropOffer(groups=(group.group_id,), why=assessment.reason)
             return
@@ -173,7 +191,8 @@ class DropRung(Rung):
             yield DropOffer(groups=(group.group_id,), why=why, plan=plan, missing_bytes=missing, told=told)
 
     def _sooner_wake(self, group: Group, now_ns: int) -> Record | None:
-        """A sleeper that is predicted to serve before a drop could; None: there is none."""
+        """The log record that a drop is held back, as a sleeper that is being woken will serve no later than the drop
+        would; None: no wake under way is predicted to. Sleepers that are not being woken do not count."""
         sleepers = self.means.sleepers
         for worker_id in sleepers.waking:
             if (expected_ns := sleepers.expected_ns(worker_id)) is None:
@@ -188,6 +207,8 @@ class DropRung(Rung):
         self, group: Group, assessment: Assessment, overloaded: Sequence[Group], required: int,
         plan: DropPlan, now_ns: int,
     ) -> Record:
+        """The log record of a drop that is about to begin, with its merges and the verdict on the asking group's merge
+        (if it takes part, else on the group as it is)."""
         made = next((len(m.stages) for m in plan.merges if group.group_id in m.sources), None)
         if made is not None:  # what is told is the verdict on that length
             assessment = self._loads.assess(group, now_ns, is_restoring=False, num_merged=made)
@@ -207,10 +228,11 @@ class DropRung(Rung):
         self, free: Sequence[Group], required: int, asker: Group, overloaded: Sequence[Group],
         max_pull_s: float, now_ns: int,
     ) -> _Choice:
-        """A plan that relieves the overloaded groups, with pipelines as long as they keep up.
+        """A plan that relieves the overloaded groups, with pipelines as long as they keep up, the bytes that it lacks,
+        and the verdict against the first plan, if any.
 
-        The first look at a group takes the shortest pipeline for granted. Where a plan makes longer ones that could
-        not keep up, another is made with the longest that could. Merges of groups that are not overloaded are left out:
+        The first look at a group takes the shortest pipeline for granted. Where a plan makes longer ones that could not
+        keep up, another is made with the longest that could. Merges of groups that are not overloaded are left out:
         they relieve no queue, and their turn comes when one of them asks.
         """
         asking = {g.group_id: g for g in overloaded}
@@ -250,15 +272,18 @@ class DropRung(Rung):
     def _judges(
         self, merge: GroupMerge, asker: Group, asking: Mapping[GroupId, Group]
     ) -> list[Group]:
-        """The groups that say whether a merge is worth it: the one that asks, in another merge any overloaded one."""
+        """The groups that say whether a merge is worth it: the asking one if it takes part, else all overloaded ones in
+        it. Empty: none."""
         return [asker] if asker.group_id in merge.sources else [asking[g] for g in merge.sources if g in asking]
 
     def _verdict(self, judges: Sequence[Group], num_stages: int, now_ns: int) -> Assessment:
-        """On a merged group of so many stages, by the first of them that is in favour."""
+        """The assessment of a merge of so many stages: that of the first judge in favour, else that of the first
+        judge."""
         verdicts = [self._loads.assess(g, now_ns, is_restoring=False, num_merged=num_stages) for g in judges]
         return next((v for v in verdicts if v.overloaded), verdicts[0])
 
     def _longest_accepted(self, judges: Sequence[Group], num_stages: int, now_ns: int) -> int:
-        """Most stages, fewer than these, that are accepted, if fewer always keep up where more do: O(log) verdicts."""
+        """The most stages, fewer than ``num_stages``, that a judge accepts; 0: none. A pipeline is taken to keep up if
+        a longer one does: O(log) verdicts."""
         shorter = range(1, num_stages)
         return bisect_left(shorter, True, key=lambda num: not self._verdict(judges, num, now_ns).overloaded)

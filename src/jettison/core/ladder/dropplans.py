@@ -1,5 +1,5 @@
-"""What the drop planner is told about groups. ``policy.merge`` decides which groups merge, ``core.moving.moves``
-carries it out."""
+"""Views of groups for the drop planner, in bytes. ``policy.merge`` decides which groups merge, and
+``core.moving.moves`` carries it out."""
 
 from __future__ import annotations
 
@@ -27,31 +27,32 @@ from jettison.types import GroupId
 
 
 def pressure(group: Group) -> float:
-    """What its requests hold and want, over what there is."""
+    """Memory pressure of a group: blocks that its requests hold and that waiting online ones need, over its
+    capacity."""
     return (group.blocks.num_used + group.queues.queued_blocks()) / max(1, group.blocks.capacity)
 
 
 def required_bytes(state: ClusterState, overloaded: Sequence[Group], growth_factor: float) -> int:
-    """R of KunServe v3 Fig. 6: what all queued prompts need, with room to grow, less what is free where they wait.
-
-    At least one block for each group: it is overloaded, whatever the arithmetic says.
-    """
+    """Bytes that overloaded groups lack (R of KunServe v3 Fig. 6): what their queued online prompts need, times
+    ``growth_factor``, less the blocks free there. At least one block for each group, as it is overloaded; 0 for no
+    groups."""
     missing = [int(growth_factor * g.queues.queued_blocks()) - g.blocks.num_free for g in overloaded]
     return sum(max(1, blocks) for blocks in missing) * block_bytes(state)
 
 
 def kv_region_bytes(state: ClusterState) -> int:
-    """KV bytes of all workers that can serve, with every layer resident."""
+    """KV bytes that all workers that can serve have together while every layer is resident; 0 without such workers."""
     return sum(w.full_blocks for w in state.workers.values() if w.can_serve) * block_bytes(state)
 
 
 def block_bytes(state: ClusterState) -> int:
-    """Bytes of one block in all layers."""
+    """Bytes of one block of KV in all layers."""
     return state.shape.block_bytes_per_layer(state.limits.block_size) * state.shape.num_layers
 
 
 class DropPlanner:
-    """Plans of drops, with what is known of links and rates now."""
+    """Plans drops over the present state: which groups merge, and what links and rates are known for that. It begins
+    nothing."""
 
     def __init__(self, state: ClusterState, loads: Loads) -> None:
         self._state = state
@@ -62,8 +63,9 @@ class DropPlanner:
         self, groups: Sequence[Group], required: int, asking: GroupId | None, max_pull_s: float,
         most_members: int | None = None,
     ) -> DropPlan:
-        """Merges among these groups that free so many bytes. ``max_pull_s``: how long shards that are missing may take
-        to come; what is to pay for itself is never pulled over a network of which nothing is known."""
+        """Merges among these groups that free ``required`` bytes, or as much as can be; ``asking``: the group that has
+        to take part. ``max_pull_s``: most seconds that pulling missing shards may take; unless it is infinite (an
+        order), no plan pulls over a link of unknown rate. ``most_members``: longest pipeline."""
         state = self._state
         rates = PullRates(state)
         params = PlannerParams(
@@ -79,7 +81,8 @@ class DropPlanner:
         return plan
 
     def candidate(self, group: Group) -> MergeCandidate:
-        """A group as the planner sees it."""
+        """A group as the drop planner sees it: its workers, their resident shards, its pressure, its free bytes and its
+        members' memory."""
         state = self._state
         return MergeCandidate(
             group.group_id,
@@ -91,7 +94,7 @@ class DropPlanner:
         )
 
     def partner(self, group: Group, others: Iterable[Group]) -> Group | None:
-        """The one of the others that a drop merges the group with, if their layers fit together."""
+        """The one of the other groups that a drop would merge with this group; None without any that fits."""
         state = self._state
         links = known_links(state)
 
@@ -106,7 +109,8 @@ class DropPlanner:
         return None if chosen is None else state.groups[chosen.order]
 
     def throughput_cost(self, plan: DropPlan) -> float | None:
-        """v1's cost of the groups that a plan leaves; None without a profile of such groups."""
+        """Cost of the groups that a plan leaves, by KunServe v1; None without measured or profiled rates of such
+        groups."""
         merged = {g for m in plan.merges for g in m.sources}
         sizes = [len(m.stages) for m in plan.merges]
         sizes += [len(g.stages) for g in self._state.groups.values() if g.group_id not in merged]

@@ -1,7 +1,7 @@
-"""Free: blocks of offline requests that are checkpointed go to online requests at once (ConServe 4.4).
+"""Free: offline requests that are checkpointed give their blocks to online requests at once (ConServe 4.4).
 
-A step's own planning evicts for what it admits (``policy.filling``); this is for pressure that is seen before it: the
-head of the online queue, and online requests that were freed and are to come back. No byte is copied.
+A step's own planning evicts requests for what it admits (``policy.filling``). This rung acts on pressure before that:
+for the head of the online queue, and for freed online requests that are to come back. No byte is copied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from jettison.types import RequestId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeOffer(Offer):
-    """Checkpointed requests of one group."""
+    """Offline requests of one group that give their blocks up: running ones with a checkpoint, and ones on their way
+    back."""
 
     victims: tuple[RequestId, ...]
     turned: tuple[RequestId, ...] = ()
@@ -30,7 +31,8 @@ class FreeOffer(Offer):
 
 @register
 class FreeRung(Rung):
-    """Newest first, as many as are needed."""
+    """Frees running offline requests that have a checkpoint, the newest first and as few as suffice, for online
+    requests that lack room."""
 
     name = "free"
     rank = 30
@@ -38,7 +40,8 @@ class FreeRung(Rung):
     is_word = False
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """For each group whose next online request lacks room: the requests that give it their blocks."""
+        """Yield one offer for each changed group whose next online request lacks room: the offline requests that give
+        it their blocks. Nothing for a group without such requests."""
         state = self.means.state
         if not state.changes.harvesting:
             return
@@ -56,7 +59,8 @@ class FreeRung(Rung):
                 yield FreeOffer(groups=(group.group_id,), why=why, victims=victims, turned=turned)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """The blocks are free."""
+        """Preempt the running requests of an offer, and break off those on their way back. Returns no actions: nothing
+        is sent."""
         assert isinstance(offer, FreeOffer), offer
         group = self.means.state.groups[offer.groups[0]]
         for request_id in offer.victims:
@@ -68,12 +72,14 @@ class FreeRung(Rung):
         return []
 
     def _turned(self, group: Group) -> tuple[RequestId, ...]:
-        """Their blocks are free as soon as no piece is on its way."""
+        """Offline requests of a group on their way back from a host pool: once broken off, their blocks are free when
+        no piece is on its way."""
         coming = self.means.hosted.store.of(group, HostedPhase.IN)
         return tuple(e.state.request_id for e in coming if e.state.is_offline)
 
     def _missing(self, group: Group) -> int:
-        """Blocks that online requests want now, beyond those that are free."""
+        """Blocks of a group that its next online request needs beyond the free ones and above the watermark; 0 or less:
+        none."""
         blocks, head = group.blocks, group.queues.waiting.head
         wanted = 0 if head is None or blocks.is_oversized(head) else blocks.cached_prefix(head)[1]
         for entry in self.means.hosted.store.of(group, HostedPhase.STORED):
@@ -82,6 +88,8 @@ class FreeRung(Rung):
         return wanted and wanted + blocks.watermark - blocks.num_allocatable
 
     def _victims(self, group: Group, missing: int) -> tuple[RequestId, ...]:
+        """The newest running offline requests that have a checkpoint and give at least ``missing`` blocks, or all of
+        them; empty where none is missing."""
         victims: list[RequestId] = []
         for state in group.queues.running_offline() if missing > 0 else ():
             if missing <= 0:
@@ -94,10 +102,11 @@ class FreeRung(Rung):
 
 
 def is_preemptible(state: RequestState) -> bool:
-    """It could give its blocks up now."""
+    """Whether a running request could give its blocks up now: it is in no step, neither ends nor starts again, and no
+    copy of its KV is under way."""
     return state.num_pending == 0 and state.is_settled
 
 
 def is_checkpointed(state: RequestState) -> bool:
-    """Host pools have some of its KV."""
+    """Whether host pools have a copy of some of the request's KV."""
     return any(residence.num_tokens for residence in hosted_only(state.residences))

@@ -1,13 +1,15 @@
-"""Harvest: offline work beside online requests, its KV kept in a second place as long as memory may run out (ConServe).
+"""Harvest: offline work beside online requests, with its KV kept in a second place as long as memory may run out
+(ConServe).
 
-Which offline tokens fill a step is planned with the step (``policy.filling``). Here, around each step of a group that
-has offline work:
+Which offline tokens fill a step is planned with the step (``policy.filling``). This rung acts around each step of a
+group that has offline work:
 
     it has ended     candidates are marked                                    policy.checkpointing
     the next begins  what to copy is decided; freed requests come back, where online requests leave room
     it is issued     pieces of both beside it, within what the link and the objectives allow
 
-Online requests are copied, too, behind the offline ones. A request that would be back later than computed again is.
+Online requests are copied, too, behind the offline ones. A stored request that would be back later than computed again
+is computed again.
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ from jettison.policy.swapping import StoredRow, choose_swap_ins
 from jettison.types import GroupId, RequestId
 
 AHEAD_STEPS = 16
-"""Steps of growth of those that run for which room is left beside a request that comes back: it would be the next to
-go."""
+"""Steps of growth of running requests for which room is left beside an offline request that comes back: it would be the
+next to go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarvestOffer(Offer):
-    """Requests of one group that come back, or are computed again because that is faster."""
+    """Freed requests of one group that come back from host pools, or are computed again because that is faster."""
 
     come_back: tuple[RequestId, ...] = ()
     compute_again: tuple[RequestId, ...] = ()
@@ -53,7 +55,8 @@ class HarvestOffer(Offer):
 
 @register
 class HarvestRung(Rung):
-    """Checkpoints and prefetches."""
+    """Copies running requests' KV to host pools while memory may run out (checkpoints), and brings freed requests back
+    (prefetches)."""
 
     name = "harvest"
     rank = 10
@@ -68,29 +71,32 @@ class HarvestRung(Rung):
         """Groups with candidates from a step that has just ended."""
         self._decided: dict[GroupId, tuple[tuple[RequestId, int], ...]] = {}
         self._looked_at: list[Group] = []
-        """In this event."""
+        """Groups looked at in this event."""
         self._put_off: set[GroupId] = set()
         """Groups that were touched while their layouts were changing."""
         self._stalled: set[GroupId] = set()
         """Groups that have nothing to run but what is on its way back."""
         self._num_dissolved = 0
-        """Groups dissolved when this was last rid of them."""
+        """The cluster's count of dissolved groups when these were last dropped here."""
 
     @property
     def _has_nothing(self) -> bool:
-        """No group has offline work or anything at the host, or none of that is for this rung."""
+        """Whether the rung has nothing to do: no group has offline work or KV in host pools, or settings leave neither
+        to this rung."""
         if not self._state.changes.harvesting:
             return True
         return not self._state.params.offline.checkpoints and self.means.hosted.is_idle
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
-        """Ticks are for groups that have not been looked at yet, steps for all with offline work."""
+        """No calm for steps while the rung has something to do, and for ticks while a group with offline work was put
+        off; else calm without end."""
         if moment is Moment.TICK:
             return Calm(None if self._put_off.isdisjoint(self._state.changes.harvesting) else 0)
         return Calm(None if self._has_nothing else 0)
 
     def lag_blocks(self) -> int:
-        """Of all groups."""
+        """Sealed blocks of the requests to be checkpointed that have no copy yet, over all groups that run offline
+        requests."""
         groups = self._state.groups  # a group that was marked last may run no offline request any more
         return sum(
             policy.lag_blocks for group_id, policy in self._policies.items()
@@ -100,7 +106,9 @@ class HarvestRung(Rung):
     # --- deciding ---------------------------------------------------------------------------------------------
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """Mark candidates after a step; before the next, decide what to copy, and which requests come back."""
+        """After a step: mark the requests of its group to be checkpointed, and yield nothing. Before the next: decide
+        what to copy, and yield offers of requests that come back or are computed again, for each touched group whose
+        layouts do not change."""
         harvesting = self._state.changes.harvesting
         if self._has_nothing:
             return
@@ -129,7 +137,8 @@ class HarvestRung(Rung):
         self._marked.clear()
 
     def _touched(self) -> list[Group]:
-        """Groups with offline work, or with something at the host, that an event has touched."""
+        """The groups with offline work, or with KV in host pools, that have been touched or put off, in order of ids.
+        Groups without any of that are forgotten."""
         self._state.resolve_ledgers()
         self._forget_dissolved()
         changes, groups = self._state.changes, self._state.groups
@@ -141,10 +150,12 @@ class HarvestRung(Rung):
         return [groups[g] for g in sorted(asked)]
 
     def _has_work(self, group: Group) -> bool:
+        """Whether the group runs offline requests, or has requests that are stored or moving."""
         queues = group.queues
         return bool(queues.num_running_offline or queues.stored or queues.moving)
 
     def _forget(self, group_id: GroupId) -> None:
+        """Drop what is remembered of a group, and the room that its newcomers leave."""
         self._state.changes.harvesting.discard(group_id)
         self._policies.pop(group_id, None)
         self._stalled.discard(group_id)
@@ -152,6 +163,7 @@ class HarvestRung(Rung):
             self._state.groups[group_id].blocks.reserve(self.name, {})
 
     def _forget_dissolved(self) -> None:
+        """Drop what is remembered of groups that have been dissolved since the last time."""
         groups, num_dissolved = self._state.groups, self._state.num_dissolved
         if self._num_dissolved != num_dissolved:
             self._num_dissolved = num_dissolved
@@ -161,6 +173,8 @@ class HarvestRung(Rung):
     # --- checkpoints ------------------------------------------------------------------------------------------
 
     def _mark(self, group_id: GroupId) -> None:
+        """Mark the group's running requests to be checkpointed, offline ones first; none while enough blocks are free.
+        Does nothing for a group without running offline requests."""
         group, offline = self._state.groups.get(group_id), self._state.params.offline
         if group is None or not group.queues.num_running_offline or not offline.checkpoints:
             return
@@ -181,6 +195,7 @@ class HarvestRung(Rung):
         )
 
     def _decide(self, group: Group) -> None:
+        """Decide how many blocks of each marked request of the group are copied beside its next step."""
         below_free = self._state.params.offline.checkpoint_below_free
         costs = cache(lambda: self.means.loads.exchange_costs(group))  # of this moment, where they are asked for at all
         self._decided[group.group_id] = self._policies[group.group_id].blocks_to_checkpoint(
@@ -189,7 +204,7 @@ class HarvestRung(Rung):
         )
 
     def _budget_blocks(self, group: Group) -> int:
-        """What may be copied beside a step like the group's last, or its next: at least one block where it delays no
+        """Blocks that may be copied beside a step like the group's last, or its next: at least one where that delays no
         online decode, or nothing would ever move. A group with nothing to run has no step to delay.
 
         Between two steps online decodes are in none, so there one block is granted whatever the objective. Its price is
@@ -213,7 +228,8 @@ class HarvestRung(Rung):
     # --- prefetches -------------------------------------------------------------------------------------------
 
     def _returning(self, group: Group) -> Iterator[Offer]:
-        """Freed requests that come back now."""
+        """Yield offers for the group's freed requests that come back now, and for those of them that are computed again
+        sooner. Nothing without room or without a budget for copies; offline ones only where no online request waits."""
         queues = group.queues
         # Where admission is capped the group is to fit into less memory soon.
         only_online = queues.offline_holders or queues.waiting or group.blocks.admission_cap is not None
@@ -238,11 +254,11 @@ class HarvestRung(Rung):
             )
 
     def _chosen_to_return(self, group: Group, entries: Mapping[RequestId, HostedKV]) -> tuple[RequestId, ...]:
-        """Those of ``entries`` that come back now, in the order of service.
+        """The requests of ``entries`` that come back now, in the order of service, online ones first.
 
         An online request comes back as soon as a newcomer of its size would be let in: newcomers leave its blocks free,
-        so no request has them until it is back. An offline one comes back only beside what those that run will take
-        in the next steps: it would be the next to go.
+        so no request has them until it is back. An offline one comes back only beside what running requests take in the
+        next steps: it would be the next to go.
         """
         in_order = in_service_order((e.state for e in entries.values()), group.limits.scheduling_policy)
         online: list[StoredRow] = []
@@ -263,23 +279,27 @@ class HarvestRung(Rung):
     def _is_faster_recomputed(
         self, group: Group, num_blocks: int, budget_blocks: int, costs: ExchangeCosts
     ) -> bool:
+        """Whether a request with this many blocks is computed again sooner than they are copied, at ``budget_blocks`` a
+        step."""
         num_tokens = num_blocks * group.limits.block_size
         link_s = self.means.loads.copied_beside_s(group, num_blocks)
         return is_faster_recomputed(num_blocks, budget_blocks, costs.step_s, costs.recompute_s(num_tokens), link_s)
 
     def _growth(self, group: Group) -> int:
-        """Blocks that running requests will take in the next steps."""
+        """Blocks that the group's running requests take in the next ``AHEAD_STEPS`` steps."""
         return group.blocks.num_to_grow(group.queues.running.values(), AHEAD_STEPS)
 
     def _keep_room(self, group: Group) -> None:
-        """Newcomers leave room for online requests that were freed: those were admitted before them."""
+        """Have newcomers to the group leave room for requests stored in host pools, as those were admitted before them;
+        without any, leave none."""
         if group.queues.stored:
             group.blocks.reserve_everywhere(self.name, self._store.owed_blocks(group))
         else:
             group.blocks.reserve(self.name, {})
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Pieces are sent beside the step that follows."""
+        """Bring the offer's requests back, and give up the copies of those that are computed again. Returns the record
+        of the latter, if there are any; copies are sent beside the step that follows."""
         assert isinstance(offer, HarvestOffer), offer
         requests = self._state.requests
         for request_id in offer.come_back:
@@ -291,7 +311,8 @@ class HarvestRung(Rung):
         return [*told]
 
     def _told_again(self, offer: HarvestOffer, now_ns: int) -> Record:
-        """Which requests are computed again, and which times of the link and of steps that goes by."""
+        """The log record of requests that are computed again, with the times of the link and of steps that decided
+        it."""
         group = self._state.groups[offer.groups[0]]
         entries = [self._store.entry_named(request_id) for request_id in offer.compute_again]
         num_blocks = sum(entry.num_blocks for entry in entries if entry is not None)
@@ -303,7 +324,7 @@ class HarvestRung(Rung):
         })
 
     def after_steps(self, now_ns: int) -> list[Action]:
-        """Pieces beside the steps just issued."""
+        """The pieces of KV, to host pools and back, that are sent beside the steps just issued."""
         decided, self._decided = self._decided, {}
         looked_at, self._looked_at = self._looked_at, []
         actions: list[Action] = []
@@ -313,6 +334,7 @@ class HarvestRung(Rung):
         return actions
 
     def _note_stall(self, group: Group) -> None:
+        """Count a stall once when the group comes to have nothing to run but requests on their way back."""
         is_stalled = not group.in_flight and not group.paused and bool(
             self._store.of(group, HostedPhase.IN)
         )
@@ -323,7 +345,8 @@ class HarvestRung(Rung):
             self._state.counters.prefetch_stalls += 1
 
     def go(self) -> None:
-        """No request is checkpointed any more, and no freed one brought back."""
+        """Drop all copies in host pools, and the room that newcomers leave for them, as the rung is about to be
+        removed."""
         for group in self._state.groups.values():
             group.blocks.reserve(self.name, {})
         self._store.empty()

@@ -1,7 +1,8 @@
-"""What a rung may do beside its four verbs (``core.ladder.rung``): each of these is one thing that the ladder asks.
+"""Hooks: what a rung may do beside its four verbs (``core.ladder.rung``). Each protocol here is one thing that the
+ladder asks.
 
-A rung that has the methods of a protocol is asked; one that has not does not mention it. The ladder sorts its rungs by
-these protocols once, when it is made (``core.ladder.climb``).
+A rung has a hook if it has all of its methods. The ladder sorts its rungs by these protocols once, when its list of
+rungs is set (``core.ladder.climb``), and asks only rungs with the hook.
 """
 
 from __future__ import annotations
@@ -21,159 +22,165 @@ if TYPE_CHECKING:
 
 
 class Refusal(NamedTuple):
-    """Why a request is not taken, and when to try again."""
+    """Why a request is not taken, and after how long its client may try again."""
 
     message: str
     retry_after_ms: int
 
 
 class Calm(NamedTuple):
-    """How long a rung decides nothing, while nothing but ticks and decode steps happens."""
+    """For how long a rung decides nothing, as long as nothing but ticks and decode steps happens."""
 
     until_ns: int | None
-    """It may decide at the first of the moments in question from then on. 0: at any; None: at none."""
+    """The time from which on the rung may decide something again. 0: it may at any moment; None: it never does."""
     num_steps: int = 0
-    """Only while each group has room for so many steps more than it has taken."""
+    """The calm holds only while each group has room for this many steps more than it has taken."""
 
 
 @runtime_checkable
 class Admits(Protocol):
-    """It may refuse requests on arrival."""
+    """A rung with this hook may refuse online requests. The ladder asks it when a front end is about to accept one."""
 
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
-        """Whether another online request of a tenant is taken. ``limit``: online ones that may wait; None: any number.
-        ``num_coming``: accepted ones that the core has not been told of."""
+        """Why this tenant's next online request is refused; None: this rung takes it. ``limit``: how many online
+        requests may wait; None: any number. ``num_coming``: accepted requests that the core has not been told of."""
         ...
 
 
 @runtime_checkable
 class Places(Protocol):
-    """It says where requests live."""
+    """A rung with this hook chooses groups for new requests. The ladder asks it when a request is dispatched."""
 
     def place(self, state: RequestState) -> GroupId | None:
-        """Which group a newcomer is queued in; None: whichever dispatch chooses."""
+        """The group in which a new request is queued; None: dispatch chooses."""
         ...
 
     def closed(self) -> Set[GroupId]:
-        """Groups where no online request lives, nor should."""
+        """The groups where no online request lives or should live, so that they may sleep."""
         ...
 
 
 @runtime_checkable
 class GivesRoom(Protocol):
-    """It can take offline KV out of a group."""
+    """A rung with this hook can take offline KV out of a group. The ladder asks it where a dearer rung wants that
+    room."""
 
     def give_room(self, group: Group, why: str, now_ns: int) -> list[Action]:
-        """Offline KV in this group is all that keeps a rung above from what it would do with it, and why."""
+        """Take offline KV out of this group, because it alone keeps a dearer rung from acting (``why``); return the
+        actions."""
         ...
 
 
 @runtime_checkable
 class HearsUnmet(Protocol):
-    """It may have memory where a rung below had none."""
+    """A rung with this hook may find memory where another rung found too little. The ladder tells it of each such
+    lack."""
 
     def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
-        """A rung below could not get a group the memory that it needs."""
+        """Take note that a group lacks ``missing_bytes`` which a rung could not get (``why``); return what this rung
+        does."""
         ...
 
 
 @runtime_checkable
 class Scales(Protocol):
-    """It asks for more instances."""
+    """A rung with this hook asks for more instances from outside. Metrics read it."""
 
     def num_scale_outs(self) -> int:
-        """Times that it has asked."""
+        """How many times the rung has asked for more instances since it was made."""
         ...
 
     def missing_bytes(self) -> int:
-        """That it asks for from outside now."""
+        """Bytes that the rung asks for from outside now; 0: none."""
         ...
 
 
 @runtime_checkable
 class SendsCopies(Protocol):
-    """It copies KV to or from host memory."""
+    """A rung with this hook copies KV to or from host memory. The ladder calls it after steps have been issued."""
 
     def after_steps(self, now_ns: int) -> list[Action]:
-        """Send what should follow the steps just issued in a worker's stream."""
+        """The copies to send behind the steps just issued, in the workers' streams."""
         ...
 
 
 @runtime_checkable
 class Lags(Protocol):
-    """It keeps copies of what runs."""
+    """A rung with this hook copies the KV of requests while they run. Metrics read how far the copies are behind."""
 
     def lag_blocks(self) -> int:
-        """Sealed blocks of its candidates that have not been copied."""
+        """Sealed blocks of the requests to be copied that have no copy yet."""
         ...
 
 
 @runtime_checkable
 class Sleeps(Protocol):
-    """It wakes sleepers."""
+    """A rung with this hook wakes sleepers. The core asks it how long wakes take."""
 
     def wakes_s(self) -> tuple[float, ...]:
-        """What waking each sleeper that it may wake would take, the soonest first."""
+        """Seconds that waking takes, one number for each sleeper that the rung may wake, as it orders them; empty
+        without any."""
         ...
 
     def expect(self, worker_id: WorkerId) -> Expected:
-        """How long a wake will take that another part of the core orders."""
+        """The prediction for a wake of this worker that an administrator or a request orders, and not the rung."""
         ...
 
 
 @runtime_checkable
 class Gauges(Protocol):
-    """Metrics show something of it."""
+    """A rung with this hook has figures for metrics. The ladder collects them."""
 
     def gauges(self) -> Mapping[str, float]:
-        """By name."""
+        """The rung's figures now, by their names in metrics; empty while it has none."""
         ...
 
 
 @runtime_checkable
 class Occupies(Protocol):
-    """It uses workers for longer than an event."""
+    """A rung with this hook uses workers for longer than one event. The ladder keeps such a rung while it uses any."""
 
     def worker_ids(self) -> Collection[WorkerId]:
-        """Those that it would have to give way at."""
+        """The workers that the rung uses now, where it would have to give way."""
         ...
 
 
 @runtime_checkable
 class Ends(Protocol):
-    """It sets something on groups."""
+    """A rung with this hook sets something on groups or in the state. The ladder calls it when it removes the rung."""
 
     def go(self) -> None:
-        """It is a rung no more: undo what it has set."""
+        """Undo what this rung has set (holds, reservations, caps), as it is about to be removed from the ladder."""
         ...
 
 
 @runtime_checkable
 class Notes(Protocol):
-    """It remembers which groups are different since it looked."""
+    """A rung with this hook remembers which groups have changed since it looked last. The ladder tells it of them."""
 
     def note_touched(self, group_ids: Collection[GroupId]) -> None:
-        """These groups are (at the end of an event, and where steps are told of together)."""
+        """Note that these groups have changed. Called at the end of an event, and where several steps are told of
+        together."""
         ...
 
 
 @runtime_checkable
 class Checks(Protocol):
-    """It keeps books."""
+    """A rung with this hook can verify its own books. The ladder calls it where invariants are checked."""
 
     def check(self) -> None:
-        """Raise AssertionError on any broken invariant."""
+        """Compare the rung's books with the state. Raises AssertionError on any broken invariant."""
         ...
 
 
 @runtime_checkable
 class Ticks(Protocol):
-    """It may decide something although nothing but ticks and decode steps happens. A driver in virtual time leaves out
-    the others of those."""
+    """A rung with this hook may decide something although nothing but ticks and decode steps happens. A driver in
+    virtual time asks it which ticks and steps it may skip; rungs without the hook decide nothing then."""
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
-        """At ticks (``TICK``: whether the next one decides something is all that is asked), or at ends of steps and
-        before them (the others): a step of one group may be a reason to do something with another."""
+        """For how long the rung decides nothing. ``TICK`` asks whether the next tick may decide something; any other
+        moment asks about ends of steps and the time before steps, as a step of one group may matter to another."""
         ...
 
 
@@ -184,8 +191,8 @@ HOOKS = (
 
 
 def check_hooks(rung: type) -> None:
-    """A rung has all methods of a hook or none. Raises ConfigError for one that has some, or a property in the place of
-    a method: the ladder would not ask it, or fail when it does."""
+    """Check that a rung's class has all methods of each hook, or none. Raises ConfigError for one that has some, or a
+    property in the place of a method: the ladder would not ask it, or fail when it does."""
     for hook in HOOKS:
         names = [name for name in vars(hook) if not name.startswith("_")]
         present = [name for name in names if hasattr(rung, name)]

@@ -1,4 +1,5 @@
-"""Lists of rungs by the names under which ``--overload`` has them: a baseline is a list of rungs, and nothing else."""
+"""Lists of rungs, by the words of ``--overload``, and the rungs that other options add. A baseline is a list of rungs,
+and nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ PACKING = "pack"
 
 
 class LadderSpec(NamedTuple):
-    """What ``--overload`` says."""
+    """What a text for ``--overload`` means: names of rungs, from free to dear, and whether pipelines are static."""
 
     rungs: tuple[str, ...]
     static_pipeline: bool = False
@@ -48,9 +49,11 @@ again (``policy.batching``). ``pipeline``: static pipelines from the start."""
 
 
 def parse_overload(text: str) -> LadderSpec:
-    """``drop``, ``recompute``, ``swap``, ``migrate``, ``pipeline``, any other rung's name, or several with ``+``.
+    """The rungs that a text for ``--overload`` names, with those that every list has. The text is ``drop``,
+    ``recompute``, ``swap``, ``migrate``, ``pipeline``, any other rung's word, or several words joined by ``+``.
 
-    Raises ConfigError for a name that no rung has, and for lists that contradict themselves.
+    Raises ConfigError for a word that no rung has, for one that comes twice, and for a rung that merges groups beside
+    ``pipeline``.
     """
     names = overload_words(text)
     if len(set(names)) != len(names):
@@ -63,20 +66,23 @@ def parse_overload(text: str) -> LadderSpec:
 
 
 def with_offline(rungs: tuple[str, ...], parts: Iterable[str]) -> tuple[str, ...]:
-    """These rungs and those of parts of harvesting, from free to dear."""
+    """The names of these rungs and of those that the given parts of ``--offline`` bring, from free to dear; a part
+    without rungs adds none. Raises ConfigError for a name that no rung has."""
     brought = [rung for part in parts for rung in OFFLINE.get(part, ())]
     return tuple(rung.name for rung in rung_classes({*rungs, *brought}, static_pipeline=False))
 
 
 def with_wake(rungs: tuple[str, ...], static_pipeline: bool) -> tuple[str, ...]:
-    """These rungs and the one that wakes sleepers; in static pipelines no worker sleeps."""
+    """The names of these rungs and of ``wake``, from free to dear; these alone for static pipelines, where no worker
+    sleeps. Raises ConfigError for a name that no rung has."""
     if static_pipeline:
         return rungs
     return tuple(rung.name for rung in rung_classes({*rungs, "wake"}, static_pipeline=False))
 
 
 def with_packing(rungs: tuple[str, ...]) -> tuple[str, ...]:
-    """These rungs and the one that packs, from free to dear. Raises ConfigError beside one that spreads requests."""
+    """The names of these rungs and of ``pack``, from free to dear. Raises ConfigError for a name that no rung has, and
+    for a rung that spreads requests."""
     classes = rung_classes({*rungs, PACKING}, static_pipeline=False)
     for rung in classes:
         if rung.spreads:
@@ -85,7 +91,8 @@ def with_packing(rungs: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def overload_name(rungs: tuple[str, ...], *, static_pipeline: bool) -> str:
-    """The shortest text that ``parse_overload`` makes these of."""
+    """The shortest text from which ``parse_overload`` makes this list of rungs, without rungs that other options bring;
+    ``recompute`` where no other rung is left."""
     unnamed = {*ALWAYS, "wake", PACKING, *(rung for brought in OFFLINE.values() for rung in brought)}
     names = [name for name in rungs if name not in unnamed]
     brought = {r for word, spec in BASELINES.items() if {*spec.rungs} <= {*names} for r in spec.rungs if r != word}

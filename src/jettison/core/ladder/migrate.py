@@ -1,7 +1,7 @@
 """Migrate: every so often the fullest instances give a running request to the emptiest (Llumnix).
 
-Decisions are ``policy.migration``'s, one move is ``core.moving.relocate``'s; here is only when to look, and between
-which.
+``policy.migration`` decides which requests go, and ``core.moving.relocate`` moves one; here is when to look, and
+between which groups.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationOffer(Offer):
-    """One request goes from one group to another."""
+    """One running request is to go from one group to another, in the given way."""
 
     request_id: RequestId
     source: GroupId
@@ -43,7 +43,7 @@ class MigrationOffer(Offer):
 
 @register
 class MigrateRung(Rung):
-    """Migrations between instances, lowest freeness to highest."""
+    """Moves running requests between instances, from those with the least room to those with the most."""
 
     name = "migrate"
     rank = 50
@@ -55,37 +55,40 @@ class MigrateRung(Rung):
         super().__init__(means)
         self._looked_ns: int | None = None
         self._ended: list[Passage] = []
-        """Over since it looked last."""
+        """Migrations that have ended since the rung looked last."""
         self._stale: set[GroupId] = set()
         """Groups that were touched since ``_loads`` was made from them."""
         self._loads: dict[GroupId, InstanceLoad] = {}
         self._low: set[GroupId] = set()
         """Groups that would give a request away: while there is none, the others need not be looked at."""
         self._num_dissolved = 0
-        """Groups dissolved when ``_loads`` was last rid of them."""
+        """The cluster's count of dissolved groups when these were last dropped from ``_loads``."""
         self._num_waited: Counter[RequestId] = Counter()
-        """Looks in a row at which those of the last one were told to wait."""
+        """By request that was told to wait at the last look: looks in a row at which it was."""
         self._avoided_until_ns: dict[Pair, int] = {}
-        """Pairs between which a transfer failed, either way round."""
+        """By pair of groups between which a transfer failed, either way round: the time until which none migrates
+        there."""
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
-        """While no request migrates, steps until the next look at all instances; a tick may be that look."""
+        """No calm on ticks, while any request migrates, and before the first look; else calm until the next look at all
+        instances."""
         if moment is Moment.TICK or not self.means.migrations.is_idle or self._looked_ns is None:
             return Calm(0)
         return Calm(self._looked_ns + math.ceil(self.means.state.params.migration.period_s * NANOSECONDS))
 
     def worker_ids(self) -> Collection[WorkerId]:
-        """Workers of groups that take part in a migration."""
+        """The workers of groups that take part in a migration under way, whichever rung began it."""
         return self.means.migrations.worker_ids
 
     def note_touched(self, group_ids: Collection[GroupId]) -> None:
-        """What is known of their loads is not true any more."""
+        """Note that these groups' loads have to be read again."""
         self._stale.update(group_ids)
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """Look for new pairs when it is time, or when an instance has become free for one."""
+        """Yield offers of migrations, when a period has passed since the last look or when a migration has ended; else
+        nothing."""
         self._stale |= {g.group_id for g in self.means.state.changed_groups()}
         ended, self._ended = self._ended, []
         self._note_lost(ended, now_ns)
@@ -95,7 +98,7 @@ class MigrateRung(Rung):
             yield from self._pairs(now_ns)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Start the migration."""
+        """Start the migration of an offer; return its actions."""
         assert isinstance(offer, MigrationOffer), offer
         groups = self.means.state.groups
         source, destination = groups[offer.source], groups[offer.destination]
@@ -105,7 +108,7 @@ class MigrateRung(Rung):
         )
 
     def _note_lost(self, ended: Sequence[Passage], now_ns: int) -> None:
-        """What failed is not tried again at once, nor the way back."""
+        """Avoid pairs of groups, either way round, for a while after a migration between them has lost a transfer."""
         until_ns = now_ns + round(self.means.state.params.migration.retry_s * NANOSECONDS)
         for migration in ended:
             if migration.lost_transfer:
@@ -113,11 +116,14 @@ class MigrateRung(Rung):
                 self._avoided_until_ns |= {Pair(*ends): until_ns, Pair(*ends[::-1]): until_ns}
 
     def _avoided(self, now_ns: int) -> Set[Pair]:
+        """The pairs of groups between which no request may migrate now."""
         if self._avoided_until_ns:
             self._avoided_until_ns = {p: end for p, end in self._avoided_until_ns.items() if end > now_ns}
         return self._avoided_until_ns.keys()
 
     def _pairs(self, now_ns: int) -> Iterator[Offer]:
+        """Yield offers for the pairs that ``policy.migration`` chooses among groups that no move or migration touches;
+        nothing where no such group has a request to give."""
         self._refresh_loads()
         if not self._low:
             return
@@ -143,8 +149,8 @@ class MigrateRung(Rung):
             )
 
     def _kinds(self, pairs: Mapping[RequestId, Pair]) -> Mapping[RequestId, Going]:
-        """How requests go between them; one that is to wait has no kind, and is looked at again in the next
-        period."""
+        """How each of these requests goes between its pair of groups; one that has to wait is left out, and looked at
+        again in the next period."""
         state, params = self.means.state, self.means.state.params.migration
         if params.kind is not None:
             return dict.fromkeys(pairs, Going(params.kind, params.max_step_tokens))
@@ -158,7 +164,8 @@ class MigrateRung(Rung):
         return chosen
 
     def _refresh_loads(self) -> None:
-        """What is known of groups that nothing has touched is what it was."""
+        """Read the loads of touched groups anew, and drop those of dissolved groups; other groups' loads stay as they
+        are. Groups that may give a request away are noted with it."""
         state = self.means.state
         if self._num_dissolved != state.num_dissolved:
             self._num_dissolved = state.num_dissolved
@@ -174,10 +181,13 @@ class MigrateRung(Rung):
 
 
 def _is_idle(group: Group, taken: Set[WorkerId]) -> bool:
+    """Whether the group is not paused and none of its workers is among those ``taken``."""
     return not group.paused and taken.isdisjoint(group.worker_ids)
 
 
 def _load(group: Group) -> InstanceLoad:
+    """A group's load as ``policy.migration`` sees it: blocks in all, used, and needed by the first waiting request; and
+    requests in its batch."""
     head = group.queues.waiting.head
     head_blocks = 0 if head is None else group.limits.blocks_for(head.num_tokens)
     batch = len(group.queues.running) + (1 if group.queues.waiting else 0)
@@ -185,6 +195,7 @@ def _load(group: Group) -> InstanceLoad:
 
 
 def _rows(group: Group) -> list[MigrationRow]:
+    """The running requests of a group that may migrate now, with priorities and blocks."""
     return [
         MigrationRow(s.request_id, s.request.priority, group.blocks.ledgers[0].num_blocks_of(s.request_id))
         for s in group.queues.running.values() if may_go(s)

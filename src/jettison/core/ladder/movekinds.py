@@ -1,9 +1,9 @@
-"""How moves go that rungs have decided on: as KV or as tokens, now or in a later epoch. All rungs that move requests
-ask here, each for all its moves of an epoch at once.
+"""The kinds of moves that rungs have decided on: each request goes as KV or as tokens, now or in a later epoch. Every
+rung that moves requests asks here, for all its moves of an epoch at once.
 
-Decisions are ``policy.movekinds``'; here is what it goes by: boundaries from the profile and the predictor, rates of
-links as they are known, and what moves under way have not sent or computed yet. Every tick asks how those that go as
-tokens should go on.
+``policy.movekinds`` decides. Here are its inputs: boundaries from the profile and the predictor, rates of links as they
+are known, and what moves under way have not sent or computed yet. On every tick, requests on their way as tokens are
+looked at again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from jettison.types import GroupId, RequestId
 
 
 def choose_kinds(cluster: ClusterState, wanted: Iterable[WantedMove]) -> dict[RequestId, Going]:
-    """Of those that begin now; the others wait for the next epoch. Changes nothing."""
+    """How each of these moves goes that may begin now, by request; a request that is left out waits for the next epoch.
+    Empty for no moves. Changes nothing."""
     moves = {w.state.request_id: w for w in wanted}
     if not moves:
         return {}
@@ -55,8 +56,9 @@ def choose_kinds(cluster: ClusterState, wanted: Iterable[WantedMove]) -> dict[Re
 
 
 def reconsider(cluster: ClusterState, migrations: Migrations, now_ns: int) -> list[Action]:
-    """Of what is under way as tokens: each goes as fast as its destination takes it by now, or, where a link has become
-    free that brings the rest much sooner, on as KV (``policy.movekinds.rest_as_kv``)."""
+    """Look again at requests on their way as tokens: each is computed as fast as its destination takes it now, and goes
+    on as KV where a link has become free that brings the rest much sooner. Returns the actions of requests that change
+    to KV."""
     open_ones = [m for m in migrations.under_way if isinstance(m, TokenRelocation) and m.may_change]
     if not open_ones:
         return []
@@ -83,7 +85,8 @@ def reconsider(cluster: ClusterState, migrations: Migrations, now_ns: int) -> li
 
 
 def prefill_boundary_of(cluster: ClusterState, group: Group) -> PrefillBoundary | None:
-    """What its steps take beside its requests; None while too little is known."""
+    """Tokens of prompts that a group's steps, and a second of them, take beside its running requests; None while too
+    little is known."""
     params = cluster.params
     decodes = decodes_of(group)
     return prefill_boundary(
@@ -94,6 +97,8 @@ def prefill_boundary_of(cluster: ClusterState, group: Group) -> PrefillBoundary 
 
 
 def _port(cluster: ClusterState, rates: PortRates, port: PortId) -> LinkBin:
+    """A port as the policy sees it: bytes that moves may send through it in an epoch (None: its rate is not known), and
+    bytes queued at it."""
     params, rate = cluster.params, rates.of(port)
     queued = cluster.book.bytes_at(port)
     if rate is None:
@@ -103,17 +108,20 @@ def _port(cluster: ClusterState, rates: PortRates, port: PortId) -> LinkBin:
 
 
 def _num_cached(wanted: WantedMove) -> int:
-    """Leading tokens that the destination has in its prefix cache: they neither travel nor are computed."""
+    """Leading tokens of a request that the destination has in its prefix cache, and that are neither sent nor computed;
+    0: none."""
     return wanted.destination.blocks.cached_prefix(wanted.state, wanted.state.num_computed)[0]
 
 
 def _num_blocks(wanted: WantedMove, num_there: int) -> int:
-    """That travel; ``num_there``: leading tokens that the destination has."""
+    """Blocks of KV that a request takes along, at least 1; ``num_there``: leading tokens that the destination has
+    already."""
     limits = wanted.destination.limits
     return max(1, limits.blocks_for(wanted.state.num_tokens) - num_there // limits.block_size)
 
 
 def _move(cluster: ClusterState, wanted: WantedMove, num_there: int, port_bytes: Mapping[PortId, int]) -> Move:
+    """A wanted move as the policy sees it; ``num_there``: leading tokens that the destination has already."""
     state, destination = wanted.state, wanted.destination
     source = cluster.groups[state.group_id]
     num_tokens = max(1, state.num_tokens - num_there)
@@ -127,6 +135,8 @@ def _move(cluster: ClusterState, wanted: WantedMove, num_there: int, port_bytes:
 
 
 def _link_bytes(cluster: ClusterState, wanted: WantedMove, num_there: int) -> Mapping[LinkId, int]:
+    """Bytes of a request's KV that each link would carry to the destination; ``num_there``: leading tokens that it has
+    already."""
     layer_bytes = cluster.shape.block_bytes_per_layer(cluster.limits.block_size)
     num_blocks, found = _num_blocks(wanted, num_there), dict[LinkId, int]()
     for part in plan_kv_transfers(in_arenas(wanted.state.residences).places, wanted.destination.stages):

@@ -1,8 +1,5 @@
-"""An administrator's orders: drop, restore and migrate whatever the load, and whatever rungs there are (also for
-verification).
-
-Static pipelines stay as they are.
-"""
+"""An administrator's orders to drop, restore and migrate: they are obeyed whatever the load is, and whatever rungs
+there are. In a cluster of static pipelines no order changes groups."""
 
 from __future__ import annotations
 
@@ -26,7 +23,8 @@ _WHY = "requested"
 
 
 class Orders:
-    """Carried out at once."""
+    """Carries out an administrator's orders at once. What cannot begin now is left out; each order returns its
+    actions."""
 
     def __init__(self, state: ClusterState, loads: Loads, moves: Moves) -> None:
         self._state = state
@@ -35,7 +33,8 @@ class Orders:
         self._planner = DropPlanner(state, loads)
 
     def drop(self, ladder: Ladder, now_ns: int) -> list[Action]:
-        """Merge the two smallest groups that no move is touching; call a restore off first, if one is under way."""
+        """Call off the first restore under way; without one, merge the two smallest groups that no move touches.
+        Returns the actions; none where no two groups can merge, and with static pipelines."""
         if self._state.params.static_pipeline:
             return []
         for restore in self._moves.restores:
@@ -50,7 +49,8 @@ class Orders:
         return actions
 
     def restore(self, ladder: Ladder, now_ns: int) -> list[Action]:
-        """Restore every merged group that no move is touching."""
+        """Begin to restore every merged group that no move touches. Returns the actions; none without such a group, and
+        with static pipelines."""
         if self._state.params.static_pipeline:
             return []
         actions: list[Action] = []
@@ -65,7 +65,8 @@ class Orders:
         self, migrations: Migrations, request_id: RequestId, destination: GroupId, now_ns: int, *,
         kind: MigrationKind, max_step_tokens: int | None,
     ) -> list[Action]:
-        """Have a request go to another group, where both are idle of moves and it can go now; else nothing."""
+        """Begin to migrate a request to the group ``destination``, in the given kind. Returns the actions; none where
+        the request cannot go now, or where either group is paused or in a move."""
         wanted = self._wanted(migrations, request_id, destination)
         if wanted is None:
             return []
@@ -78,8 +79,8 @@ class Orders:
         self, migrations: Migrations, destinations: Mapping[RequestId, GroupId], now_ns: int,
         kinds: Collection[MigrationKind],
     ) -> list[Action]:
-        """Have these requests go, each in the best of these ways, as ``choose_kinds`` says; one that is to wait, or
-        cannot go now, stays, and is to be asked for again."""
+        """Begin to migrate these requests, each to its group in the best of these kinds, as ``choose_kinds`` says.
+        Returns the actions; a request that has to wait, or cannot go now, stays, and has to be ordered again."""
         found = [self._wanted(migrations, r, g) for r, g in destinations.items()]
         wanted = {w.state.request_id: w._replace(kinds=kinds) for w in found if w is not None}
         actions: list[Action] = []
@@ -90,6 +91,8 @@ class Orders:
         return actions
 
     def _wanted(self, migrations: Migrations, request_id: RequestId, destination: GroupId) -> WantedMove | None:
+        """The move of a request to a group, if it can begin now; None if the request or the group is unknown, the
+        request cannot go, or either group is paused, in a move, or shares workers with the other."""
         state, groups = self._state.requests.get(request_id), self._state.groups
         if state is None or not may_go(state) or migrations.is_moving(state) or destination not in groups:
             return None

@@ -1,4 +1,5 @@
-"""What groups compute of prompts beside their requests, and for how many what arrives is too much."""
+"""How many tokens of prompts groups compute beside requests that decode, and how many groups the arriving prompts
+need."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from jettison.policy.slo import AHEAD_SHARE, Pace, objectives, prompt_tokens_per
 
 
 def decoding_of(group: Group) -> tuple[int, int]:
-    """(rows, KV tokens) of one of its steps, were all its requests to decode."""
+    """(rows, KV tokens) of one step of a group, if all its running requests decoded; a merged group's requests are
+    spread over as many steps as it has stages. (0, 0) where none runs."""
     num_running, num_stages = len(group.queues.running), len(group.stages)
     if not num_running:
         return 0, 0
@@ -24,12 +26,15 @@ def decoding_of(group: Group) -> tuple[int, int]:
 
 
 def decodes_of(group: Group) -> StepWork:
-    """The same as a step's work; nothing without any."""
+    """The work of one step of a group in which all its running requests decode, and nothing is prefilled. Work without
+    rows where no request runs."""
     return StepWork.decodes(*decoding_of(group))
 
 
 def prompt_rate_of(cluster: ClusterState, group: Group) -> float | None:
-    """Tokens of prompts a second that its steps compute beside its requests, were all of them to decode."""
+    """Tokens of prompts a second that a group's steps compute beside its running requests, if all of them decoded. 0:
+    decodes leave prompts no time. None: too little is known of steps. The steps keep to the objective for decodes,
+    except where prefills come first."""
     most, decodes, num_stages = group.limits.max_num_batched_tokens, decodes_of(group), len(group.stages)
     if group.limits.prefill_first:  # its steps keep to no objective
         return cluster.predictor.prefill_tokens_per_s(most, decodes, num_stages)
@@ -39,8 +44,8 @@ def prompt_rate_of(cluster: ClusterState, group: Group) -> float | None:
 def num_for_arrivals(
     cluster: ClusterState, loads: Loads, groups: Iterable[Group], share: float = AHEAD_SHARE
 ) -> int:
-    """Groups like these that the prompts which arrive keep busy for ``share`` of their time. 0 while too little is
-    known of steps or arrivals, and where there is no objective for first tokens."""
+    """How many groups like these it takes so that arriving online prompts fill ``share`` of the time that steps have
+    for prompts. 0 while too little is known of steps or arrivals, and where first tokens have no objective."""
     traffic = loads.traffic.traffic()
     if traffic is None or objectives(cluster.params.offline.slo, cluster.predictor).ttft_s is None:
         return 0

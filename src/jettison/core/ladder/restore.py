@@ -1,8 +1,8 @@
 """Restore: a merged group goes back to instances when its wave has passed, or when compute binds (KunServe).
 
-The tests are policies (``policy.restore``) over the views of ``core.load.views``; the move is
-``core.moving.restoring``. Offline KV keeps no group merged: where the online requests alone would let it go back, or
-let a restore under way split, rungs below are asked to take it out first.
+Policies decide (``policy.restore``) over the views of ``core.load.views``; ``core.moving.restoring`` carries restores
+out. Offline KV keeps no group merged: where the online requests alone would let a group go back, or let a restore under
+way split, rungs below are asked to take offline KV out first.
 """
 
 from __future__ import annotations
@@ -30,37 +30,40 @@ _ROOM = "without offline work its load fits into its members again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOffer(Offer):
-    """A merged group is taken apart."""
+    """A merged group is to be taken apart."""
 
     max_overflow_blocks: int = 0
-    """Of what does not fit at the split, so much is computed again."""
+    """Most blocks of requests that do not fit at the split, and are computed again; 0: all have to fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoomOffer(Offer):
-    """Nothing but offline KV keeps a merged group from being taken apart."""
+    """Offline KV alone keeps a merged group from being taken apart: rungs below are to take it out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YieldOffer(Offer):
-    """Compute binds: the group admits only what its members could hold apart."""
+    """Compute binds a merged group: it is to admit only what its members could hold apart, so that it can be
+    restored."""
 
     load: MergedLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapOffer(Offer):
-    """The group admits again what it has room for: a request needs the memory of all members."""
+    """A merged group that had yielded is to admit again what it has room for, as a request needs the memory of all its
+    members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOffer(Offer):
-    """A restore is called off: it cannot come to an end that lasts."""
+    """A restore under way is to be called off, as a request needs the memory of all members."""
 
 
 @register
 class RestoreRung(Rung):
-    """Decides; what it has begun is the moves'."""
+    """Decides when merged groups are restored, and when a restore is called off. ``core.moving.moves`` carries on what
+    it begins."""
 
     name = "restore"
     is_word = False
@@ -72,13 +75,16 @@ class RestoreRung(Rung):
         self._state, self._loads, self._moves = means.state, means.loads, means.moves
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """On every tick, each merged group."""
+        """Yield offers for every merged group on every tick: restore it, make room for that, cap its admission or lift
+        that cap, or call its restore off. Nothing where settings leave restores to an administrator."""
         if self._state.params.auto_restore:
             for group in list(self._state.pipelines.values()):
                 yield from self._consider(group, now_ns)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Restore, have room made for it, yield, or turn a restore round."""
+        """Do what the offer says: begin a restore, ask rungs below to take offline KV out, cap the group's admission,
+        lift that cap, or call its restore off. Returns the actions and records. Raises AssertionError for another
+        rung's offer."""
         group = self._state.groups[offer.groups[0]]
         match offer:
             case RestoreOffer():
@@ -101,35 +107,39 @@ class RestoreRung(Rung):
         raise AssertionError(offer)
 
     def give_way(self, worker_ids: Collection[WorkerId], by: Rung | None, why: str, now_ns: int) -> list[Action]:
-        """The pipeline is needed after all."""
+        """Call off every restore that touches these workers, as the pipeline is needed after all; return the
+        actions."""
         return self._turn_round(worker_ids, why, now_ns)
 
     def _turn_round(self, worker_ids: Collection[WorkerId], why: str, now_ns: int) -> list[Action]:
+        """Call off every restore that touches one of these workers; return the actions, none without such a restore."""
         restores = [r for r in self._moves.restores if any(w in worker_ids for w in r.worker_ids)]
         return [action for restore in restores for action in self._moves.turn_round(restore, now_ns, why)]
 
     def go(self) -> None:
-        """Groups admit again what they have room for."""
+        """Lift the cap on admission that this rung has set on merged groups, as it is about to be removed."""
         for group in self._state.pipelines.values():
             group.blocks.uncap_admission(self.name)
 
     def worker_ids(self) -> Collection[WorkerId]:
-        """Members of restores under way."""
+        """The members of all restores under way; empty: none."""
         return [w for restore in self._moves.restores for w in restore.worker_ids]
 
     @property
     def _gives_room(self) -> bool:
-        """Offline work gives way where it is in the way; by priority alone it does not."""
+        """Whether settings let offline work be taken out of a group for a restore; with priorities alone they do
+        not."""
         return self._state.params.offline.slo_aware
 
     @property
     def _usual_output(self) -> float:
-        """Tokens of the last online answers, a mean; 0 until one has ended."""
+        """Mean tokens of the last online answers; 0 until one has ended."""
         return self._loads.traffic.mean_output_tokens
 
     # --- tests ------------------------------------------------------------------------------------------------
 
     def _consider(self, group: Group, now_ns: int) -> Iterator[Offer]:
+        """Yield offers for one merged group; nothing while another move touches it, or where it is to stay as it is."""
         ids = (group.group_id,)
         under_way = self._moves.restore_of(group)
         if under_way is not None and under_way.group is group:
@@ -159,7 +169,8 @@ class RestoreRung(Rung):
     def _restore(
         self, group: Group, load: MergedLoad, params: RestoreParams, *, without_offline: bool = False
     ) -> RestoreOffer | None:
-        """Its wave has passed, and all requests have room apart."""
+        """An offer to restore the group, if its load would fit into its members, or all but a little of it; else None.
+        ``without_offline``: offline requests do not count."""
         ids = (group.group_id,)
         if should_restore(load, params) and self._can_split(group, without_offline=without_offline):
             return RestoreOffer(groups=ids, why="its load fits into its members again")
@@ -170,7 +181,9 @@ class RestoreRung(Rung):
         return RestoreOffer(groups=ids, why=why, max_overflow_blocks=overflow_blocks)
 
     def _reconsider(self, restore: Restoring, now_ns: int) -> Iterator[Offer]:
-        """A restore whose members have not split yet: does what has arrived since let it come to an end, and last?"""
+        """Yield offers for a restore whose members have not split yet: to call it off if a request needs all members,
+        to take offline KV out of its way, or to yield if compute binds. Nothing once it has gone too far, or if it goes
+        well."""
         group = restore.group
         ids = (group.group_id,)
         if not restore.may_still_wait:
@@ -187,6 +200,7 @@ class RestoreRung(Rung):
             yield YieldOffer(groups=ids, why="compute binds", load=load)
 
     def _yield(self, group: Group, load: MergedLoad, now_ns: int) -> Record:
+        """Cap the group's admission at what its members could hold apart; return the record of that."""
         group.blocks.cap_admission(self.name, self._fitting_blocks(group))
         fields = {
             "group": group.group_id,
@@ -197,7 +211,8 @@ class RestoreRung(Rung):
         return Record("yield", now_ns, fields)
 
     def _can_split(self, group: Group, max_overflow_blocks: int = 0, *, without_offline: bool = False) -> bool:
-        """All requests have room apart, now and as long as they are foreseen to become."""
+        """Whether some way of splitting holds all requests of the group, now and at their foreseen lengths, but for
+        ``max_overflow_blocks``. ``without_offline``: offline requests need no room now."""
         ways = plan_splits(group.stages, self._state.shape.num_layers)
         return any(
             will_hold(self._state, group, way, self._usual_output)
@@ -206,13 +221,15 @@ class RestoreRung(Rung):
         )
 
     def _needs_merging(self, group: Group) -> bool:
-        """Some online request is foreseen to become too large for a member on its own."""
+        """Whether some online request of the group is foreseen to become too large for its smallest member on its
+        own."""
         least = min(self._state.workers[w].full_blocks for w in group.worker_ids)
         foreseen = (s.num_tokens_foreseen(self._usual_output) for s in group.queues.online_requests())
         return any(group.limits.blocks_for(num_tokens) > least for num_tokens in foreseen)
 
     def _fitting_blocks(self, group: Group) -> int:
-        """Blocks that may be held when the members take layers back, in the way of splitting that has most room."""
+        """Most blocks that the group may hold for its members to take layers back, in the way of splitting with most
+        room, less a seventh."""
         ways = plan_splits(group.stages, self._state.shape.num_layers)
         most = max(min(room_blocks(self._state, part) for part in way.parts) for way in ways)
         return most - most // 7

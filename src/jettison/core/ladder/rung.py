@@ -1,12 +1,14 @@
-"""What a rung is: a way to make supply meet demand, asked at fixed moments, which starts mechanisms and moves nothing.
+"""Rungs: a rung is one way to make memory supply meet demand. It is asked at fixed moments, starts mechanisms of
+``core.moving``, and moves nothing itself.
 
 The ladder (``core.ladder.climb``) asks its rungs from the cheapest to the dearest. A rung has four verbs. It *looks*:
-where it wants something done, it makes an offer, which says which groups it is about and why. It is then told to
-*begin* what it offered. A dearer rung that needs workers which it uses asks for way: it *gives way*, which means that
-it stops, finishes or hands over what it has begun there, within one piece of a copy. And it *leaves* when its reason is
-gone. What else a rung may do is in ``core.ladder.hooks``.
+where it wants something done, it makes an offer, which names the groups that it is about and the reason. The ladder
+then tells it to *begin* what it offered. Where a dearer rung needs workers, each cheaper rung is told to *give way*
+there: it stops, finishes or hands over what it has begun at these workers, within one piece of a copy. And on every
+tick a rung may *leave*: it stops what has no reason any more. What else a rung may do is in ``core.ladder.hooks``.
 
-A rung for a policy of one's own is a subclass in any module: ``register`` makes its name known to ``--overload``.
+A rung for a policy of one's own is a subclass of ``Rung`` in any module: ``register`` makes its name known to
+``--overload``.
 """
 
 from __future__ import annotations
@@ -32,90 +34,100 @@ from jettison.types import GroupId, WorkerId
 
 
 class Moment(Enum):
-    """When rungs are asked."""
+    """The moments at which the ladder asks its rungs to look."""
 
     TICK = auto()
     """Time has passed (every 100 ms)."""
     STEP_ENDED = auto()
-    """A step has been committed; the next one is planned after this: what can wait for the tick would be a bubble."""
+    """A step has been committed, and its group has not planned the next one yet: what waited for the tick would be a
+    bubble."""
     BEFORE_STEPS = auto()
-    """At the end of every event, before touched groups plan their steps."""
+    """The end of every event has come, and touched groups have not planned their steps yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a rung would do now. Rungs add what they need to begin it."""
+    """What a rung would do now, for which groups, and why. A rung's own subclass adds what ``begin`` needs."""
 
     groups: tuple[GroupId, ...]
-    """That it is about."""
+    """The groups that the offer is about; empty where it is about none in particular."""
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What rungs look at, and the mechanisms that they start."""
+    """What every rung is given: the state and loads that it looks at, the mechanisms that it starts, and ways to ask
+    other rungs."""
 
     state: ClusterState
     loads: Loads
     moves: Moves
-    """Drops and restores."""
+    """Starts merges (drops) and restores."""
     hosted: Hosted
-    """KV in host pools."""
+    """Keeps requests' KV in host pools: swapped out and checkpointed."""
     checkpoints: Checkpoints
-    """Of what it is a copy, while that runs."""
+    """Copies of requests in host pools that are made while the requests run."""
     migrations: Migrations
     sleepers: Sleepers
     ways: Callable[[], Collection[Way]]
-    """By which the rungs that there are let the head of a queue in."""
+    """Returns the ways in which the present rungs let in the head of a queue."""
     ask_way: Callable[[Rung, Collection[WorkerId], str, int], list[Action]]
-    """Have all rungs below one give way at these workers."""
+    """Has every rung below the given one give way at these workers (reason, time); returns the actions of that."""
     ask_room: Callable[[Rung, Group, str, int], list[Action]]
-    """Have all rungs below one take offline KV out of a group."""
+    """Has every rung below the given one that can take offline KV out of a group (reason, time); returns the actions of
+    that."""
     tell_unmet: Callable[[GroupId, int, str, int], list[Action]]
-    """A group lacks so many bytes that a rung had no way to get, and why: rungs above it may."""
+    """Tells every rung that may have more memory that a group lacks so many bytes (reason, time); returns their
+    actions."""
     ask_closed: Callable[[], Set[GroupId] | None]
-    """Groups that no online request needs; None where no rung says which those are."""
+    """Returns the groups that no online request needs; None where no rung places requests."""
 
 
 class Rung:
-    """Does nothing. See the module."""
+    """Base class of rungs: one that is asked to look, give way or leave does nothing. A subclass overrides what it
+    does."""
 
     name: ClassVar[str]
     rank: ClassVar[int]
-    """Rungs are asked in this order: from free to dear."""
+    """Place in the ladder: rungs are asked from the lowest rank (free) to the highest (dear)."""
     forms_pipelines: ClassVar[bool] = False
-    """It may merge groups: a request can have more memory than one instance's, and microbatches are planned ahead."""
+    """It may merge groups: then a request can have more memory than one instance's, and microbatches are planned
+    ahead."""
     uses_host_pool: ClassVar[bool] = False
     spreads: ClassVar[bool] = False
-    """It moves requests to where most is free: the opposite of packing."""
+    """It moves requests to where most memory is free: the opposite of packing."""
     moments: ClassVar[frozenset[Moment]] = frozenset(Moment)
-    """When it looks."""
+    """The moments at which the ladder asks it to look."""
     way: ClassVar[Way | None] = None
-    """By which it lets in the head of a queue that memory keeps out; None: that is not what it does."""
+    """The way in which it lets in the head of a queue that memory keeps out; None: it does not let heads in."""
     is_word: ClassVar[bool] = True
-    """Its name is a word of ``--overload``; others come with those."""
+    """Its name is a word of ``--overload``; other rungs come with those words or with other options."""
 
     def __init__(self, means: Means) -> None:
         self.means = means
 
     def look(self, moment: Moment, now_ns: int) -> Iterable[Offer | Record]:
-        """What it would do now, or a record of why not. Each offer is begun before the next one is asked for."""
+        """Iterate over what the rung would do at this moment: offers, and records of why it does not act; empty by
+        default. The ladder begins each offer before it asks for the next one."""
         return ()
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Do what was offered."""
+        """Do what this rung offered, and return the actions. By default a rung makes no offers: raises
+        AssertionError."""
         raise AssertionError(f"{self.name} has made an offer that it cannot begin: {offer}")
 
     def give_way(self, worker_ids: Collection[WorkerId], by: Rung | None, why: str, now_ns: int) -> list[Action]:
-        """A rung above needs these workers now, and why. ``by``: None where an administrator does.
+        """Stop, finish or hand over what this rung has begun at these workers, as a dearer rung ``by`` needs them for
+        the reason ``why``; return the actions. ``by`` None: an administrator needs them. Does nothing by default.
 
-        Copies to and from arenas whose layouts a move changes are broken off by the move (``Moves``), whichever rung
-        has begun them.
+        A rung need not stop copies to and from arenas whose layouts a move changes: the move breaks them off
+        (``Moves``).
         """
         return []
 
     def leave(self, now_ns: int) -> list[Action]:
-        """On every tick: stop what has no reason any more. Rungs leave from the dearest to the cheapest."""
+        """Stop what the rung has begun and what has no reason any more; return the actions, none by default. The ladder
+        asks this on every tick, from the dearest rung to the cheapest."""
         return []
 
 
@@ -123,7 +135,8 @@ _RUNGS: dict[str, type[Rung]] = {}
 
 
 def register(rung: type[Rung]) -> type[Rung]:
-    """Make a rung known by its name. Raises ConfigError where another one has that name."""
+    """Class decorator: make a rung's class known by its name, and its name a word of ``--overload`` if the class says
+    so. Returns the class. Raises ConfigError where another class has that name."""
     if _RUNGS.setdefault(rung.name, rung) is not rung:
         raise ConfigError(f"there are two rungs named {rung.name!r}")
     if rung.is_word:
@@ -132,16 +145,16 @@ def register(rung: type[Rung]) -> type[Rung]:
 
 
 def rung_named(name: str) -> type[Rung]:
-    """Raises ConfigError for a name that no rung has."""
+    """The class of the rung with this name. Raises ConfigError where no rung has it."""
     if name not in _RUNGS:
         raise ConfigError(f"there is no rung {name!r}; there are {', '.join(sorted(_RUNGS))}")
     return _RUNGS[name]
 
 
 def rung_classes(names: Iterable[str], *, static_pipeline: bool) -> list[type[Rung]]:
-    """Of these names, from free to dear.
+    """The classes of the rungs with these names, each once, from free to dear.
 
-    Raises ConfigError for a name that no rung has, and for rungs that merge groups beside static pipelines.
+    Raises ConfigError for a name that no rung has, and for a rung that merges groups where ``static_pipeline`` is set.
     """
     classes = sorted({rung_named(name) for name in names}, key=lambda rung: (rung.rank, rung.name))
     if static_pipeline and (merging := [rung.name for rung in classes if rung.forms_pipelines]):

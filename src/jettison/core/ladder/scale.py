@@ -1,7 +1,7 @@
 """Scale out: more instances are asked for when no rung below can get the memory that is needed.
 
-Asked once, however many groups are short of memory, until none has been for a while; serving goes on meanwhile. A
-merged group whose demand goes on rising towards its capacity asks as well.
+They are asked for once, however many groups are short of memory, until none has been short for a while; serving goes on
+meanwhile. A merged group whose demand goes on rising towards its capacity asks as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jettison.types import NANOSECONDS, GroupId
 
 @dataclass(frozen=True, slots=True)
 class ScaleOutParams:
-    """When more instances are asked for, and when the request is over."""
+    """When a merged group's rising demand asks for more instances, and when the request for them is over."""
 
     clear_s: float = 5.0
     """An episode ends when nothing has been missing for this long."""
@@ -32,14 +32,14 @@ class ScaleOutParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleOutOffer(Offer):
-    """More memory than there is would be needed."""
+    """A merged group's demand rises towards more memory than it has; ``missing_bytes``: what it will lack."""
 
     missing_bytes: int
 
 
 @dataclass(slots=True)
 class _Rise:
-    """Demand of a merged group since it last fell, in blocks."""
+    """How a merged group's demand, in blocks, has gone on since it last fell."""
 
     since_ns: int
     at_first: int
@@ -48,7 +48,8 @@ class _Rise:
 
 @register
 class ScaleRung(Rung):
-    """At most one open request for more instances."""
+    """Asks for more instances from outside, with at most one open request (an episode). It starts no mechanism: a
+    record tells of it."""
 
     name = "scale"
     is_word = False
@@ -60,31 +61,32 @@ class ScaleRung(Rung):
         self.params = params
         self._num_scale_outs = 0
         self._needed_ns: int | None = None
-        """When something was last missing; None while no episode is open."""
+        """When memory was last missing; None while no episode is open."""
         self._missing_bytes = 0
-        """The most since then."""
+        """Most bytes missing at once in the open episode; 0 without one."""
         self._rises: dict[GroupId, _Rise] = {}
 
     @property
     def is_open(self) -> bool:
-        """More instances are asked for now."""
+        """Whether more instances are asked for now."""
         return self._needed_ns is not None
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
-        """While nothing is asked for: on a tick the request may be over."""
+        """No calm on ticks while instances are asked for, as a tick may end that; else calm without end."""
         return Calm(0 if moment is Moment.TICK and self.is_open else None)
 
     def num_scale_outs(self) -> int:
-        """Episodes so far."""
+        """How many times more instances have been asked for."""
         return self._num_scale_outs
 
     def missing_bytes(self) -> int:
-        """The most that was missing in the open episode."""
+        """Most bytes that were missing at once in the open episode; 0 without one."""
         return self._missing_bytes
 
     def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
-        """A record, unless the request has been made already. A sleeper is woken before more instances are asked
-        for."""
+        """Ask for more instances, or go on asking, as a group lacks ``missing_bytes``. Returns a record where an
+        episode begins, else nothing. Does nothing while a rung wakes sleepers and a worker sleeps, is about to, or is
+        being woken: that comes first."""
         if Way.WAKE in self.means.ways() and (self.means.sleepers.out or self.means.sleepers.waking):
             return []
         self._missing_bytes = max(self._missing_bytes, missing_bytes)
@@ -96,7 +98,8 @@ class ScaleRung(Rung):
         return [Record("scale_out", now_ns, {"group": group_id, "missing_bytes": missing_bytes, "reason": why})]
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """On every tick: has a merged group's demand been rising towards its capacity ever since the drop?"""
+        """Yield one offer, on every tick, for each merged group whose demand has risen towards its capacity since it
+        last fell."""
         state = self.means.state
         self._rises = {group_id: rise for group_id, rise in self._rises.items() if group_id in state.pipelines}
         for group_id, group in list(state.pipelines.items()):
@@ -108,19 +111,21 @@ class ScaleRung(Rung):
                 )
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Ask for more."""
+        """Tell every rung that hears of missing memory, this one included, what the group will lack; return the
+        actions."""
         assert isinstance(offer, ScaleOutOffer), offer
         return self.means.tell_unmet(offer.groups[0], offer.missing_bytes, offer.why, now_ns)
 
     def leave(self, now_ns: int) -> list[Action]:
-        """Nothing has been missing for a while."""
+        """End the episode once no memory has been missing for a while; return the record of that, else nothing."""
         if self._needed_ns is None or now_ns - self._needed_ns < self.params.clear_s * NANOSECONDS:
             return []
         self._needed_ns, self._missing_bytes = None, 0
         return [Record("scale_out_over", now_ns, {})]
 
     def _missing_blocks(self, group: Group, now_ns: int) -> int:
-        """What demand will lack at the horizon; 0 while it is not known to rise."""
+        """Blocks that a merged group's demand will lack at the horizon; 0: none, or its demand has not risen for long
+        enough."""
         demand = group.blocks.num_used + group.queues.queued_blocks()
         rise = self._rises.get(group.group_id)
         if rise is None or demand < rise.last:

@@ -1,4 +1,4 @@
-"""Shed: what is refused on arrival, because the queue is full. The last rung: nothing else helps in time.
+"""Shed: online requests are refused on arrival while the queue is full. The last rung: nothing else helps in time.
 
 The rule and its words are ``policy.refusal``'s; a front end asks before it accepts a request, and tells its client.
 """
@@ -14,14 +14,17 @@ from jettison.policy.refusal import retry_after_ms, why_queue_full
 
 @register
 class ShedRung(Rung):
-    """Looks when it is asked, on arrival."""
+    """Refuses an online request where the queue is full and its tenant has its share of it. It is asked on arrival, and
+    never looks."""
 
     name = "shed"
     is_word = False
     rank = 100
 
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
-        """Where as many wait as may, and the tenant has more than its part of them."""
+        """Why the tenant's next online request is refused; None: it is taken. Every request is taken while fewer than
+        ``limit`` wait (``num_coming`` included) or ``limit`` is None; at a full queue only one of a tenant with less
+        than an equal share."""
         if limit is None:
             return None
         state = self.means.state

@@ -1,4 +1,5 @@
-"""How a merged group is split: the ways are ``policy.restore``'s, which one fits is seen from the present state."""
+"""Choice of the way in which a merged group is split: ``policy.restore`` names the ways, and the present state says
+which of them fits."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from jettison.policy.restore import plan_splits
 def choose_split(
     state: ClusterState, group: Group, usual_output: float, max_overflow_blocks: int = 0
 ) -> SplitPlan:
-    """The first way of splitting that fits, the furthest one if none does.
+    """The way in which a merged group is to be split: the first in which every request fits now and at its foreseen
+    length; else the first in which all fit now; else the first way of all.
 
-    A way in which every request will still fit when it is as long as it is foreseen to become goes before one that only
-    has room now.
+    ``usual_output``: tokens of a usual answer. ``max_overflow_blocks``: most blocks of requests that need not fit.
     """
     ways = plan_splits(group.stages, state.shape.num_layers)
     fitting = [way for way in ways if fits(state, group, way, max_overflow_blocks)]

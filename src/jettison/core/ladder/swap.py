@@ -1,10 +1,10 @@
 """Swap: KV of the newest requests goes to host pools when memory runs out, and comes back (after InferCept).
 
-Leaving before blocks are missing, within a budget for each step that hides the copies behind it. While a request of a
-group is on its way no request of it is recomputed: the blocks that are missing are about to be free, or the request
-that returns is about to run, and may then leave again. Newcomers leave room for what is stored: requests that were
-admitted first run first. A stored one that is larger than what a split has made of its group waits for a larger group,
-and is computed again there.
+Requests leave before blocks are missing, within a budget for each step that hides the copies behind it. While a request
+of a group is on its way no request of it is recomputed: the blocks that are missing are about to be free, or the
+request that returns is about to run, and may then leave again. Newcomers leave room for what is stored: requests that
+were admitted first run first. A stored request that is larger than what a split has made of its group waits for a
+larger group, and is computed again there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from jettison.types import GroupId, RequestId, WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapOffer(Offer):
-    """Requests of one group that leave, or return, or wait for a larger group."""
+    """Requests of one group that leave for host pools, come back, or are given up there because their group has become
+    too small."""
 
     leave: tuple[RequestId, ...] = ()
     come_back: tuple[RequestId, ...] = ()
@@ -36,7 +37,8 @@ class SwapOffer(Offer):
 
 @register
 class SwapRung(Rung):
-    """Which requests leave and which return is ``policy.swapping``'s decision."""
+    """Sends running requests' KV to host pools where memory runs out, and back where there is room. ``policy.swapping``
+    decides which."""
 
     name = "swap"
     rank = 40
@@ -50,18 +52,21 @@ class SwapRung(Rung):
         """Groups that were touched while their layouts were changing."""
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
-        """While no request is swapped out; requests leave before the blocks are missing."""
+        """No calm while host pools have KV of any request (on a tick also while a group was put off). Else calm without
+        end while each group has room for the steps that swaps look ahead, and one more."""
         is_busy = not self.means.hosted.is_idle or (moment is Moment.TICK and bool(self._put_off))
         return Calm(0 if is_busy else None, self.means.state.params.swap.ahead_steps + 1)
 
     def worker_ids(self) -> Collection[WorkerId]:
-        """Workers of groups with a swap."""
+        """The workers of groups that have a request swapped out or on its way."""
         return self._swap.worker_ids()
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """For each touched group that may plan a step: which requests leave, which return."""
+        """Yield offers for each changed group: stored requests that are too large for it now, requests that leave, and
+        requests that come back. Requests leave and come back only before a step that the group can plan, and nothing
+        happens while its layouts change."""
         state, busy = self.means.state, self.means.moves.changing_workers()
         asked = {g.group_id for g in state.changed_groups()} | self._put_off
         self._put_off = set()
@@ -83,7 +88,8 @@ class SwapRung(Rung):
             self._keep_room(group)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Pieces are sent behind the step that follows."""
+        """Begin what an offer says: requests leave, come back, or are given up and computed again. Returns no actions:
+        pieces are sent behind the step that follows."""
         assert isinstance(offer, SwapOffer), offer
         requests, swap = self.means.state.requests, self._swap
         for request_id in offer.leave:
@@ -95,16 +101,18 @@ class SwapRung(Rung):
         return []
 
     def after_steps(self, now_ns: int) -> list[Action]:
-        """Pieces within each group's allowance."""
+        """The pieces of KV to send behind the steps just issued, within each group's allowance."""
         return self._swap.send(self._budget_blocks)
 
     def go(self) -> None:
-        """Nothing is stored, or on its way: no group waits for that, or keeps room for it."""
+        """Remove from every group the hold on preemption and the room kept for swapped requests, as the rung is about
+        to be removed."""
         for group in self.means.state.groups.values():
             group.release(self.name, GroupHold.PREEMPTION)
             group.blocks.reserve(self.name, {})
 
     def _budget_blocks(self, group: Group) -> int:
+        """Blocks that may be copied beside a group's step, by the swap settings."""
         return swap_budget(
             self.means.state.params.swap, lambda time_share: self.means.loads.blocks_beside_step(group, time_share)
         )
@@ -112,14 +120,19 @@ class SwapRung(Rung):
     # --- views ------------------------------------------------------------------------------------------------
 
     def _growth(self, state: RequestState, group: Group) -> int:
+        """Blocks that a running request takes in the steps that swaps look ahead, within its own limits; 0: none."""
         limits, ahead = self.means.state.limits, state.num_tokens + self.means.state.params.swap.ahead_steps
         most = min(ahead, state.num_prompt + state.request.params.max_tokens, limits.max_model_len)
         return max(0, group.limits.blocks_for(most) - group.blocks.ledgers[0].num_blocks_of(state.request_id))
 
     def _growth_of_running(self, group: Group) -> int:
+        """Blocks that all running requests of a group take in the steps that swaps look ahead, without requests that
+        are ending."""
         return sum(self._growth(s, group) for s in group.queues.running.values() if s.ending is None)
 
     def _leaving(self, group: Group) -> tuple[RequestId, ...]:
+        """The requests of a group that leave for host pools now, as growth needs more blocks than are free or about to
+        be; else empty."""
         growth, free = self._growth_of_running(group), group.blocks.num_allocatable
         out = self._swap.of(group, HostedPhase.OUT)
         leaving = sum(_reclaimable(entry.state, group) for entry in out)
@@ -138,6 +151,8 @@ class SwapRung(Rung):
         ))
 
     def _returning(self, group: Group) -> tuple[RequestId, ...]:
+        """The stored requests of a group that come back now, in the order of service; empty: none is stored, or none
+        has room."""
         stored = {entry.state.request_id: entry for entry in self._swap.of(group, HostedPhase.STORED)}
         if not stored:
             return ()
@@ -153,16 +168,20 @@ class SwapRung(Rung):
         ))
 
     def _hold_preemption(self, group: Group) -> None:
-        """Only what is on its way frees what is missing: where it has given way, nothing will."""
+        """Keep the group from preempting requests while one of them is on its way to or from a host pool, as that frees
+        what is missing; else let it."""
         if self._swap.of(group, HostedPhase.OUT, HostedPhase.IN):
             group.hold(self.name, GroupHold.PREEMPTION)
         else:
             group.release(self.name, GroupHold.PREEMPTION)
 
     def _keep_room(self, group: Group) -> None:
+        """Have newcomers to the group leave room for its swapped requests, and hold or release its preemption."""
         self._hold_preemption(group)
         group.blocks.reserve_everywhere(self.name, self._swap.owed_blocks(group))
 
 
 def _reclaimable(state: RequestState, group: Group) -> int:
+    """Blocks that the group gains if the request leaves: those that it shares with no other, in the stage with the
+    fewest."""
     return min(ledger.num_exclusive_blocks(state.request_id) for ledger in group.blocks.ledgers)

@@ -1,4 +1,4 @@
-"""How soon each way would let the head of a queue in, as known now: views for ``policy.soonest``."""
+"""How soon each way would let the head of a queue in, as is known now: predictions for ``policy.soonest``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from jettison.types import NANOSECONDS, WorkerId
 
 
 class WaysOut:
-    """Predictions; nothing is kept but how long wakes have taken."""
+    """Predicts how soon each way would let in the head of a queue. It keeps nothing but how long wakes have taken, and
+    begins nothing."""
 
     def __init__(self, means: Means) -> None:
         self._means = means
@@ -42,8 +43,8 @@ class WaysOut:
     def times(
         self, group: Group, assessment: Assessment, wake: WakeForecast | None, now_ns: int
     ) -> dict[Way, float | None]:
-        """Of all ways that there are for a group whose queue memory keeps out. ``wake``: of the sleeper that would be
-        woken; None: there is none."""
+        """Seconds until the head is let in, by each way that is open to a group whose queue memory keeps out; None: not
+        known. ``wake``: what is known of the sleeper that would be woken; None: there is none."""
         ways = self._means.ways()
         times: dict[Way, float | None] = {Way.WAIT: assessment.memory_wait_s}
         if Way.MIGRATE in ways and (migration := self.migration(group)) is not None:
@@ -57,8 +58,8 @@ class WaysOut:
     # --- wake -------------------------------------------------------------------------------------------------
 
     def wake(self, worker_id: WorkerId, head: RequestState | None) -> WakeForecast:
-        """What is known of waking a worker from the source that is through first. ``head``: the request that is to be
-        let in; None: no request in particular."""
+        """What waking a worker takes, from the source of parameters that is predicted to end first; no bytes where it
+        has not given them up yet. ``head``: the request that is to be let in; None: no request in particular."""
         state, profile = self._state, self._state.params.profile
         first_step_s = self._first_step_s(head, 1)
         if worker_id in self._means.sleepers.leaving:
@@ -75,14 +76,15 @@ class WaysOut:
         ])  # fmt: skip
 
     def _step_in_flight_s(self, group: Group) -> float:
-        """All of it: when a worker began is not known here. 0 without one, or while nothing is known of steps."""
+        """Predicted seconds of the group's newest step in flight, all of it, as it is not known when a worker began; 0
+        without one, or while nothing is known of steps."""
         last = next(reversed(group.in_flight.values()), None)
         step_s = None if last is None else self._state.predictor.predict_s(last.work, step_of(len(group.stages)))
         return step_s or 0.0
 
     def _fill_rates(self, worker_id: WorkerId) -> dict[WakeSource, float | None]:
-        """Bytes a second at which a worker gets all shards from each source that there is: peers first, then the
-        machine's copy, then the model folder. None: not known."""
+        """Bytes a second at which a worker gets all shards from each source that it has, in the order peers, then its
+        machine's copy or the model folder; None: not known."""
         state, params = self._state, self._state.params
         profile, everything = params.profile, state.shape.all_shards
         awake = [w for w in state.workers.values() if w.can_serve and w.worker_id not in self._means.sleepers.leaving]
@@ -100,8 +102,8 @@ class WaysOut:
         return rates
 
     def _peers_rate(self, worker_id: WorkerId, holders: Sequence[WorkerId]) -> float | None:
-        """The rate of the best link from a holder of the shards. A measured rate was measured beside steps. A profiled
-        one was not: of that a holder that serves gives a part."""
+        """Bytes a second of the best link from a holder of shards to a worker; None: none is known. A rate that was
+        measured, was so beside steps; of a profiled one, a holder that serves gives only a part."""
         state, known = self._state, PullRates(self._state)
         rates: list[float] = []
         for holder in holders:
@@ -118,7 +120,8 @@ class WaysOut:
     # --- drop -------------------------------------------------------------------------------------------------
 
     def _may_merge(self, group: Group) -> bool:
-        """Some other group could take part in a drop, or a restore is turned round."""
+        """Whether a drop could relieve the group: some other group could take part, or the group's restore could be
+        called off."""
         moves = self._means.moves
         if moves.restore_of(group) is not None:
             return True
@@ -127,8 +130,8 @@ class WaysOut:
         )
 
     def drop_s(self, group: Group, now_ns: int) -> float:
-        """Until the first step of the merged group that lets the head in, from when it may be dropped again: as drops
-        have taken here; before the first one, as profiled."""
+        """Predicted seconds until a dropped group's first step with the head of its queue, its dwell time included: as
+        long as drops have taken here; before the first drop, as profiled."""
         state, counters = self._state, self._state.counters
         wait_s = self._means.loads.dwell_left_s(group, now_ns)
         num_stages = len(group.stages)
@@ -146,13 +149,14 @@ class WaysOut:
         )
 
     def _partner(self, group: Group) -> Group | None:
-        """The group that a drop would merge it with."""
+        """The group that a drop would merge this one with; None: there is none that no move touches and that fits."""
         moves = self._means.moves
         others = (g for g in self._state.groups.values() if g is not group and not moves.is_moving(g))
         return self._planner.partner(group, others)
 
     def _pull_s(self, group: Group, partner: Group | None) -> float:
-        """Of shards that members lack in any order of stages; none where each has all layers."""
+        """Predicted seconds in which a merge's members pull the shards that they lack; 0 without a partner, between two
+        instances, and over links of unknown rate."""
         if partner is None or len(group.stages) + len(partner.stages) == 2:
             return 0.0
         plan = self._planner.plan([group, partner], 1, group.group_id, math.inf)
@@ -162,7 +166,8 @@ class WaysOut:
         return max((n / rate if (rate := rates.of(link)) else 0.0 for link, n in queued.items()), default=0.0)
 
     def _land_s(self, group: Group, partner: Group | None) -> float:
-        """Of the exchange that has to be over before the head finds room; the most that lands at one member."""
+        """Predicted seconds until enough KV of the merge's exchange has landed for the head to find room; 0 without a
+        head or a partner."""
         state, head = self._state, group.queues.waiting.head
         if head is None or partner is None:
             return 0.0
@@ -179,7 +184,8 @@ class WaysOut:
     # --- migrate ----------------------------------------------------------------------------------------------
 
     def migration(self, group: Group) -> Migration | None:
-        """The one running request whose going away would make room for the head; None: none could go, or none does."""
+        """What it takes to move away the smallest running request that makes room for the group's first waiting one;
+        None: no request waits, no such request may go, or no other group has room for it."""
         state = self._state
         head = group.queues.waiting.head
         others = [
@@ -207,10 +213,12 @@ class WaysOut:
         )
 
     def _missing_blocks(self, group: Group, head: RequestState) -> int:
+        """Blocks that the group lacks for the head above the watermark; 0 or less: none."""
         return group.limits.blocks_for(head.num_tokens) + group.blocks.watermark - group.blocks.num_free
 
     def _first_step_s(self, head: RequestState | None, num_stages: int) -> float:
-        """Of the request that is let in; 0 while nothing is known of steps."""
+        """Predicted seconds of the step that computes the head's prompt, or as much of it as a step takes; 0 without a
+        head, and while nothing is known of steps."""
         if head is None:
             return 0.0
         num_tokens = min(head.num_tokens, self._state.limits.max_num_batched_tokens)

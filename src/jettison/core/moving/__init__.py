@@ -1,1 +1,2 @@
-"""How: mechanisms that move memory and requests. None decides whether to begin."""
+"""Mechanisms that move KV, requests and parameters between groups and workers. None decides whether to begin: the
+ladder does."""

@@ -15,7 +15,7 @@ from jettison.types import GroupId
 
 @dataclass(slots=True)
 class Allowance:
-    """The allowance of one group, in blocks."""
+    """How many blocks one group may still copy to and from host pools with its newest step."""
 
     num_steps: int = -1
     """The group's step count when the allowance was renewed."""
@@ -23,7 +23,8 @@ class Allowance:
 
 
 class Allowances:
-    """Renewed with every step issued, and where no step is in flight that copies could be hidden behind."""
+    """The allowances of all groups. One is renewed with every step of its group, and while no step is in flight that
+    copies could be hidden behind."""
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
@@ -32,10 +33,12 @@ class Allowances:
         """The cluster's count of dissolved groups when these were last dropped here."""
 
     def __len__(self) -> int:
+        """How many groups have an allowance."""
         return len(self._by_group)
 
     def of(self, group: Group, budget_blocks: Callable[[Group], int], *, is_copying: bool) -> Allowance:
-        """The group's allowance, renewed if due. ``is_copying``: a copy that was sent before has not ended."""
+        """The group's allowance, for the caller to take from; renewed by ``budget_blocks`` if due. ``is_copying``: a
+        copy that was sent before has not ended."""
         self._forget_dissolved()
         allowance = self._by_group.setdefault(group.group_id, Allowance())
         nothing_to_hide_behind = not group.in_flight and not is_copying
@@ -45,6 +48,7 @@ class Allowances:
         return allowance
 
     def _forget_dissolved(self) -> None:
+        """Drop the allowances of groups that have been dissolved."""
         groups, num_dissolved = self._cluster.groups, self._cluster.num_dissolved
         if self._num_dissolved != num_dissolved:
             self._num_dissolved = num_dissolved

@@ -31,7 +31,8 @@ MAX_FINAL_TOKENS = 16
 
 
 class TokenRelocation(Passage):
-    """See the module. The destination has reserved blocks for all known tokens."""
+    """One running request that goes to another group as tokens: the destination, which has reserved blocks for all
+    known tokens, computes them while the source goes on decoding."""
 
     kind = MigrationKind.TOKENS
 
@@ -60,7 +61,8 @@ class TokenRelocation(Passage):
         destination.touch()
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Go as far as the state allows."""
+        """Go as far as the state allows, unless a step computes tokens of the request at the destination; return the
+        actions."""
         guest, state = self._guest, self.state
         if self.is_over:
             return []
@@ -89,32 +91,34 @@ class TokenRelocation(Passage):
 
     @property
     def num_computed(self) -> int:
-        """Leading tokens that the destination has."""
+        """Leading tokens of the request that the destination has computed or found cached."""
         return self._guest.num_computed
 
     @property
     def may_change(self) -> bool:
-        """Its pace and kind may still be changed."""
+        """Whether its pace and kind may still be changed."""
         return self._is_paced and self.phase is RelocationPhase.COPY and not self.num_final_blocks
 
     @property
     def may_go_as_kv(self) -> bool:
-        """The rest may still go as KV."""
+        """Whether the rest may still go as KV."""
         return self.may_change and self._on_kv is not None
 
     def pace(self, max_step_tokens: int) -> None:
-        """The destination's batch has changed: it now takes at most ``max_step_tokens`` beside it; >= 1."""
+        """Have the destination compute at most ``max_step_tokens`` (at least 1) of guests in a step from now on, as its
+        batch has changed."""
         self._guest.max_step_tokens = max_step_tokens
 
     def go_on_as_kv(self, num_final_blocks: int, now_ns: int) -> list[Action]:
-        """Send the rest as KV, as soon as no step computes tokens of it; at most ``num_final_blocks`` in the last
-        round."""
+        """Send the rest as KV, as soon as no step computes tokens of it; return the actions. ``num_final_blocks``: most
+        blocks in the last round. Raises AssertionError where the rest may not go as KV."""
         assert self.may_go_as_kv and num_final_blocks > 0, self.state
         self.num_final_blocks = num_final_blocks
         self._guest.max_step_tokens = 0
         return self.advance(now_ns)
 
     def _send_rest(self, now_ns: int) -> list[Action]:
+        """End as tokens, and have a move as KV go on from there; return its actions."""
         assert self._on_kv is not None
         guest, block_size = self._guest, self._cluster.limits.block_size
         self.destination.guests.remove(guest)
@@ -126,15 +130,16 @@ class TokenRelocation(Passage):
 
     @property
     def has_left(self) -> bool:
-        """The request is ending, or has left its source, or the source had to let go of its KV."""
+        """Whether the request is ending, or has left its source, or the source had to let go of its KV."""
         return self._has_left or self.state.num_preemptions != self._num_preemptions
 
     def _is_close(self, num_tokens: int) -> bool:
-        """The destination lacks few enough of ``num_tokens`` for the last step."""
+        """Whether the destination lacks few enough of ``num_tokens`` for the last step."""
         return num_tokens - self._guest.num_computed <= MAX_FINAL_TOKENS
 
     def _is_last_round(self) -> bool:
-        """A round has ended, and no further round is allowed, or the next one would be no shorter."""
+        """Whether a round has ended, and no further one is allowed or the next would be no shorter. Begins the next
+        round if one has ended."""
         num_computed = self._guest.num_computed
         if num_computed < self._round_end:
             return False
@@ -144,7 +149,8 @@ class TokenRelocation(Passage):
         return self.num_rounds == self._max_rounds or self._round_length >= before
 
     def _compute_on(self) -> list[Action]:
-        """Have the destination compute on; its table grows first, where the request has grown."""
+        """Have the destination compute on; its table grows first, where the request has grown. Returns no actions, or
+        those of falling back where it is full."""
         guest, state, blocks = self._guest, self.state, self.destination.blocks
         if guest.num_computed == state.num_computed:
             return []
@@ -160,6 +166,8 @@ class TokenRelocation(Passage):
     # --- ends -------------------------------------------------------------------------------------------------
 
     def _land(self, now_ns: int) -> list[Action]:
+        """Hand the request over to the destination, which computes the last tokens itself; return what ``on_over``
+        does."""
         guest = self._guest
         self.destination.guests.remove(guest)
         self.num_tokens = guest.num_computed - self.num_cached_blocks * self._cluster.limits.block_size
@@ -168,6 +176,7 @@ class TokenRelocation(Passage):
         return self._hand_over(now_ns)
 
     def _fall_back(self, reason: str) -> list[Action]:
+        """Leave the request at its source, at once, for this reason; return what ``on_over`` does."""
         self.let_go()
         self.failure = reason
         return self._on_over(self)
@@ -178,12 +187,13 @@ class TokenRelocation(Passage):
         self._leave()
 
     def lose_source(self) -> set[TransferId]:
-        """The source is dead. What has been computed here can be found in the prefix cache."""
+        """Give up the move, as its source is dead. Returns no transfers. What the destination has computed stays in its
+        prefix cache."""
         self.let_go()
         return set()
 
     def _leave(self) -> None:
-        """The destination's blocks are free: now, or when no step writes to them any more."""
+        """Free the request's blocks at the destination: now, or when no step writes to them any more."""
         guest, state, destination = self._guest, self.state, self.destination
         destination.guests.remove(guest)
         destination.queues.note_change()
@@ -200,7 +210,7 @@ class TokenRelocation(Passage):
 
 
 def _release(workers: list[WorkerState], name: str) -> None:
-    """Release ghosts, unless a worker's death has done so before."""
+    """Release the ledger entries of this name, unless a worker's death has done so before."""
     for worker in workers:
         if worker.ghosts.pop(name, None) is not None:
             worker.ledger.release(name)

@@ -35,7 +35,7 @@ from jettison.types import GroupId, RequestId, TransferId, WorkerId
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A copy under way, of one stage's layers."""
+    """A copy under way to one host pool, of one stage's layers."""
 
     worker_id: WorkerId
     name: RequestId
@@ -46,7 +46,8 @@ class _Piece:
 
 
 class Checkpoints:
-    """The checkpoints of all requests of a cluster."""
+    """The copies of running requests' KV in a cluster: it makes them, and keeps them where a request gives its blocks
+    up."""
 
     def __init__(self, cluster: ClusterState, store: CheckpointStore) -> None:
         self._cluster = cluster
@@ -57,8 +58,8 @@ class Checkpoints:
     # --- reading ----------------------------------------------------------------------------------------------
 
     def num_copied_blocks(self, state: RequestState, group: Group) -> int:
-        """Leading sealed blocks that are copied, or on their way; all sealed ones, where the checkpoint is kept as it
-        is (rule 4)."""
+        """Leading sealed blocks of a request that are copied, or on their way; 0 without a checkpoint; all sealed ones,
+        where the checkpoint is kept as it is (rule 4)."""
         entry = self._store.entry(state)
         if entry is None:
             return 0
@@ -68,7 +69,7 @@ class Checkpoints:
         return min(num_copied, num_sealed)
 
     def num_written_blocks(self, state: RequestState) -> int:
-        """Leading blocks that would stay in host pools if the request were freed now."""
+        """Leading blocks of a request that would stay in host pools if it were freed now; 0 without a checkpoint."""
         entry = self._store.entry(state)
         if entry is None or entry.phase is not HostedPhase.CHECKPOINT:
             return 0
@@ -76,9 +77,11 @@ class Checkpoints:
         return (entry.pools.num_tokens or 0) // self._cluster.limits.block_size
 
     def _num_sealed(self, state: RequestState) -> int:
+        """Full computed blocks of the request."""
         return state.num_computed // self._cluster.limits.block_size
 
     def _num_slots(self, entry: HostedKV) -> int:
+        """Slots that the request of an entry has in each host pool."""
         return self._store.pools[next(iter(entry.pools.places)).worker_id].num_blocks_of(entry.state.request_id)
 
     # --- copying ----------------------------------------------------------------------------------------------
@@ -86,8 +89,8 @@ class Checkpoints:
     def send(
         self, group: Group, decided: Iterable[tuple[RequestId, int]], budget_blocks: Callable[[Group], int]
     ) -> list[Action]:
-        """Issue pieces beside the steps just issued: first of requests that come back, then of the copies decided
-        on."""
+        """Issue pieces beside the steps just issued, within the group's allowance: first of requests that come back,
+        then of the copies decided on. Returns the actions."""
         coming = self._store.of(group, HostedPhase.IN)
         chosen = [(s, n) for r, n in decided if (s := group.queues.running.get(r)) is not None and is_copyable(s)]
         if not coming and not chosen:
@@ -118,8 +121,8 @@ class Checkpoints:
         return max(by_worker.values())
 
     def _copy(self, state: RequestState, group: Group, most_blocks: int) -> list[Action]:
-        """Copy the next sealed blocks, at most ``most_blocks``; blocks that the pools have already, from other
-        requests, do not count."""
+        """Copy the next sealed blocks of a request, at most ``most_blocks``; return the actions. Blocks that the pools
+        have already, from other requests, do not count."""
         entry = self._store.entry(state)
         if entry is not None and not _is_in_pools_of(entry, group.stages):
             self._store.forget(entry)
@@ -146,12 +149,14 @@ class Checkpoints:
         return actions
 
     def _contents(self, state: RequestState, stage: StagePlan, first: int, end: int) -> list[Hashable | None]:
-        """The contents of blocks in the layers of a stage; None where a block has no hash."""
+        """The names of the contents of blocks ``first`` to ``end`` in the layers of a stage; None where a block has no
+        hash."""
         hashes = state.hashes[first:end]
         known: list[Hashable | None] = [(block_hash, stage.layers) for block_hash in hashes]
         return known + [None] * (end - first - len(known))
 
     def _send(self, state: RequestState, group: Group, stage: StagePlan, new: Sequence[int]) -> list[Action]:
+        """Issue the copy of these blocks from one stage to its host pool; return it."""
         worker_id, book = stage.worker_id, self._cluster.book
         worker, pool = self._cluster.workers[worker_id], self._store.pools[worker_id]
         ids, held = worker.ledger.table(state.request_id).ids, pool.slots(state.request_id)
@@ -174,8 +179,8 @@ class Checkpoints:
     # --- room in the pools ------------------------------------------------------------------------------------
 
     def _make_room(self, state: RequestState, group: Group, num_blocks: int) -> int:
-        """Free ``num_blocks`` slots in each pool, or as many as possible: checkpoints of later victims go, the last
-        victims first.
+        """Free ``num_blocks`` slots in each pool of the group, or as many as possible, and return how many are free of
+        them. Checkpoints of later victims go, the last victims first.
 
         Checkpoints of offline requests go first, the oldest request's first; those of online requests go last, and
         never for an offline one.
@@ -199,7 +204,8 @@ class Checkpoints:
     # --- freeing ----------------------------------------------------------------------------------------------
 
     def kept_tokens(self, state: RequestState) -> int:
-        """A request gives its blocks up now; returns how many of its leading tokens stay in host pools."""
+        """Keep what host pools have of a request that gives its blocks up now; return how many of its leading tokens
+        that is, 0: none."""
         entry, counters = self._store.entry(state), self._cluster.counters
         num_tokens = 0
         if entry is not None and entry.phase is HostedPhase.CHECKPOINT:
@@ -218,7 +224,7 @@ class Checkpoints:
         return num_tokens
 
     def refresh(self, entry: HostedKV) -> None:
-        """Note how far a checkpoint reaches by now (rule 3)."""
+        """Note how far an entry's checkpoint reaches by now (rule 3)."""
         state, size = entry.state, self._cluster.limits.block_size
         known = (entry.pools.num_tokens or 0) // size
         pools = (self._store.pools[w] for w in entry.pools.worker_ids)
@@ -227,6 +233,7 @@ class Checkpoints:
         self._set_reach(entry, min(written, state.num_computed // size))
 
     def _set_reach(self, entry: HostedKV, num_blocks: int) -> None:
+        """Note that an entry's checkpoint has ``num_blocks`` leading blocks."""
         num_tokens, before = num_blocks * self._cluster.limits.block_size, entry.pools
         if num_tokens != before.num_tokens:
             entry.pools = before.at(num_tokens)
@@ -235,7 +242,8 @@ class Checkpoints:
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
-        """Take the end of a piece: its blocks and slots are free, or its request's alone."""
+        """Take the end of a piece: its blocks and slots are free, or its request's alone. Where it failed, checkpoints
+        are cut before it. Returns no actions."""
         piece = self._pieces.pop(event.transfer_id)
         worker, pool = self._cluster.workers[piece.worker_id], self._store.pools[piece.worker_id]
         worker.copying.discard(piece.name)
@@ -258,7 +266,7 @@ class Checkpoints:
         return []
 
     def _cut(self, worker_id: WorkerId, lost: set[int]) -> None:
-        """These slots were not written: every checkpoint with one of them is cut before it."""
+        """Cut every checkpoint before its first slot among those ``lost``, which were not written."""
         for entry in [e for e in self._store.checkpoints() if worker_id in e.pools.worker_ids]:
             slots = self._store.pools[worker_id].slots(entry.state.request_id)
             first = next((i for i, slot in enumerate(slots) if slot in lost), None)
@@ -268,13 +276,14 @@ class Checkpoints:
                 self._store.pools[other].truncate(entry.state.request_id, first)
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """The end of a piece begins nothing."""
+        """Begin nothing when a piece has ended."""
         return []
 
     # --- checks -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Check what pieces hold, and how far checkpoints reach. Raises AssertionError."""
+        """Pieces hold what they should, and checkpoints reach no further than what is written. Raises AssertionError
+        otherwise."""
         assert self._pieces.keys() <= self._cluster.book.transfers.keys()
         for worker in self._cluster.workers.values():
             names = {piece.name for piece in self._pieces.values() if piece.worker_id == worker.worker_id}
@@ -288,11 +297,12 @@ class Checkpoints:
 
 
 def is_copyable(state: RequestState) -> bool:
-    """It runs, and no move touches it: all of its KV is in its group's arenas (rule 1)."""
+    """Whether a request runs and no move touches it, so that all of its KV is in its group's arenas (rule 1)."""
     return state.phase is Phase.RUNNING and state.is_settled
 
 
 def _is_in_pools_of(entry: HostedKV, stages: Sequence[StagePlan]) -> bool:
+    """Whether a checkpoint is in exactly the pools of these stages' workers, with the same layers."""
     places = entry.pools.places
     return len(places) == len(stages) and all(
         place.worker_id == stage.worker_id and layers == stage.layers
@@ -301,5 +311,5 @@ def _is_in_pools_of(entry: HostedKV, stages: Sequence[StagePlan]) -> bool:
 
 
 def _age(state: RequestState) -> tuple[int, tuple[int, int, int]]:
-    """Lower for older requests, which are the later victims."""
+    """A sort key that is lower for older requests, which are the later victims."""
     return state.first_scheduled_ns or 0, state.order

@@ -50,7 +50,7 @@ WAITED_FOR_ATTEMPTS = 8
 
 
 class Exchange:
-    """Transfers of one merge into ``stages``."""
+    """The transfers of KV in one merge into ``stages``, and the pages under KV that a member no longer runs."""
 
     def __init__(self, cluster: ClusterState, owner: Owner, stages: tuple[StagePlan, ...]) -> None:
         self._cluster = cluster
@@ -86,7 +86,8 @@ class Exchange:
 
     @property
     def is_over(self) -> bool:
-        """Every request is in place and no member keeps KV of layers that it no longer runs."""
+        """Whether every request is in place and no member keeps KV of layers that it no longer runs. Raises
+        AssertionError before ``begin``."""
         assert self.group is not None
         return not (
             self._landing or self._transfers or self._arriving or self._relayouts
@@ -95,13 +96,13 @@ class Exchange:
 
     @property
     def waits_for_time(self) -> bool:
-        """The next transfers depend on prices, or a failed attempt is to be repeated later."""
+        """Whether the next transfers depend on prices, or a failed attempt is to be repeated later."""
         return bool(self._landing) or self._retry_ns > 0
 
     # --- before the drop --------------------------------------------------------------------------------------
 
     def plan(self, states: Iterable[RequestState]) -> None:
-        """Note which requests have KV that must survive the drop until it has been sent."""
+        """Note which of these requests have KV that must survive the drop until it has been sent."""
         stalled = [
             (state, plan_kv_transfers(in_arenas(state.residences).places, self._stage_order))
             for state in states
@@ -110,12 +111,12 @@ class Exchange:
         self._landing = [entry for entry in stalled if entry[1]]
 
     def call_off(self) -> None:
-        """The drop did not happen: nothing will be sent."""
+        """Forget what was planned, as the drop did not happen: nothing will be sent."""
         self._landing = []
 
     def _foreign_blocks(self, worker_ids: Iterable[WorkerId]) -> dict[WorkerId, tuple[RetainedKV, ...]]:
         """For each of these members: KV of layers outside its new range that must still be sent, or may still be
-        attended to."""
+        attended to; empty: none."""
         tables = {w: self._cluster.workers[w].ledger for w in worker_ids}
         foreign: dict[WorkerId, list[tuple[LayerRange, Sequence[int]]]] = {w: [] for w in tables}
         for state, transfers in self._landing:
@@ -132,28 +133,30 @@ class Exchange:
         return {w: tuple(RetainedKV(*kept) for kept in by_layers(found)) for w, found in foreign.items()}
 
     def _attended(self) -> Iterator[tuple[RequestState, RemotePart]]:
-        """KV that steps attend to, or will, at its old home."""
+        """Iterate over KV that steps attend to, or will, at its old home, by request."""
         for entry in self._arriving.entries.values():
             yield from ((entry.state, part) for part in entry.remote)
         if self.group is not None:
             yield from self._in_flight()
 
     def _in_flight(self) -> Iterator[tuple[RequestState, RemotePart]]:
-        """Remote KV that issued steps may still ask for."""
+        """Iterate over remote KV that issued steps may still ask for, by request."""
         assert self.group is not None
         for flight in self.group.in_flight.values():
             for row in flight.step.rows:
                 yield from ((row.state, part) for part in row.remote)
 
     def spec(self, worker_id: WorkerId) -> LayoutSpec:
-        """A member's layout: its stage, and KV of other layers for as long as it must still be sent."""
+        """The layout of a member: its stage, and KV of other layers for as long as it must still be sent or attended
+        to."""
         layers = self._stages[worker_id]
         return LayoutSpec(self._cluster.shape.shards_for(layers), layers, self._foreign_blocks((worker_id,))[worker_id])
 
     # --- the merged group -------------------------------------------------------------------------------------
 
     def begin(self, group: Group, states: Iterable[RequestState], now_ns: int) -> None:
-        """Put the requests of the old groups into the merged one; requests that lack KV stall."""
+        """Put the requests of the old groups into the merged one: they are queued, run on, stall until their KV comes,
+        or are computed again."""
         self.group = group
         self._started_ns = now_ns
         self._landing = []
@@ -184,7 +187,8 @@ class Exchange:
                 self._landing.append((state, transfers))
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Start transfers that can be started, and reserve blocks against admission for those still to land."""
+        """Start transfers that can be started, and reserve blocks against admission for those still to land; return the
+        actions. Where nothing could make room, a stalled request is computed again."""
         assert self.group is not None
         actions = self._start_transfers(now_ns)
         while self._landing and not self._may_get_room(now_ns):
@@ -198,7 +202,8 @@ class Exchange:
         return actions
 
     def _may_get_room(self, now_ns: int) -> bool:
-        """Something under way, or a failed attempt that will be repeated, could make room for stalled requests."""
+        """Whether something under way, or a failed attempt that will be repeated, could make room for stalled
+        requests."""
         repeats = now_ns < self._retry_ns and self._num_refused <= WAITED_FOR_ATTEMPTS
         assert self.group is not None
         leaves = any(s.recompute for s in self.group.queues.moving.values())
@@ -207,7 +212,7 @@ class Exchange:
     # --- events -----------------------------------------------------------------------------------------------
 
     def note_answers(self, now_ns: int) -> list[Action]:
-        """A call was answered: forget layout changes that are over."""
+        """Forget layout changes that are over; a failed one is tried again later. Returns no actions."""
         for relayout in [r for r in self._relayouts if r.is_over]:
             self._relayouts.remove(relayout)
             failed = relayout.phase is RelayoutPhase.FAILED
@@ -217,7 +222,8 @@ class Exchange:
         return []
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
-        """Take the end of a transfer."""
+        """Take the end of a transfer: requests that waited for it run if they can; those that it failed are computed
+        again. Returns the actions."""
         transfer, state = self._transfers.pop(event.transfer_id), pending.request
         assert state is not None, pending
         self._cluster.touch(state)
@@ -247,7 +253,8 @@ class Exchange:
             self._num_foreign = None
 
     def cancel(self, state: RequestState) -> list[Action]:
-        """The request is ending or starts again: stop its transfers unless another request needs their blocks."""
+        """Stop the transfers of a request that is ending or starts again, unless another request needs their blocks;
+        return the actions."""
         if any(s is state for s, _ in self._landing):
             self._landing = [entry for entry in self._landing if entry[0] is not state]
             self._num_foreign = None
@@ -265,7 +272,8 @@ class Exchange:
     # --- transfers --------------------------------------------------------------------------------------------
 
     def _start_transfers(self, now_ns: int) -> list[Action]:
-        """Start the transfers of stalled requests, in service order, until one has no room to land."""
+        """Start the transfers of stalled requests, in service order, until one has no room to land; return the
+        actions."""
         assert self.group is not None
         urgent: list[Action] = []
         bulk: list[tuple[int, Action]] = []
@@ -302,7 +310,7 @@ class Exchange:
         self, group: Group, state: RequestState, transfers: tuple[KVTransferPlan, ...], given_up: list[RequestState],
         now_ns: int,
     ) -> ExchangeMode | None:
-        """What to do with a stalled request, given all requests before it."""
+        """How a stalled request gets to run again, given all requests before it; None: not known yet."""
         waited_s = (now_ns - self._started_ns) / NANOSECONDS
         num_given_up = sum(s.num_computed for s in given_up)
         stalled = Stalled(state, transfers, num_given_up, waited_s, self._links)
@@ -312,7 +320,8 @@ class Exchange:
         self, state: RequestState, transfers: tuple[KVTransferPlan, ...], live: bool,
         urgent: list[Action], bulk: list[tuple[int, Action]],
     ) -> Arriving | None:
-        """Reserve landing blocks and start all transfers of a request; None if a destination lacks room."""
+        """Reserve landing blocks and start all transfers of a request; return what it waits for, None if a destination
+        lacks room."""
         # A stalled request waits for its own transfers and for those of others that carry its shared prefix. A live one
         # waits only for its open block; its full blocks follow in parts of layers, each attended to remotely until it
         # arrives.
@@ -349,8 +358,8 @@ class Exchange:
     def _reserve(
         self, state: RequestState, transfers: tuple[KVTransferPlan, ...]
     ) -> dict[WorkerId, list[Landed]] | None:
-        """Take landing blocks at every destination. Returns the shared ones of each; None if a destination lacks
-        room."""
+        """Take landing blocks for a request at every destination. Returns the shared ones of each; None if a
+        destination lacks room."""
         workers = self._cluster.workers
         table_len = max(workers[m.src].ledger.num_blocks_of(state.request_id) for m in transfers)
         new_here = [dst for dst in sorted({m.dst for m in transfers}) if not workers[dst].ledger.has(state.request_id)]
@@ -366,12 +375,13 @@ class Exchange:
         return shared
 
     def _num_full(self, state: RequestState) -> int:
+        """Full blocks of the request."""
         return state.num_computed // self._cluster.limits.block_size
 
     def _send(
         self, state: RequestState, transfer: KVTransferPlan, first: int, end: int, *, urgent: bool = False
     ) -> SendKV:
-        """Send blocks ``first`` to ``end`` of a request's table."""
+        """Issue a transfer of blocks ``first`` to ``end`` of a request's table; return it."""
         workers = self._cluster.workers
         there = workers[transfer.src].ledger.table(state.request_id).ids[first:end]
         here = workers[transfer.dst].ledger.table(state.request_id).ids[first:end]
@@ -385,12 +395,13 @@ class Exchange:
         return action
 
     def _shared_prefix(self, state: RequestState, transfers: tuple[KVTransferPlan, ...], dst: WorkerId) -> list[Landed]:
-        """Blocks at ``dst`` that already hold (or will hold) this request's leading blocks."""
+        """The blocks at ``dst`` that already hold (or will hold) this request's leading blocks; empty: none."""
         sources = {m.src for m in transfers if m.dst == dst}
         return self._landed.prefix(state, sources.pop(), dst) if len(sources) == 1 else []
 
     def _carriers(self, prefix: list[Landed], transfer: KVTransferPlan) -> set[TransferId]:
-        """Unfinished transfers that carry blocks of a shared prefix between the ends of ``transfer``, in its layers."""
+        """The unfinished transfers that carry blocks of a shared prefix between the ends of ``transfer``, in its
+        layers."""
         theirs = {m for owner in {p.owner for p in prefix} for m in self._cluster.requests[owner].transfers}
         blocks = {p.block for p in prefix}
         return {
@@ -421,7 +432,8 @@ class Exchange:
                     ledger.seal(state.request_id, index, state.hashes[index])
 
     def _recompute(self, state: RequestState) -> None:
-        """Do not transfer this request's KV: it starts again from its tokens, once nothing copies from its blocks."""
+        """Have a request start again from its tokens, once nothing copies from its blocks, in place of transferring its
+        KV."""
         assert self.group is not None
         self._num_foreign = None
         if state.transfers:  # it has just turned back from the host, and pieces are still under way
@@ -430,7 +442,7 @@ class Exchange:
             self.group.preempt(state, Preemption.EXCHANGE)
 
     def _reserve_landing(self, group: Group) -> None:
-        """Tell admission how many blocks the transfers that have not started will take."""
+        """Have admission leave free the blocks that transfers which have not started will take."""
         blocks: dict[WorkerId, int] = {}
         for state, transfers in self._landing:
             length = max(self._cluster.workers[m.src].ledger.num_blocks_of(state.request_id) for m in transfers)
@@ -440,11 +452,12 @@ class Exchange:
         group.blocks.reserve(EXCHANGE, blocks)
 
     def _kept(self) -> bool:
-        """Whether some member still has pages under KV of layers it no longer runs."""
+        """Whether some member still has pages under KV of layers that it no longer runs."""
         return any(self._cluster.workers[w].layout.retained for w in self._stages)
 
     def _give_back_foreign(self, pressed: bool, now_ns: int) -> list[Action]:
-        """Free pages of foreign layers: all at once when a member has sent everything, earlier under pressure."""
+        """Begin to free pages of foreign layers; return the actions. A member frees them all at once when it has sent
+        everything, some earlier where requests wait (``pressed``)."""
         if now_ns < self._retry_ns or not self._kept():
             return []
         if self._num_foreign is None or not self._transfers:

@@ -20,7 +20,8 @@ from jettison.types import GroupId, RequestId, WorkerId
 
 
 class _Decision:
-    """One merge, from its decision on."""
+    """One merge whose sources' queued requests have not been served yet, and what has happened since it was decided
+    on."""
 
     def __init__(self, merge: Merging, now_ns: int) -> None:
         self.merge = merge
@@ -34,15 +35,17 @@ class _Decision:
         self.num_steps: Counter[GroupId] = Counter()
 
     def involves(self, group_id: GroupId) -> bool:
+        """Whether the group is one of the merge's sources, or the merged group."""
         merged = self.merge.group
         return group_id in self.sources or (merged is not None and merged.group_id == group_id)
 
     @property
     def is_moot(self) -> bool:
-        """No request is left to be served by this drop."""
+        """Whether the merge has failed or all its queued requests have ended, so that none is left to be served."""
         return self.merge.phase is MergePhase.FAILED or all(state.is_finished for state in self.queued.values())
 
     def record(self, now_ns: int) -> Record:
+        """The log record that the first queued request is being served, with the time since the decision."""
         return Record("queue_served", now_ns, {
             "workers": list(self.merge.worker_ids),
             "queued": len(self.queued),
@@ -53,26 +56,27 @@ class _Decision:
 
 
 class FirstServed:
-    """The decisions whose queues have not been served yet. Decides nothing."""
+    """The merges whose queued requests have not been served yet. It tells how long they took, and decides nothing."""
 
     def __init__(self) -> None:
         self.open: list[_Decision] = []
         """While it is empty, steps need not be reported here."""
 
     def begun(self, merge: Merging, now_ns: int) -> None:
-        """A merge has been decided on; called before any of it is done."""
+        """Watch a merge from now on, if requests wait in its sources. Called before any of the merge is done."""
         self.abandoned(merge.worker_ids)
         if any(group.queues.waiting for group in merge.sources):
             self.open.append(_Decision(merge, now_ns))
 
     def abandoned(self, worker_ids: Iterable[WorkerId]) -> None:
-        """Some member is dead, or merged anew."""
+        """Stop watching every merge with one of these workers: a member is dead, or merges anew."""
         if self.open:
             workers = set(worker_ids)
             self.open = [d for d in self.open if workers.isdisjoint(d.merge.worker_ids)]
 
     def step_ended(self, group: Group, step_id: int, now_ns: int) -> None:
-        """A step has been computed."""
+        """Note that a step of a group has been computed, which may lie between a decision and its first served
+        request."""
         for decision in self.open:
             if decision.involves(group.group_id):
                 decision.num_steps[group.group_id] += 1
@@ -80,8 +84,8 @@ class FirstServed:
                 decision.step_in_flight_ns = max(decision.step_in_flight_ns, now_ns - issued_ns)
 
     def step_issued(self, step: RunStep, now_ns: int) -> list[Record]:
-        """A step goes to its stages; returns the record of each decision with a queue that this step is the first to
-        serve."""
+        """Note that a step goes to its stages. Returns the record of each merge with a queued request that this step is
+        the first to serve; empty: none."""
         served: list[_Decision] = []
         for decision in self.open:
             if decision.involves(step.group_id) and any(r.state.request_id in decision.queued for r in step.rows):

@@ -21,8 +21,8 @@ from jettison.types import ShardId, TransferId, WorkerId
 
 
 class Gather:
-    """The shards that one restore fetches, the pulls of one merge, or one attempt at filling a survivor of a death or
-    of a failed drop."""
+    """Fetches shards that workers have mapped and not filled: those of one restore, of one merge's pulls, or of one
+    attempt at filling a survivor of a death or of a failed drop."""
 
     def __init__(
         self, cluster: ClusterState, owner: Owner, members: tuple[WorkerId, ...], *, loads_first: bool = False
@@ -49,17 +49,19 @@ class Gather:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is on its way."""
+        """Whether no transfer and no load is under way."""
         return not self.transfers and not self.loads
 
     def fetch_all(self, worker_id: WorkerId) -> list[Action]:
-        """Fetch every shard that a worker has mapped and not filled."""
+        """Begin to fetch every shard that a worker has mapped and not filled; return the actions, none where it lacks
+        none."""
         missing = sorted(self._cluster.workers[worker_id].unfilled)
         return [a for shard in missing for a in self.fetch(worker_id, shard)]
 
     def fetch(self, worker_id: WorkerId, shard: ShardId, source: WorkerId | None = None) -> list[Action]:
-        """Fetch a shard that a worker has mapped and not filled. ``source``: the peer that is asked first, where a plan
-        names one."""
+        """Begin to fetch one shard that a worker has mapped and not filled, from ``source``, else from the next holder,
+        else from the model folder. Returns the action; none where a load of the worker is under way, as it waits for
+        that."""
         if source is None and self._asks_peers:
             source = self._next_holder(worker_id, shard)
         if source is not None:
@@ -76,7 +78,8 @@ class Gather:
         return [self._load(worker_id, shard)]
 
     def call_off(self) -> list[Action]:
-        """Begin nothing more; transfers are cancelled, and a load that is under way ends. Idempotent."""
+        """Begin nothing more; return the actions that cancel the transfers under way. A load under way ends.
+        Idempotent."""
         if self._is_called_off:
             return []
         self._is_called_off = True
@@ -86,7 +89,8 @@ class Gather:
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
-        """Take the end of a transfer; a shard that did not arrive is fetched from elsewhere."""
+        """Take the end of a transfer. A shard that did not arrive is fetched from elsewhere, unless the gathering is
+        called off."""
         transfer = self.transfers.pop(event.transfer_id)
         self.num_bytes += event.num_bytes
         self._cluster.counters.pulled_bytes += event.num_bytes
@@ -96,7 +100,8 @@ class Gather:
         return [] if self._is_called_off else self.fetch(transfer.dst, transfer.shard)
 
     def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
-        """Take the end of a load, or its failure."""
+        """Take the end of a load, or its failure, which ``take_failure`` tells. Returns the worker's next load, if one
+        waits."""
         load = self.loads.pop(event.call_id)
         if isinstance(event, CallFailed):
             self.failure = f"worker {load.worker_id} could not load {load.shard}: {event.message}"
@@ -106,14 +111,15 @@ class Gather:
         return [self._load(load.worker_id, waiting.popleft())] if waiting else []
 
     def take_failure(self) -> str | None:
-        """Why a load has failed since this was asked last; None if none has."""
+        """Why a load has failed, the last one since this was asked before; None: none has."""
         failure, self.failure = self.failure, None
         return failure
 
     # --- asking -----------------------------------------------------------------------------------------------
 
     def _next_holder(self, worker_id: WorkerId, shard: ShardId) -> WorkerId | None:
-        """A worker that has a shard, is to keep it, and has not been asked yet."""
+        """The worker that is asked next for a shard: one that has it, keeps it, and was not asked for it yet. None:
+        there is none."""
         asked = self._asked[worker_id, shard]
         holders = [
             w.worker_id for w in self._cluster.workers.values()
@@ -123,6 +129,7 @@ class Gather:
         return self._cluster.advice.choose_holder(holders, worker_id, self._members, self._num_asked)
 
     def _load(self, worker_id: WorkerId, shard: ShardId) -> LoadShard:
+        """Begin to load a shard from the worker's model folder; return the call."""
         book = self._cluster.book
         load = LoadShard(worker_id, book.next_call_id, shard)
         book.open_call(load, self._owner, self)

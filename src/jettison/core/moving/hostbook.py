@@ -40,7 +40,8 @@ from jettison.types import RequestId, TransferId, WorkerId
 
 
 class HostBook:
-    """KV that came to host pools in one of the two ways."""
+    """KV of requests that came to host pools in one of the two ways: base class of the swap and the checkpoint
+    store."""
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
@@ -53,51 +54,55 @@ class HostBook:
 
     @property
     def returns_beside_steps(self) -> bool:
-        """What comes back within one worker is copied beside steps."""
+        """Whether KV that comes back within one worker is copied beside steps; here it is copied between them."""
         return False
 
     # --- reading ----------------------------------------------------------------------------------------------
 
     def of(self, group: Group, *phases: HostedPhase) -> list[HostedKV]:
-        """Those of a group's requests that do not run, in these phases."""
+        """The entries in these phases of a group's moving and stored requests; empty: none."""
         if not self.entries:
             return []
         here = (self.entries.get(request_id) for request_id in (*group.queues.stored, *group.queues.moving))
         return [e for e in here if e is not None and e.phase in phases]
 
     def entry(self, state: RequestState) -> HostedKV | None:
-        """A request's entry, if it has KV in host pools."""
+        """The entry of a request; None: it has no KV in host pools."""
         return self.entries.get(state.request_id)
 
     def entry_named(self, request_id: RequestId) -> HostedKV | None:
-        """The entry of a request that may have ended."""
+        """The entry of a request that may have ended, by its id; None: there is none."""
         return self.entries.get(request_id)
 
     def owed(self, group: Group) -> list[HostedKV]:
-        """Requests of a group that will take blocks again before newcomers do, without those that it could not hold."""
+        """The entries of a group's requests that will take blocks again before newcomers do, without those that it
+        could not hold."""
         entries = self.of(group, HostedPhase.OUT, HostedPhase.STORED, HostedPhase.TURNING)
         return [e for e in entries if not group.blocks.is_oversized(e.state)]
 
     def owed_blocks(self, group: Group) -> int:
-        """Blocks that ``owed`` requests will take at each stage, requests that still hold theirs (OUT) included."""
+        """Blocks that ``owed`` requests of the group will take at each stage, requests that still hold theirs (OUT)
+        included; 0: none."""
         return sum(self.blocks_to_return(e) for e in self.owed(group))
 
     def oversized(self, group: Group) -> tuple[RequestId, ...]:
-        """Stored requests that would not fit into their group as it is now, even alone: they could never return."""
+        """The stored requests that would not fit into their group as it is now, even alone: they could never return.
+        Empty: none."""
         entries = self.of(group, HostedPhase.STORED)
         return tuple(e.state.request_id for e in entries if group.blocks.is_oversized(e.state))
 
     def blocks_to_return(self, entry: HostedKV) -> int:
-        """Blocks that each stage of its group has to have for the request to run on."""
+        """Blocks that each stage of the request's group has to have for the request to run on."""
         return self._group(entry).limits.blocks_for(entry.state.num_tokens)
 
     def _group(self, entry: HostedKV) -> Group:
+        """The group of an entry's request."""
         return self._cluster.groups[entry.state.group_id]
 
     # --- on its way -------------------------------------------------------------------------------------------
 
     def open(self, state: RequestState, phase: HostedPhase, num_blocks: int = 0) -> HostedKV:
-        """KV of a request is about to go to the pools of its group's own workers."""
+        """Make the entry of a request whose KV is about to go to the pools of its group's own workers; return it."""
         pools = pools_of(self._cluster.groups[state.group_id].stages)
         entry = HostedKV(state, self._num_opened, num_blocks, pools, phase)
         self._num_opened += 1
@@ -105,7 +110,8 @@ class HostBook:
         return entry
 
     def bring_back(self, state: RequestState) -> None:
-        """A stored request takes blocks in its group. The caller has made sure that they are free."""
+        """Begin to bring a stored request back: it takes blocks in its group. The caller has made sure that they are
+        free. Raises AssertionError for one that is not stored."""
         entry, group = self.entries[state.request_id], self._cluster.groups[state.group_id]
         assert entry.phase is HostedPhase.STORED, entry
         entry.phase, entry.num_sent = HostedPhase.IN, 0
@@ -119,14 +125,15 @@ class HostBook:
         state.residences = (entry.pools, group.residence.at(0))
 
     def send_some(self, entry: HostedKV, most_blocks: int) -> tuple[int, list[Action]]:
-        """The next piece of a request on its way, of at most ``most_blocks``: its number of blocks, and the actions."""
+        """Issue the next piece of a request on its way, of at most ``most_blocks``. Returns its number of blocks, and
+        the actions; (0, []) where nothing is left to send."""
         num_blocks = min(most_blocks, entry.num_blocks - entry.num_sent)
         if num_blocks <= 0 or entry.state.ending is not None or entry.failed:
             return 0, []
         return num_blocks, self._send(entry, num_blocks)
 
     def _send(self, entry: HostedKV, num_blocks: int) -> list[Action]:
-        """Of what comes back."""
+        """Issue a piece from host pools to arenas, of the next ``num_blocks``; return the actions."""
         state, workers = entry.state, self._cluster.workers
         piece = slice(entry.num_sent, entry.num_sent + num_blocks)
         entry.num_sent += num_blocks
@@ -141,12 +148,13 @@ class HostBook:
         return actions
 
     def _issue(self, entry: HostedKV, piece: SendKV) -> SendKV:
+        """Book a transfer of a piece; return it."""
         self._cluster.send_kv(entry.state, piece, owner=self, waiter=self, purpose=TransferPurpose.HOST)
         return self.noted(piece, self._group(entry))
 
     def noted(self, piece: SendKV, group: Group) -> SendKV:
-        """Note a piece in its group's steps. A copy inside one worker runs between steps or beside them; a piece from
-        another worker's pool comes in the link's bulk turns, and is not noted."""
+        """Note a piece in its group's steps, and return it. A copy inside one worker runs between steps or beside them;
+        a piece from another worker's pool comes in the link's bulk turns, and is not noted."""
         if piece.src == piece.dst:
             num_bytes = self._cluster.book.transfers[piece.transfer_id].num_bytes
             group.note_copy(piece.transfer_id, num_bytes, beside_steps=piece.beside_steps)
@@ -155,7 +163,8 @@ class HostBook:
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
-        """Take the end of a piece."""
+        """Take the end of a piece. With the last one the request is stored, runs on, is forgotten, or is preempted if a
+        piece failed. Returns no actions."""
         state = pending.request
         assert state is not None and isinstance(pending.transfer, SendKV), pending
         self._cluster.touch(state)
@@ -180,36 +189,39 @@ class HostBook:
         return []
 
     def _pieces(self, state: RequestState) -> set[TransferId]:
-        """Its pieces under way. A request that runs on may be in an exchange besides, with transfers of that."""
+        """The request's pieces under way. A request that runs on may be in an exchange besides, with transfers of
+        that."""
         transfers = self._cluster.book.transfers
         return {i for i in state.transfers if transfers[i].purpose is TransferPurpose.HOST}
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """The end of a piece begins nothing: what it makes possible begins before the next step."""
+        """Begin nothing when a piece has ended: what it makes possible begins before the next step."""
         return []
 
     def _note_arrived(self, entry: HostedKV) -> None:
-        """All sent blocks have arrived, in the direction that the request goes."""
+        """Note how much of a request's KV has arrived in arenas, where it is on its way back: all blocks sent have."""
         state = entry.state
         if entry.phase is HostedPhase.IN:
             before = in_arenas(state.residences)
             state.residences = changed(state.residences, before, before.at(self._sent_tokens(entry)))
 
     def _sent_tokens(self, entry: HostedKV) -> int:
+        """Tokens of the request whose KV has been sent in this direction."""
         return min(entry.num_sent * self._cluster.limits.block_size, entry.state.num_computed)
 
     def _has_arrived(self, entry: HostedKV) -> None:
-        """Every piece of a return is there."""
+        """Let a request run on, as every piece of its return is there."""
         entry.state.num_sealed = 0  # its blocks are new ones, not yet findable
         self._came_back(entry)
         self._group(entry).queues.resume(entry.state)
 
     def _came_back(self, entry: HostedKV) -> None:
-        """The request is about to run on."""
+        """Drop the entry of a request that is about to run on."""
         self.forget(entry)
 
     def _turned(self, entry: HostedKV) -> None:
-        """The last piece of a return that was broken off has ended."""
+        """Store a request again when the last piece of its broken-off return has ended; it is computed again if its
+        pool was lost."""
         state = entry.state
         for worker in self._cluster.workers.values():
             if worker.alive and worker.ledger.has(state.request_id):
@@ -232,14 +244,14 @@ class HostBook:
     # --- effects of other moves -------------------------------------------------------------------------------
 
     def cancel(self, state: RequestState) -> None:
-        """The request is ending: forget it. With a piece under way it is forgotten when that has ended."""
+        """Forget the entry of a request that is ending. With a piece under way it is forgotten when that has ended."""
         entry = self.entries.get(state.request_id)
         if entry is not None and not state.transfers:
             self.forget(entry)
 
     def give_way(self, worker_ids: Collection[WorkerId]) -> None:
-        """Layouts of these workers are about to change: break off requests on their way to host pools or back (rule
-        3)."""
+        """Break off requests on their way to or from host pools in groups of these workers, whose layouts are about to
+        change (rule 3)."""
         for entry in list(self._travelling.values()):
             group = self._group(entry)
             if any(w in worker_ids for w in group.worker_ids):
@@ -247,7 +259,7 @@ class HostBook:
                 self.break_off(entry)
 
     def break_off(self, entry: HostedKV) -> None:
-        """What is on its way back goes no further, and is stored again."""
+        """Stop a request on its way back, and store it again as soon as no piece of it is under way."""
         state = entry.state
         del self._travelling[state.request_id]
         entry.phase = HostedPhase.TURNING
@@ -257,8 +269,8 @@ class HostBook:
             self._turned(entry)
 
     def abandon(self, broken: Collection[Group]) -> set[TransferId]:
-        """These groups are about to be dissolved because a worker is dead: their requests start again. Returns the
-        pieces under way: later copies into their slots have to follow these."""
+        """Forget the entries of these groups' requests, as the groups are about to be dissolved after a death. Returns
+        the pieces under way: later copies into their slots have to follow these."""
         pieces: set[TransferId] = set()
         ids = {group.group_id for group in broken}
         for entry in [e for e in self.entries.values() if e.state.group_id in ids]:
@@ -269,7 +281,8 @@ class HostBook:
         return pieces
 
     def lose_pool(self, worker_id: WorkerId) -> None:
-        """A worker is dead, and its pool with it: requests of other groups with KV there are computed again."""
+        """Give up the entries in the pool of a dead worker: these requests are computed again, once their transfers
+        have ended."""
         for entry in [e for e in self.entries.values() if worker_id in e.pools.worker_ids]:
             if entry.phase is HostedPhase.LEAVING or entry.state.ending is not None:
                 continue
@@ -278,7 +291,7 @@ class HostBook:
                 self.give_up(entry.state, Preemption.HOST_LOST)
 
     def give_up(self, state: RequestState, why: Preemption) -> None:
-        """A stored request is computed again."""
+        """Have a stored request computed again, for this reason."""
         self._cluster.counters.hosted_given_up += 1
         self.forget(self.entries[state.request_id])
         self._cluster.groups[state.group_id].preempt(state, why)
@@ -286,12 +299,13 @@ class HostBook:
     # --- checks -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Requests are where their phases say. Raises AssertionError."""
+        """Every request with an entry is where its phase says. Raises AssertionError otherwise."""
         for entry in self.entries.values():
             assert entry.pools in entry.state.residences, f"{entry.state} is not known to be in host pools"
             self._check(entry)
 
     def _check(self, entry: HostedKV) -> None:
+        """A request's phase, blocks and travel fit its entry's phase. Raises AssertionError otherwise."""
         state, request_id = entry.state, entry.state.request_id
         is_stored = entry.phase in (HostedPhase.STORED, HostedPhase.TURNING)
         assert state.phase is (Phase.STORED if is_stored else Phase.MOVING) and state.num_pending == 0, state

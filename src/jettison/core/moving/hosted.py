@@ -1,7 +1,8 @@
-"""All KV in host pools of a cluster: what was swapped out, and what was checkpointed. A request is in one of the two.
+"""All KV in host pools of a cluster: what was swapped out, and what was checkpointed. A request has KV in one of the
+two.
 
-Here is what concerns both: a layout that changes, an ending, a death. What each does is in ``core.moving.swapping``
-and ``core.moving.store``.
+What concerns both is here: a layout that changes, a request that ends, a death. What each does is in
+``core.moving.swapping`` and ``core.moving.store``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jettison.types import TransferId, WorkerId
 
 
 class Hosted:
-    """The two together."""
+    """The swap and the checkpoint store of one cluster, and what is done to both."""
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
@@ -28,42 +29,44 @@ class Hosted:
 
     @property
     def is_idle(self) -> bool:
-        """No request has KV in a host pool."""
+        """Whether no request has KV in a host pool."""
         return not self.swap.entries and not self.store.entries
 
     def absent_blocks(self, group: Group) -> int:
-        """What requests will take again before newcomers do, and do not hold now; offline ones that were freed are in
-        the way of no request."""
+        """Blocks of a group that requests in host pools will take again before newcomers do, and do not hold now; 0:
+        none. Freed offline requests do not count, as no newcomer waits for them."""
         if self.is_idle:
             return 0
         owed = [(book, entry) for book in self._both for entry in book.owed(group)]
         return sum(book.blocks_to_return(entry) for book, entry in owed if entry.phase is not HostedPhase.OUT)
 
     def cancel(self, state: RequestState) -> None:
-        """The request is ending."""
+        """Forget the KV in host pools of a request that is ending."""
         for book in self._both:
             if book.entries:
                 book.cancel(state)
 
     def give_way(self, worker_ids: Collection[WorkerId]) -> None:
-        """Layouts of these workers are about to change: what is on its way there or back is broken off."""
+        """Break off all KV on its way between host pools and arenas of these workers, whose layouts are about to
+        change."""
         for book in self._both:
             if book.entries:
                 book.give_way(worker_ids)
 
     def abandon(self, broken: Collection[Group]) -> set[TransferId]:
-        """These groups are about to be dissolved because a worker is dead: their requests start again. Returns the
-        pieces under way: later ones into their slots follow those."""
+        """Forget the KV of these groups' requests, as the groups are about to be dissolved after a death. Returns the
+        pieces under way: later copies into their slots have to follow them."""
         return self.swap.abandon(broken) | self.store.abandon(broken)
 
     def lose_pool(self, worker_id: WorkerId) -> None:
-        """A worker is dead, and its pool with it."""
+        """Give up all KV in the host pool of a dead worker."""
         self._cluster.workers[worker_id].pool.forget_contents()
         for book in self._both:
             book.lose_pool(worker_id)
 
     def check(self) -> None:
-        """The pools' books, and that exactly the requests with KV in host pools hold slots. Raises AssertionError."""
+        """The pools' books are right, and exactly the requests with KV in host pools hold slots. Raises AssertionError
+        otherwise."""
         assert not self.swap.entries.keys() & self.store.entries.keys(), "swapped out and checkpointed"
         for book in self._both:
             book.check()

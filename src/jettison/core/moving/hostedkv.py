@@ -16,7 +16,8 @@ from jettison.memory.kvtransfers import KVTransferPlan
 
 
 class HostedPhase(StrEnum):
-    """See the module."""
+    """Where a request's KV is between arenas and host pools. ``core.moving.swapping`` and ``core.moving.store`` explain
+    the phases."""
 
     OUT = "out"
     STORED = "stored"

@@ -16,7 +16,7 @@ from jettison.types import RequestId, WorkerId
 
 
 class Landed(NamedTuple):
-    """A sealed block at its destination."""
+    """The block at a destination into which a sealed block has been sent, or will be, and the request for which."""
 
     block: int
     owner: RequestId
@@ -26,14 +26,15 @@ class Landed(NamedTuple):
 
 
 class LandedBlocks:
-    """``(source, destination, block at the source) -> where it lands``."""
+    """Where the sealed blocks of one merge land: by source, destination and block at the source."""
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         self._entries: dict[tuple[WorkerId, WorkerId, int], Landed] = {}
 
     def find(self, src: WorkerId, dst: WorkerId, block: int) -> Landed | None:
-        """Where a block has landed or will land, while its owner holds it there."""
+        """Where a block of ``src`` has landed or will land at ``dst``, while its owner holds it there; None:
+        nowhere."""
         landed = self._entries.get((src, dst, block))
         if landed is None:
             return None
@@ -42,7 +43,7 @@ class LandedBlocks:
         return landed if holds else None
 
     def prefix(self, state: RequestState, src: WorkerId, dst: WorkerId) -> list[Landed]:
-        """The leading sealed blocks of a request that need not be sent from ``src`` to ``dst`` again."""
+        """The leading sealed blocks of a request that need not be sent from ``src`` to ``dst`` again; empty: none."""
         found: list[Landed] = []
         for block in self._cluster.workers[src].ledger.table(state.request_id).ids[: state.num_sealed]:
             landed = self.find(src, dst, block)
@@ -52,7 +53,7 @@ class LandedBlocks:
         return found
 
     def note(self, state: RequestState, src: WorkerId, dst: WorkerId) -> None:
-        """The request's sealed blocks are about to be sent into its table at ``dst``."""
+        """Note that a request's sealed blocks are about to be sent from ``src`` into its table at ``dst``."""
         there = self._cluster.workers[src].ledger.table(state.request_id).ids[: state.num_sealed]
         table = self._cluster.workers[dst].ledger.table(state.request_id)
         for block, here in zip(there, table.ids, strict=False):
@@ -60,7 +61,7 @@ class LandedBlocks:
                 self._entries[src, dst, block] = Landed(here, state.request_id, table.generation)
 
     def forget(self, state: RequestState, transfer: SendKV) -> None:
-        """A transfer of the request did not or will not arrive: no request may count on its blocks."""
+        """Forget the blocks of a request's transfer that did not arrive, or will not: no request may count on them."""
         for block in transfer.src_blocks:
             landed = self._entries.get((transfer.src, transfer.dst, block))
             if landed is not None and landed.owner == state.request_id:

@@ -43,7 +43,7 @@ COPY_BLOCKS = 64
 
 
 class LeavingPhase(StrEnum):
-    """See the module's table."""
+    """The phases of a worker on its way to sleep; the module describes them."""
 
     LEAVING = "leaving"
     DONE = "done"
@@ -51,10 +51,10 @@ class LeavingPhase(StrEnum):
 
 
 class Surroundings(Protocol):
-    """What a leaving asks of the cluster around it (``core.moving.sleeping``)."""
+    """What a leaving asks of the cluster around it (``core.moving.sleeping`` answers)."""
 
     def open_groups(self) -> list[Group]:
-        """Groups that take requests."""
+        """The groups that take requests; empty: none."""
         ...
 
     def kept(self, worker_id: WorkerId) -> set[ShardId]:
@@ -66,16 +66,17 @@ class Surroundings(Protocol):
         ...
 
     def may_go(self, leaving: Leaving) -> bool:
-        """No recovery or move needs the worker now."""
+        """Whether neither a recovery nor a request needs the worker now."""
         ...
 
     def left(self, leaving: Leaving, now_ns: int) -> list[Action]:
-        """Called once, at the end."""
+        """End the leaving; called once, at its end. Returns the actions."""
         ...
 
 
 class Leaving:
-    """A move of ``core.moving.moves``: one worker, one group."""
+    """One worker on its way to sleep, with the group that it serves by itself. It is a move of
+    ``core.moving.moves``."""
 
     def __init__(
         self, cluster: ClusterState, migrations: Migrations, checkpoints: Checkpoints, worker: WorkerState,
@@ -107,44 +108,45 @@ class Leaving:
 
     @property
     def worker_ids(self) -> tuple[int, ...]:
-        """The one worker."""
+        """The one worker that leaves."""
         return (self.worker.worker_id,)
 
     @property
     def broken_groups(self) -> tuple[Group, ...]:
-        """None: its group has all layers until the end."""
+        """Always empty: the worker's group has all layers until the end, so it can serve on."""
         return ()
 
     @property
     def is_over(self) -> bool:
-        """Nothing left to do."""
+        """Whether the leaving has ended: the worker may sleep, or stays."""
         return self.phase is not LeavingPhase.LEAVING
 
     @property
     def waits_for_time(self) -> bool:
-        """Other groups, whose events it does not see, may get room."""
+        """True until it is over: other groups, whose events it does not see, may get room."""
         return not self.is_over
 
     def cancel(self, state: RequestState) -> list[Action]:
-        """A request is ending: its migration is stopped by others."""
+        """Do nothing for a request that is ending: the owner of its migration stops that."""
         return []
 
     def abandon(self) -> None:
-        """The worker is dead."""
+        """Do nothing when the worker is dead: nothing has been given up."""
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """It is advanced at every event."""
+        """Do nothing when a call has been answered, as it is advanced at every event."""
         return []
 
     def call_off(self, why: str) -> None:
-        """The worker serves on."""
+        """Have the worker serve on, for this reason; nothing if the leaving is over."""
         if not self.is_over:
             self.phase, self.why = LeavingPhase.STAYS, why
 
     # --- progress ---------------------------------------------------------------------------------------------
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Go as far as the state allows."""
+        """Go as far as the state allows: write the host copy, send requests away, and end when none is left. Returns
+        the actions."""
         if self.is_over:
             return []
         if (why := self._around.why_stay(self)) is not None:
@@ -160,15 +162,15 @@ class Leaving:
         return actions
 
     def _is_served(self, now_ns: int) -> bool:
-        """Some request might go now: other groups are looked at only then."""
+        """Whether some request might go now: other groups are looked at only then."""
         queues = self.group.queues
         if queues.has_waiting or queues.num_running_offline or queues.stored:
             return True
         return now_ns >= self._retry_ns and bool(queues.running)
 
     def _checkpoint(self, now_ns: int) -> list[Action]:
-        """Copy blocks that offline requests had sealed. A request with nothing left to copy, or no time for it, may
-        go."""
+        """Copy blocks that offline requests had sealed; return the actions. A request with nothing left to copy, or no
+        time for it, may go."""
         cluster, checkpoints = self._cluster, self._checkpoints
         is_late = now_ns - self.started_ns >= KEEP_S * NANOSECONDS
         if is_late or not cluster.params.offline.checkpoints or cluster.changes.queued_online:
@@ -188,7 +190,8 @@ class Leaving:
         return actions
 
     def _send_away(self, homes: list[Group]) -> None:
-        """Send away requests that hold no blocks, or need not hold them."""
+        """Send away requests that hold no blocks, or need not hold them: offline ones are preempted, waiting ones
+        dispatched again, stored ones given to other groups."""
         queues = self.group.queues
         for state in queues.running_offline():
             if state.num_pending == 0 and state.is_settled and state.request_id not in self._to_copy:
@@ -206,8 +209,8 @@ class Leaving:
                 self._cluster.counters.hosted_carried += 1
 
     def _migrate(self, homes: list[Group], now_ns: int) -> list[Action]:
-        """Begin as many migrations as links and destinations take, the largest first. The others are tried again when
-        one has arrived, and in the next epoch."""
+        """Begin as many migrations of online requests as links and destinations take, the largest first; return the
+        actions. The others are tried again when one has arrived, and in the next epoch."""
         if now_ns < self._retry_ns:
             return []
         running, kind = self.group.queues.running.values(), self._cluster.params.migration.kind
@@ -230,8 +233,9 @@ class Leaving:
         return actions
 
     def _placed(self, states: list[RequestState], homes: list[Group]) -> Iterator[tuple[RequestState, Group]]:
-        """A home for each request, the largest first: the group with most room once the requests before it are there. A
-        request on its way has its blocks there already, and counts as running there."""
+        """Iterate over these requests and a home for each, the largest first: the group with most room once those
+        before it are there. A request without one is left out. A request on its way has its blocks there already, and
+        counts as running."""
         coming = Counter(migration.destination.group_id for migration in self._migrations.under_way)
         seats = {h: h.max_running - len(h.queues.running) - coming[h.group_id] for h in homes}
         room = {h: h.blocks.num_free - h.blocks.watermark for h in homes if seats[h] > 0}
@@ -245,6 +249,7 @@ class Leaving:
                 yield state, home
 
     def _migrated(self, migration: Passage, began_ns: int) -> None:
+        """Have further migrations tried at once after one that arrived, later after one that failed."""
         failed = migration.phase is RelocationPhase.FAILED
         self._retry_ns = began_ns + RETRY_NS if failed else 0
 
@@ -252,11 +257,12 @@ class Leaving:
 
     @property
     def is_kept(self) -> bool:
-        """The host copy has all shards that this level asks for."""
+        """Whether the host copy has all shards that the level of sleep asks for."""
         return self.level != 1 or self._kept >= self._cluster.shape.all_shards
 
     def _keep(self) -> list[Action]:
-        """Have the worker write the next shard that the host copy lacks."""
+        """Have the worker write the next shard that the host copy lacks; return the call, none where one is being
+        written or none lacks."""
         if self._is_keeping or self.is_kept:
             return []
         book, shard = self._cluster.book, min(self._cluster.shape.all_shards - self._kept)
@@ -264,7 +270,7 @@ class Leaving:
         return [book.open_call(KeepShard(self.worker.worker_id, book.next_call_id, shard), self, self)]
 
     def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
-        """A shard has been written, or could not be."""
+        """Note that a shard has been written; where it could not be, the worker stays. Returns no actions."""
         assert isinstance(pending.call, KeepShard), pending
         self._is_keeping = False
         if isinstance(event, CallFailed):
@@ -276,7 +282,7 @@ class Leaving:
     # --- the end ----------------------------------------------------------------------------------------------
 
     def _is_empty(self) -> bool:
-        """Nothing needs its layers or its arenas. Its host pool stays as it is."""
+        """Whether nothing needs the worker's layers or arenas any more. Its host pool stays as it is."""
         worker, group, book = self.worker, self.group, self._cluster.book
         if group.queues.all_requests() or group.in_flight or group.paused or not self.is_kept or self._is_keeping:
             return False
@@ -287,5 +293,5 @@ class Leaving:
 
 
 def _load(group: Group) -> tuple[int, int]:
-    """Lower for groups with more room."""
+    """A sort key that is lower for groups with more room."""
     return group.blocks.num_used + group.queues.queued_blocks() - group.blocks.capacity, group.group_id

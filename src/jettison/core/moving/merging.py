@@ -37,7 +37,7 @@ from jettison.types import WorkerId
 
 
 class MergePhase(StrEnum):
-    """See the module's table."""
+    """The phases of one merge, in the order of the module's table."""
 
     DRAIN = "drain"
     MAP = "map"
@@ -53,7 +53,7 @@ class MergePhase(StrEnum):
 
 
 class Merging:
-    """One merge of ``sources`` into one group with ``stages``."""
+    """One merge of the groups ``sources`` into one group with ``stages``: it drops layers, then exchanges KV."""
 
     def __init__(
         self, cluster: ClusterState, sources: list[Group], stages: tuple[StagePlan, ...], now_ns: int,
@@ -81,7 +81,7 @@ class Merging:
 
     @property
     def worker_ids(self) -> tuple[WorkerId, ...]:
-        """Members of the merge."""
+        """The members of the merge, in pipeline order."""
         return tuple(self._stages)
 
     @property
@@ -96,54 +96,56 @@ class Merging:
 
     @property
     def broken_groups(self) -> Sequence[Group]:
-        """Groups that cannot serve on if the merge is abandoned now: their members' layouts are changing."""
+        """The groups that cannot serve on if the merge is abandoned now, as their members' layouts are changing; empty:
+        none."""
         if self.group is not None:
             return (self.group,)
         return () if self._is_untouched else self.sources
 
     @property
     def _is_untouched(self) -> bool:
-        """No layout has been changed for this merge."""
+        """Whether no layout has been changed for this merge yet."""
         return self.phase in (MergePhase.DRAIN, MergePhase.QUIESCE) and not self._pulling.before
 
     @property
     def is_over(self) -> bool:
-        """Nothing left to do."""
+        """Whether the merge has ended: settled or failed."""
         return self.phase in (MergePhase.SETTLED, MergePhase.FAILED)
 
     @property
     def waits_for_time(self) -> bool:
-        """Its next step may come without an event of its members."""
+        """Whether its next step may come without an event of its members."""
         retries = self.phase in (MergePhase.GIVE_BACK, MergePhase.REVERTING, MergePhase.REFILLING)
         return retries or (self.phase is MergePhase.EXCHANGE and self._exchange.waits_for_time)
 
     # --- events -----------------------------------------------------------------------------------------------
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """A call or a transfer of this merge has been answered."""
+        """Go on after a call or a transfer of this merge has been answered; return the actions."""
         if self._refilling.take_failure() is not None:
             self._retry_ns = now_ns + RETRY_NS
         return self._pulling.note_answers() + self._exchange.note_answers(now_ns) + self.advance(now_ns)
 
     def cancel(self, state: RequestState) -> list[Action]:
-        """The request is ending: stop its transfers unless another request needs the prefix they carry."""
+        """Stop the transfers of a request that is ending, unless another request needs the prefix that they carry;
+        return the actions."""
         return self._exchange.cancel(state)
 
     def abandon(self) -> None:
-        """A member is dead. Before any layout has changed the old groups simply serve on."""
+        """Give the merge up, as a member is dead. Where no layout has changed yet, the old groups serve on."""
         if self._is_untouched:
             for group in self._sources:
                 group.release(DROP, GroupHold.STEPS)
 
     def _is_still(self, *, moves_blocks: bool) -> bool:
-        """No step is in flight; and, where blocks may have to move, no KV of a move that gave way is still on its way
-        here."""
+        """Whether no step of the old groups is in flight and, with ``moves_blocks``, no KV of a move that gave way is
+        on its way here."""
         if any(group.in_flight for group in self._sources):
             return False
         return not moves_blocks or not self._cluster.book.lands_at(self.worker_ids)
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Go as far as the state allows."""
+        """Go as far as the state allows; return the actions, none while the present phase lasts."""
         if self.phase in (MergePhase.DRAIN, MergePhase.MAP, MergePhase.PULL, MergePhase.GIVE_BACK):
             return self._advance_pulls(now_ns)
         if self.phase is MergePhase.QUIESCE and self._is_still(moves_blocks=bool(self._pulling.before)):
@@ -163,6 +165,7 @@ class Merging:
     # --- pull -------------------------------------------------------------------------------------------------
 
     def _advance_pulls(self, now_ns: int) -> list[Action]:
+        """Go on with shards that members lack: map them, fetch them, or give them back. Returns the actions."""
         pulling = self._pulling
         if self.phase is MergePhase.DRAIN and self._is_still(moves_blocks=True):
             self.phase = MergePhase.MAP
@@ -191,7 +194,7 @@ class Merging:
         return []
 
     def _unpause(self) -> None:
-        """The old groups serve again; requests that ended while ledgers were locked are reaped."""
+        """Let the old groups serve again; reap requests that ended while ledgers were locked."""
         for group in self._sources:
             group.release(DROP, GroupHold.STEPS)
             for state in group.queues.all_requests():
@@ -200,6 +203,7 @@ class Merging:
     # --- remap ------------------------------------------------------------------------------------------------
 
     def _remap(self, now_ns: int) -> list[Action]:
+        """Begin to change every member's layout to its stage; return the actions."""
         self.phase = MergePhase.REMAP
         actions: list[Action] = []
         self._exchange.plan(state for group in self._sources for state in group.queues.running.values())
@@ -214,7 +218,8 @@ class Merging:
         return actions
 
     def _revert(self, now_ns: int) -> list[Action]:
-        """Some member refused: members that have dropped map everything again. No request has used the new blocks."""
+        """Give the merge up, as some member refused: members that have dropped map everything again. No request has
+        used the new blocks. Returns the actions."""
         self.phase = MergePhase.REVERTING
         self.failure = next(r.failure for r in self._relayouts if r.failure is not None)
         self._exchange.call_off()
@@ -230,11 +235,13 @@ class Merging:
         return actions or self._reverted(now_ns)
 
     def _take_back(self, worker: WorkerState) -> list[Action]:
+        """Begin to give a worker its former layout; return the actions."""
         relayout = Relayout(self._cluster, self, worker, self._before[worker.worker_id], shrinks=True)
         self._relayouts.append(relayout)
         return relayout.start()
 
     def _refill(self, now_ns: int) -> list[Action]:
+        """After a revert, try again at the members that failed, else fetch what was overwritten; return the actions."""
         failed = [r for r in self._relayouts if r.phase is RelayoutPhase.FAILED]
         if failed:
             if now_ns < self._retry_ns:
@@ -248,8 +255,8 @@ class Merging:
         return self._fetch(now_ns)
 
     def _fetch(self, now_ns: int) -> list[Action]:
-        """Fetch missing shards. When no fetch is under way and some shard is still missing, every holder is asked
-        again."""
+        """Fetch missing shards; return the actions. When no fetch is under way and some shard is still missing, every
+        holder is asked again. Where none is missing, the old groups serve on."""
         lacking = [w for w in self._stages if self._cluster.workers[w].unfilled]
         if not lacking:
             return self._reverted(now_ns)
@@ -259,6 +266,7 @@ class Merging:
         return [action for w in lacking for action in self._refilling.fetch_all(w)]
 
     def _reverted(self, now_ns: int) -> list[Action]:
+        """End a failed merge: the old groups serve on, with empty caches. Returns the record."""
         self.phase = MergePhase.FAILED
         for group in self._sources:
             group.release(DROP, GroupHold.STEPS)
@@ -273,7 +281,8 @@ class Merging:
     # --- merge ------------------------------------------------------------------------------------------------
 
     def _form(self, now_ns: int) -> list[Action]:
-        """The members become one group. Requests with their KV in place go on; others stall; queues are joined."""
+        """Make the members one group; return the record. Requests with their KV in place go on; others stall; queues
+        are joined."""
         self.phase = MergePhase.EXCHANGE
         results = [r.result for r in self._relayouts if r.result is not None]
         self._relayouts = []
@@ -312,6 +321,7 @@ class Merging:
         ]
 
     def _go_on(self, now_ns: int) -> list[Action]:
+        """Go on with the exchange, and end the merge with it; return the actions, and the record of the end."""
         actions = self._exchange.advance(now_ns)
         if self._exchange.is_over:
             assert self.group is not None

@@ -28,8 +28,8 @@ MAX_ROUNDS = 8
 
 
 def may_go(state: RequestState) -> bool:
-    """It decodes, all of its KV is where it runs, and no move touches it. In prefill its KV would be copied while it is
-    written."""
+    """Whether a request may migrate now: it decodes, all of its KV is where it runs, and no move touches it. In prefill
+    its KV would be copied while it is written."""
     return (
         state.phase is Phase.RUNNING and state.num_output > 0 and state.num_tokens - state.num_computed <= 1
         and state.is_settled
@@ -41,7 +41,7 @@ AS_KV = Going(MigrationKind.KV, None)
 
 
 class Migrations:
-    """All migrations under way."""
+    """All migrations under way: running requests on their way between groups that share no worker."""
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
@@ -54,21 +54,21 @@ class Migrations:
 
     @property
     def is_idle(self) -> bool:
-        """No request migrates."""
+        """Whether no request migrates."""
         return not self.under_way
 
     @property
     def may_change(self) -> bool:
-        """The kind or pace of some request under way may still be changed."""
+        """Whether the kind or pace of some migration under way may still be changed."""
         return any(isinstance(m, TokenRelocation) and m.may_change for m in self.under_way)
 
     def is_moving(self, state: RequestState) -> bool:
-        """The request is on its way."""
+        """Whether the request is migrating."""
         return any(migration.state is state for migration in self.under_way)
 
     @property
     def worker_ids(self) -> tuple[WorkerId, ...]:
-        """Workers of groups that take part in a migration."""
+        """The workers of both groups of every migration under way; a worker may be named twice."""
         return tuple(w for migration in self.under_way for w in migration.worker_ids)
 
     # --- progress ---------------------------------------------------------------------------------------------
@@ -78,11 +78,12 @@ class Migrations:
         on_over: Callable[[Passage], None] = lambda migration: None, going: Going = AS_KV,
     ) -> list[Action]:
         """Begin to move a running request that no migration moves (``may_go`` says which can go in either kind).
-        Nothing begins where the destination has no room for it, or where it cannot go as tokens: it does not decode
-        (yet), attends to remote KV, is to be recomputed, or is on trial, that is, runs alone because it may be what
-        kills workers.
+        Returns the actions; nothing begins where the destination has no room for it, or where it cannot go as tokens:
+        it does not decode (yet), attends to remote KV, is to be recomputed, or is on trial, that is, runs alone because
+        it may be what kills workers.
 
-        ``on_over`` is called when it has ended or failed, not when it gave way.
+        ``on_over`` is called when it has ended or failed, not when it gave way. Raises AssertionError for groups that
+        share a worker.
         """
         assert not set(source.worker_ids) & set(destination.worker_ids), "groups that share a worker"
         as_tokens = going.kind is MigrationKind.TOKENS
@@ -115,8 +116,8 @@ class Migrations:
     def _go_on_as_kv(
         self, before: TokenRelocation, num_blocks: int, on_over: Callable[[Passage], None], now_ns: int
     ) -> list[Action]:
-        """The rest of a request goes as KV; its leading ``num_blocks`` have been computed or found cached at the
-        destination."""
+        """Go on with a migration as KV that went as tokens; return the actions. The destination has the leading
+        ``num_blocks``, computed or found cached."""
         self.under_way.remove(before)
         trip = Trip(before.state, before.source, before.destination, now_ns, lambda m: self._over(m, on_over))
         migration = Relocation(
@@ -130,6 +131,7 @@ class Migrations:
         return migration.advance(now_ns)
 
     def _over(self, migration: Passage, on_over: Callable[[Passage], None]) -> list[Action]:
+        """Take out a migration that has ended or failed, and count it; return its record, none for a failed one."""
         self.under_way.remove(migration)
         on_over(migration)
         counters = self._cluster.counters
@@ -160,7 +162,7 @@ class Migrations:
         return [Record("migrated", migration.ended_ns, done)]
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Advance migrations with a touched group."""
+        """Advance the migrations of which the source or the destination has changed; return the actions."""
         changed = {group.group_id for group in self._cluster.changed_groups()}
         actions: list[Action] = []
         for migration in list(self.under_way):
@@ -169,19 +171,20 @@ class Migrations:
         return actions
 
     def after_steps(self) -> list[Action]:
-        """Steps planned since may have taken requests that go as tokens away from their sources (by a preemption):
-        cancel these, so that nothing of them is left at their destinations at the end of an event."""
+        """Cancel migrations as tokens whose request a newly planned step has taken away from its source (by a
+        preemption), so that nothing of it is left at the destination at the end of an event. Returns the actions."""
         left = [m for m in self.under_way if isinstance(m, TokenRelocation) and m.has_left]
         return [action for migration in left for action in migration.cancel()]
 
     # --- effects of other moves -------------------------------------------------------------------------------
 
     def cancel(self, state: RequestState) -> list[Action]:
-        """The request is ending."""
+        """Cancel the migration of a request that is ending; return the actions, none where it does not migrate."""
         return [action for m in list(self.under_way) if m.state is state for action in m.cancel()]
 
     def give_way(self, worker_ids: Collection[WorkerId]) -> list[Action]:
-        """Layouts of these workers are about to change: requests on their way to or from there stay at their sources.
+        """Break off the migrations to or from these workers, whose layouts are about to change: the requests stay at
+        their sources. Returns the actions that cancel transfers.
 
         Blocks reserved at a destination stay under another name until no transfer can write to them any more. So the
         request itself is free at once, whatever becomes of its source.
@@ -194,6 +197,8 @@ class Migrations:
         return actions
 
     def _leave(self, migration: Passage) -> list[Action]:
+        """Break one migration off, with its blocks at the destination kept under another name; return the actions that
+        cancel its transfers."""
         book, state = self._cluster.book, migration.state
         transfers = book.transfers_of(migration)
         migration.let_go()
@@ -218,7 +223,8 @@ class Migrations:
         return [CancelTransfer(p.transfer.src, p.transfer.transfer_id) for p in transfers]
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
-        """A transfer of a migration that gave way has ended: free the blocks that it could write to."""
+        """Take the end of a transfer of a migration that gave way: free the blocks that it could write to, once no
+        other writes to them."""
         left = self._left.pop(event.transfer_id, None)
         if left is not None:
             worker_id, name = left
@@ -232,13 +238,13 @@ class Migrations:
         return []
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """Nothing waits for transfers that were left behind."""
+        """Begin nothing when a transfer has ended, as nothing waits for transfers that were left behind."""
         return []
 
     def abandon(self, broken: Collection[Group]) -> tuple[set[TransferId], list[Action]]:
-        """These groups are about to be dissolved because a worker is dead. Requests with their source among them start
-        again; requests with their destination among them stay where they are. Returns the transfers that have lost
-        their owner."""
+        """End the migrations of these groups, which are about to be dissolved after a death: requests start again if
+        their source is among them, else stay at it. Returns the transfers that have lost their owner, and the
+        actions."""
         moves: set[TransferId] = set()
         actions: list[Action] = []
         for migration in list(self.under_way):
@@ -250,8 +256,8 @@ class Migrations:
         return moves, actions
 
     def check(self) -> None:
-        """Check that no request takes part in two migrations, and that each one as tokens is a guest at its
-        destination, and nowhere else. Raises AssertionError."""
+        """No request takes part in two migrations, and each one as tokens is a guest at its destination, and nowhere
+        else. Raises AssertionError otherwise."""
         ids = [migration.state.request_id for migration in self.under_way]
         assert len(set(ids)) == len(ids), "a request takes part in two migrations"
         as_tokens = [m for m in self.under_way if m.kind is MigrationKind.TOKENS]

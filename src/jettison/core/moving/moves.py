@@ -33,7 +33,8 @@ Move = Merging | Restoring | Leaving
 
 
 class Moves:
-    """One move a worker at a time: a caller that begins one has looked at ``moving_workers``."""
+    """All merges, restores and leavings under way, at most one a worker. A caller that begins one has looked at
+    ``moving_workers``."""
 
     def __init__(
         self, state: ClusterState, loads: Loads, recoveries: Recoveries,
@@ -61,36 +62,37 @@ class Moves:
 
     @property
     def under_way(self) -> list[Move]:
-        """All moves under way, merges first."""
+        """All moves under way: merges, then restores, then leavings."""
         return [*self.merges, *self.restores, *self.leavings]
 
     @property
     def is_idle(self) -> bool:
-        """No move is under way."""
+        """Whether no move is under way. Recoveries do not count."""
         return not self._of_worker
 
     def moving_workers(self) -> Set[WorkerId]:
-        """Workers in a move or a recovery."""
+        """The workers in a move or a recovery."""
         if self._recoveries.is_idle:
             return self._of_worker.keys()
         return self._of_worker.keys() | self._recoveries.busy_workers()
 
     def changing_workers(self) -> Set[WorkerId]:
-        """The same without workers that only leave. These keep all of their layers until they are empty, and requests
-        in host pools come back there where no other group can take them."""
+        """The workers in a merge, a restore or a recovery. Workers that leave for sleep are not among them: they keep
+        all of their layers until they are empty, and requests in host pools come back there where no other group can
+        take them."""
         if not self.leavings:
             return self.moving_workers()
         moving = {w for w, move in self._of_worker.items() if not isinstance(move, Leaving)}
         return moving | self._recoveries.busy_workers()
 
     def is_moving(self, group: Group) -> bool:
-        """No move of the group may begin: some worker of it is in a move, or in a recovery."""
+        """Whether some worker of the group is in a move or a recovery, so that no move of it may begin."""
         if any(w in self._of_worker for w in group.worker_ids):
             return True
         return not self._recoveries.is_idle and not self._recoveries.busy_workers().isdisjoint(group.worker_ids)
 
     def restore_of(self, group: Group) -> Restoring | None:
-        """The restore that touches a member of the group."""
+        """The restore that some worker of the group is in; None: none is."""
         moves = (self._of_worker.get(w) for w in group.worker_ids)
         return next((move for move in moves if isinstance(move, Restoring)), None)
 
@@ -108,7 +110,8 @@ class Moves:
         self, sources: list[Group], stages: tuple[StagePlan, ...], now_ns: int,
         pulls: tuple[Pull, ...] = (),
     ) -> list[Action]:
-        """Begin to make these groups one."""
+        """Begin to merge these groups into one with the given stages; return the actions. ``pulls``: shards that
+        members lack, and their sources."""
         actions = self._clear([s.worker_id for s in stages])
         merge = Merging(self._state, sources, stages, now_ns, pulls)
         self.first_served.begun(merge, now_ns)
@@ -120,8 +123,8 @@ class Moves:
         self, group: Group, split: SplitPlan, now_ns: int, reason: str, homes: list[Group] | None = None, *,
         max_overflow_blocks: int = 0,
     ) -> list[Action]:
-        """Begin to split a group. ``max_overflow_blocks``: most blocks of requests that do not fit and are computed
-        again.
+        """Begin to split a merged group; return the actions. ``max_overflow_blocks``: most blocks of requests that do
+        not fit and are computed again.
 
         With ``homes`` the group has been split already, and its requests go on returning to them.
         """
@@ -136,7 +139,8 @@ class Moves:
         return actions + restore.advance(now_ns)
 
     def leave(self, leaving: Leaving) -> list[Action]:
-        """Begin to put a worker to sleep; it is advanced at the end of the event, or at the next."""
+        """Begin to put a worker to sleep; return the actions of clearing it. The leaving is advanced at the end of the
+        event, or at the next."""
         actions = self._clear(leaving.worker_ids)
         self.leavings.append(leaving)
         self._begun(leaving)
@@ -144,24 +148,27 @@ class Moves:
         return actions
 
     def end_leaving(self, leaving: Leaving, now_ns: int) -> list[Action]:
-        """A leaving is over: the worker's group is gone, or open again."""
+        """Take out a leaving that is over, and return the actions that follow: the worker's group goes, or is open
+        again."""
         self.leavings.remove(leaving)
         self._forget(leaving)
         return leaving.on_over(leaving, now_ns)
 
     def turn_round(self, restore: Restoring, now_ns: int, reason: str) -> list[Action]:
-        """Call a restore off: the pipeline is needed after all."""
+        """Call a restore off, as the pipeline is needed after all; return the actions, none if it was called off
+        before."""
         self._due.add(restore)
         return restore.turn_round(now_ns, reason)
 
     def take_queue_along(self, restore: Restoring, now_ns: int) -> list[Action]:
-        """Let a restore split although requests wait, as they wait for compute."""
+        """Let a restore split although requests wait, as they wait for compute; return the actions."""
         self._due.add(restore)
         restore.take_queue_along()
         return restore.advance(now_ns)
 
     def _return_again(self, merge: Merging, now_ns: int) -> list[Action]:
-        """A merge failed. If it was to merge a called-off restore again, its requests go on returning home."""
+        """After a failed merge: if it was to merge a called-off restore again, begin a restore in which requests go on
+        returning home. Returns the actions; none otherwise."""
         for group in merge.sources:
             homes = [g for g in merge.sources if g is not group]
             if homes and all(set(g.worker_ids) <= set(group.worker_ids) for g in homes):
@@ -170,12 +177,14 @@ class Moves:
         return []
 
     def _begun(self, move: Move) -> None:
+        """Enter a move that has just begun into the books."""
         self._of_worker |= dict.fromkeys(move.worker_ids, move)
         self._number_of[move] = self._num_begun
         self._num_begun += 1
         self._due.add(move)
 
     def _forget(self, move: Move) -> None:
+        """Take a move that is over out of the books."""
         for worker_id in move.worker_ids:
             if self._of_worker.get(worker_id) is move:
                 del self._of_worker[worker_id]
@@ -185,7 +194,8 @@ class Moves:
     # --- events -----------------------------------------------------------------------------------------------
 
     def cancel(self, state: RequestState) -> list[Action]:
-        """The request is ending: stop its transfers of these moves."""
+        """Stop the transfers of a request that is ending, in the move of its group; return the actions, none without
+        one."""
         group = self._state.groups.get(state.group_id) if self._of_worker else None
         if group is None:
             return []
@@ -196,7 +206,8 @@ class Moves:
         return move.cancel(state)
 
     def take_out(self, dead: WorkerId) -> list[Move]:
-        """Take out the moves that this worker was part of; ``core.moving.recovering`` abandons them."""
+        """Take out the moves that a dead worker was part of, and return them; ``core.moving.recovering`` abandons
+        them."""
         involved = [m for m in self.under_way if dead in m.worker_ids]
         self.merges = [m for m in self.merges if m not in involved]
         self.restores = [r for r in self.restores if r not in involved]
@@ -209,7 +220,8 @@ class Moves:
     # --- progress ---------------------------------------------------------------------------------------------
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Advance each move that is due as far as it can go, and follow up the moves that are over."""
+        """Advance each move that is due as far as it can go, take out those that are over, and begin what follows from
+        them. Returns the actions."""
         told = self._state.book.take_told()
         if not self._of_worker:
             return []
@@ -246,9 +258,11 @@ class Moves:
         return actions
 
     def _on_workers(self, worker_ids: Iterable[WorkerId]) -> set[Move]:
+        """The moves that these workers are in."""
         return {move for w in worker_ids if (move := self._of_worker.get(w)) is not None}
 
     def _advance(self, move: Move, now_ns: int) -> list[Action]:
+        """Advance one move, and note whether it is due again at the next event; return the actions."""
         phase = move.phase
         actions = move.advance(now_ns)
         if actions or move.phase is not phase or move.waits_for_time:

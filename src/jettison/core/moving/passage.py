@@ -29,7 +29,7 @@ from jettison.types import TransferId, WorkerId
 
 
 class RelocationPhase(StrEnum):
-    """See the module's table."""
+    """The phases of one request on its way to another group; the module describes them."""
 
     COPY = "copy"
     FINAL = "final"
@@ -39,7 +39,7 @@ class RelocationPhase(StrEnum):
 
 
 class Trip(NamedTuple):
-    """Which request goes where."""
+    """Which request goes from where to where, since when, and what is called at the end."""
 
     state: RequestState
     source: Group
@@ -51,7 +51,8 @@ class Trip(NamedTuple):
 
 
 class Passage(ABC):
-    """One request on its way from ``source`` to ``destination``; each ``advance`` goes as far as the state allows."""
+    """One running request on its way from ``source`` to ``destination``; each ``advance`` goes as far as the state
+    allows. Subclasses send KV or have tokens computed."""
 
     kind: ClassVar[MigrationKind]
 
@@ -97,17 +98,17 @@ class Passage(ABC):
 
     @property
     def worker_ids(self) -> tuple[WorkerId, ...]:
-        """Both groups' workers."""
+        """The workers of both groups, those of the source first."""
         return (*self.source.worker_ids, *self.destination.worker_ids)
 
     @property
     def is_over(self) -> bool:
-        """Nothing left to do."""
+        """Whether the move has ended: the destination owns the request, or it has failed."""
         return self.phase in (RelocationPhase.DONE, RelocationPhase.FAILED)
 
     @property
     def _has_left(self) -> bool:
-        """The request is ending, or no longer runs at its source."""
+        """Whether the request is ending, or no longer runs at its source."""
         state = self.state
         return state.ending is not None or state.phase is not Phase.RUNNING or state.group_id != self.source.group_id
 
@@ -115,24 +116,25 @@ class Passage(ABC):
 
     @abstractmethod
     def advance(self, now_ns: int) -> list[Action]:
-        """Go as far as the state allows."""
+        """Go as far as the state allows; return the actions."""
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """A transfer of it has ended."""
+        """Go on after a transfer of this move has ended; return the actions."""
         return self.advance(now_ns)
 
     @abstractmethod
     def _fall_back(self, reason: str) -> list[Action]:
-        """Leave the request at its source, and call off transfers under way."""
+        """Leave the request at its source for this reason, and return the actions that call off transfers under way."""
 
     def cancel(self) -> list[Action]:
-        """Leave the request at its source (it is ending, or the caller no longer wants the move)."""
+        """Leave the request at its source, as it is ending or the move is no longer wanted; return the actions, none if
+        the move is over or falls back already."""
         if self.is_over or self.phase is RelocationPhase.FALLING_BACK:
             return []
         return self._fall_back("cancelled")
 
     def let_go(self) -> None:
-        """Leave the request at its source, at once: the caller takes care of transfers under way, and of the blocks
+        """Leave the request at its source, at once. The caller takes care of transfers under way, and of the blocks
         that they write to."""
         self.phase = RelocationPhase.FAILED
         self.failure = "it gave way to a change of layouts"
@@ -140,20 +142,22 @@ class Passage(ABC):
         self._let_run()
 
     def lose_source(self) -> set[TransferId]:
-        """The source is dead, and the request starts again from its tokens. Returns the transfers that now have no
-        owner."""
+        """Give the request up to its dead source, where it starts again from its tokens. Returns its transfers, which
+        now have no owner."""
         return self.state.transfers
 
     # --- common to both kinds ---------------------------------------------------------------------------------
 
     def _stand_still(self, now_ns: int) -> None:
+        """Have the request stand still from now on, for the last round."""
         self.phase = RelocationPhase.FINAL
         self.stopped_ns = now_ns
         self.state.pause()
         self._cluster.touch(self.state)
 
     def _hand_over(self, now_ns: int) -> list[Action]:
-        """From here on the destination owns the request. Its full blocks can be found in the prefix cache there."""
+        """Make the destination the owner of the request; return what ``on_over`` does. Its full blocks can be found in
+        the prefix cache there."""
         state = self.state
         self.phase, self.ended_ns = RelocationPhase.DONE, now_ns
         self.source.queues.take_out(state)
@@ -167,11 +171,12 @@ class Passage(ABC):
         return self._on_over(self)
 
     def _resides_there(self, there: Residence | None) -> None:
-        """Note how much of its KV is at the destination now; None: nothing counts."""
+        """Note how much of the request's KV is at the destination now; None: nothing counts."""
         self.state.residences = changed(self.state.residences, self._there, there)
         self._there = there
 
     def _let_run(self) -> None:
+        """Let the request go on at its source, unless it has left it."""
         if self.state.phase is Phase.RUNNING:
             self.state.resume()
             self._cluster.touch(self.state)

@@ -3,7 +3,7 @@
 Needed only where no order of a merged group's stages lies inside what its members hold (``policy.ranges``). The old
 groups serve on while shards travel behind their activations; ``core.moving.merging`` pauses them around the mapping.
 
-    map() --all mapped--> send() --all here--> is_complete
+    map() --all mapped--> send() --all here--> is_idle
       '--a member has no room--'--a shard can be had nowhere--> give_back() -> is_given_back, layouts as before
 """
 
@@ -20,7 +20,7 @@ from jettison.types import WorkerId
 
 
 class Pulling:
-    """The pulls of one merge."""
+    """The shards that members of one merge need before they can drop: mapped, fetched, and given back on failure."""
 
     def __init__(self, cluster: ClusterState, owner: Owner, pulls: tuple[Pull, ...]) -> None:
         self._cluster = cluster
@@ -34,11 +34,12 @@ class Pulling:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is being mapped or is on its way."""
+        """Whether nothing is being mapped and no shard is on its way."""
         return self._fetching.is_idle and all(r.is_over for r in self._relayouts)
 
     def map(self) -> list[Action]:
-        """Make room for the shards: KV shrinks. The members' groups must stand still."""
+        """Begin to map the shards at the members that need them, where KV shrinks for that; return the actions. The
+        members' groups must stand still."""
         actions: list[Action] = []
         for worker_id in sorted({p.dst for p in self._pulls}):
             layout = self._cluster.workers[worker_id].layout
@@ -48,7 +49,8 @@ class Pulling:
         return actions
 
     def send(self) -> list[Action]:
-        """Fetch shards that are mapped and not intact; none where some member had no room."""
+        """Begin to fetch the shards that are mapped and not intact; return the actions. No action where some member had
+        no room, which ``failure`` then says."""
         self.failure = self.failure or next((r.failure for r in self._relayouts if r.failure is not None), None)
         if self.failure is not None:
             return []
@@ -56,7 +58,8 @@ class Pulling:
         return [action for p in missing for action in self._fetching.fetch(p.dst, p.shard, p.src)]
 
     def give_back(self) -> list[Action]:
-        """Unmap what was mapped in vain. May be called again for members that failed to."""
+        """Begin to unmap what was mapped in vain; return the actions, none where every layout is as before. May be
+        called again for members that failed to."""
         self._relayouts = []
         actions: list[Action] = []
         for worker_id, layout in self.before.items():
@@ -66,16 +69,18 @@ class Pulling:
 
     @property
     def is_given_back(self) -> bool:
-        """Whether every layout is as it was."""
+        """Whether every member's layout is as it was before anything was mapped."""
         return all(self._cluster.workers[w].layout == layout for w, layout in self.before.items())
 
     def _change(self, worker_id: WorkerId, spec: LayoutSpec, *, shrinks: bool) -> list[Action]:
+        """Begin to change one worker's layout; return the actions. ``shrinks``: its blocks may have to move."""
         relayout = Relayout(self._cluster, self._owner, self._cluster.workers[worker_id], spec, shrinks=shrinks)
         self._relayouts.append(relayout)
         return relayout.start()
 
     def note_answers(self) -> list[Action]:
-        """A call or transfer was answered: where a shard could not be fetched from anywhere, call the others off."""
+        """Take note of answers to calls and transfers. Where a shard could not be fetched from anywhere, call the
+        others off and return the actions."""
         why = self._fetching.take_failure()
         if why is None:
             return []

@@ -64,22 +64,22 @@ class AbandonableMove(Owner, Protocol):
 
     @property
     def phase(self) -> StrEnum:
-        """For the event log."""
+        """Its phase, for the event log."""
 
     @property
     def worker_ids(self) -> tuple[WorkerId, ...]:
-        """Its members."""
+        """The workers that are its members."""
 
     @property
     def broken_groups(self) -> Sequence[Group]:
-        """Groups that cannot serve on if the move is abandoned now, whichever worker is dead."""
+        """The groups that cannot serve on if the move is abandoned now, whichever worker is dead."""
 
     def abandon(self) -> None:
-        """Forget the move; its calls and transfers under way are handed over to recoveries."""
+        """Give the move up; its calls and transfers under way are handed over to recoveries."""
 
 
 class RecoveryPhase(StrEnum):
-    """See the module's table."""
+    """The phases of one recovery, in the order of the module's table."""
 
     FENCE = "fence"
     MAP = "map"
@@ -88,7 +88,7 @@ class RecoveryPhase(StrEnum):
 
 
 class Recovery:
-    """One survivor on its way back."""
+    """One worker's way back to serving at home: a survivor, one started again, or a sleeper that is woken."""
 
     def __init__(self, cluster: ClusterState, worker: WorkerState, home: LayoutSpec, now_ns: int) -> None:
         self._cluster = cluster
@@ -116,7 +116,7 @@ class Recovery:
     # --- events -----------------------------------------------------------------------------------------------
 
     def inherit(self, pending: PendingCall) -> None:
-        """An abandoned move had this call under way here: the call must end first (FENCE)."""
+        """Take over a call that an abandoned move had under way at this worker: it must end first (FENCE)."""
         pending.owner = self
         if isinstance(pending.waiter, Relayout):
             pending.waiter.call_off()
@@ -125,7 +125,7 @@ class Recovery:
             pending.waiter = self
 
     def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
-        """Take the end of a load that was inherited."""
+        """Take the end of a load that was inherited; return the record of a new trouble, else nothing."""
         assert isinstance(pending.call, LoadShard), pending
         if isinstance(event, CallFailed):
             self._retry_ns = now_ns + RETRY_NS
@@ -134,7 +134,8 @@ class Recovery:
         return []
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """A call or transfer was answered. (All recoveries are advanced at each event.)"""
+        """Note calls and transfers that were answered; return the record of a new trouble. All recoveries are advanced
+        at each event."""
         for relayout in [r for r in self.relayouts if r.is_over]:
             self.relayouts.remove(relayout)
             self._retry_ns = now_ns + RETRY_NS if relayout.failure is not None else 0
@@ -146,13 +147,14 @@ class Recovery:
         return self._tell_trouble(now_ns)
 
     def abandon(self) -> None:
-        """The worker has died again."""
+        """Give the recovery up, as the worker has died again."""
         self._fetching.call_off()
 
     # --- progress ---------------------------------------------------------------------------------------------
 
     def advance(self, now_ns: int, *, is_fenced: bool, is_waiting: bool) -> list[Action]:
-        """Go as far as the state allows. ``is_waiting``: a transfer of a past move, to or from here, has not ended."""
+        """Go as far as the state allows; return the actions. ``is_waiting``: a transfer of a past move, to or from
+        here, has not ended."""
         actions: list[Action] = []
         if self.phase is RecoveryPhase.FENCE:
             if not is_fenced:
@@ -190,8 +192,7 @@ class Recovery:
         return relayout.start()
 
     def _fill(self, now_ns: int) -> list[Action]:
-        """Fetch missing shards. When no fetch is under way and some shard is still missing, every holder is asked
-        again."""
+        """Fetch missing shards, with every holder asked anew once no fetch is under way; return the actions."""
         if not self._fetching.is_idle or now_ns < self._retry_ns:
             return []
         self._fetching = Gather(self._cluster, self, (self.worker.worker_id,), loads_first=self.is_loaded)
@@ -235,7 +236,7 @@ class _Fence:
 
 
 class Recoveries:
-    """The consequences of deaths and returns of workers."""
+    """All recoveries of a cluster: what follows from deaths and returns of workers."""
 
     def __init__(
         self, cluster: ClusterState, homes: Sequence[tuple[StagePlan, ...]], hosted: Hosted, migrations: Migrations
@@ -260,11 +261,11 @@ class Recoveries:
 
     @property
     def is_idle(self) -> bool:
-        """No survivor is on its way back."""
+        """Whether no worker is on its way back."""
         return not self.by_worker
 
     def busy_workers(self) -> set[WorkerId]:
-        """Workers in recovery, which no other move may touch.
+        """The workers in recovery, which no other move may touch.
 
         Both ends of a transfer of KV that one of them waits for in FENCE are among them. The sender of a shard need not
         be: should it drop the shard meanwhile, the transfer ends incomplete and another holder is asked.
@@ -273,7 +274,7 @@ class Recoveries:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """Why recoveries are stuck, where they are."""
+        """Why recoveries are stuck, by worker in order; empty: none is."""
         return tuple(r.trouble for _, r in sorted(self.by_worker.items()) if r.trouble is not None)
 
     def _home_layout(self, worker_id: WorkerId) -> LayoutSpec:
@@ -291,10 +292,10 @@ class Recoveries:
     # --- death ------------------------------------------------------------------------------------------------
 
     def lose(self, worker_id: WorkerId, moves: Iterable[AbandonableMove], now_ns: int) -> list[Action]:
-        """A worker is dead. ``moves``: the moves that it is a member of; the caller forgets them.
+        """Take a dead worker out, with its groups and ``moves``, those that it is a member of; return the actions.
 
-        Every request that ran with it is unplaced afterwards (the caller finds it a group) or, if workers keep
-        dying of it, has ended. The caller also ends the transfers to it (``ended_with``).
+        Every request that ran with it is unplaced afterwards (the caller finds it a group) or, if workers keep dying of
+        it, has ended. The caller forgets the moves, and ends the transfers to the worker (``end_transfers_to``).
         """
         cluster, dead = self._cluster, self._cluster.workers[worker_id]
         broken = {g.group_id: g for g in cluster.groups.values() if worker_id in g.worker_ids}
@@ -335,7 +336,7 @@ class Recoveries:
         return actions
 
     def end_transfers_to(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
-        """End the transfers to a dead worker: no report of their end will come."""
+        """End the transfers to a dead worker, of which no report will come; return the actions."""
         book = self._cluster.book
         return book.end_lost([i for i, p in book.transfers.items() if p.ends[1] == worker_id], now_ns)
 
@@ -355,7 +356,7 @@ class Recoveries:
         self._cluster.num_roster_changes += 1
 
     def _break_up(self, group: Group, dead: WorkerId) -> list[RequestState]:
-        """Dissolve a group; its requests become unplaced, except those that had ended already."""
+        """Dissolve a group; return its requests, which become unplaced, except those that had ended already."""
         if dead in group.worker_ids:
             rows = [row for flight in group.in_flight.values() for row in flight.step.rows]
             near = group.stranded | {row.state.request_id: row.state for row in rows}
@@ -418,7 +419,7 @@ class Recoveries:
         return self.by_worker[worker_id]
 
     def _inherit(self, pending: PendingTransfer) -> list[Action]:
-        """An abandoned move had this transfer under way: call it off, and wait for its end."""
+        """Take over a transfer of an abandoned move, to wait for its end; return the action that cancels it."""
         pending.owner = pending.waiter = self
         transfer = pending.transfer
         self._past[transfer.transfer_id] = pending.ends
@@ -427,7 +428,8 @@ class Recoveries:
     # --- return -----------------------------------------------------------------------------------------------
 
     def join(self, event: WorkerJoined, now_ns: int) -> list[Action]:
-        """A lost worker is back: the layers of its home are mapped and empty, and are fetched from here on."""
+        """Take back a lost worker: the layers of its home are mapped and empty, and are fetched from here on. Returns
+        the record; nothing for one that is alive."""
         worker = self._cluster.workers[event.worker_id]
         if worker.alive:
             return []
@@ -447,26 +449,25 @@ class Recoveries:
         self, worker_id: WorkerId, now_ns: int, *, is_loaded: bool,
         on_end: Callable[[WorkerId, int], dict[str, object]],
     ) -> None:
-        """A sleeping worker gets the layers of its home back. ``is_loaded``: at first from the machine's copy or the
-        folder, not from peers."""
+        """Begin to give a sleeper the layers of its home back. ``is_loaded``: first from its machine or the folder."""
         recovery = self._recovery_of(worker_id, now_ns)
         recovery.phase, recovery.end = RecoveryPhase.MAP, "woken"
         recovery.is_loaded, recovery.on_end = is_loaded, on_end
 
     def come_home(self, worker_id: WorkerId, now_ns: int) -> None:
-        """A restore has left this worker over, alive and in no group."""
+        """Begin to bring home a worker that a restore has left over, alive and in no group."""
         self._recovery_of(worker_id, now_ns).end = "came_home"
 
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
-        """A survivor has answered a fence: it uses nothing of the dead worker any more, so transfers from there are
-        over."""
+        """Take a survivor's answer to a fence, with which transfers from the dead worker end; return what follows."""
         fence = self._fences.pop(event.call_id, None)
         return [] if fence is None else self._cluster.book.end_lost(fence.transfers, now_ns)
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
-        """A transfer of the past has ended: ghosts and recoveries that waited for it may go on."""
+        """Note that a transfer of the past has ended, for which ghosts and recoveries may have waited. Returns no
+        actions."""
         del self._past[event.transfer_id]
         transfer = pending.transfer
         if event.complete and isinstance(transfer, SendShard):
@@ -477,11 +478,12 @@ class Recoveries:
         return []
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """All recoveries are advanced at each event."""
+        """Do nothing, as all recoveries are advanced at each event."""
         return []
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Go as far as the state allows."""
+        """Advance each recovery as far as the state allows, and form homes that have become free; return the
+        actions."""
         actions: list[Action] = []
         unfenced = {f.survivor for f in self._fences.values()} if self._fences else set()
         waiting = {end for ends in self._past.values() for end in ends}

@@ -23,7 +23,7 @@ RETRY_NS = NANOSECONDS // 10
 
 
 class RelayoutPhase(StrEnum):
-    """Progress of one change."""
+    """The phases of one layout change."""
 
     OFFER = "offer"
     APPLY = "apply"
@@ -32,7 +32,7 @@ class RelayoutPhase(StrEnum):
 
 
 class Relayout:
-    """One worker's way to ``spec``.
+    """One worker's change of layout to ``spec``.
 
     ``shrinks``: blocks may have to move. Then no group may plan steps on this worker meanwhile, and the ledger is
     locked (ended requests are reaped afterwards).
@@ -59,11 +59,11 @@ class Relayout:
 
     @property
     def is_over(self) -> bool:
-        """Done or failed."""
+        """Whether the change is done or has failed."""
         return self.phase in (RelayoutPhase.DONE, RelayoutPhase.FAILED)
 
     def start(self) -> list[Action]:
-        """Ask for the offer."""
+        """Ask the worker for an offer; return the call."""
         book = self._cluster.book
         call = OfferLayout(self.worker.worker_id, book.next_call_id, self.spec, self._live_blocks)
         return [book.open_call(call, self._owner, self)]
@@ -73,7 +73,8 @@ class Relayout:
         self._called_off = True
 
     def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
-        """Take the answer to the offer, or to the change itself."""
+        """Take the worker's answer to the offer, or to the change itself. Returns the call that applies an accepted
+        offer, else nothing."""
         if isinstance(event, CallFailed):
             if self._copies:
                 # Blocks may have been copied before the mapping failed, over cached blocks: their content is lost.
@@ -89,6 +90,8 @@ class Relayout:
         return self._applied(event)
 
     def _apply(self, event: LayoutOffered, owner: Owner) -> list[Action]:
+        """Ask the worker to apply its offer; return the call. The change fails, with no call, where blocks would have
+        to move and cannot."""
         ledger = self.worker.ledger
         self._evacuate_from = min(event.offer.evacuate_from_block, event.offer.capacity_blocks)
         if self._evacuate_from < ledger.capacity:
@@ -111,6 +114,8 @@ class Relayout:
         return [book.open_call(call, owner, self)]
 
     def _applied(self, event: LayoutApplied) -> list[Action]:
+        """Update the ledger, the layout and the missing shards after the worker has applied its layout. Returns no
+        actions."""
         ledger = self.worker.ledger
         if self._evacuate_from < ledger.capacity:
             ledger.apply_compaction(self._copies, self._evacuate_from)
@@ -124,6 +129,7 @@ class Relayout:
         return []
 
     def _close(self, phase: RelayoutPhase, failure: str | None) -> None:
+        """End the change, and unlock the ledger."""
         self.phase = phase
         self.failure = failure
         self.worker.num_relayouts_open -= 1

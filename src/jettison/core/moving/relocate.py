@@ -32,7 +32,7 @@ MAX_FINAL_BLOCKS = 16
 
 
 class Relocation(Passage):
-    """See the module."""
+    """One running request whose KV goes to another group in rounds, while it decodes at its source."""
 
     kind = MigrationKind.KV
 
@@ -55,18 +55,19 @@ class Relocation(Passage):
 
     @property
     def is_landing(self) -> bool:
-        """Landing: the last blocks are on their way, so the request arrives sooner than it could be called back."""
+        """Whether its last blocks are on their way, so that the request arrives sooner than it could be called back."""
         return self.phase is RelocationPhase.FINAL and self._final_sent
 
     def _new_ledgers(self) -> list[BlockLedger]:
-        """Ledgers of the destination's workers that the source does not use."""
+        """The ledgers of the destination's workers that the source does not use."""
         pairs = zip(self.destination.worker_ids, self.destination.blocks.ledgers, strict=True)
         return [ledger for worker_id, ledger in pairs if worker_id not in self.source.worker_ids]
 
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
-        """Take the end of one of its transfers."""
+        """Take the end of one of its transfers: go on after the last of the final round, fall back after an incomplete
+        one. Returns the actions."""
         del self._transfers[event.transfer_id]
         self._cluster.touch(self.state)
         self.num_bytes += event.num_bytes
@@ -83,7 +84,7 @@ class Relocation(Passage):
         return self.advance(now_ns) if self._final_sent else []
 
     def let_go(self) -> None:
-        """Leave the request at its source, at once: the caller takes care of transfers under way and reserved
+        """Leave the request at its source, at once. The caller takes care of transfers under way and reserved
         blocks."""
         self._transfers.clear()
         super().let_go()
@@ -91,12 +92,13 @@ class Relocation(Passage):
     # --- rounds -----------------------------------------------------------------------------------------------
 
     def reserve(self, num_blocks: int) -> None:
-        """Take further blocks at the destination, before they are needed."""
+        """Take ``num_blocks`` further blocks at the destination's new workers, before they are needed."""
         for ledger in self._new_ledgers():
             ledger.allocate(self.state.request_id, num_blocks)
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Go as far as the state allows."""
+        """Go as far as the state allows, unless transfers are under way: the next round, the last one, or the handing
+        over. Returns the actions."""
         if self._transfers or self.is_over:
             return []
         if self.phase is RelocationPhase.FALLING_BACK:
@@ -115,6 +117,8 @@ class Relocation(Passage):
         return self._hand_over(now_ns)
 
     def _next_round(self, now_ns: int) -> list[Action]:
+        """Send the full blocks that have been filled meanwhile; with few left, stand still for the last round; after
+        too many rounds, fall back. Returns the actions."""
         state = self.state
         if self.source.limits.blocks_for(state.num_computed) - self.num_sent_blocks > self._max_final_blocks:
             if self.num_rounds == self._max_rounds:
@@ -124,11 +128,13 @@ class Relocation(Passage):
         return self.advance(now_ns)
 
     def _send(self, end: int) -> list[Action]:
-        """Send the blocks up to ``end``; the destination's table grows first.
+        """Send the blocks up to ``end``; the destination's table grows first, and the move falls back if it cannot.
+        Returns the actions.
 
         On a link that other requests migrate over, too, only first rounds wait their turn. A request that stands still
         must not wait for rounds of others, and a second round that waits for a first one would let its request grow by
-        more than it has left."""
+        more than it has left.
+        """
         state, first = self.state, self.num_sent_blocks
         ledgers = self._new_ledgers()
         missing = end - min((ledger.num_blocks_of(state.request_id) for ledger in ledgers), default=end)
@@ -153,13 +159,14 @@ class Relocation(Passage):
         return actions
 
     def _crowded_links(self) -> set[tuple[WorkerId, WorkerId]]:
-        """Links of this move with ports that other requests migrate through, too."""
+        """The links of this move with ports that other requests migrate through, too."""
         links = {(part.src, part.dst) for part in self._plan}
         return {link for link in links if self._cluster.book.is_shared(*link, TransferPurpose.MIGRATION)}
 
     # --- ends -------------------------------------------------------------------------------------------------
 
     def _fall_back(self, reason: str) -> list[Action]:
+        """Leave the request at its source for this reason, and return the actions that cancel its transfers."""
         self.phase = RelocationPhase.FALLING_BACK
         self.failure = reason
         self._resides_there(None)
@@ -169,6 +176,7 @@ class Relocation(Passage):
         return [CancelTransfer(src, transfer_id) for transfer_id, src in self._transfers.items()]
 
     def _give_back(self) -> list[Action]:
+        """End a failed move: give its blocks at the destination back, and return what follows from the failure."""
         for ledger in self._new_ledgers():
             if ledger.has(self.state.request_id):
                 ledger.release(self.state.request_id)

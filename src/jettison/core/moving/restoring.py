@@ -48,7 +48,7 @@ HEADROOM = 20
 
 
 class RestorePhase(StrEnum):
-    """See the module's table."""
+    """The phases of one restore, in the order of the module's table."""
 
     DRAIN_1 = "drain_1"
     MAP = "map"
@@ -64,7 +64,7 @@ class RestorePhase(StrEnum):
 
 
 class Restoring:
-    """One merged group on its way back to instances."""
+    """One merged group on its way back to instances, or to smaller groups."""
 
     def __init__(
         self, cluster: ClusterState, group: Group, split: SplitPlan, now_ns: int,
@@ -106,33 +106,32 @@ class Restoring:
 
     @property
     def worker_ids(self) -> tuple[WorkerId, ...]:
-        """Members."""
+        """The members of the merged group."""
         return self.group.worker_ids
 
     @property
     def broken_groups(self) -> Sequence[Group]:
-        """Groups that cannot serve on if the restore is abandoned now: the pipeline."""
+        """The groups that cannot serve on if the restore is abandoned now: the pipeline alone."""
         return (self.group,)
 
     @property
     def is_over(self) -> bool:
-        """Nothing left to do."""
+        """Whether the restore has ended: done, or called off."""
         return self.phase in (RestorePhase.DONE, RestorePhase.TURNED)
 
     @property
     def may_still_wait(self) -> bool:
-        """The members have not given KV pages to all of their layers yet: whether requests ever fit depends on what is
-        admitted."""
+        """Whether it may still wait for requests to fit: until they do, that depends on what is admitted."""
         before = (RestorePhase.DRAIN_1, RestorePhase.MAP, RestorePhase.PULL, RestorePhase.FIT)
         return self.phase in before
 
     def take_queue_along(self) -> None:
-        """Split although requests wait: they wait for compute, and the members have more of it apart."""
+        """Let the group split although requests wait: they wait for compute, and the members have more of it apart."""
         self._with_queue = True
 
     @property
     def lacks_offline_room(self) -> bool:
-        """All shards are here, and only offline requests keep the group from splitting."""
+        """Whether all shards are here, and only offline requests keep the group from splitting."""
         return self.phase is RestorePhase.FIT and not self._fits() and self._fits(without_offline=True)
 
     @property
@@ -142,23 +141,24 @@ class Restoring:
 
     @property
     def has_split(self) -> bool:
-        """The new groups already serve beside the pipeline."""
+        """Whether the new groups already serve beside the pipeline."""
         return self.returning is not None
 
     @property
     def homes(self) -> list[Group]:
-        """The new groups, once split."""
+        """The new groups; empty before the split."""
         return self.returning.homes if self.returning is not None else []
 
     @property
     def waits_for_time(self) -> bool:
-        """Its next step may come without an event of its members."""
+        """Whether its next step may come without an event of its members."""
         return self.phase is RestorePhase.REDROP
 
     # --- events -----------------------------------------------------------------------------------------------
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """A call or a transfer of this restore has been answered."""
+        """Go on after a call or a transfer of this restore has been answered; call it off where a shard could not be
+        had. Returns the actions."""
         why = self._fetching.take_failure()
         if why is not None:
             self.has_failed = True
@@ -166,14 +166,15 @@ class Restoring:
         return self.advance(now_ns)
 
     def cancel(self, state: RequestState) -> list[Action]:
-        """The request is ending: stop its transfers."""
+        """Stop the transfers of a request that is ending; return the actions, none before the split."""
         return self.returning.cancel(state) if self.returning is not None else []
 
     def abandon(self) -> None:
-        """A member is dead. The members' own groups, once split, serve on."""
+        """Do nothing when a member is dead: the members' own groups, once split, serve on."""
 
     def turn_round(self, now_ns: int, reason: str) -> list[Action]:
-        """Call the restore off: the pipeline is needed after all (or a member failed)."""
+        """Call the restore off, as the pipeline is needed or a member failed; return the actions, none if it is over or
+        called off already."""
         if self.is_over or self.phase in (RestorePhase.TURNING, RestorePhase.REDROP):
             return []
         self.failure = reason
@@ -186,17 +187,18 @@ class Restoring:
 
     @property
     def _is_quiet(self) -> bool:
-        """No call or transfer of this restore is under way."""
+        """Whether no call or transfer of this restore is under way."""
         is_still = self._fetching.is_idle and (self.returning is None or self.returning.is_idle)
         return is_still and all(r.is_over for r in self._relayouts)
 
     @property
     def _is_still(self) -> bool:
-        """No step is in flight, and no KV of a move that gave way is still on its way here: blocks may be moved."""
+        """Whether no step is in flight and no KV of a move that gave way is on its way here, so that blocks may be
+        moved."""
         return not self.group.in_flight and not self._cluster.book.lands_at(self.worker_ids)
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Go as far as the state allows."""
+        """Go as far as the state allows; return the actions, none while the present phase lasts."""
         match self.phase:
             case RestorePhase.DRAIN_1 if self._is_still:
                 return self._map(now_ns)
@@ -225,6 +227,7 @@ class Restoring:
     # --- map and pull -----------------------------------------------------------------------------------------
 
     def _change_layouts(self, specs: dict[WorkerId, LayoutSpec], *, shrinks: bool) -> list[Action]:
+        """Begin to change these workers' layouts; return the actions."""
         actions: list[Action] = []
         self._relayouts = []
         for worker_id, spec in specs.items():
@@ -234,9 +237,11 @@ class Restoring:
         return actions
 
     def _relayout_failure(self) -> str | None:
+        """Why a member's layout change has failed; None: none has."""
         return next((r.failure for r in self._relayouts if r.phase is RelayoutPhase.FAILED), None)
 
     def _map(self, now_ns: int) -> list[Action]:
+        """Begin to map the shards of the members' next layouts; return the actions."""
         self.phase = RestorePhase.MAP
         shape = self._cluster.shape
         specs = {
@@ -246,6 +251,7 @@ class Restoring:
         return self._change_layouts(specs, shrinks=True)
 
     def _pull(self, now_ns: int) -> list[Action]:
+        """Let the group serve on while missing shards are fetched; return the record and the actions."""
         self._reap_ended()
         self.group.release(RESTORE, GroupHold.STEPS)
         failure = self._relayout_failure()
@@ -278,7 +284,8 @@ class Restoring:
     # --- fit and split ----------------------------------------------------------------------------------------
 
     def _fits(self, *, without_offline: bool = False) -> bool:
-        """Whether every request has a home in the next layouts, with room to grow."""
+        """Whether every request has a home in the next layouts, with room to grow, and none moves or, unless the queue
+        goes along, waits."""
         queues = self.group.queues
         moves = any(not (without_offline and s.is_offline) for s in queues.moving.values())
         waits = queues.waiting and not (without_offline and self.group.head_blocked_by is None)
@@ -299,6 +306,7 @@ class Restoring:
             self._with_queue = True
 
     def _spread(self, now_ns: int) -> list[Action]:
+        """Begin to give KV pages to all layers that members will run; return the actions."""
         self.phase = RestorePhase.SPREAD
         for worker_id in self.worker_ids:
             # The new layers' arenas start empty, so no cached block is complete any more.
@@ -310,6 +318,7 @@ class Restoring:
         return self._change_layouts(specs, shrinks=True)
 
     def _split(self, now_ns: int) -> list[Action]:
+        """Form the new groups, and begin to send requests home; return the record and the actions."""
         self._reap_ended()
         self.group.release(RESTORE, GroupHold.STEPS)
         failure = self._relayout_failure()
@@ -330,12 +339,15 @@ class Restoring:
         return [Record("split", now_ns, done), *self._return_home(now_ns)]
 
     def _reap_ended(self) -> None:
+        """Free requests that ended while ledgers were locked."""
         for state in self.group.queues.all_requests():
             self._cluster.reap(state)
 
     # --- return -----------------------------------------------------------------------------------------------
 
     def _return_home(self, now_ns: int) -> list[Action]:
+        """Go on sending requests home, and end the restore with the last; return the actions, and the record of the
+        end."""
         assert self.returning is not None
         actions = self.returning.advance(now_ns)
         if self.returning.is_over:
@@ -356,6 +368,8 @@ class Restoring:
     # --- turning round ----------------------------------------------------------------------------------------
 
     def _turned(self, now_ns: int) -> list[Action]:
+        """End a restore that was called off and is quiet: after the split at once, else begin to drop the mapped shards
+        again."""
         self._reap_ended()
         self.group.touch()
         for state in self.group.queues.running.values():
@@ -370,6 +384,7 @@ class Restoring:
         return self._change_layouts(specs, shrinks=False)
 
     def _redropped(self, now_ns: int) -> list[Action]:
+        """End a called-off restore whose members have dropped again; members that failed to are tried again later."""
         self.group.release(RESTORE, GroupHold.STEPS)
         self.group.blocks.seals = self._cluster.limits.enable_prefix_caching
         failed = [r for r in self._relayouts if r.phase is RelayoutPhase.FAILED]
@@ -384,6 +399,7 @@ class Restoring:
         return self._change_layouts({r.worker.worker_id: r.spec for r in failed}, shrinks=False)
 
     def _over(self, now_ns: int) -> list[Action]:
+        """Note that a called-off restore is over, and lift its cap on admission. Returns no actions."""
         self.phase = RestorePhase.TURNED
         self.group.blocks.uncap_admission(RESTORE)
         self._cluster.counters.num_turned_restores += 1
@@ -391,7 +407,7 @@ class Restoring:
 
 
 def room_blocks(cluster: ClusterState, part: tuple[StagePlan, ...]) -> int:
-    """Blocks that the tightest member of a part will have in its next layout."""
+    """Blocks that the tightest member of a part of a split will have in its next layout."""
     shape = cluster.shape
     block_bytes = shape.block_bytes_per_layer(cluster.limits.block_size)
     room: list[int] = []
@@ -405,7 +421,7 @@ def room_blocks(cluster: ClusterState, part: tuple[StagePlan, ...]) -> int:
 def overflow(
     cluster: ClusterState, group: Group, split: SplitPlan, max_blocks: int, *, without_offline: bool = False
 ) -> list[RequestState] | None:
-    """The newest running requests to preempt so that the others fit into the parts of ``split``.
+    """The newest running requests to preempt so that the others fit into the parts of ``split``; empty: all fit.
 
     Until requests have moved, every member holds blocks of all of them, in the layers of its next layout; then each
     part holds its own. None if giving up ``max_blocks`` is not enough. ``without_offline``: as if offline requests held
@@ -465,7 +481,7 @@ def fits(
 
 
 def will_hold(cluster: ClusterState, group: Group, split: SplitPlan, usual_output: float) -> bool:
-    """Whether each part of ``split`` will have room for any one online request at its foreseen length.
+    """Whether each part of ``split`` will have room for any one online request of the group at its foreseen length.
 
     A request that outgrows its home is preempted there, makes the members merge again and is computed twice. It then
     holds more than a member has room for, so the members stay merged until it ends: such a drop happens once a request.

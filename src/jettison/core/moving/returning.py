@@ -20,7 +20,7 @@ MAX_RETURNING = 4
 
 
 class Returning:
-    """Requests of ``pipeline`` on their way to ``homes``."""
+    """The requests of ``pipeline`` on their way to ``homes``, the groups that its members have become."""
 
     def __init__(self, cluster: ClusterState, owner: Owner, pipeline: Group, homes: list[Group]) -> None:
         self._cluster = cluster
@@ -34,23 +34,24 @@ class Returning:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is on its way."""
+        """Whether no transfer of a returning request is under way."""
         return all(p.purpose is not TransferPurpose.RETURN for p in self._cluster.book.transfers_of(self._owner))
 
     @property
     def is_over(self) -> bool:
-        """The pipeline is empty."""
+        """Whether the pipeline is empty: it has no request and no step in flight."""
         return not (self._pipeline.in_flight or self._pipeline.queues.all_requests())
 
     # --- events -----------------------------------------------------------------------------------------------
 
     def cancel(self, state: RequestState) -> list[Action]:
-        """The request is ending: stop its transfers."""
+        """Stop the transfers of a request that is ending; return the actions, none where it is not on its way."""
         relocation = self.on_their_way.pop(state.request_id, None)
         return [] if relocation is None else relocation.cancel()
 
     def call_off(self) -> list[Action]:
-        """Stop the returns that can be stopped. A request with its last blocks already on their way goes home."""
+        """Stop the returns that can be stopped; return the actions. A request with its last blocks already on their way
+        goes home."""
         self._is_called_off = True
         relocations = [r for r in self.on_their_way.values() if not r.is_landing]
         return [action for relocation in relocations for action in relocation.cancel()]
@@ -58,7 +59,7 @@ class Returning:
     # --- on the way -------------------------------------------------------------------------------------------
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Send all waiting and stored requests home, and advance the running ones in turn."""
+        """Send all waiting and stored requests home, and advance the running ones in turn; return the actions."""
         for lost in [r for r in self.on_their_way.values() if r.lost_transfer]:
             self._leaves(lost)
         for state in [*self._pipeline.queues.waiting, *self._pipeline.queues.waiting_offline]:
@@ -85,12 +86,14 @@ class Returning:
         return actions
 
     def _begin(self, state: RequestState, now_ns: int) -> Relocation:
+        """Begin to move a running request home; return its relocation."""
         trip = Trip(state, self._pipeline, self._home(state), now_ns, self._over)
         relocation = Relocation(self._cluster, trip, TransferPurpose.RETURN, owner=self._owner)
         self.on_their_way[state.request_id] = relocation
         return relocation
 
     def _over(self, relocation: Passage) -> list[Action]:
+        """Count what a return has sent, and make its place free for another request. Returns no actions."""
         self.num_returned_bytes += relocation.num_bytes
         self._cluster.counters.returned_bytes += relocation.num_bytes
         if self.on_their_way.get(relocation.state.request_id) is relocation:
@@ -98,15 +101,15 @@ class Returning:
         return []
 
     def _leaves(self, relocation: Passage) -> None:
-        """It is another request's turn. A request with a lost transfer is computed again: another try may fare no
-        better, perhaps ever."""
+        """Make the place of a return that has ended free for another request. A request with a lost transfer is
+        computed again: another try may fare no better, perhaps ever."""
         state = relocation.state
         del self.on_their_way[state.request_id]
         if relocation.lost_transfer and not self._is_called_off and state.ending is None:
             self._cluster.distrust(state)
 
     def _home(self, state: RequestState) -> Group:
-        """The home of a request: the group with more room, counting requests already on their way."""
+        """The home with more room for a running request, with requests already on their way counted."""
         assigned = {g.group_id: g.blocks.num_used_by(g.queues.running) for g in self.homes}
         for request_id, relocation in self.on_their_way.items():
             home = relocation.destination
@@ -114,8 +117,8 @@ class Returning:
         return min(self.homes, key=lambda g: (assigned[g.group_id], g.group_id))
 
     def _home_of_stored(self, state: RequestState) -> Group:
-        """The home of a stored request: the emptiest group that can hold it. A request that none can hold waits in the
-        emptiest for the next pipeline (``HostBook.oversized``)."""
+        """The emptiest home that can hold a stored request. One that none can hold waits in the emptiest for the next
+        pipeline (``HostBook.oversized``)."""
 
         def rank(home: Group) -> tuple[bool, int, GroupId]:
             owed = sum(home.limits.blocks_for(other.num_tokens) for other in home.queues.stored.values())

@@ -40,7 +40,7 @@ LEVELS = (1, 2)
 
 
 class SleepState(StrEnum):
-    """A worker's state, as shown to users."""
+    """A worker's state between serving and sleep, as shown to users."""
 
     AWAKE = "awake"
     LEAVING = "leaving"
@@ -50,7 +50,7 @@ class SleepState(StrEnum):
 
 
 class Expected(NamedTuple):
-    """The prediction of one wake."""
+    """The prediction of one wake: how long it takes, and where the parameters come from."""
 
     seconds: float | None
     """Seconds from the order until it serves; None: not known."""
@@ -62,7 +62,7 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """One wake that is over."""
+    """One wake that is over: its prediction, and how long it took."""
 
     worker_id: WorkerId
     expected: Expected | None
@@ -70,7 +70,7 @@ class Woken:
 
 
 class Sleepers:
-    """All workers that sleep, or are about to."""
+    """All workers of a cluster that sleep or are about to. It carries out orders to sleep and to wake."""
 
     def __init__(
         self, cluster: ClusterState, moves: Moves, recoveries: Recoveries, migrations: Migrations,
@@ -106,45 +106,47 @@ class Sleepers:
 
     @property
     def is_idle(self) -> bool:
-        """No layout is being emptied."""
+        """Whether no layout is being emptied."""
         return not self._emptying
 
     @property
     def leaving(self) -> list[WorkerId]:
-        """Workers on their way to sleep, which can still be called back at once."""
+        """The workers on their way to sleep, which can still be called back at once; empty: none."""
         return [leaving.worker.worker_id for leaving in self._moves.leavings]
 
     @property
     def out(self) -> set[WorkerId]:
-        """Workers that sleep or are about to, and are not being woken: their memory does not count."""
+        """The workers that sleep or are about to, and are not being woken: their memory does not count."""
         return (self.asleep | set(self.leaving)) - self._to_wake
 
     @property
     def can_wake(self) -> list[WorkerId]:
-        """Workers that can be woken: first those on their way to sleep, which serve on at once, and dead ones last."""
+        """The workers that can be woken: first those on their way to sleep, which serve on at once, and dead ones
+        last."""
         workers = self._cluster.workers
         sleepers = [w for w in self.asleep - self._to_wake if not workers[w].is_gone]
         return self.leaving + sorted(sleepers, key=lambda w: (not workers[w].alive, w))
 
     @property
     def is_waking(self) -> bool:
-        """A worker that is still emptying its layout is to be woken."""
+        """Whether a worker that is still emptying its layout is to be woken."""
         return bool(self._to_wake)
 
     @property
     def waking(self) -> list[WorkerId]:
-        """Workers that are being woken."""
+        """The workers that are being woken, in order; empty: none."""
         return sorted(self._to_wake | {w for w, r in self._recoveries.by_worker.items() if r.end == "woken"})
 
     def expected_ns(self, worker_id: WorkerId) -> int | None:
-        """When a worker that is being woken is predicted to serve (ns); None: not known."""
+        """The time (ns) at which a worker that is being woken is predicted to serve; None: not known, or it is not
+        being woken."""
         asked_ns, expected = self._asked.get(worker_id, (0, None))
         if expected is None or expected.seconds is None:
             return None
         return asked_ns + round(expected.seconds * NANOSECONDS)
 
     def host_copy(self, worker_id: WorkerId) -> frozenset[ShardId]:
-        """Shards that the copy of a worker's machine has."""
+        """The shards that the host copy of a worker's machine has; empty: there is none."""
         return frozenset(self.host_copies.get(self._machine(worker_id), ()))
 
     def state_of(self, worker_id: WorkerId) -> SleepState:
@@ -157,20 +159,22 @@ class Sleepers:
         return SleepState.WAKING if recovery is not None and recovery.end == "woken" else SleepState.AWAKE
 
     def num_awake(self) -> int:
-        """Workers that serve, or will without being woken."""
+        """How many workers serve, or will without a new order to wake them."""
         return len(self._cluster.workers) - len(self.out)
 
     def _machine(self, worker_id: WorkerId) -> str:
+        """The name of a worker's machine; where no machines are configured, the same for all workers."""
         names = self._cluster.params.machine_of
         return str(names.get(worker_id, f"worker {worker_id}")) if names else ""
 
     def kept(self, worker_id: WorkerId) -> set[ShardId]:
+        """The shards of the host copy of the worker's machine, for a leaving to add to."""
         return self.host_copies.setdefault(self._machine(worker_id), set())
 
     def why_not(self, worker_ids: Sequence[WorkerId], level: int) -> str | None:
-        """Why these workers cannot be put to sleep now; None: they can. Each must serve by itself, with no change of
-        layers under way; no accepted request may need them, unless all workers are to sleep: then requests end
-        first."""
+        """Why these workers cannot be put to sleep now, in words; None: they can. Each must serve by itself, with no
+        change of layers under way; no accepted request may need them, unless all workers are to sleep: then requests
+        end first."""
         for worker_id in worker_ids:
             worker, groups = self._cluster.workers[worker_id], self._cluster.groups_of[worker_id]
             if worker.is_asleep or worker_id in self.leaving:
@@ -189,10 +193,12 @@ class Sleepers:
         return self._why_needed([*worker_ids, *self.leaving])
 
     def _awake(self) -> set[WorkerId]:
+        """The workers that can serve and are not on their way to sleep."""
         return {w.worker_id for w in self._cluster.workers.values() if w.can_serve} - set(self.leaving)
 
     def _why_no_copy(self, worker_id: WorkerId, level: int, without: Collection[WorkerId]) -> str | None:
-        """Why no complete copy of the parameters would be in memory without these workers."""
+        """Why no complete copy of the parameters would be in memory without these workers; None: there would be one, or
+        level 1 makes one."""
         everything = self._cluster.shape.all_shards
         if level == 1 or self.kept(worker_id) >= everything:
             return None
@@ -212,8 +218,8 @@ class Sleepers:
     def sleep(
         self, worker_ids: Sequence[WorkerId], level: int, now_ns: int, reason: str = "requested"
     ) -> list[Action]:
-        """Begin to put workers to sleep, for ``reason``. Raises ValueError, with nothing begun, where ``why_not`` says
-        so or there is no such level."""
+        """Begin to put workers to sleep, for ``reason``; return the records and actions. Raises ValueError, with
+        nothing begun, where ``why_not`` says so or there is no such level."""
         if level not in LEVELS:
             raise ValueError(f"there is no level {level} of sleep: 1 keeps a host copy, 2 does not")
         if (why := self.why_not(worker_ids, level)) is not None:
@@ -232,8 +238,8 @@ class Sleepers:
         return actions
 
     def wake(self, worker_id: WorkerId, now_ns: int, expected: Expected | None = None) -> list[Action]:
-        """Have a worker serve again, at once where it has not left yet. ``expected``: the prediction that the order is
-        based on. Raises ValueError for a worker that does not sleep."""
+        """Have a worker serve again, at once where it has not left yet; return the actions. ``expected``: the
+        prediction that the order is based on. Raises ValueError for a worker that does not sleep."""
         worker = self._cluster.workers[worker_id]
         for leaving in self._moves.leavings:
             if leaving.worker is worker:
@@ -249,6 +255,7 @@ class Sleepers:
         return self._wake(worker_id, now_ns)
 
     def _wake(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
+        """Begin to wake a worker with an empty layout; return the record. A dead one is only no sleeper any more."""
         worker = self._cluster.workers[worker_id]
         self._note(worker, is_asleep=False)
         _, expected = self._asked.get(worker_id, (now_ns, None))
@@ -263,7 +270,7 @@ class Sleepers:
         return [Record("waking", now_ns, fields)]
 
     def _served(self, worker_id: WorkerId, now_ns: int) -> dict[str, object]:
-        """A wake is over; returns fields for the record."""
+        """Note that a wake is over, for the reader that learns from it; return fields for the record."""
         asked_ns, expected = self._asked.pop(worker_id, (now_ns, None))
         self.woken.append(Woken(worker_id, expected, now_ns - asked_ns))
         fields: dict[str, object] = {"since_order_ms": (now_ns - asked_ns) / 1e6}
@@ -272,6 +279,7 @@ class Sleepers:
         return fields
 
     def _note(self, worker: WorkerState, *, is_asleep: bool) -> None:
+        """Note whether a worker sleeps."""
         worker.is_asleep = is_asleep
         self._cluster.num_roster_changes += 1
         (self.asleep.add if is_asleep else self.asleep.discard)(worker.worker_id)
@@ -279,18 +287,23 @@ class Sleepers:
     # --- leaving ----------------------------------------------------------------------------------------------
 
     def open_groups(self) -> list[Group]:
+        """The groups that take requests: not paused, in no move."""
         groups = self._cluster.groups.values()
         return [g for g in groups if not self._moves.is_moving(g) and not g.paused]
 
     def why_stay(self, leaving: Leaving) -> str | None:
+        """Why a leaving worker can no longer sleep: no other complete copy of the parameters is left. None: it can."""
         return self._why_no_copy(leaving.worker.worker_id, leaving.level, self.leaving)
 
     def may_go(self, leaving: Leaving) -> bool:
+        """Whether neither a recovery nor a request needs the leaving worker now."""
         if self._recoveries.by_worker.get(leaving.worker.worker_id) is not None:
             return False  # its recovery has not ended
         return not self._awake() or self._why_needed(self.leaving) is None
 
     def left(self, leaving: Leaving, now_ns: int) -> list[Action]:
+        """End a leaving: the worker stays awake, or its group is dissolved and its layout emptied. Returns the
+        actions."""
         worker = leaving.worker
         if leaving.phase is LeavingPhase.STAYS:
             self._since_ns.pop(worker.worker_id, None)
@@ -303,11 +316,12 @@ class Sleepers:
     # --- deaths -----------------------------------------------------------------------------------------------
 
     def rejoined(self, worker_id: WorkerId) -> list[Action]:
-        """A worker that slept when it died is back, with the shards of its home mapped and empty."""
+        """Begin to empty the layout of a worker that slept when it died, and is back with the shards of its home mapped
+        and empty; return the actions."""
         return self._empty(worker_id)
 
     def lost(self, worker_id: WorkerId, *, was_leaving: bool) -> None:
-        """A worker is dead. One that was on its way to sleep has nothing left to leave, and sleeps."""
+        """Note that a worker is dead. One that was on its way to sleep has nothing left to leave, and sleeps."""
         self._emptying.pop(worker_id, None)
         self._asked.pop(worker_id, None)
         worker = self._cluster.workers[worker_id]
@@ -317,13 +331,15 @@ class Sleepers:
     # --- progress ---------------------------------------------------------------------------------------------
 
     def _empty(self, worker_id: WorkerId) -> list[Action]:
+        """Begin to empty a worker's layout; return the actions."""
         worker = self._cluster.workers[worker_id]
         worker.ledger.forget_cached()
         relayout = self._emptying[worker_id] = Relayout(self._cluster, self, worker, EMPTY, shrinks=True)
         return relayout.start()
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """A layout call has been answered."""
+        """Go on after a layout call has been answered: a worker with an empty layout sleeps, or is woken; a refusal is
+        tried again later. Returns the actions."""
         actions: list[Action] = []
         for worker_id, relayout in list(self._emptying.items()):
             if not relayout.is_over:
@@ -336,6 +352,8 @@ class Sleepers:
         return actions
 
     def _emptied(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
+        """Count a worker that has fallen asleep, and wake it if it is wanted again; return the record and the
+        actions."""
         actions: list[Action] = []
         if self._cluster.workers[worker_id].layout == EMPTY:
             took_ns = now_ns - self._since_ns.pop(worker_id, now_ns)
@@ -348,14 +366,14 @@ class Sleepers:
         return actions
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Try again to empty layouts where that was refused."""
+        """Try again to empty layouts where that was refused, after a pause; return the actions."""
         if now_ns < self._retry_ns:
             return []
         refused = [worker_id for worker_id, relayout in self._emptying.items() if relayout.is_over]
         return [action for worker_id in refused for action in self._empty(worker_id)]
 
     def check(self) -> None:
-        """Check that no group has a worker that sleeps. Raises AssertionError."""
+        """No group has a worker that sleeps. Raises AssertionError otherwise."""
         for worker in self._cluster.workers.values():
             assert worker.is_asleep == (worker.worker_id in self.asleep)
             if worker.is_asleep:

@@ -16,42 +16,45 @@ from jettison.types import WorkerId
 
 
 class CheckpointStore(HostBook):
-    """Checkpoints of all requests of a cluster."""
+    """The checkpoints of a cluster: KV in host pools of requests that run on, or have been freed."""
 
     @property
     def returns_beside_steps(self) -> bool:
-        """As it was copied there, unless prefetching is off."""
+        """Whether KV that comes back within one worker is copied beside steps; only with prefetching."""
         return self._cluster.params.offline.prefetches
 
     def checkpoints(self) -> list[HostedKV]:
-        """Entries of all requests that run with a checkpoint."""
+        """The entries of all requests that run with a checkpoint."""
         return [entry for entry in self.entries.values() if entry.phase is HostedPhase.CHECKPOINT]
 
     def owed(self, group: Group) -> list[HostedKV]:
-        """Online requests alone: no newcomer waits for an offline one that was freed."""
+        """The entries of a group's freed online requests, which take blocks again before newcomers do; no newcomer
+        waits for offline ones."""
         return [entry for entry in super().owed(group) if not entry.state.is_offline]
 
     def _came_back(self, entry: HostedKV) -> None:
-        """What the host has is as good as before."""
+        """Keep a request's entry as its checkpoint when all of its KV is back: the host has what it had before."""
         entry.phase = HostedPhase.CHECKPOINT
         del self._travelling[entry.state.request_id]
         self._cluster.counters.prefetched_blocks += entry.num_blocks
 
     def cancel(self, state: RequestState) -> None:
-        """Of one that runs nothing is on its way from here, whatever else moves it."""
+        """Forget the entry of a request that is ending. Where pieces of a freed one are under way, it is forgotten when
+        they have ended."""
         entry = self.entries.get(state.request_id)
         if entry is not None and (entry.phase is HostedPhase.CHECKPOINT or not state.transfers):
             self.forget(entry)
 
     def lose_pool(self, worker_id: WorkerId) -> None:
-        """Those that run go on without a checkpoint."""
+        """Give up all entries in the pool of a dead worker: running requests go on without a checkpoint, freed ones are
+        computed again."""
         for entry in self.checkpoints():
             if worker_id in entry.pools.worker_ids and entry.state.ending is None:
                 self.forget(entry)
         super().lose_pool(worker_id)
 
     def empty(self) -> None:
-        """No request has a checkpoint any more. Those that were freed are computed again when nothing travels."""
+        """Give up all checkpoints. Freed requests are computed again, those on their way back once nothing travels."""
         for entry in list(self.entries.values()):
             if entry.phase is HostedPhase.CHECKPOINT:
                 self.forget(entry)
@@ -63,6 +66,7 @@ class CheckpointStore(HostBook):
                 self.give_up(entry.state, Preemption.UNHOSTED)
 
     def _check(self, entry: HostedKV) -> None:
+        """A running request's entry fits its phase, or ``HostBook`` checks it. Raises AssertionError otherwise."""
         if entry.phase is not HostedPhase.CHECKPOINT:
             super()._check(entry)
             return

@@ -30,7 +30,7 @@ from jettison.types import GroupId, WorkerId
 
 
 class Swap(HostBook):
-    """KV of all requests of a cluster that were swapped out."""
+    """The KV in host pools of a cluster's swapped-out requests."""
 
     def __init__(self, cluster: ClusterState, store: CheckpointStore) -> None:
         super().__init__(cluster)
@@ -38,20 +38,21 @@ class Swap(HostBook):
         self._allowances = Allowances(cluster)
 
     def groups(self) -> list[Group]:
-        """Groups of the swapped-out requests, in order of formation."""
+        """The groups of swapped-out requests, in order of formation; without requests that run on again."""
         ids = {e.state.group_id for e in self.entries.values() if e.phase is not HostedPhase.LEAVING}
         return [self._cluster.groups[g] for g in sorted(ids)]
 
     def worker_ids(self) -> tuple[WorkerId, ...]:
-        """Workers of the groups of swapped-out requests."""
+        """The workers of the groups of swapped-out requests, in order; empty: none."""
         return tuple(sorted({w for group in self.groups() for w in group.worker_ids}))
 
     def num_free_slots(self, worker_ids: Iterable[WorkerId]) -> int:
-        """Free slots of the fullest of these pools."""
+        """Free slots of the fullest of these workers' pools."""
         return min(self.pools[w].num_free for w in worker_ids)
 
     def send_out(self, state: RequestState) -> None:
-        """A running request leaves its group's arenas. The caller has made sure of free slots for all of its blocks."""
+        """Begin to swap a running request out: it stops, and its blocks will be copied. A checkpoint of it is dropped.
+        The caller has made sure of free slots for all of its blocks."""
         group = self._cluster.groups[state.group_id]
         if (checkpoint := self._store.entry(state)) is not None:
             self._store.forget(checkpoint)
@@ -69,7 +70,7 @@ class Swap(HostBook):
         self._cluster.changes.preempted.append(told)
 
     def send(self, budget_blocks: Callable[[Group], int]) -> list[Action]:
-        """Issue pieces behind the steps just issued, within each group's allowance (rule 1)."""
+        """Issue pieces behind the steps just issued, within each group's allowance (rule 1); return the actions."""
         by_group: dict[GroupId, list[HostedKV]] = {}
         for entry in self._travelling.values():
             by_group.setdefault(entry.state.group_id, []).append(entry)
@@ -84,6 +85,7 @@ class Swap(HostBook):
         return actions
 
     def _send(self, entry: HostedKV, num_blocks: int) -> list[Action]:
+        """Issue a piece of ``num_blocks``, to host pools or back; return the actions."""
         if entry.phase is not HostedPhase.OUT:
             return super()._send(entry, num_blocks)
         state, workers = entry.state, self._cluster.workers
@@ -101,12 +103,14 @@ class Swap(HostBook):
         return actions
 
     def _note_arrived(self, entry: HostedKV) -> None:
+        """Note how much of a request's KV has arrived, in host pools or back in arenas: all blocks sent have."""
         super()._note_arrived(entry)
         if entry.phase is HostedPhase.OUT:
             before, entry.pools = entry.pools, entry.pools.at(self._sent_tokens(entry))
             entry.state.residences = changed(entry.state.residences, before, entry.pools)
 
     def _has_arrived(self, entry: HostedKV) -> None:
+        """Store a request with all of its KV in host pools, and free its blocks; or let one that is back run on."""
         if entry.phase is not HostedPhase.OUT:
             super()._has_arrived(entry)
             self._cluster.counters.swapped_in_blocks += entry.num_blocks
@@ -121,8 +125,8 @@ class Swap(HostBook):
         self._cluster.counters.swapped_out_blocks += entry.num_blocks
 
     def break_off(self, entry: HostedKV) -> None:
-        """On the way back as ``HostBook`` has it. On the way out all of its blocks are still its own, and nothing has
-        been written since: it runs on."""
+        """Stop a request on its way. On the way back it is stored again. On the way out all of its blocks are still its
+        own, and nothing has been written since: it runs on."""
         if entry.phase is not HostedPhase.OUT:
             super().break_off(entry)
             return
@@ -133,6 +137,8 @@ class Swap(HostBook):
             self.forget(entry)
 
     def _check(self, entry: HostedKV) -> None:
+        """A request that runs on still has pieces under way; ``HostBook`` checks any other. Raises AssertionError
+        otherwise."""
         if entry.phase is HostedPhase.LEAVING:
             assert self._pieces(entry.state), f"{entry.state} leaves no slots behind"
         else:

@@ -1,1 +1,1 @@
-"""Pack: which group each online request should live in, and how it gets there."""
+"""Packing: which group each online request should live in, and how it gets there."""

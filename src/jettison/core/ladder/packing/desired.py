@@ -1,9 +1,10 @@
-"""Where online requests should live: the desired placement, kept from epoch to epoch, and which requests live
-elsewhere. Devices of a packing are groups, pools are groups of like memory.
+"""The desired placement: the group in which each online request should live, kept from epoch to epoch, and which
+requests live elsewhere. Devices of a packing are groups, pools are groups of like memory. Offline requests are not
+packed.
 
-Decisions are ``policy.packing``'s. Here groups and requests become its devices and operations: what has come, grown,
-gone, or changed its group without being asked since it was looked at last. Which requests have to be looked at for that
-is ``core.ladder.packing.seats``'; a pass costs nothing for the others. Offline requests are not packed.
+``policy.packing`` decides. Here groups and requests become its devices and operations: what has come, grown, gone, or
+changed its group without being asked since the last look. Which requests a pass has to look at for that is
+``core.ladder.packing.seats``'; it costs nothing for the others.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from jettison.policy.slo import objectives
 from jettison.types import GroupId, RequestId
 
 MOST_ASKED = 64
-"""Groups whose rate of prompts is asked for where the mean of all is wanted: each is a search by the predictor."""
+"""Most groups asked for their rate of prompts where the mean is wanted: each asks the predictor for a search."""
 
 
 class Owed(NamedTuple):
-    """A request that lives elsewhere than it should."""
+    """A request that lives in the group ``source`` and should live in ``destination``."""
 
     state: RequestState
     source: Group
@@ -47,7 +48,7 @@ class Owed(NamedTuple):
 
 
 class Desired:
-    """The packings of one cluster."""
+    """The desired placement of one cluster's online requests: a packing for each pool of groups with like memory."""
 
     def __init__(self, cluster: ClusterState, loads: Loads, moves: Moves, migrations: Migrations) -> None:
         self._cluster = cluster
@@ -55,16 +56,17 @@ class Desired:
         self._migrations = migrations
         cluster.changes.stirred = set()
         self._pools: dict[int, Pool] = {}
-        """By blocks of their groups."""
+        """By the number of blocks of their groups."""
         self._seats = Seats()
         self._growths = Growths(self._seats)
         self._packable = Packable(cluster, moves)
         self._stale: set[GroupId] = set()
-        """Groups in which requests may have ended since then."""
+        """Groups in which requests may have ended since the last pass."""
         self.packer_name: str | None = None
 
     @property
     def _params(self) -> PackParams:
+        """The settings of packing. Raises AssertionError where nothing is packed."""
         params = self._cluster.params.packing
         assert params is not None, "nothing is packed"
         return params
@@ -72,22 +74,22 @@ class Desired:
     # --- reading ----------------------------------------------------------------------------------------------
 
     def devices(self) -> set[GroupId]:
-        """Groups that are packed."""
+        """Ids of the groups that are packed, of all pools."""
         return {device for pool in self._pools.values() for device in pool.devices}
 
     def active(self) -> set[GroupId]:
-        """Those where some request should live."""
+        """Ids of the groups in which some request should live."""
         return {device for pool in self._pools.values() for device in pool.packer.active}
 
     def closed(self) -> frozenset[GroupId]:
-        """Groups where no online request lives, nor should."""
+        """Ids of the packed groups where no online request should live, and none lives or waits."""
         groups = self._cluster.groups
         empty = (self.devices() - self.active()) & groups.keys()
         return frozenset(g for g in empty if not groups[g].queues.serves_online and not groups[g].queues.waiting)
 
     def num_needed(self) -> int:
-        """Groups that the packings take, and what waits for memory beside them; at least those that arriving prompts
-        take."""
+        """Groups that the packings take, with those for requests that wait for memory outside of them; at least those
+        that arriving prompts take."""
         cluster, num_active = self._cluster, sum(len(pool.packer.active) for pool in self._pools.values())
         out = [s for g in self._loads.kept_out if g in cluster.groups for s in cluster.groups[g].queues.waiting]
         waiting = [s for s in (*out, *cluster.unplaced_online()) if s.request_id not in self._seats.by_id]
@@ -98,12 +100,12 @@ class Desired:
         return max(num_packed, num_for_arrivals(cluster, self._loads, some))
 
     def refuses(self) -> bool:
-        """Some request is held where it is, because its move costs more than it saves."""
+        """Whether some request is held where it is, because its move costs more than it saves."""
         return bool(self._seats.held)
 
     def num_lost(self) -> int:
-        """Groups that the packings take beyond those that they would without refused moves, packed anew (MELL's
-        classes); 0 where none is refused."""
+        """How many more groups the packings take than if they were made anew without refused moves (MELL's classes); 0
+        where none is refused."""
         held = {seat.pool.full: seat.pool for seat in self._seats.in_order(self._seats.held)}
         return sum(
             devices_lost([pool.packer.requests_on(d) for d in pool.packer.active], pool.capacity)
@@ -111,8 +113,8 @@ class Desired:
         )
 
     def used(self) -> tuple[int, float]:
-        """Groups where online requests live, and the share of their KV memory that requests hold; 0 where there are
-        none."""
+        """(number of packed groups where online requests live, share of their blocks that all requests there hold,
+        offline ones included); (0, 0.0) where there is none."""
         groups, num, num_held, num_blocks = self._cluster.groups, 0, 0, 0
         for pool in self._pools.values():
             for device in pool.devices:
@@ -122,7 +124,7 @@ class Desired:
         return num, num_held / max(1, num_blocks)
 
     def owed(self) -> Iterator[Owed]:
-        """Requests that live elsewhere than they should, in the order in which they came to the packing."""
+        """Yield the requests that live elsewhere than they should, in the order in which they came to the packing."""
         groups, astray, home = self._cluster.groups, self._seats.astray, list[RequestId]()
         for seat in self._seats.in_order(astray | self._stirred):
             state = self._cluster.requests.get(seat.request_id)
@@ -138,48 +140,49 @@ class Desired:
             self._seats.astray = astray.difference(home)
 
     def capacity_of(self, group_id: GroupId) -> int:
-        """Blocks that are packed of it."""
+        """Blocks of a packed group that may be filled: all but head-room. Raises StopIteration for other groups."""
         return next(pool.capacity for pool in self._pools.values() if group_id in pool.devices)
 
     def growth_blocks(self, group_id: GroupId) -> int:
-        """By which one of its requests grows in the time that a reserve looks ahead."""
+        """Blocks by which one request of the group grows while its reserve looks ahead; 0: rate not known."""
         return math.ceil(self._growths.rates.get(group_id, 0.0) * self._params.reserve.ahead_s)
 
     def migrates(self, group_id: GroupId) -> bool:
-        """A request that should live elsewhere keeps its KV; else it is computed again there (baselines)."""
+        """Whether a packed group's requests migrate with their KV; False: they are computed again elsewhere
+        (baselines). Raises StopIteration for any other group."""
         packer = next(pool.packer for pool in self._pools.values() if group_id in pool.devices)
         return bool(getattr(packer, "migrates", True))
 
     def is_saturated(self, group_id: GroupId) -> bool:
-        """Its pool is as full as it can be packed: moves save no device, and newcomers had better go to the freest."""
+        """Whether a packed group's pool is so full that moves save no group. Raises StopIteration for others."""
         return next(pool.is_saturated for pool in self._pools.values() if group_id in pool.devices)
 
     def may_relieve(self, group: Group) -> bool:
-        """It is packed by a packer that moves running requests."""
+        """Whether the group is packed now, by a packer that moves running requests."""
         pool = self._pools.get(group.blocks.capacity)
         if pool is None or group.group_id not in pool.devices or not self._packable.is_packed(group):
             return False
         return self.migrates(group.group_id)
 
     def empties(self, group_id: GroupId) -> bool:
-        """No request should live there."""
+        """Whether no request should live in the group."""
         return group_id not in self.active()
 
     # --- an epoch ---------------------------------------------------------------------------------------------
 
     def note_touched(self, group_ids: Iterable[GroupId]) -> None:
-        """Requests may have ended there."""
+        """Note that requests may have ended in these groups."""
         self._stale.update(group_ids)
 
     @property
     def _stirred(self) -> set[RequestId]:
-        """Requests for which something is different since the last pass."""
+        """Ids of requests that have changed since the last pass. Raises AssertionError where changes go unnoted."""
         stirred = self._cluster.changes.stirred
         assert stirred is not None, "what is different is not noted"
         return stirred
 
     def refresh(self, now_ns: int) -> None:
-        """Plan from the desired placement, for all that has happened since the last time."""
+        """Bring the desired placement up to date with all that has happened since, in one plan for each pool."""
         # Groups may have come, gone or changed their memory: those that are gone give their requests up, which are then
         # stirred, so this comes before anything is looked at.
         self._update_pools()
@@ -224,7 +227,7 @@ class Desired:
     def _look_at(
         self, request_ids: Iterable[RequestId]
     ) -> tuple[dict[GroupId, list[RequestState]], list[RequestId]]:
-        """Online requests by packed groups where they are, and the others, which are in none."""
+        """(those of these requests that are packed where they are, by group; ids of the others with a seat)."""
         cluster = self._cluster
         pool_of = {device: pool for pool in self._pools.values() for device in pool.devices}
         found: defaultdict[GroupId, list[RequestState]] = defaultdict(list)
@@ -242,7 +245,7 @@ class Desired:
         }, gone
 
     def _belongs(self, state: RequestState, pool: Pool | None) -> bool:
-        """It is packed where it is; ``pool``: its group's."""
+        """Whether an online request is to be packed where it is; ``pool``: its group's; None: not in any."""
         if pool is None or state.is_offline or state.ending is not None or state.request_id in self._cluster.unplaced:
             return False
         return held_blocks(self._cluster.limits, state) <= pool.full
@@ -250,15 +253,15 @@ class Desired:
     def _in_turn(
         self, pool: Pool, group: Group, states: list[RequestState], growth: int = 0
     ) -> list[RequestState]:
-        """As the group has them, where the packing would notice another order: of new ones, and of those of class S or
-        above (once they have grown by so many blocks); other packers than MELL's notice it of all."""
+        """These requests of a group, in the group's order if the packing would notice another one: of new ones, and of
+        those of class S or above once grown by ``growth`` blocks; packers other than MELL's notice it of all."""
         if len(states) < 2 or (type(pool.packer) is Packing and self._num_big(pool, group, states, growth) < 2):
             return states
         wanted = {state.request_id for state in states}
         return [state for state in group.queues.online_requests() if state.request_id in wanted]
 
     def _num_big(self, pool: Pool, group: Group, states: Sequence[RequestState], growth: int) -> int:
-        """How many are of class S or above, or will be; new ones count as such."""
+        """How many of these requests are, or will be, of class S or above; all of them if one is new."""
         seats, limits, most, num = self._seats.by_id, self._cluster.limits, pool.capacity // 4, 0
         for state in states:
             seat = seats.get(state.request_id)
@@ -268,14 +271,14 @@ class Desired:
         return num
 
     def _is_at(self, seat: Seat, pool: Pool, group: Group) -> bool:
-        """Its request is where it was, or should be."""
+        """Whether a seat is in this pool, and the group is where its request was seen last or should live."""
         group_id = group.group_id
         return seat.pool is pool and (seat.group_id == group_id or pool.packer.device_of(seat.request_id) == group_id)
 
     def _growing(
         self, due: Sequence[Seat], kept: Sequence[RequestState], pool: Pool, group: Group, gone: list[RequestId]
     ) -> list[RequestState]:
-        """A group's requests that may have outgrown their reserves; those that hold more than there is are gone."""
+        """A group's requests that may outgrow their reserves, and ``kept``; those packed no more go to ``gone``."""
         states, requests = list(kept), self._cluster.requests
         for seat in due:
             state = requests[seat.request_id]
@@ -286,7 +289,7 @@ class Desired:
         return self._in_turn(pool, group, states, self.growth_blocks(group.group_id))
 
     def _resize(self, pool: Pool, group: Group, states: Sequence[RequestState], params: ReserveParams) -> None:
-        """Give those that are about to use their reserves up others, and have all of them found in time."""
+        """Give these requests larger sizes in the next plan where they will outgrow theirs, and arm all seats."""
         limits, rate, by_id = self._cluster.limits, self._growths.rates[group.group_id], self._seats.by_id
         seats = [by_id[state.request_id] for state in states]
         rows = [
@@ -300,12 +303,12 @@ class Desired:
         self._growths.arm(seats, states, group)
 
     def note_moved(self, request_id: RequestId, group_id: GroupId) -> None:
-        """It lives there now because it was told to, be it only on its way."""
+        """Note that a request with a seat lives in this group now, or is on its way there, as it was told to."""
         if (seat := self._seats.get(request_id)) is not None:
             self._seats.note_here(seat, group_id)
 
     def send(self, request_id: RequestId, group_id: GroupId) -> None:
-        """It should live there now, whatever the packing says."""
+        """Have a request live in this group, whatever the packing says; nothing without a seat in its pool."""
         seat = self._seats.get(request_id)
         if seat is not None and group_id in seat.pool.devices:
             self._seats.grip(seat, Grip.PINNED)
@@ -313,7 +316,7 @@ class Desired:
             self._seats.apply(seat.pool)
 
     def hold(self, request_ids: Iterable[RequestId], until_ns: int) -> None:
-        """They stay where they are for so long, unless that overflows: their moves cost more than they save."""
+        """Keep requests with seats where they are until then, unless a group overflows: their moves do not pay."""
         for seat in [self._seats.by_id[request_id] for request_id in request_ids]:
             self._seats.grip(seat, Grip.HELD)
             seat.held_until_ns = until_ns
@@ -322,7 +325,7 @@ class Desired:
             self._seats.apply(pool)
 
     def _update_pools(self) -> None:
-        """As many pools as there are sizes of groups, each with the groups that there are now."""
+        """Make one pool for each size of packed groups, with the groups of that size that there are now."""
         params = self._params
         if self.packer_name != params.packer:
             self.packer_name = params.packer
@@ -352,7 +355,7 @@ class Desired:
             pool.devices = found[full]
 
     def _pool_with_room(self, full: int) -> Pool:
-        """The pool of groups with so many blocks; another one where its head-room has changed."""
+        """The pool of groups with ``full`` blocks; a new and empty one if there is none or its head-room changes."""
         params, pool = self._params, self._pools.get(full)
         traffic = self._loads.traffic.traffic()
         tokens_per_s = 0.0 if traffic is None else traffic.requests_per_s * traffic.prompt_tokens
@@ -371,6 +374,7 @@ class Desired:
         return pool
 
     def _forget_pool(self, full: int) -> None:
+        """Drop the pool of groups with ``full`` blocks; its requests lose their seats, and are stirred."""
         pool = self._pools.pop(full)
         for request_id in [r for r, seat in self._seats.by_id.items() if seat.pool is pool]:
             self._stirred.add(request_id)
@@ -381,8 +385,8 @@ class Desired:
     # --- seats ------------------------------------------------------------------------------------------------
 
     def _seat_of(self, state: RequestState, pool: Pool, group: Group) -> Seat | None:
-        """The request's seat in this pool, while the request is where it was or should be. One that went elsewhere has
-        given its seat up; None then."""
+        """The request's seat in this pool, noted to be in this group; None if the request has none, or had one for
+        elsewhere, which it gives up."""
         seat = self._seats.get(state.request_id)
         if seat is None:
             return None
@@ -393,6 +397,7 @@ class Desired:
         return seat
 
     def _take_seat(self, state: RequestState, pool: Pool, group: Group) -> Seat:
+        """Give the request a new seat in the group where it is; the packer learns of it with the next plan."""
         held, rate = held_blocks(self._cluster.limits, state), self._growths.rates[group.group_id]
         num_blocks = size_of(self._cluster, state, pool.capacity, held, rate)
         self._join(state, pool, group)
@@ -400,7 +405,7 @@ class Desired:
         return self._seats.take(state.request_id, pool, group.group_id, num_blocks)
 
     def _join(self, state: RequestState, pool: Pool, group: Group) -> None:
-        """Tell what it has in common with others. ``group``: any of the pool's: all have one cache's names."""
+        """Note which prompt prefix the request shares with others in the pool. ``group``: any of the pool's groups."""
         joined = pool.prefixes.join(state.request_id, group.blocks.prompt_names(state))
         if joined.also is not None and (seat := self._seats.get(joined.also)) is not None and seat.pool is pool:
             # The planner knows a prefix from the arrival on. In a batch of its own: in the next it may leave.
@@ -410,7 +415,7 @@ class Desired:
             self._seats.apply(pool)
 
     def _set_grip(self, seat: Seat, state: RequestState, moving: set[RequestId], now_ns: int) -> None:
-        """What is half prefilled, stored or on its way cannot be moved; what waits is only dispatched again."""
+        """Set whether the packing may move a request: not one that prefills, moves or is stored; hardly a held one."""
         if state.request_id in moving or (state.phase is not Phase.WAITING and not may_go(state)):
             grip = Grip.PINNED
         else:
@@ -422,8 +427,8 @@ class Desired:
     # --- arrivals ---------------------------------------------------------------------------------------------
 
     def place(self, state: RequestState) -> GroupId | None:
-        """Where the packing wants a newcomer, if it would get its first token in time there and memory is free now;
-        else another group that is in use. None: no packed group takes it."""
+        """The group that the packing chooses for a newcomer, if it would get its first token in time there and memory
+        is free; else another group in use. None: no packed group takes it, or packing could empty none."""
         self._leave_ended()
         if not self._pools:
             self._update_pools()
@@ -462,6 +467,7 @@ class Desired:
         return None
 
     def _leave_ended(self) -> None:
+        """Take the seats of requests that have ended in touched groups away."""
         ended = self._cluster.changes.ended
         left = [seat for seat in self._seats.in_order(ended) if seat.group_id in self._stale]
         for seat in sorted(left, key=lambda seat: seat.group_id):
@@ -470,8 +476,7 @@ class Desired:
         self._stale.clear()
 
     def takes(self, group_id: GroupId, state: RequestState) -> bool:
-        """It exists, has room now or offline work that makes way, and the prompts ahead there leave the newcomer its
-        objective."""
+        """Whether a group is packed, has room for this newcomer now, and leaves it its objective for a first token."""
         cluster = self._cluster
         group = cluster.groups.get(group_id)
         if group is None or not self._packable.is_packed(group):
@@ -480,7 +485,7 @@ class Desired:
         return has_room(cluster, group, state) and comes_in_time(cluster, group, state)
 
     def check(self) -> None:
-        """Every seat is in its pool's packing, and no seat is twice. Raises AssertionError."""
+        """Every seat is in its pool's packing, no other request is, and sums agree. Raises AssertionError otherwise."""
         for pool in self._pools.values():
             packed = {r for d in pool.packer.active for r in pool.packer.requests_on(d)}
             left = {o.request_id for o in pool.batch if isinstance(o, Depart)}

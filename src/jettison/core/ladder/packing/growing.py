@@ -1,4 +1,4 @@
-"""How fast requests grow, and which may have outgrown what a packing reserves for them."""
+"""How fast decoding requests grow, in blocks a second, and which may have outgrown what a packing reserves for them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from jettison.policy.packing.reserve import reserved_blocks
 from jettison.types import GroupId
 
 SPARE_ENTRIES = 64
-"""Of a group's heap, beyond twice those of its requests, before what is out of date is taken out of it."""
+"""Entries of a group's heap, beyond two for each of its requests, from which on outdated ones are taken out."""
 
 
 def growth_rates(cluster: ClusterState) -> Callable[[Group], float]:
-    """By what is known now, blocks a second of one request that decodes in a group; 0 while too little is known. Not to
-    be kept."""
+    """A function from a group to the blocks a second by which one of its decoding requests grows, as known now (0: not
+    known). It is out of date once anything changes, so the caller must not keep it."""
     predictor, pipelines, block_size = cluster.predictor, cluster.pipelines, cluster.limits.block_size
     decoding = {n: predictor.decoding(step_of(n)) for n in {1, *(len(group.stages) for group in pipelines.values())}}
 
@@ -35,12 +35,13 @@ def growth_rates(cluster: ClusterState) -> Callable[[Group], float]:
 
 
 def held_blocks(limits: SchedulerLimits, state: RequestState) -> int:
-    """That a request holds in a group, or would."""
+    """Blocks that a request holds in a group, or would hold there, with its present tokens; at least 1."""
     return -(-state.num_tokens // limits.block_size) or 1
 
 
 def size_of(cluster: ClusterState, state: RequestState, capacity: int, num_blocks: int, rate: float) -> int:
-    """With which a request that holds so many blocks, and grows at such a rate, comes to a packing."""
+    """Size in blocks with which a packing takes a request that holds ``num_blocks`` and grows by ``rate`` blocks a
+    second: with a reserve, at most the capacity. Raises AssertionError where nothing is packed."""
     limits, packing = cluster.limits, cluster.params.packing
     assert packing is not None, "nothing is packed"
     most = limits.blocks_for(min(state.num_prompt + state.request.params.max_tokens, limits.max_model_len))
@@ -48,26 +49,28 @@ def size_of(cluster: ClusterState, state: RequestState, capacity: int, num_block
 
 
 class Growths:
-    """How fast a decoding request of each group grows, and which may have outgrown their reserve.
+    """How fast a decoding request of each group grows, and which requests may have outgrown their reserve.
 
     A step gives a request one token at most. So from the tokens that its reserve leaves, a number of the group's steps
-    follows before which it cannot use the reserve up; a heap has these numbers, and the top is looked at.
-    Steps that brought it nothing (it waits, or a step failed) make that early and never late.
+    follows before which it cannot use the reserve up. A heap has these numbers, and only its top is looked at. Steps
+    that brought a request nothing (it waits, or a step failed) make its number too early, never too late.
     """
 
     def __init__(self, seats: Seats) -> None:
         self._seats = seats
         self.rates: dict[GroupId, float] = {}
-        """Blocks a second of a request that decodes, when its group was looked at last. Read it."""
+        """Blocks a second by which one decoding request of each group grows, as of the last look. Callers only read
+        it."""
         self._heaps: dict[GroupId, list[tuple[int, int, Seat]]] = {}
-        """The number of steps, that of the entry (no two are alike), and the seat that it is of."""
+        """By group: (number of ended steps at which to look at a seat, unique number of the entry, the seat)."""
         self._soonest: dict[GroupId, int] = {}
-        """The first number of each heap that has one, by itself: a pass reads it for every group."""
+        """By group with a heap that is not empty: its first number. A pass reads it for every group."""
         self._next_entry = 0
 
     def arm(self, seats: Sequence[Seat], states: Sequence[RequestState], group: Group) -> None:
-        """Have these of a group found in time, as they are now. One that has been given a whole device is found when it
-        holds more than there is, head-room included: it grows no more in the packing."""
+        """Have these requests of a group found once they may have used up what their seats reserve. One whose seat has
+        the whole capacity is found when it holds more than the group has, head-room included: it grows no more in the
+        packing."""
         heap, num_done = self._heaps.setdefault(group.group_id, []), _num_done(group)
         block_size, entry = group.limits.block_size, self._next_entry
         for seat, state in zip(seats, states, strict=True):
@@ -83,6 +86,7 @@ class Growths:
         self._note_soonest(group.group_id)
 
     def _note_soonest(self, group_id: GroupId) -> None:
+        """Note the first number of a group's heap, or that it has none."""
         if heap := self._heaps.get(group_id):
             self._soonest[group_id] = heap[0][0]
         else:
@@ -91,7 +95,8 @@ class Growths:
     def look(
         self, groups: Iterable[Group], rate_of: Callable[[Group], float], ahead_s: float
     ) -> dict[GroupId, list[Seat]]:
-        """Note the groups' rates, and find the requests that may use their reserve up in so many seconds, by group."""
+        """Note these groups' rates, and take out the seats whose reserve may be used up within ``ahead_s`` seconds, by
+        group; groups without any are left out."""
         rates, soonest, found = self.rates, self._soonest, dict[GroupId, list[Seat]]()
         for group in groups:  # all of them in every pass
             group_id = group.group_id
@@ -103,7 +108,8 @@ class Growths:
         return found
 
     def due(self, group: Group, spare_blocks: int) -> list[Seat]:
-        """Seats with less than so many blocks left of their reserve; each is found once, until it is armed again."""
+        """Take out a group's seats that may have less than ``spare_blocks`` left of their reserve. Each is found once,
+        until it is armed again; empty: none."""
         heap, found = self._heaps.get(group.group_id, []), list[Seat]()
         bound = _num_done(group) + spare_blocks * group.limits.block_size
         while heap and heap[0][0] < bound:
@@ -115,17 +121,17 @@ class Growths:
         return found
 
     def fastest_per_s(self, group_ids: Iterable[GroupId]) -> float:
-        """The highest of these groups' rates; 0 where there are none."""
+        """The highest of these groups' rates, in blocks a second as last looked at; 0 where none is known."""
         return max((self.rates.get(group_id, 0.0) for group_id in group_ids), default=0.0)
 
     def forget(self, group_id: GroupId) -> None:
-        """The group is packed no more."""
+        """Drop all that is known of a group, as it is packed no more."""
         self._heaps.pop(group_id, None)
         self._soonest.pop(group_id, None)
         self.rates.pop(group_id, None)
 
     def check(self) -> None:
-        """The first number of each heap is known. Raises AssertionError."""
+        """The first number noted for each group is that of its heap. Raises AssertionError otherwise."""
         assert self._soonest == {group_id: heap[0][0] for group_id, heap in self._heaps.items() if heap}, "soonest"
 
 

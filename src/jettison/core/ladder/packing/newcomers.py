@@ -1,4 +1,4 @@
-"""Whether a group takes a newcomer now: its memory has room, and the prompts ahead there leave it its objective."""
+"""Whether a group takes a newcomer now: two tests, of its memory and of the prompts ahead there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from jettison.policy.slo import objectives
 
 
 def has_room(cluster: ClusterState, group: Group, state: RequestState) -> bool:
-    """Memory and a place are free behind all that wait there; offline work makes way where it is harvested."""
+    """Whether the group has blocks and a place for a newcomer behind all online requests that wait there. Blocks and
+    places of offline work count as free where it is harvested."""
     blocks, queues = group.blocks, group.queues
     num_free, num_served = blocks.num_free, queues.num_served
     if cluster.params.offline.slo_aware and num_served != queues.num_served_online:
@@ -24,7 +25,8 @@ def has_room(cluster: ClusterState, group: Group, state: RequestState) -> bool:
 
 
 def comes_in_time(cluster: ClusterState, group: Group, state: RequestState) -> bool:
-    """The prompts ahead of it and its own take no more than its objective for first tokens allows."""
+    """Whether the prompts ahead of a newcomer in the group, and its own, leave it its objective for the first token;
+    True where none is ahead, or too little is known."""
     ahead = group.queues.queued_tokens() + group.queues.unfinished_tokens()
     if not ahead:
         return True

@@ -1,7 +1,7 @@
 """Pack: online requests live on the fewest groups that hold them (MELL); the others may sleep.
 
 Every epoch, and at once where a group is about to run out of memory, the desired placement is planned anew
-(``core.ladder.packing.desired``), and what differs from it moves, as far as there is room, time and worth:
+(``core.ladder.packing.desired``). Requests that live elsewhere move, as far as there is room, time and worth:
 
     waits for its first step      it is queued where it should live
     decodes                       it migrates, as KV or as tokens, where that costs less than it saves
@@ -9,7 +9,7 @@ Every epoch, and at once where a group is about to run out of memory, the desire
     outgrew its group, and the packer does not migrate (best-fit, worst-fit), or nothing has room in a circle
                                   it is computed again where it should live
 
-Under pressure nothing of that begins: memory is for requests that wait. Where memory keeps the head of a queue out,
+Under pressure none of these begins: memory is for requests that wait. Where memory keeps the head of a queue out,
 running requests make room for it (``policy.relief``), if together the groups have room. Newcomers go where the packing
 wants them, without pressure and while packing could empty a group at all.
 """
@@ -44,17 +44,17 @@ EARLY_STEPS = 16
 """Steps ahead for which a group that grows has to have room, or an epoch begins early: a move takes some of them."""
 
 LEAST_EPOCHS = 0.1
-"""Of an epoch, the least time to the next one, however short of memory groups are: moves have to take effect first."""
+"""Least part of an epoch before the next one, however short of memory groups are: moves have to take effect first."""
 
 LOST_S = 10.0
-"""Between two counts of the devices that refused moves cost: each packs all requests anew."""
+"""Seconds between two counts of the groups that refused moves cost: each packs all requests anew."""
 
 KEPT_OUT = "memory keeps the head of a queue out"
 """The pressure that moves can do something about."""
 
 
 class How(StrEnum):
-    """How a request changes groups."""
+    """How a request changes groups: queued there, migrated, or computed again there."""
 
     QUEUED = "queued"
     MIGRATED = "migrated"
@@ -63,14 +63,14 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackOffer(Offer):
-    """One request goes from one group to another."""
+    """One request is to go from the group ``groups[0]`` to ``groups[1]``, in the way ``how``."""
 
     request_id: RequestId
     how: How
     going: Going | None = None
-    """MIGRATED."""
+    """The kind of migration; None unless ``how`` is MIGRATED."""
     preempts: Preemption = Preemption.OUTGREW
-    """RECOMPUTED."""
+    """Why it is preempted; only where ``how`` is RECOMPUTED."""
 
 
 _WHY = {Preemption.OUTGREW: "it has outgrown its group", Preemption.NO_SPARE: "no free group lets it pass"}
@@ -78,14 +78,15 @@ _WHY = {Preemption.OUTGREW: "it has outgrown its group", Preemption.NO_SPARE: "n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopOffer(Offer):
-    """Moves that would fill up where memory is short."""
+    """Migrations to be called off, as their destinations lack memory."""
 
     request_ids: tuple[RequestId, ...]
 
 
 @register
 class PackRung(Rung):
-    """Decides which request goes where; ``core.moving.migrations`` moves them."""
+    """Decides in which group each online request should live, and has those elsewhere move
+    (``core.moving.migrations``)."""
 
     name = "pack"
     rank = 20
@@ -100,47 +101,49 @@ class PackRung(Rung):
             means.state, means.loads, means.migrations, self.desired.may_relieve, self.desired.growth_blocks
         )
         self._relieving: set[RequestId] = set()
-        """Of its migrations those that make room for the head of a queue."""
+        """Requests of its migrations that make room for the head of a queue."""
         self._relieved_ns: int | None = None
-        """When it was looked for such ones last."""
+        """When it last looked for requests that make room; None: never."""
         self._planned_ns: int | None = None
         self._mine: dict[RequestId, Passage] = {}
         """Migrations that it has begun, and that have neither ended nor failed."""
         self._has_ended = False
-        """Some of them, since it looked last: there may be room for others."""
+        """Whether some of them have ended since it looked last: there may be room for others."""
         self._failed: list[RequestId] = []
         """Moves that failed since it looked last."""
         self._retry_ns: dict[RequestId, int] = {}
-        """By request whose move failed: when it may be tried again."""
+        """By request whose move failed: the time from which on it may be tried again."""
         self._num_waited: Counter[RequestId] = Counter()
-        """Epochs in which neither link nor destination had room for a move."""
+        """By request: epochs in which neither link nor destination had room for its move."""
         self._leaving: dict[RequestId, tuple[GroupId, Preemption]] = {}
-        """By request that is to be computed again elsewhere as soon as no step has it: where."""
+        """By request that is to be computed again elsewhere as soon as no step has it: the group, and why."""
         self._refused: dict[RequestId, tuple[float, float]] = {}
-        """In the last epoch: what the move costs and saves, device-seconds."""
+        """By request whose move the last epoch refused: what the move costs and saves, device-seconds."""
         self._num_owed = 0
         self._num_lost = 0
         """Groups that refused moves cost when they were counted last."""
         self._lost_due_ns = 0
-        """From when on they are counted again."""
+        """The time from which on they are counted again."""
         self._last_told: Mapping[str, object] = {}
 
     @property
     def _params(self) -> PackParams:
+        """The settings of packing. Raises AssertionError where nothing is packed."""
         params = self._state.params.packing
         assert params is not None, "the rung is there and nothing is packed"
         return params
 
     def go(self) -> None:
-        """No pass asks any more what is different for single requests."""
+        """Stop noting which single requests change, as the rung is about to be removed."""
         self._state.changes.stirred = None
         self._state.changes.ended.clear()
 
     # --- what the loop asks -----------------------------------------------------------------------------------
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
-        """While there is no request, or until the next epoch, which begins before a step lacks room. Where a request is
-        to be computed again elsewhere, the end of its step is awaited."""
+        """No calm on ticks while there are requests, nor while one is about to be computed again elsewhere. Else calm
+        until the next epoch, without end if there is no request; always only while groups have room for ``EARLY_STEPS``
+        steps."""
         has_requests = bool(self._state.requests)
         if moment is Moment.TICK:
             return Calm(0 if has_requests else None, EARLY_STEPS)
@@ -149,15 +152,15 @@ class PackRung(Rung):
         return Calm(self._epoch_end_ns(1.0) if has_requests else None, EARLY_STEPS)
 
     def worker_ids(self) -> Collection[WorkerId]:
-        """Workers of groups between which its migrations go."""
+        """The workers of groups between which this rung's migrations go; empty: none is under way."""
         return {w for passage in self._mine.values() for w in passage.worker_ids}
 
     def closed(self) -> frozenset[GroupId]:
-        """Groups where no online request lives, nor should."""
+        """Ids of the packed groups where no online request should live, and none lives or waits."""
         return self.desired.closed()
 
     def gauges(self) -> Mapping[str, float]:
-        """Devices are groups here: what serves by itself."""
+        """Groups ("devices") needed and used, moves owed, share of blocks used, and groups lost to refused moves."""
         num_used, share_used = self.desired.used()
         return {
             "devices_needed": self.desired.num_needed(), "devices_used": num_used,
@@ -166,11 +169,12 @@ class PackRung(Rung):
         }
 
     def note_touched(self, group_ids: Collection[GroupId]) -> None:
-        """Requests may have ended there."""
+        """Note that requests may have ended in these groups."""
         self.desired.note_touched(group_ids)
 
     def place(self, state: RequestState) -> GroupId | None:
-        """Where a newcomer goes; None: as if there were no packing."""
+        """The group in which a newcomer is to be queued; None, for dispatch to choose: it is offline, memory is short,
+        or the packing has no group for it."""
         if state.is_offline or self.pressure() is not None:
             return None
         return self.desired.place(state)
@@ -178,7 +182,9 @@ class PackRung(Rung):
     # --- deciding ---------------------------------------------------------------------------------------------
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
-        """Begin an epoch where it is time, or go on with moves that had no room."""
+        """Yield offers of moves that begin now, of migrations to be called off, and records of epochs. Begins an epoch
+        where it is time or a group runs short; in between, goes on with moves that had no room. Nothing while there are
+        no requests."""
         if not self._state.requests:
             return
         if self._mine:  # some have given way, some go on otherwise
@@ -205,12 +211,13 @@ class PackRung(Rung):
         yield from self._leave()
 
     def _epoch_end_ns(self, num_epochs: float) -> int:
+        """The time at which ``num_epochs`` epochs have passed since the last plan; 0 before the first."""
         if self._planned_ns is None:
             return 0
         return self._planned_ns + math.ceil(num_epochs * self._params.epoch_s * NANOSECONDS)
 
     def pressure(self) -> str | None:
-        """Why memory is for others now; None where nothing is short."""
+        """Why memory is for other things than packing now, in words; None: nothing is short."""
         state, moves = self._state, self.means.moves
         if moves.merges or moves.restores:
             return "layers are being dropped or restored"
@@ -221,10 +228,11 @@ class PackRung(Rung):
         return KEPT_OUT if self._loads.kept_out else None
 
     def _runs_short(self) -> bool:
-        """Some packed group cannot take its next steps."""
+        """Whether some changed group of one instance lacks blocks for its next steps."""
         return any(self._lacks_room(group) for group in self._state.changed_groups() if len(group.stages) == 1)
 
     def _lacks_room(self, group: Group) -> bool:
+        """Whether the group lacks blocks for ``EARLY_STEPS`` more steps of its running requests."""
         running, blocks, limits = group.queues.running, group.blocks, group.limits
         ahead = -(-EARLY_STEPS // limits.block_size)
         if len(running) * (ahead + 1) <= blocks.num_allocatable:
@@ -232,6 +240,8 @@ class PackRung(Rung):
         return blocks.num_to_grow(running.values(), EARLY_STEPS) > blocks.num_allocatable
 
     def _epoch(self, pressure: str | None, now_ns: int, *, is_new: bool, is_early: bool) -> Iterator[Offer | Record]:
+        """Yield offers of the moves that begin now, unless there is pressure; with ``is_new``, then the epoch's
+        record."""
         owed = list(self.desired.owed())
         begun: Counter[str] = Counter()
         if is_new:
@@ -250,6 +260,7 @@ class PackRung(Rung):
             yield from self._tell(pressure, begun, is_early, now_ns)
 
     def _count_lost(self, now_ns: int) -> None:
+        """Count the groups that refused moves cost, if it is time; 0 where no move is refused."""
         if not self.desired.refuses():
             self._num_lost = 0
         elif now_ns >= self._lost_due_ns:
@@ -257,7 +268,7 @@ class PackRung(Rung):
             self._lost_due_ns = now_ns + round(LOST_S * NANOSECONDS)
 
     def _offers(self, owed: Sequence[Owed], now_ns: int) -> Iterator[PackOffer]:
-        """What can begin now."""
+        """Yield owed moves that can begin now. Where a packer does not migrate, note requests to be computed again."""
         for o in [o for o in owed if o.state.phase is Phase.WAITING]:
             if self.desired.takes(o.destination.group_id, o.state):
                 yield self._offer(o, How.QUEUED, "it waits, and should live there")
@@ -275,8 +286,8 @@ class PackRung(Rung):
         yield from self._migrating(self._ordered(self._worthy(ready, now_ns)))
 
     def _worthy(self, owed: Sequence[Owed], now_ns: int) -> list[Owed]:
-        """The moves that are worth it, judged together for all requests that leave a group. The others stay for a
-        while."""
+        """The moves that are worth it, judged together for each group that they leave, and all moves out of a group
+        that lacks room. The others are held where they are for a while."""
         by_source: defaultdict[GroupId, list[Owed]] = defaultdict(list)
         for o in owed:
             by_source[o.source.group_id].append(o)
@@ -297,8 +308,8 @@ class PackRung(Rung):
         return worthy
 
     def _ordered(self, owed: Sequence[Owed]) -> Iterator[Owed]:
-        """The moves that have room now; one that waits for the room of another goes when that has gone. Pool by pool: a
-        spare group of another pool would keep the request that was to pass through it."""
+        """The moves that have room now, pool by pool: a spare group of another pool would keep the request that passes
+        through it. A move that waits for the room of another is left for later."""
         groups = self._state.groups
         by_pool: defaultdict[int, list[Owed]] = defaultdict(list)
         for o in owed:
@@ -308,6 +319,7 @@ class PackRung(Rung):
             yield from self._ordered_with(moves, spares)
 
     def _ordered_with(self, owed: Sequence[Owed], spares: Sequence[GroupId]) -> Iterator[Owed]:
+        """Yield the moves of one pool that have room now, perhaps in a spare group; others are to be computed again."""
         groups = self._state.groups
         by_id = {o.state.request_id: o for o in owed}
         devices = {g.group_id for o in owed for g in (o.source, o.destination)}.union(spares)
@@ -325,6 +337,7 @@ class PackRung(Rung):
                 self._leaving[step.move.request_id] = o.destination.group_id, Preemption.NO_SPARE
 
     def _migrating(self, owed: Iterator[Owed]) -> Iterator[PackOffer]:
+        """Yield migrations of the requests that links and destinations take now, and count the waits of the others."""
         found = {
             o.state.request_id: o for o in owed if len(o.destination.queues.running) < o.destination.max_running
         }
@@ -340,16 +353,18 @@ class PackRung(Rung):
             yield self._offer(o, How.MIGRATED, why, going)
 
     def _offer(self, o: Owed, how: How, why: str, going: Going | None = None) -> PackOffer:
+        """The offer of one owed move."""
         ends = (o.source.group_id, o.destination.group_id)
         return PackOffer(groups=ends, why=why, request_id=o.state.request_id, how=how, going=going)
 
     def _blocks(self, state: RequestState) -> int:
+        """Blocks that a request needs for all its tokens."""
         return self._state.limits.blocks_for(state.num_tokens)
 
     # --- computed again elsewhere -----------------------------------------------------------------------------
 
     def _leave(self) -> Iterator[PackOffer]:
-        """Requests that are to be computed again elsewhere, and that no step has now."""
+        """Yield offers for requests that are to be computed again elsewhere, and that no step has now."""
         for request_id, (destination, reason) in list(self._leaving.items()):
             state, groups = self._state.requests.get(request_id), self._state.groups
             if state is None or destination not in groups or not may_go(state) or state.group_id == destination:
@@ -364,7 +379,8 @@ class PackRung(Rung):
     # --- pressure ---------------------------------------------------------------------------------------------
 
     def _stop(self, why: str) -> Iterator[StopOffer]:
-        """Of its moves under way those that keep more memory than they free."""
+        """Yield an offer to call off the rung's migrations to groups that lack memory, but for those in their last
+        round."""
         short = self._loads.kept_out
         stopped = [
             r for r, passage in self._mine.items()
@@ -376,7 +392,7 @@ class PackRung(Rung):
             yield StopOffer(groups=tuple(sorted(short)), why=why, request_ids=tuple(stopped))
 
     def _relieve(self, now_ns: int) -> Iterator[PackOffer]:
-        """Moves after which heads of queues are let in, looked for as often as epochs begin early."""
+        """Yield moves after which heads of queues are let in, looked for as often as epochs may begin early."""
         least_ns = round(LEAST_EPOCHS * self._params.epoch_s * NANOSECONDS)
         if self._relieved_ns is not None and now_ns < self._relieved_ns + least_ns:
             return
@@ -402,7 +418,8 @@ class PackRung(Rung):
     # --- beginning --------------------------------------------------------------------------------------------
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Queue, migrate, compute again, or call off."""
+        """Queue or recompute a request elsewhere, start its migration, or call migrations off. Returns record and
+        actions."""
         if isinstance(offer, StopOffer):
             passages = [self._mine.pop(request_id) for request_id in offer.request_ids]
             return [action for passage in passages for action in passage.cancel()]
@@ -429,6 +446,7 @@ class PackRung(Rung):
     def _migrate(
         self, state: RequestState, source: Group, destination: Group, offer: PackOffer, told: Record, now_ns: int
     ) -> list[Action]:
+        """Start the migration of an offer; return its record and actions, nothing where it could not start."""
         assert offer.going is not None
         actions = self._migrations.start(
             state, source, destination, now_ns, self._over, offer.going
@@ -443,6 +461,7 @@ class PackRung(Rung):
         return [told, *actions]
 
     def _over(self, passage: Passage) -> None:
+        """Note that one of the rung's migrations has ended: where its request lives now, or that it failed."""
         self._has_ended = True
         request_id = passage.state.request_id
         self._mine.pop(request_id, None)
@@ -457,7 +476,7 @@ class PackRung(Rung):
     # --- telling ----------------------------------------------------------------------------------------------
 
     def _tell(self, pressure: str | None, begun: Counter[str], is_early: bool, now_ns: int) -> Iterator[Record]:
-        """What an epoch came to; nothing where it is what the last one was."""
+        """Yield the record of an epoch, unless it began nothing and came to the same as the last one."""
         gauges = self.gauges()
         told: dict[str, object] = {
             "needed": gauges["devices_needed"], "used": gauges["devices_used"], "closed": sorted(self.closed()),
@@ -475,5 +494,5 @@ class PackRung(Rung):
             yield Record("packed", now_ns, told)
 
     def check(self) -> None:
-        """Raise AssertionError where the books disagree."""
+        """The books of the desired placement agree. Raises AssertionError otherwise."""
         self.desired.check()

@@ -1,7 +1,5 @@
-"""What moves that packing wants would cost, and what they would save.
-
-Prices are ``policy.moveprices``'; here are its views of groups and links.
-"""
+"""Prices of the moves that packing wants, in device-seconds: what they cost, and what they save. ``policy.moveprices``
+has the formulas; here are its views of groups and links."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from jettison.policy.moveprices import End, MovePrice, MovePrices, PricedMove, c
 
 
 class Worth(NamedTuple):
-    """Of moves that leave one group together, in device-seconds."""
+    """What moves that leave one group together cost and save, in device-seconds, and whether they are worth it."""
 
     cost_s: float
     saved_s: float
@@ -33,11 +31,12 @@ class Worth(NamedTuple):
 def worth_of(
     cluster: ClusterState, loads: Loads, moves: Sequence[Owed], capacity: int, *, empties: bool
 ) -> Worth | None:
-    """What it is worth to have these leave their group, each in the way that costs less. None while it is not known how
-    long requests stay.
+    """What it costs and saves to have these requests leave their group, each in the kind that costs less; None while it
+    is not known how long requests stay. ``capacity``: blocks of a group that are packed. Raises AssertionError where
+    nothing is packed.
 
-    A device that is emptied is saved for as long as its requests would have stayed; what leaves one that is not makes
-    room in it, and saves that share of a device. ``capacity``: blocks that are packed of one.
+    A group that is emptied (``empties``) is saved for as long as its requests would have stayed. Requests that leave
+    another one make room in it, and save that share of it.
     """
     params, stay_s = cluster.params.packing, loads.traffic.mean_stay_s
     assert params is not None
@@ -62,6 +61,7 @@ def worth_of(
 
 
 def _link_bytes(cluster: ClusterState, owed: Owed) -> dict[LinkId, int]:
+    """Bytes of a request's KV that each link carries if it moves as it should."""
     state, limits = owed.state, owed.source.limits
     layer_bytes, found = cluster.shape.block_bytes_per_layer(limits.block_size), dict[LinkId, int]()
     for part in plan_kv_transfers(in_arenas(state.residences).places, owed.destination.stages):
@@ -73,6 +73,7 @@ def _link_bytes(cluster: ClusterState, owed: Owed) -> dict[LinkId, int]:
 def _priced(
     cluster: ClusterState, owed: Owed, kind: MigrationKind, port_bytes: Mapping[PortId, int]
 ) -> PricedMove:
+    """A move as ``policy.moveprices`` sees it, in the given kind."""
     state, limits = owed.state, owed.source.limits
     num_blocks = limits.blocks_for(state.num_tokens)
     final = MAX_FINAL_BLOCKS / num_blocks if kind is MigrationKind.KV else MAX_FINAL_BLOCKS / state.num_tokens
@@ -83,4 +84,5 @@ def _priced(
 
 
 def _end(group: Group) -> End:
+    """A group as one end of a move: the work of its decodes in a step, and its stages."""
     return End(decodes_of(group), len(group.stages))

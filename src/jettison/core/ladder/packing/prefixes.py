@@ -1,4 +1,4 @@
-"""Which requests that are packed begin with the same blocks: what the planner is told of prefixes.
+"""Prefixes: which packed requests begin with the same blocks, as the packer is told.
 
 Requests are compared at 1, 2, 4, ... blocks of their prompts, by the names that the prefix cache uses. So no more
 counts as shared than is, and a request costs as many look-ups as its number of blocks has bits.
@@ -14,34 +14,36 @@ from jettison.types import RequestId
 
 
 class Shared(NamedTuple):
-    """What a request has in common with others."""
+    """A prefix that a request has in common with others: its key, and its length in blocks."""
 
     key: str
     num_blocks: int
 
 
 class Joined(NamedTuple):
-    """A request came."""
+    """The result of taking a request in: the prefix that it shares, and the request that shares one only since then."""
 
     shared: Shared | None = None
-    """None: no other request begins as it does."""
+    """The prefix that the request shares; None: no other request begins as it does."""
     also: RequestId | None = None
     """Another request, which had no prefix in common with any until now, and has this one from now on."""
 
 
 class Prefixes:
-    """Of the requests of one packing."""
+    """The prefixes that the requests of one packing share."""
 
     def __init__(self) -> None:
         self._at: defaultdict[bytes, dict[RequestId, None]] = defaultdict(dict)
-        """By the name of a block at such a place: the requests with that block in their prompts."""
+        """By name of a block at one of these places: the requests with that block in their prompts, in order."""
         self._names: dict[RequestId, list[tuple[bytes, int]]] = {}
-        """Those of each request, with the blocks that they end, the deepest first."""
+        """By request: the names of its blocks at these places, with the number of blocks up to each, the deepest
+        first."""
         self._shared: dict[RequestId, Shared] = {}
 
     def join(self, request_id: RequestId, names: Sequence[bytes]) -> Joined:
-        """``names``: of the full blocks of its prompt, chained. It takes the deepest key that others have; else one
-        with the newest of the requests that begin as it does."""
+        """Take a request in, and say what it shares. ``names``: the chained names of its prompt's full blocks. It gets
+        the deepest key that other requests have already; else a new key, together with the newest request that begins
+        like it and has none; else no key."""
         places = [1 << i for i in range(len(names).bit_length()) if 1 << i <= len(names)]
         rows = [(names[place - 1], place) for place in reversed(places)]
         deepest: tuple[bytes, int] | None = None
@@ -70,11 +72,11 @@ class Prefixes:
         return found
 
     def shared(self, request_id: RequestId) -> Shared | None:
-        """What it has in common with others, as it was told."""
+        """The prefix that a request shares with others, as ``join`` said; None: it shares none, or is not known."""
         return self._shared.get(request_id)
 
     def leave(self, request_id: RequestId) -> None:
-        """It is over; nothing where it never came."""
+        """Forget a request; nothing where it is not known. Requests that shared a prefix with it keep their key."""
         for name, _ in self._names.pop(request_id, ()):
             del self._at[name][request_id]
             if not self._at[name]:

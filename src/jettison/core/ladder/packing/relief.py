@@ -1,5 +1,5 @@
-"""Running requests make room for the head of a queue: views of groups for ``policy.relief``, and for which
-heads some make room now. The rung ``pack`` begins what is offered here."""
+"""Relief: running requests leave a group to make room for the first request in a queue. Views of groups for
+``policy.relief`` are made here, and the rung ``pack`` begins what is offered."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ from jettison.types import GroupId, RequestId
 
 
 class LetIn(NamedTuple):
-    """A head that is to be let in."""
+    """The first request in a group's queue, and the moves that let it in, there or in another group."""
 
     head: RequestState
     source: Group
-    """Where it waits."""
+    """The group where it waits."""
     relief: Relief
 
 
 class Reliefs:
-    """See the module."""
+    """Finds moves of running requests that let in the first requests of queues which memory keeps out. It begins
+    nothing."""
 
     def __init__(
         self, state: ClusterState, loads: Loads, migrations: Migrations, may_take_part: Callable[[Group], bool],
         growth_blocks: Callable[[GroupId], int],
     ) -> None:
-        """``may_take_part``: running requests may leave the group, and come. ``growth_blocks``: by which one request of
-        a group grows in the time that packing looks ahead."""
+        """``may_take_part``: whether running requests may leave a group and come to it. ``growth_blocks``: blocks by
+        which one request of a group grows in the time that packing looks ahead."""
         self._state, self._loads, self._migrations = state, loads, migrations
         self._may_take_part, self._growth_blocks = may_take_part, growth_blocks
 
     def wanted(self, not_before_ns: Mapping[RequestId, int], now_ns: int) -> Iterator[LetIn]:
-        """For each group whose queue memory keeps out and where no request makes room yet. ``not_before_ns``: requests
-        whose moves failed. What is offered is begun before the next is asked for."""
+        """Yield a way to let in the first request of each queue that memory keeps out; nothing for a queue where other
+        requests already make room, or for which all groups together have no room. ``not_before_ns``: by request whose
+        move failed, when it may move again. The caller begins each before it asks for the next."""
         for group_id in sorted(self._loads.kept_out):
             group = self._state.groups.get(group_id)
             head = None if group is None else group.queues.waiting.head
@@ -60,7 +62,7 @@ class Reliefs:
                 yield LetIn(head, group, relief)
 
     def _leaving_blocks(self) -> Counter[GroupId]:
-        """By group, what those on their way from there give back."""
+        """Blocks that each group gets back from requests on their way out of it; 0 without any."""
         leaving: Counter[GroupId] = Counter()
         for passage in self._migrations.under_way:
             source = passage.source
@@ -69,7 +71,7 @@ class Reliefs:
 
     def _num_free(self, group: Group, head: RequestState) -> int:
         """Free blocks of a group above the watermark, less the growth of the requests that run there and the room of
-        those that wait there, but for the head. 0 where no other request may run."""
+        those that wait there, but for the head; may be negative. 0 where no other request may run."""
         if len(group.queues.running) >= group.max_running:
             return 0
         self._state.catch_up(group.group_id)
@@ -82,6 +84,8 @@ class Reliefs:
     def _holder(
         self, group: Group, head: RequestState, num_free: int, num_leaving: int, staying: Set[RequestId]
     ) -> Holder:
+        """A group as ``policy.relief`` sees it: its room, the online requests that may leave it (none of ``staying``),
+        and whether the head may wait there."""
         ledger, running = group.blocks.ledgers[0], group.queues.running
         movable = [
             Movable(r, ledger.num_blocks_of(r)) for r, s in running.items()

@@ -1,5 +1,5 @@
-"""The requests of a packing: pools of groups, the requests' seats in them, and which of these have to be looked at
-again. What is decided about them is ``core.ladder.packing.desired``'s, and ``policy.packing``'s.
+"""Seats: the requests of a packing, the pools of groups that they are in, and which of them have to be looked at again.
+``core.ladder.packing.desired`` and ``policy.packing`` decide about them.
 
 A pass looks at a request only if something may be different for it:
 
@@ -23,78 +23,80 @@ from jettison.types import GroupId, RequestId
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """Groups of like memory."""
+    """Groups with the same number of KV blocks, their packer, and operations that the packer has not taken in yet."""
 
     packer: Packer
     full: int
-    """Blocks of each."""
+    """Blocks of each group."""
     head_room: int
-    """Of them, what is left free."""
+    """Blocks of each group that packing leaves free."""
     devices: set[GroupId] = field(default_factory=set)
     batch: list[Operation] = field(default_factory=list)
-    """For the next plan."""
+    """Operations for the next plan."""
     prefixes: Prefixes = field(default_factory=Prefixes)
     num_reserved: int = 0
-    """Blocks of all seats: their sizes together."""
+    """Sizes of all seats in this pool together, in blocks."""
     fastest_per_s: float | None = None
-    """Blocks by which a request grows in that of its groups in use where it grows fastest; None: to be asked again."""
+    """Blocks a second by which one request grows in the fastest of the groups in use; None: to be asked again."""
     is_saturated: bool = False
-    """At the last look: what its requests hold takes all devices, so packing them could empty none."""
+    """Whether, at the last look, what its requests reserve took all groups, so that packing them could empty none."""
 
     capacity: int = field(init=False)
-    """Blocks that are packed of each."""
+    """Blocks of each group that may be packed: ``full`` less ``head_room``, at least 1."""
 
     def __post_init__(self) -> None:
+        """Set ``capacity``."""
         self.capacity = max(1, self.full - self.head_room)
 
     @property
     def gathers(self) -> bool:
-        """Its packer is after few devices, and not after even ones."""
+        """Whether the pool's packer is after few groups in use, rather than after even ones."""
         return bool(getattr(self.packer, "gathers", True))
 
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """A request in a packing."""
+    """A request's entry in the packing of a pool: where it is, its size in blocks, and whether it may be moved."""
 
     request_id: RequestId
     pool: Pool
     group_id: GroupId
-    """Where it was when it was looked at last."""
+    """The group where the request was when it was looked at last."""
     num_blocks: int
-    """Its size there: with a reserve."""
+    """Its size in the packing: with a reserve."""
     number: int
-    """In the order in which they came to the packings."""
+    """Its place in the order in which requests came to the packings."""
     grip: Grip = Grip.FREE
     held_until_ns: int = 0
     armed: int = 0
-    """By which entry of a heap it is found when it may have grown; 0: by none."""
+    """The number of the heap entry by which it is found when it may have grown; 0: by none."""
 
 
 class Seats:
-    """All seats of one cluster."""
+    """All seats of one cluster, with the sets of those that have to be looked at again."""
 
     def __init__(self) -> None:
         self.by_id: dict[RequestId, Seat] = {}
         self.here: defaultdict[GroupId, set[RequestId]] = defaultdict(set)
-        """By ``Seat.group_id``."""
+        """By group: the requests whose ``Seat.group_id`` it is."""
         self.held: set[RequestId] = set()
-        """Of which ``Seat.grip`` is HELD."""
+        """The requests with a ``Seat.grip`` of HELD."""
         self.restless: set[RequestId] = set()
-        """Those whose grip is not FREE."""
+        """The requests with a ``Seat.grip`` other than FREE."""
         self.astray: set[RequestId] = set()
-        """Those that may live elsewhere than they should; some have arrived since."""
+        """The requests that may live elsewhere than they should; some have arrived since."""
         self._next_number = 0
 
     def __len__(self) -> int:
+        """How many requests have a seat."""
         return len(self.by_id)
 
     def get(self, request_id: RequestId) -> Seat | None:
-        """None: it has none."""
+        """The seat of a request; None: it has none."""
         return self.by_id.get(request_id)
 
     def take(self, request_id: RequestId, pool: Pool, group_id: GroupId, num_blocks: int) -> Seat:
-        """A new seat."""
+        """Give a request a new seat in a pool, and return it. The packer is not told."""
         self._next_number += 1
         seat = self.by_id[request_id] = Seat(request_id, pool, group_id, num_blocks, self._next_number)
         pool.num_reserved += num_blocks
@@ -103,7 +105,7 @@ class Seats:
         return seat
 
     def leave(self, request_id: RequestId) -> None:
-        """Its packing hears of it with the next plan."""
+        """Remove a request's seat; its packer hears of it with the next plan. Raises KeyError where it has none."""
         seat = self.by_id.pop(request_id)
         seat.armed = 0
         seat.pool.num_reserved -= seat.num_blocks
@@ -114,30 +116,31 @@ class Seats:
             some.discard(request_id)
 
     def note_here(self, seat: Seat, group_id: GroupId) -> None:
-        """It is there."""
+        """Note that the request of this seat is in this group now."""
         if seat.group_id != group_id:
             self.here[seat.group_id].discard(seat.request_id)
             self.here[group_id].add(seat.request_id)
             seat.group_id = group_id
 
     def grip(self, seat: Seat, grip: Grip) -> None:
-        """What may move it from now on; its packing is told elsewhere."""
+        """Note whether the packing may move the request of this seat from now on. The packer is not told."""
         seat.grip = grip
         for some, belongs in ((self.held, grip is Grip.HELD), (self.restless, grip is not Grip.FREE)):
             (some.add if belongs else some.discard)(seat.request_id)
 
     def resize(self, seat: Seat, num_blocks: int) -> None:
-        """Another size."""
+        """Set the size of a seat, in blocks. The packer is not told."""
         seat.pool.num_reserved += num_blocks - seat.num_blocks
         seat.num_blocks = num_blocks
 
     def in_order(self, request_ids: Iterable[RequestId]) -> list[Seat]:
-        """The seats of those that have one, in the order in which they came to the packings."""
+        """The seats of those of these requests that have one, in the order in which they came to the packings."""
         found = [seat for r in request_ids if (seat := self.by_id.get(r)) is not None]
         return sorted(found, key=lambda seat: seat.number)
 
     def apply(self, pool: Pool) -> tuple[RequestId, ...]:
-        """Bring a packing up to date; arrivals that nothing has room for."""
+        """Have a pool's packer take in all pending operations, and note which requests may live elsewhere than they
+        should now. Returns the arrivals for which no group has room; empty: none."""
         batch, pool.batch = pool.batch, []
         if not batch:
             return ()
@@ -149,7 +152,7 @@ class Seats:
         return plan.unplaced
 
     def check(self) -> None:
-        """Sums and sets are what the seats say. Raises AssertionError."""
+        """The sets agree with the seats. Raises AssertionError otherwise."""
         for request_id, seat in self.by_id.items():
             assert seat.request_id == request_id and request_id in self.here[seat.group_id], seat
         assert self.held == {r for r, seat in self.by_id.items() if seat.grip is Grip.HELD}, "held"
@@ -157,7 +160,8 @@ class Seats:
 
 
 def arrival(request_id: RequestId, num_blocks: int, pool: Pool, device: GroupId | None = None) -> Arrive:
-    """Of a request, with what it has in common with others. ``device``: where it lives already."""
+    """The operation by which a request comes to a pool's packing, with the prefix that it shares. ``device``: the group
+    where it lives already; None: the packing chooses one."""
     shared = pool.prefixes.shared(request_id)
     if shared is None:
         return Arrive(request_id, num_blocks, device)
@@ -165,5 +169,6 @@ def arrival(request_id: RequestId, num_blocks: int, pool: Pool, device: GroupId 
 
 
 def arrival_again(seat: Seat, device: GroupId) -> Arrive:
-    """With the grip that it has."""
+    """The operation by which a request that has a seat comes to its packing once more, to live in the given group, with
+    its present grip."""
     return arrival(seat.request_id, seat.num_blocks, seat.pool, device)._replace(grip=seat.grip)

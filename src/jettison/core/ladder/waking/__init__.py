@@ -1,1 +1,1 @@
-"""Wake: which workers sleep, which are woken, and what offline work does of that."""
+"""Sleep and waking: which workers sleep, which are woken, and where offline work goes when some are."""

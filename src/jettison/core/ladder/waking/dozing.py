@@ -1,4 +1,5 @@
-"""When workers fall asleep by themselves: views for ``policy.dozing``, and orders. The rung ``wake`` asks on ticks."""
+"""When workers fall asleep by themselves: views for ``policy.dozing``, and orders to sleep. The rung ``wake`` asks on
+ticks."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from jettison.policy.dozing import IdleGroup, choose_sleepers, next_patience
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 LEVEL = 2
-"""Of sleep: the workers that stay awake have all parameters, or none falls asleep."""
+"""Level of sleep that is ordered here: the workers that stay awake have all parameters, or none falls asleep."""
 
 
 class Dozing:
-    """Remembers since when each group has had no online request."""
+    """Puts workers to sleep that no request needs. It remembers since when each group has had no online request."""
 
     def __init__(self, means: Means, due_work: DueWork) -> None:
         self._means = means
@@ -30,31 +31,34 @@ class Dozing:
         """Since when there has been no pressure."""
         self._has_begun = False
         self._patience = 1
-        """For so many times ``--sleep-after-s`` the need must have been gone."""
+        """How many times ``--sleep-after-s`` the need must have been gone."""
         self._slept_since_ns: dict[WorkerId, int] = {}
-        """Those that were put to sleep here."""
+        """By worker that was put to sleep here: when."""
 
     @property
     def _after_s(self) -> float:
+        """Seconds for which a worker must have been without need before it sleeps now: ``--sleep-after-s`` times the
+        patience."""
         return self._patience * self._state.params.awake.after_s
 
     def note_woken(self, worker_id: WorkerId, now_ns: int, *, is_news: bool = True) -> None:
-        """One was needed again: where it had slept for a moment only, the next one is put to sleep later. ``is_news``:
-        no other was woken for the same need."""
+        """Note that a worker was woken. Where it had been put to sleep here for a moment only, the next one has to wait
+        longer before it sleeps. ``is_news``: no other worker was woken for the same need."""
         if (since_ns := self._slept_since_ns.pop(worker_id, None)) is not None and is_news:
             slept_s = (now_ns - since_ns) / NANOSECONDS
             self._patience = next_patience(self._patience, slept_s, self._state.params.awake.after_s)
 
     @property
     def awaits_tick(self) -> bool:
-        """A worker may fall asleep although nothing but time has passed."""
+        """Whether a worker may fall asleep although nothing but time passes."""
         awake = self._state.params.awake
         if not self._has_begun and awake.max_awake is not None:
             return True
         return awake.falls_asleep and bool(self._empty_since_ns) and len(self._serving()) > awake.min_awake
 
     def note_changed(self, now_ns: int) -> None:
-        """At the end of an event, of the groups that it has touched."""
+        """Note, at the end of an event, which of the groups that it has changed have no online request now, and since
+        when."""
         for group in self._state.changed_groups():
             if group.queues.waiting or group.queues.serves_online:
                 self._empty_since_ns.pop(group.group_id, None)
@@ -62,14 +66,15 @@ class Dozing:
                 self._empty_since_ns.setdefault(group.group_id, now_ns)
 
     def _serving(self) -> list[WorkerId]:
-        """Workers that serve, and are to go on."""
+        """The workers that are in a group and not on their way to sleep."""
         leaving = set(self._means.sleepers.leaving)
         return [w for w, groups in self._state.groups_of.items() if groups and w not in leaving]
 
     # --- orders -----------------------------------------------------------------------------------------------
 
     def advance(self, why_pressed: Callable[[], str | None], now_ns: int) -> list[Action]:
-        """On a tick: put workers to sleep, one after the other. ``why_pressed``: why none may be; None: some may."""
+        """Put workers to sleep, one after the other, on a tick; return the actions. ``why_pressed`` says why none may
+        sleep now; None: some may. At the first tick, those beyond ``--max-awake`` sleep in any case."""
         awake, actions = self._state.params.awake, list[Action]()
         if not self._has_begun:
             self._has_begun = True
@@ -90,6 +95,8 @@ class Dozing:
         return actions
 
     def _choose(self, now_ns: int) -> list[GroupId]:
+        """The groups whose workers may fall asleep now: without online requests for long enough, not needed by packing,
+        arrivals or deadlines. Empty: none."""
         state, awake, serving = self._state, self._state.params.awake, self._serving()
         if len(serving) <= awake.min_awake:
             return []
@@ -108,7 +115,8 @@ class Dozing:
         return chosen[: self._num_spared(len(chosen), now_ns)] if chosen else []
 
     def _num_spared(self, num_wanted: int, now_ns: int) -> int:
-        """How many of so many deadlines can spare; none while something is due of which nothing is known."""
+        """How many of ``num_wanted`` instances deadlines can spare; all where nothing is due, 0 while something is due
+        and nothing is known of steps."""
         if not self._due_work.is_there:
             return num_wanted
         if (views := self._due_work.views((), now_ns)) is None:
@@ -116,13 +124,16 @@ class Dozing:
         return next((num for num in range(num_wanted, 0, -1) if may_go(*views, num)), 0)
 
     def _may_leave(self, group: Group) -> bool:
+        """Whether the group's worker could sleep: it is an instance by itself, has no online request, and no move or
+        migration touches it."""
         queues = group.queues
         if len(group.stages) > 1 or queues.waiting or queues.serves_online or self._means.moves.is_moving(group):
             return False
         return not set(self._means.migrations.worker_ids) & set(group.worker_ids)
 
     def _sleep(self, worker_id: WorkerId, reason: str, now_ns: int) -> list[Action]:
-        """Nothing where it cannot go now."""
+        """Order a worker to sleep, and return the actions of that; empty where it cannot sleep now. ``reason`` goes to
+        the log."""
         if self._means.sleepers.why_not([worker_id], LEVEL) is not None:
             return []
         self._state.catch_up_all()  # what it hands on is dealt out by what others hold

@@ -1,9 +1,9 @@
-"""Offline work by its deadlines, and what instances do of it: views for ``policy.deadlines``.
+"""Offline work by its deadlines, and how much of it instances do: views for ``policy.deadlines``.
 
 The rung ``wake`` asks which workers to wake for it, and which can be spared before they are put to sleep. Nothing is
 decided here.
 
-Work is priced in seconds of an instance whose steps are as full as such requests can make them; what instances really
+Work is priced in seconds of an instance whose steps are as full as such requests can make them. What instances really
 do of it beside online requests is measured, in those that have more of it than they can take on.
 """
 
@@ -24,41 +24,44 @@ from jettison.policy.deadlines import Demand, Seen, Supply, expected_tokens, sha
 from jettison.types import NANOSECONDS, GroupId
 
 LOOK_S = 0.5
-"""Between two looks."""
+"""Seconds between two looks."""
 
 MEMORIES_S = (20.0, 600.0)
-"""Work that was seen so long ago weighs 1/e: of the last moments, and of a time in which a chat has come and gone."""
+"""Seconds after which work that was seen weighs 1/e: of the last moments, and of a time in which a chat comes and
+goes."""
 
 ASSUMED = 0.9
-"""Of the time that online requests leave, what offline work gets of it, before any has been seen."""
+"""Share of the time that online requests leave which offline work is taken to get, before any has been seen."""
 
 
 class _Look(NamedTuple):
-    """One group at one look."""
+    """What was seen of one group at one look: offline tokens computed so far, and whether offline requests wait
+    there."""
 
     tokens: tuple[int, int]
-    """Of prompts and answers of offline requests, computed for the first time."""
+    """Prompt and answer tokens of offline requests, computed for the first time."""
     has_more: bool
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Requests of one tenant and one deadline."""
+    """Sums over the unfinished offline requests of one tenant and one deadline; ``stored_``: over those not accepted
+    yet."""
 
     name: str = ""
     num: int = 0
     num_waiting: int = 0
-    """Without a token yet."""
+    """Requests without a token yet."""
     has_queued: bool = False
-    """Some has no place."""
+    """Whether some request waits in a queue."""
     tokens: int = 0
     to_compute: int = 0
     asked: int = 0
-    """As clients have asked for them ..."""
+    """Answer tokens, at most, as clients have asked for them ..."""
     longest: int = 0
-    """... and as they may be in the context."""
+    """... and as the context has room for them."""
     outputs: list[tuple[int, int]] = field(default_factory=list)
-    """(tokens, most) of each answer that has begun."""
+    """(tokens so far, most tokens) of each answer that has begun."""
     waiting_longest: int = 0
     longest_one: int = 0
     stored_num: int = 0
@@ -66,6 +69,7 @@ class _Batch:
     stored_longest: int = 0
 
     def add(self, state: RequestState, max_model_len: int) -> None:
+        """Add an accepted request, whose answer has at most as many tokens as the context leaves it."""
         self.asked += state.request.params.max_tokens
         longest = max(1, min(state.request.params.max_tokens, max_model_len - state.num_prompt))
         self.num += 1
@@ -82,13 +86,15 @@ class _Batch:
 
 
 class _Priced(NamedTuple):
+    """A batch's demand in seconds of an instance, with the tokens and seconds of its answers."""
+
     demand: Demand
     output_tokens: float
     output_s: float
 
 
 class DueWork:
-    """Remembers what instances have done."""
+    """Views of offline work with deadlines, and of the instances that do it. It remembers what instances have done."""
 
     def __init__(self, means: Means) -> None:
         self._means = means
@@ -98,15 +104,15 @@ class DueWork:
         self._looked_ns: int | None = None
         self._told: tuple[StoredWork, ...] = ()
         self._num_ended_then: dict[BatchKey, int] = {}
-        """Answers of each batch when what is stored was told: those since then are not left."""
+        """By batch: answers ended when stored work was told last; what has ended since is no longer to be done."""
         self.keys: list[BatchKey] = []
-        """Of the demands that were viewed last, in their order ..."""
+        """Batches of the demands that were viewed last, in their order ..."""
         self.waits: list[bool] = []
-        """... and whether some request of each has no place."""
+        """... and whether some request of each waits in a queue."""
 
     @property
     def is_there(self) -> bool:
-        """Something may be due at some time. Cheap."""
+        """Whether offline work may be due at some time: work is stored, or accepted work has deadlines. Cheap."""
         state = self._state
         if state.stored_offline:
             return True
@@ -115,7 +121,8 @@ class DueWork:
     # --- what is done -----------------------------------------------------------------------------------------
 
     def look(self, now_ns: int) -> None:
-        """On ticks while something is due: follow what instances do."""
+        """Follow how much offline work instances do: every half second, on ticks while something is due. Only groups
+        that had more work than they could take on, then and now, count."""
         before_ns, before = self._looked_ns, self._looks
         if before_ns is not None and now_ns - before_ns < LOOK_S * NANOSECONDS:
             return
@@ -140,18 +147,21 @@ class DueWork:
             )
 
     def _look_at(self, group: Group) -> _Look:
+        """What is to be seen of a group now: its offline tokens of prompts and answers, and whether offline requests
+        wait."""
         self._state.catch_up(group.group_id)
         fresh, queues = group.counters.fresh, group.queues
         return _Look((fresh.offline_prompt, fresh.offline_output), bool(queues.waiting_offline))
 
     def _serving(self) -> list[Group]:
+        """The groups that take new requests: not those about to dissolve or to sleep."""
         return [g for g in self._state.groups.values() if not self._means.moves.is_emptying(g)]
 
     # --- what is to be done -----------------------------------------------------------------------------------
 
     def views(self, coming_s: Sequence[float], now_ns: int) -> tuple[list[Demand], Supply] | None:
-        """All offline work by deadlines, and those that do it now or will soon (``coming_s``: seconds until each of
-        these serves). No work where no deadline is ahead; None where one is, and nothing is known of steps."""
+        """All offline work, by tenant and deadline, and the instances that do it now or in ``coming_s`` seconds. No
+        work where no deadline is ahead; None where one is and nothing is known of steps."""
         batches = self._batches()
         self.keys, self.waits = list(batches), [batch.has_queued for batch in batches.values()]
         if not any(due_ns is not None and due_ns > now_ns for _, due_ns in batches):
@@ -174,7 +184,8 @@ class DueWork:
         return [each.demand for each in known], Supply(num_now, share, tuple(coming_s), coming_share, all_online)
 
     def _online_s(self, prompt_token_s: float, output_token_s: float) -> float:
-        """Seconds of an instance that what arrives online takes a second."""
+        """Seconds of an instance that the online requests of one second take, at these prices of tokens; 0 while no
+        traffic is known."""
         traffic = self._means.loads.traffic.traffic()
         if traffic is None:
             return 0.0
@@ -182,7 +193,8 @@ class DueWork:
         return traffic.requests_per_s * each_s
 
     def _batches(self) -> dict[BatchKey, _Batch]:
-        """What was accepted, and what is stored and has yet to be."""
+        """Sums of unfinished offline requests by tenant and deadline: of those accepted, and of stored ones that have
+        yet to be."""
         found: dict[BatchKey, _Batch] = {}
         self._state.catch_up_all()
         for state in self._state.requests.values():
@@ -204,7 +216,7 @@ class DueWork:
         return found
 
     def _price(self, key: BatchKey, batch: _Batch, now_ns: int) -> _Priced | None:
-        """None while nothing is known of steps."""
+        """The demand of a batch in seconds of an instance; None while nothing is known of steps."""
         # What is stored is told by lines; a line may have several answers: so they are counted by what they may have.
         longest = batch.longest / batch.num if batch.num else batch.stored_longest / max(1, batch.stored_num)
         answers = self._means.loads.offline_answers
@@ -243,7 +255,7 @@ class DueWork:
         return _Priced(demand, output_tokens, output_s)
 
     def _batch_size(self, num_tokens: float) -> int:
-        """Requests of so many tokens that one instance runs at once."""
+        """How many requests of so many tokens one instance runs at once; at least 1."""
         limits, profile = self._state.limits, self._state.params.profile
         _, least_blocks = self._state.alive_workers()
         fitting = int(least_blocks * limits.block_size / max(1.0, num_tokens))

@@ -1,8 +1,8 @@
-"""Offline requests that one instance has taken on are shared with those that were woken for them.
+"""Spreading: offline requests that one instance has taken on are shared with instances that were woken for them.
 
 What waits is dealt out again when a worker serves (``core.driving.unplaced``). But a batch that one instance could take
-on whole runs there, and would gain nothing from others that wake for it: so those that have computed least begin anew
-elsewhere, where that is sooner than staying among so many. The rung ``wake`` asks after steps.
+on whole runs there, and would gain nothing from others that wake for it: so the requests that have computed least begin
+anew elsewhere, where that is sooner than staying among so many. The rung ``wake`` asks after steps.
 """
 
 from __future__ import annotations
@@ -19,38 +19,40 @@ from jettison.core.serving.group import Group
 from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId
 
 PATIENCE_S = 5.0
-"""For so long after it was woken an instance is given what others run."""
+"""Seconds after it began to serve for which a woken instance is given what others run."""
 
 MOST_AGAIN = 0.25
-"""Of what a request has yet to do, the part that may have to be done twice."""
+"""Most time that computing a request's tokens again may take, as part of the time of what it has yet to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadOffer(Offer):
-    """These requests of one group begin anew elsewhere."""
+    """Running offline requests of one group that are to begin anew in others."""
 
     going: tuple[tuple[RequestId, GroupId], ...]
     """Which requests go, and where to."""
 
 
 class Spreading:
-    """Knows which workers have been woken for offline work."""
+    """Shares running offline requests with workers that have been woken for offline work. It remembers these
+    workers."""
 
     def __init__(self, means: Means) -> None:
         self._means = means
         self._state = means.state
         self._woken: dict[WorkerId, int | None] = {}
-        """Since when each serves; None: it does not yet."""
+        """By worker woken for offline work: since when it serves; None: it does not yet."""
         self._have_given: set[GroupId] = set()
         """Groups that have shared what they run since the last wake."""
 
     def note_woken(self, worker_ids: Collection[WorkerId]) -> None:
-        """These are being woken for offline work."""
+        """Note that these workers are being woken for offline work."""
         self._have_given.clear()
         self._woken |= dict.fromkeys(worker_ids, None)
 
     def look(self, now_ns: int) -> Iterator[SpreadOffer]:
-        """After a step, of the groups that have none under way."""
+        """Yield, after a step, an offer for each group with more than an even share of offline requests and no step
+        under way: those that go to groups just woken. Each group offers once a wake."""
         if not self._woken:
             return
         takers = self._takers(now_ns)
@@ -77,7 +79,8 @@ class Spreading:
                 yield SpreadOffer(groups=(group.group_id,), why=why, going=tuple(going))
 
     def _takers(self, now_ns: int) -> list[Group]:
-        """Groups of those that were woken a moment ago."""
+        """The groups of workers that were woken for offline work and began to serve a moment ago; workers that have
+        served for longer are forgotten."""
         waking, found = self._means.sleepers.waking, list[Group]()
         for worker_id, since_ns in list(self._woken.items()):
             groups = self._state.groups_of[worker_id]
@@ -92,7 +95,8 @@ class Spreading:
         return found
 
     def loses_little(self, state: RequestState) -> bool:
-        """Nothing holds it where it is, no copy of it has to go along, and most of its work is ahead."""
+        """Whether a running request could begin anew elsewhere at little loss: nothing holds it, no copy of it is in a
+        host pool, and most of its work is ahead."""
         if not is_preemptible(state) or is_checkpointed(state):
             return False
         answers = self._means.loads.offline_answers
@@ -103,7 +107,8 @@ class Spreading:
         return again_s <= MOST_AGAIN * num_more * (prices.fixed_cost + prices.row + prices.token)
 
     def begin(self, offer: SpreadOffer, now_ns: int) -> list[Action]:
-        """They wait elsewhere."""
+        """Preempt the offer's requests, and queue them in the groups chosen for them; return the record. One with a
+        copy in a host pool meanwhile stays with its group."""
         groups, num_tokens = self._state.groups, 0
         source = groups[offer.groups[0]]
         for request_id, group_id in offer.going:
@@ -121,4 +126,5 @@ class Spreading:
 
 
 def _num_offline(group: Group) -> int:
+    """Running and waiting offline requests of a group."""
     return group.queues.num_running_offline + len(group.queues.waiting_offline)

@@ -1,10 +1,11 @@
-"""Offline work that would be late takes the places of what gives way to it (``policy.lending``), wherever it waits.
+"""Urgent work: offline requests that would be late take the places of those that give way to them (``policy.lending``),
+wherever they wait.
 
-A queue goes by what gives way, but what runs stays: of a batch that has time, and has been left to few instances for
-that, a whole instance may be full when one comes that has none. Then those that give way wait again, where most of
-their work is ahead. And what is urgent and next begins where there is a place, whichever group it waits at: else one
-would be through with it, and take on what is due later, while the last of it begins elsewhere when all others have
-ended. The rung ``wake`` asks after steps, where workers sleep by themselves.
+A queue goes by what gives way, but what runs stays: a batch that has time, and was left to few instances for that, may
+fill an instance when one comes that has none. Then its requests wait again, where most of their work is ahead. And
+urgent requests that are next begin where there is a place, whichever group they wait in: else one group would be
+through with them, and take on what is due later, while the last of them begin elsewhere when all others have ended. The
+rung ``wake`` asks after steps, where workers sleep by themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from jettison.types import GroupId, RequestId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrgentOffer(Offer):
-    """These requests of one group wait again, or elsewhere."""
+    """Offline requests of one group that wait again (``request_ids``), or that wait in another group (``going``)."""
 
     request_ids: tuple[RequestId, ...] = ()
     going: tuple[tuple[RequestId, GroupId], ...] = ()
@@ -33,21 +34,22 @@ class UrgentOffer(Offer):
 
 
 class Urgent:
-    """Knows what would be late."""
+    """Has running offline requests give their places to urgent ones. It remembers which batches are urgent."""
 
     def __init__(self, means: Means, loses_little: Callable[[RequestState], bool]) -> None:
-        """``loses_little``: a running request could begin anew without losing much."""
+        """``loses_little``: whether a running request could begin anew without losing much."""
         self._state, self._moves = means.state, means.moves
         self._loses_little = loses_little
         self._keys: frozenset[BatchKey] = frozenset()
 
     @property
     def is_there(self) -> bool:
-        """Something is urgent."""
+        """Whether some batch is urgent."""
         return bool(self._keys)
 
     def note(self, urgent: Iterable[BatchKey] = (), giving_way: Iterable[BatchKey] = ()) -> None:
-        """What is urgent now, and gives it its turns (``policy.lending``)."""
+        """Note which batches are urgent now and which give way to them (``policy.lending``), and have every queue go by
+        that. Without arguments: none."""
         self._keys, gives_way, tokens = frozenset(urgent), frozenset(giving_way), self._state.offline_tokens
         if gives_way == tokens.gives_way:
             return
@@ -56,7 +58,8 @@ class Urgent:
             group.queues.note_lending()
 
     def look(self) -> Iterator[UrgentOffer]:
-        """After a step, of the groups that have none under way."""
+        """Yield, after a step, offers for each group without one under way: running requests that give way to urgent
+        ones, and urgent requests of other groups that wait here from now on. Nothing while no work is urgent."""
         if not self._keys:
             return
         serving = [
@@ -78,14 +81,15 @@ class Urgent:
                 yield UrgentOffer(groups=(source,), why=why, going=tuple((i, group.group_id) for i in going))
 
     def _waiting(self, group: Group) -> Iterator[RequestState]:
-        """What is urgent there, as much as the group could run. What gives way is behind it, and may be very much."""
+        """Iterate over the urgent requests at the head of a group's offline queue, at most as many as the group may
+        run. Requests that give way come behind them, and may be very many."""
         gives_way = self._state.offline_tokens.gives_way
         ahead = takewhile(lambda s: key_of(s) not in gives_way, group.queues.waiting_offline)
         return islice((s for s in ahead if key_of(s) in self._keys), group.max_running)
 
     def _victims(self, group: Group, wanted: Sequence[RequestState]) -> tuple[RequestId, ...]:
-        """Of those that give way, the last that are due: as many as make place and room for these, one after the other,
-        and none that would give up what it has for nothing."""
+        """The running requests of a group that make place and room for the ``wanted`` ones, taken one after the other:
+        of those that give way and lose little, the ones due last. Empty where no wanted request could be let in so."""
         gives_way = self._state.offline_tokens.gives_way
         later = [s for s in group.queues.running_offline() if key_of(s) in gives_way and self._loses_little(s)]
         later.sort(key=lambda s: (-(s.request.deadline_ns or 0), s.num_computed, s.order))
@@ -100,7 +104,7 @@ class Urgent:
         return tuple(s.request_id for s in later[:num_chosen])
 
     def begin(self, offer: UrgentOffer, now_ns: int) -> list[Action]:
-        """They give their places up, or wait elsewhere."""
+        """Preempt the offer's requests, or move them to other groups' queues; return the record of that."""
         group, num_tokens = self._state.groups[offer.groups[0]], 0
         for request_id, group_id in offer.going:
             state = self._state.requests[request_id]
@@ -120,15 +124,18 @@ class Urgent:
 
 
 def _num_places(group: Group) -> int:
+    """How many more requests the group may run; 0: none."""
     return max(0, group.max_running - len(group.queues.running))
 
 
 def _room(group: Group) -> int:
+    """The group's free blocks above the watermark; below 0: it lacks some."""
     return group.blocks.num_free - group.blocks.watermark
 
 
 def _taken(group: Group, following: deque[RequestState]) -> dict[GroupId, list[RequestId]]:
-    """As many of those that follow as a group has places and room for, by where they wait now, if that is elsewhere."""
+    """Take as many requests off ``following`` as the group has places and room for; return those that wait in other
+    groups, by group."""
     found: dict[GroupId, list[RequestId]] = {}
     num_places, room = _num_places(group), _room(group)
     while following and num_places > 0 and (room := room - group.limits.blocks_for(following[0].num_tokens)) >= 0:

@@ -1,11 +1,11 @@
 """Wake: sleepers serve again where memory, a death or prompts ahead press, if that is sooner than what else there is,
-and where a deadline of offline work would be missed (beyond the papers). Its leaving is that workers fall asleep
+and where a deadline of offline work would be missed (beyond the papers). Leaving means that workers fall asleep
 (``core.ladder.waking.dozing``).
 
-Why a worker sleeps makes no difference: memory that sleeps is memory, and what was promised by a time is owed. Of
-all ways to let a queue's head in the soonest is taken (``policy.soonest``), and every decision is told with what it
-went by. A drop holds back while a wake that is predicted to be sooner is under way (``core.ladder.drop``); ``scale``
-asks outside when none sleeps. Where another way was taken, and the queue is kept out for longer than that and waking
+Why a worker sleeps makes no difference: memory that sleeps is memory, and what was promised by a time is owed. Of all
+ways to let a queue's head in the soonest is taken (``policy.soonest``), and every decision is told with what it went
+by. A drop holds back while a wake that is predicted to be sooner is under way (``core.ladder.drop``); ``scale`` asks
+outside when none sleeps. Where another way was taken, and the queue is kept out for longer than that and waking
 together were predicted to take, a sleeper is woken all the same: at most twice as late as it might have been.
 """
 
@@ -36,35 +36,35 @@ from jettison.policy.soonest import Times, WakeForecast, WakeSource, Way, may_wa
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 NEWS_S = 5.0
-"""How often it is told that another way is taken for the same group."""
+"""Least seconds between two records that another way is taken for the same group."""
 
 ARRIVALS_S = 1.0
-"""Between two looks at what arrives, which is a mean over longer."""
+"""Seconds between two looks at what arrives, which is a mean over longer."""
 
 QUICK_REQUESTS = 4096
-"""Up to so many, deadlines are looked at on every tick while one sleeps or something is urgent: half a second is much
-of a short window."""
+"""Most requests with which deadlines are looked at on every tick while a worker sleeps or work is urgent: half a second
+is much of a short window."""
 
 UNKNOWN_WAKE_S = 10.0
-"""What a wake is taken to last while nothing is known of it."""
+"""Seconds that a wake is taken to last while nothing is known of it."""
 
 LEAST_OVERDUE_S = 5.0
-"""A wake that should have been over for so long, and for as long as it was to take, is not counted on any more."""
+"""Least seconds by which a wake must be overdue, and by no less than it was to take, not to be counted on any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeOffer(Offer):
-    """These workers, the soonest first."""
+    """Sleepers that are to be woken, the soonest first, and the reason with its figures."""
 
     worker_ids: tuple[WorkerId, ...]
     wake: WakeForecast
-    """Of the first."""
+    """The forecast for the first of them."""
     told: dict[str, object] = field(default_factory=dict)
     is_for_deadline: bool = False
 
 
 class _Other(NamedTuple):
-    """Another way was taken for a group."""
+    """The way other than waking that was taken for a group, since when, and when the log was told last (-1: never)."""
 
     since_ns: int
     told_ns: int
@@ -73,7 +73,7 @@ class _Other(NamedTuple):
 
 @register
 class WakeRung(Rung):
-    """Decides which workers sleep; an administrator may order otherwise."""
+    """Decides which workers are woken, and which fall asleep by themselves. An administrator may order otherwise."""
 
     name = "wake"
     rank = 65
@@ -85,7 +85,7 @@ class WakeRung(Rung):
         self._state, self._sleepers = means.state, means.sleepers
         self._ways = WaysOut(means)
         self._wakes: dict[WorkerId, WakeForecast] = {}
-        """What was predicted of those that are being woken."""
+        """By worker that is being woken: the forecast."""
         self._due_work = DueWork(means)
         self._dozing = Dozing(means, self._due_work)
         self._spreading = Spreading(means)
@@ -93,19 +93,19 @@ class WakeRung(Rung):
         self._num_losses = means.state.counters.num_worker_losses
         self._others: dict[GroupId, _Other] = {}
         self._arrivals_due_ns = 0
-        """From when on it is asked again whether too much arrives for the instances that are awake."""
+        """The time from which on arrivals are looked at again."""
         self._deadlines_due_ns = 0
-        """From when on it is asked again whether something will be late ..."""
+        """The time from which on deadlines are looked at again ..."""
         self._stored: tuple[StoredWork, ...] = ()
-        """... unless there is other work than this."""
+        """... unless other work is stored than this."""
         self._num_for_deadlines: float | None = None
         """Instances that deadlines took when they were last looked at; None: there were none."""
         self._needed_ns: int | None = None
         """When a rung last lacked memory that it could not get."""
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
-        """On a tick a worker may fall asleep, or be woken for a deadline. Where something is urgent, it begins where a
-        step of another group has made a place."""
+        """No calm on ticks while a worker may fall asleep or be woken for a deadline, and none for steps while offline
+        work is urgent, as a step of another group may make a place for it. Else calm without end."""
         if moment is Moment.TICK:
             may_decide = self._dozing.awaits_tick or (self._due_work.is_there and bool(self._sleepers.out))
         else:
@@ -113,12 +113,14 @@ class WakeRung(Rung):
         return Calm(0 if may_decide else None)
 
     def gauges(self) -> Mapping[str, float]:
-        """What deadlines take, while there are any."""
+        """The number of instances that all deadlines needed at the last look, by its name in metrics; empty while none
+        is ahead."""
         num = self._num_for_deadlines
         return {} if num is None else {"devices_needed_for_deadlines": num}
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
-        """Deaths are answered at once, pressure on ticks and after steps."""
+        """Yield offers of wakes, and of offline requests that change places, and records of why no worker is woken.
+        Deaths are answered before steps; deadlines, prompts and arrivals on ticks; memory on ticks and after steps."""
         self._learn()
         if moment is Moment.BEFORE_STEPS:
             if self._state.params.awake.falls_asleep:
@@ -139,7 +141,8 @@ class WakeRung(Rung):
             yield from self._answer_arrivals(now_ns)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Wake workers, or share what others run with those that have woken."""
+        """Wake the offer's workers, or have its offline requests begin anew or wait elsewhere. Returns the record and
+        the actions."""
         if isinstance(offer, SpreadOffer):
             return self._spreading.begin(offer, now_ns)
         if isinstance(offer, UrgentOffer):
@@ -165,53 +168,60 @@ class WakeRung(Rung):
         return actions
 
     def expect(self, worker_id: WorkerId) -> Expected:
-        """Of a wake that an administrator or a request orders."""
+        """The prediction for a wake of this worker that an administrator or a request orders, which is remembered to
+        learn from."""
         return self._expect(worker_id, self._ways.wake(worker_id, None))
 
     def _expect(self, worker_id: WorkerId, wake: WakeForecast) -> Expected:
+        """What ``wake`` makes a worker's wake take, in seconds, and its source. The forecast is remembered to learn
+        from."""
         self._wakes[worker_id] = wake
         return Expected(self._ways.taken.seconds(wake), str(wake.source), wake.source is not WakeSource.PEERS)
 
     def _learn(self) -> None:
-        """From wakes that are over; a first step is none of what they took."""
+        """Note how long each wake took that has ended since the last time, for later predictions. The first step is no
+        part of it."""
         while self._sleepers.woken:
             woken = self._sleepers.woken.popleft()
             if (wake := self._wakes.pop(woken.worker_id, None)) is not None:
                 self._ways.taken.note(wake, woken.took_ns / NANOSECONDS)
 
     def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
-        """A drop could not get enough: what sleeps has it."""
+        """Wake sleepers that have the ``missing_bytes`` which a rung could not get; return the actions, none where no
+        worker can be woken."""
         self._needed_ns = now_ns
         group = self._state.groups.get(group_id)
         offer = self._offer(group, why, missing_bytes)
         return [] if offer is None else self.begin(offer, now_ns)
 
     def leave(self, now_ns: int) -> list[Action]:
-        """Workers that no request needs fall asleep."""
+        """Put workers to sleep that no request needs; return the actions."""
         return self._dozing.advance(lambda: self._why_pressed(now_ns), now_ns)
 
     def go(self) -> None:
-        """No offline work gives way any more."""
+        """Have no offline work give way to urgent work any more, as the rung is about to be removed."""
         self._urgent.note()
 
     # --- which -------------------------------------------------------------------------------------------------
 
     def _candidates(self, group: Group | None) -> list[tuple[WorkerId, WakeForecast]]:
-        """Sleepers that live, the soonest first."""
+        """The workers that can be woken and are alive, with the forecasts of their wakes, the soonest first, unknown
+        ones last. ``group``: whose first waiting request is to be let in; None: none in particular."""
         head = None if group is None else group.queues.waiting.head
         found = [(w, self._ways.wake(w, head)) for w in self._sleepers.can_wake if self._state.workers[w].alive]
         times = {w: self._ways.taken.seconds(wake) for w, wake in found}
         return sorted(found, key=lambda each: (math.inf if (s := times[each[0]]) is None else s, each[0]))
 
     def _num_up(self) -> int:
-        """Workers that serve, or will: those that are bounded by ``--max-awake``."""
+        """How many workers serve or are being woken: those that ``--max-awake`` bounds."""
         out = self._sleepers.out
         return sum(w.alive and w.worker_id not in out for w in self._state.workers.values())
 
     def _offer(
         self, group: Group | None, why: str, missing_bytes: int, told: dict[str, object] | None = None
     ) -> WakeOffer | None:
-        """As many as have what is missing, with those that are on their way; None where no worker is to be woken."""
+        """An offer to wake as many sleepers as have ``missing_bytes``, with those being woken counted, within
+        ``--max-awake``; None where none is to be woken."""
         candidates = self._candidates(group)
         if not candidates:
             return None
@@ -230,7 +240,8 @@ class WakeRung(Rung):
     # --- deaths -----------------------------------------------------------------------------------------------
 
     def _answer_losses(self) -> Iterator[Offer]:
-        """One sleeper for each worker that has died since the last look, and was not asleep."""
+        """Yield an offer to wake one sleeper for each worker that has died since the last look and was not asleep;
+        nothing without a sleeper."""
         counters = self._state.counters
         num_lost, self._num_losses = counters.num_worker_losses - self._num_losses, counters.num_worker_losses
         dead = [w for w in self._state.workers.values() if not w.alive and not w.is_asleep]
@@ -242,7 +253,7 @@ class WakeRung(Rung):
     # --- memory -----------------------------------------------------------------------------------------------
 
     def _pressed(self, now_ns: int) -> list[Group]:
-        """Groups whose queue memory keeps out, or is foreseen to, and that no drop is at work on."""
+        """The groups whose queue memory keeps out, or is foreseen to, and that no move but a restore touches."""
         loads, moves = self.means.loads, self.means.moves
         foresees = self._state.params.overload.horizon_s > 0.0
         asked = [self._state.groups.get(g) for g in (self._state.groups if foresees else sorted(loads.kept_out))]
@@ -253,6 +264,7 @@ class WakeRung(Rung):
         ]
 
     def _answer_memory(self, now_ns: int) -> Iterator[Offer | Record]:
+        """Yield offers of wakes, and records of why no worker is woken, for groups that lack memory."""
         groups = self._pressed(now_ns)
         self._others = {g.group_id: self._others[g.group_id] for g in groups if g.group_id in self._others}
         required = required_bytes(self._state, groups, self._state.params.growth_factor)
@@ -260,6 +272,9 @@ class WakeRung(Rung):
             yield from self._answer(group, required, now_ns)
 
     def _answer(self, group: Group, required: int, now_ns: int) -> Iterator[Offer | Record]:
+        """Yield an offer to wake sleepers for one group that lacks memory, if waking is the soonest way or the way
+        that was taken is in vain; else the record that another way is taken, where that is news. Nothing without a
+        sleeper."""
         candidates = self._candidates(group)
         if not candidates:
             return
@@ -282,14 +297,16 @@ class WakeRung(Rung):
             yield offer
 
     def _is_in_vain(self, other: _Other, times: Times, now_ns: int) -> bool:
-        """It should be over by now, and a sleeper could have served."""
+        """Whether the other way that was taken for a group should have let its queue in by now, and a sleeper could
+        have served since."""
         overload, woken_s = self._state.params.overload, times.get(Way.WAKE)
         tested_s = overload.min_chance_blocked_s + overload.min_overloaded_s  # what a drop waits for before it begins
         patience_s = max(tested_s, times.get(other.way) or 0.0) + (woken_s or 0.0)
         return now_ns - other.since_ns > patience_s * NANOSECONDS
 
     def _tell_other(self, group: Group, taken: Way, times: Times, verdict: str, now_ns: int) -> Iterator[Record]:
-        """That a queue is predicted to be let in by itself is no news."""
+        """Yield the record that another way than waking is taken for a group; nothing if that was told lately, or if
+        waiting is that way."""
         other = self._others[group.group_id]
         is_news = taken is not other.way or other.told_ns < 0 or now_ns - other.told_ns >= NEWS_S * NANOSECONDS
         if taken is Way.WAIT or not is_news:
@@ -302,7 +319,8 @@ class WakeRung(Rung):
     # --- compute ----------------------------------------------------------------------------------------------
 
     def _answer_compute(self) -> Iterator[Offer]:
-        """Prompts ahead of a newcomer would break the objective for its first token wherever it goes."""
+        """Yield an offer to wake sleepers where the prompts ahead of a newcomer would break the objective for its first
+        token in every group; nothing if they are through before a sleeper could serve."""
         state = self._state
         ttft_s = objectives(state.params.offline.slo, state.predictor).ttft_s
         groups = [g for g in state.groups.values() if not self.means.moves.is_emptying(g)]
@@ -322,7 +340,8 @@ class WakeRung(Rung):
             yield offer
 
     def _answer_arrivals(self, now_ns: int) -> Iterator[Offer]:
-        """More prompts arrive than the instances that are awake can compute for long: queues are about to grow."""
+        """Yield an offer to wake sleepers where more prompts arrive than the instances that are awake can compute for
+        long; asked once a second. Nothing where enough are being woken."""
         state, candidates = self._state, self._sleepers.can_wake
         if now_ns < self._arrivals_due_ns or not candidates:
             return
@@ -337,7 +356,8 @@ class WakeRung(Rung):
             yield offer
 
     def _compute_wait_s(self, group: Group, without_rate_s: float) -> float:
-        """0 while nothing is known of steps; ``without_rate_s`` where decodes leave no time for prompts."""
+        """Seconds that the prompts ahead of a newcomer take in this group; 0 while nothing is known of steps;
+        ``without_rate_s`` where decodes leave prompts no time."""
         num_tokens = group.queues.queued_tokens() + group.queues.unfinished_tokens()
         if not num_tokens:
             return 0.0
@@ -349,7 +369,8 @@ class WakeRung(Rung):
     # --- deadlines --------------------------------------------------------------------------------------------
 
     def _answer_deadlines(self, now_ns: int) -> Iterator[Offer]:
-        """What is awake, and on its way, would be late with offline work that has a deadline."""
+        """Yield an offer to wake sleepers where offline work would be late with what is awake and being woken; nothing
+        where they mend nothing. Also settles which work is urgent, and which gives way."""
         if not self._due_work.is_there:
             self._num_for_deadlines = None
             self._urgent.note()
@@ -388,17 +409,20 @@ class WakeRung(Rung):
         )
 
     def _may_be_woken(self) -> list[tuple[WorkerId, WakeForecast]]:
+        """The workers that can be woken within ``--max-awake``, with forecasts, the soonest first."""
         return self._candidates(None)[: may_wake(self._num_up(), self._state.params.awake.max_awake)]
 
     def _takes_s(self, candidates: Sequence[tuple[WorkerId, WakeForecast]]) -> list[float]:
+        """Seconds of each of these wakes; ``UNKNOWN_WAKE_S`` where nothing is known of one."""
         return [UNKNOWN_WAKE_S if (s := self._ways.taken.seconds(wake)) is None else s for _, wake in candidates]
 
     def wakes_s(self) -> tuple[float, ...]:
-        """Of those that ``--max-awake`` leaves."""
+        """Seconds of each wake that ``--max-awake`` allows, the soonest first and unknown ones last; empty where no
+        worker sleeps."""
         return tuple(self._takes_s(self._may_be_woken())) if self._sleepers.out else ()
 
     def _coming_s(self, now_ns: int) -> list[float]:
-        """Of each that is being woken, the seconds until it serves; without those that are long overdue."""
+        """Seconds until each worker that is being woken serves; those long overdue are left out."""
         found: list[float] = []
         for worker_id in self._sleepers.waking:
             wake = self._wakes.get(worker_id)
@@ -412,8 +436,8 @@ class WakeRung(Rung):
     # --- falling asleep ---------------------------------------------------------------------------------------
 
     def _why_pressed(self, now_ns: int) -> str | None:
-        """Why no worker may fall asleep now. That a request waits for a step is no reason: in a large cluster one
-        always does, and an instance that no request used meanwhile would not have helped it."""
+        """Why no worker may fall asleep now, in words; None: some may. That a request waits for a step is no reason: in
+        a large cluster one always does, and an instance that no request used meanwhile would not have helped it."""
         state, moves = self._state, self.means.moves
         if self.means.loads.kept_out or state.unplaced_online():
             return "memory keeps online requests waiting"
