@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import select
@@ -142,6 +143,31 @@ def test_the_end_of_a_pause_wakes_those_that_wait_for_the_link(listener):
     assert select.select([link.fileno()], [], [], 60)[0]
     assert not list(link.poll_frames()) and link.is_open
     link.close()
+
+
+def test_a_worker_that_computed_while_it_was_refused_dials_again_all_the_same(listener):
+    listener[0].close()
+    clock = Clock()
+    link = dial(listener[1], clock_ns=clock)
+    for _ in range(3):
+        clock.now_ns += 10 * PATIENCE_NS
+        poll_until(link, lambda: is_pausing(link))
+    assert link.is_open
+    link.close()
+
+
+def test_a_host_that_does_not_answer_at_all_is_tried_twice(listener):
+    clock, tries = Clock(), []
+
+    def fail(*connections):
+        tries.append(connections)
+        raise OSError(errno.ETIMEDOUT, "connection timed out")
+
+    acceptor = Acceptor(listener[0].dup(), SECRET, Identity(2, 0), Purpose.LINK)
+    link = dial(listener[1], clock_ns=clock, make=fail)
+    poll_until(link, lambda: not link.is_open, acceptor, clock)
+    assert len(tries) == 2
+    acceptor.close()
 
 
 def test_a_link_that_cannot_be_made_is_tried_again(listener):

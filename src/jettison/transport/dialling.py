@@ -37,8 +37,8 @@ PAUSE_NS = 200_000_000
 AWAIT_NS = 1_000_000_000
 """After a hang-up by a peer of a lower id, whose own connection is expected meanwhile."""
 PATIENCE_NS = 10_000_000_000
-"""Of pauses, and of connecting in vain, before a link is given up. A connected peer may be as slow to answer as it
-likes: it does not answer while it computes."""
+"""Of pauses together, before a link is given up; a host that does not answer at all is tried twice. A connected peer
+may be as slow to answer as it likes: it does not answer while it computes."""
 
 
 class Dialling:
@@ -139,8 +139,6 @@ class DialledLink(Link):
         self._made: ShmLink | TcpLink | None = None
         self._failure: str | None = None
         self._patience_ns = PATIENCE_NS
-        self._began_ns = 0
-        """When this try did."""
         self._resumes_ns: int | None = None
         """When a pause is over."""
         self._bell: _Bell | None = None
@@ -182,8 +180,6 @@ class DialledLink(Link):
 
     def _dialled(self, bell: _Bell) -> list[Connection]:
         """Those that are proven by now, of all purposes: the dials do not wait for each other."""
-        if not self._dials:
-            self._began_ns = self._clock_ns()
         for purpose in self._purposes[len(self._dials) :]:
             self._dials.append(Dialling(self._address, self._secret, self._me, purpose))
         connections = []
@@ -204,8 +200,9 @@ class DialledLink(Link):
         is_hang_up = any(not dial.is_connecting for dial in self._dials)
         self._hang_up()
         pause_ns = AWAIT_NS if is_hang_up and self.peer < self._me.worker_id else PAUSE_NS
-        self._patience_ns -= pause_ns if is_hang_up else pause_ns + now_ns - self._began_ns
-        if self._patience_ns < 0:
+        # Only pauses, and silence that the kernel tells of: this worker may have computed while it was refused.
+        self._patience_ns -= PATIENCE_NS // 2 if isinstance(error, TimeoutError) else pause_ns
+        if self._patience_ns <= 0:
             self._failure = f"{self._address}: {error}"
             self.close()
             return

@@ -403,11 +403,10 @@ class WorkerLoop:
 
         A device that computes by itself leaves this thread to its peers meanwhile: nothing is written by that (rule 5).
         """
-        attention = self._attention
+        attention, peers = self._attention, self._peers
         attention.is_live = bool(step.remote) or self._keeps_foreign_kv
-        if not attention.is_live and self._peers.sends_shards:
-            self._peers.begin_layers()
-        peers = self._peers
+        if not attention.is_live and peers.sends_shards:
+            peers.begin_layers()
         port = attention if attention.is_live or peers.sends_shards or peers.is_opening else None
         flag = self._flag
         gives_up = None if flag is None or not step.safepoint_layers else lambda: flag.names(step.step_id)
