@@ -120,6 +120,31 @@ def test_a_silent_or_rude_client_does_not_hold_up_another(folder):
     acceptor.close()
 
 
+def test_a_slow_client_is_kept_while_it_makes_progress_and_a_silent_one_is_not(folder):
+    now = [0.0]
+    sock = listening_socket(f"unix:{folder}/s")
+    acceptor = Acceptor(sock, SECRET, Identity(2, 0), Purpose.LINK, timeout_s=300.0, clock_s=lambda: now[0])
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    handshake = Handshake(SECRET, Identity(1, 0), Purpose.LINK, initiator=True)
+    for client in clients:
+        client.connect(f"{folder}/s")
+    assert acceptor.poll() == [] and acceptor.has_pending
+    first = handshake.first()
+    for part in (first[:10], first[10:]):
+        now[0] += 200.0
+        clients[0].send(part)
+        assert acceptor.poll() == []
+    assert hung_up(clients[1])
+    proof = handshake.feed(clients[0].recv(handshake.needed))
+    now[0] += 299.0
+    clients[0].send(proof)
+    [(accepted, proven_now)] = acceptor.poll()
+    assert proven_now.peer == Identity(1, 0) and not acceptor.has_pending
+    for each in (accepted, *clients):
+        each.close()
+    acceptor.close()
+
+
 def test_a_worker_that_was_replaced_is_refused(folder):
     address = f"unix:{folder}/s"
     acceptor = Acceptor(listening_socket(address), SECRET, Identity(2, 0), Purpose.LINK)

@@ -1,32 +1,48 @@
 """Opening a link without ever waiting: connect, prove both ends, learn that the peer uses it.
 
-    connecting --proven--> (again, for a second connection) --made--> unconfirmed --the peer's first word--> settled
-         '------------------ failed ------------------+-------------------'
-                                                      v
-              down, or, where the peer may have dialled itself, waiting for its connection
+    connecting --all connections proven--> unconfirmed --the peer's first word--> settled
+      ^    '------------- failed -------------'
+      |                     v
+      '--after a pause-- refused --for too long--> down
 
-Of two workers that dial each other at once the connection of the lower id stays: the lower one closes the other's. So a
-refusal by a lower id is no failure: its own connection is on the way, or the controller will say that it is gone.
+Of two workers that dial each other at once the connection of the lower id stays: the lower one closes the other's. So
+a hang-up by a lower id mostly says that its own connection is on the way, and the pause after it is longer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
+import select
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from jettison.errors import LinkDownError
 from jettison.transport.handshake import Handshake, HandshakeError, Identity, Purpose
 from jettison.transport.link import Fill, Frame, FrameKind, Link
+from jettison.transport.pacing import Alarm
 from jettison.transport.shm import ShmLink
 from jettison.transport.sockets import check_same_user, parse_address
 from jettison.transport.tcp import Connection, TcpLink
 
+log = logging.getLogger(__name__)
+
 _IN_PROGRESS = (errno.EINPROGRESS, errno.EALREADY, errno.EINTR)
+_NUM_SYN_RETRIES = 3
+"""A host that does not answer at all counts as a refusal after about 15 s, not after Linux's two minutes."""
+PAUSE_NS = 200_000_000
+"""After a refusal, before the peer is dialled again."""
+AWAIT_NS = 1_000_000_000
+"""After a hang-up by a peer of a lower id, whose own connection is expected meanwhile."""
+PATIENCE_NS = 10_000_000_000
+"""Of pauses together, before a link is given up; a host that does not answer at all is tried twice. A connected peer
+may be as slow to answer as it likes: it does not answer while it computes."""
 
 
 class Dialling:
-    """One connection on its way. Watch ``fileno``, for room to write while ``is_connecting``; call ``advance``."""
+    """One connection on its way. Watch ``sock``, for room to write while ``is_connecting``; call ``advance``."""
 
     def __init__(self, address: str, secret: bytes, me: Identity, purpose: Purpose) -> None:
         """Raises OSError, ValueError."""
@@ -40,10 +56,11 @@ class Dialling:
         else:
             family, kind, proto, _, _ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             self.sock = socket.socket(family, kind, proto)
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, _NUM_SYN_RETRIES)
         self.sock.setblocking(False)
 
     def advance(self) -> Connection | None:
-        """The connection, once both ends are proven. Raises LinkDownError, OSError."""
+        """The connection, once both ends are proven (and from then on). Raises LinkDownError, OSError."""
         if self.is_connecting:
             error = self.sock.connect_ex(self._where)
             if error in _IN_PROGRESS:
@@ -67,6 +84,34 @@ class Dialling:
         return Connection(self.sock, self._handshake)
 
 
+class _Bell:
+    """One descriptor for all that a link waits for, whatever the try: sockets, and the end of a pause."""
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self._epoll = select.epoll()
+        try:
+            self._alarm = Alarm()
+        except OSError:
+            self._epoll.close()
+            raise
+        self._epoll.register(self._alarm.fd, select.EPOLLIN)
+        self.fileno = self._epoll.fileno
+        self.ring_after = self._alarm.set
+
+    def watch(self, fd: int, mask: int) -> None:
+        """Wait for this of ``fd``, and for nothing else of it; 0: for nothing at all."""
+        with contextlib.suppress(FileNotFoundError):
+            self._epoll.unregister(fd)
+        if mask:
+            self._epoll.register(fd, mask)
+
+    def close(self) -> None:
+        """Once."""
+        self._epoll.close()
+        self._alarm.close()
+
+
 class DialledLink(Link):
     """A link that is being opened: it takes no frames and brings none until ``settled`` takes its place."""
 
@@ -75,9 +120,10 @@ class DialledLink(Link):
     def __init__(
         self, address: str, secret: bytes, me: Identity, them: Identity, purposes: Sequence[Purpose],
         make: Callable[..., ShmLink | TcpLink], max_payload: tuple[int, int],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """``make`` turns connections, one for each purpose, into a link that takes ``max_payload`` bytes (of urgent
-        frames, of bulk). Never raises: a connection that cannot be is a link that is down."""
+        frames, of bulk). Never raises: without a descriptor to wait with it is down."""
         self.peer = them.worker_id
         self._address = address
         self._secret = secret
@@ -86,46 +132,87 @@ class DialledLink(Link):
         self._purposes = list(purposes)
         self._make = make
         self._max_payload = max_payload
+        self._clock_ns = clock_ns
         self.queues_bulk = not address.startswith("unix:")
-        self._connections: list[Connection] = []
-        self._dialling: Dialling | None = None
+        self._dials: list[Dialling] = []
+        """Of this try, one for each purpose; none in a pause."""
         self._made: ShmLink | TcpLink | None = None
         self._failure: str | None = None
-        self._open = True
-        self._waits = False
-        """The peer has refused; its own connection comes, or its end is told."""
+        self._patience_ns = PATIENCE_NS
+        self._resumes_ns: int | None = None
+        """When a pause is over."""
+        self._bell: _Bell | None = None
+        """None: the link is down."""
+        try:
+            self._bell = _Bell()
+        except OSError as error:
+            self._failure = str(error)
         self._advance()
 
     def _advance(self) -> None:
         """As far as it goes now."""
-        if not self._open or self._waits or self.settled is not None:
+        bell = self._bell
+        if bell is None or self.settled is not None:
             return
+        if self._resumes_ns is not None:
+            if self._clock_ns() < self._resumes_ns:
+                return
+            self._resumes_ns = None
+            bell.ring_after(0)
         try:
-            while self._made is None:
-                if self._dialling is None:
-                    purpose = self._purposes[len(self._connections)]
-                    self._dialling = Dialling(self._address, self._secret, self._me, purpose)
-                connection = self._dialling.advance()
-                if connection is None:
-                    return
-                if connection.handshake.peer != self._them:
-                    raise LinkDownError(f"{connection.handshake.peer} answers in the place of {self._them}")
-                self._connections.append(connection)
-                self._dialling = None
-                if len(self._connections) == len(self._purposes):
-                    self._made = self._make(*self._connections)
-            if self._made.attached():
-                self.settled = self._made
-            elif not self._made.is_open:
-                raise LinkDownError(self._made.failure or "closed")
+            self._try(bell)
         except (LinkDownError, OSError, ValueError) as error:
-            self._hang_up()
-            self._waits = self._them.worker_id < self._me.worker_id
-            if not self._waits:
-                self._failure, self._open = f"{self._address}: {error}", False
+            self._refused(bell, error)
+
+    def _try(self, bell: _Bell) -> None:
+        """Raises LinkDownError, OSError, ValueError."""
+        if self._made is None:
+            connections = self._dialled(bell)
+            if len(connections) < len(self._purposes):
+                return
+            self._made = self._make(*connections)
+        if self._made.attached():
+            self.settled = self._made
+        elif not self._made.is_open:
+            raise LinkDownError(self._made.failure or "closed")
+        else:
+            bell.watch(self._made.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._made.wants_write else 0))
+
+    def _dialled(self, bell: _Bell) -> list[Connection]:
+        """Those that are proven by now, of all purposes: the dials do not wait for each other."""
+        for purpose in self._purposes[len(self._dials) :]:
+            self._dials.append(Dialling(self._address, self._secret, self._me, purpose))
+        connections = []
+        for dial in self._dials:
+            connection = dial.advance()
+            if connection is None:
+                bell.watch(dial.sock.fileno(), select.EPOLLOUT if dial.is_connecting else select.EPOLLIN)
+                continue
+            if connection.handshake.peer != self._them:
+                raise LinkDownError(f"{connection.handshake.peer} answers in the place of {self._them}")
+            bell.watch(dial.sock.fileno(), 0)
+            connections.append(connection)
+        return connections
+
+    def _refused(self, bell: _Bell, error: Exception) -> None:
+        """Dial again after a pause, or give up."""
+        now_ns, is_first = self._clock_ns(), self._patience_ns == PATIENCE_NS
+        is_hang_up = any(not dial.is_connecting for dial in self._dials)
+        self._hang_up()
+        pause_ns = AWAIT_NS if is_hang_up and self.peer < self._me.worker_id else PAUSE_NS
+        # Only pauses, and silence that the kernel tells of: this worker may have computed while it was refused.
+        self._patience_ns -= PATIENCE_NS // 2 if isinstance(error, TimeoutError) else pause_ns
+        if self._patience_ns <= 0:
+            self._failure = f"{self._address}: {error}"
+            self.close()
+            return
+        if is_first:
+            log.info("link to worker %d: %s: %s; it is dialled again", self.peer, self._address, error)
+        self._resumes_ns = now_ns + pause_ns
+        bell.ring_after(pause_ns)
 
     def send_frame(self, kind: FrameKind, tag: int, aux: bytes, nbytes: int, fill: Fill) -> bool:
-        if not self._open:
+        if self._bell is None:
             raise LinkDownError(f"link to worker {self.peer} is down: {self._failure or 'closed'}")
         return False
 
@@ -138,33 +225,29 @@ class DialledLink(Link):
 
     @property
     def is_open(self) -> bool:
-        return self._open
+        return self._bell is not None
 
     @property
     def failure(self) -> str | None:
         return self._failure
 
-    @property
-    def wants_write(self) -> bool:
-        return self._dialling is not None and self._dialling.is_connecting
-
     def fileno(self) -> int:
-        if self._made is not None:
-            return self._made.fileno()
-        return -1 if self._dialling is None else self._dialling.sock.fileno()
+        return -1 if self._bell is None else self._bell.fileno()
 
     def close(self) -> None:
-        self._open = False
-        self._hang_up()
+        """Also where ``settled`` has taken its place, which lives on."""
+        bell, self._bell = self._bell, None
+        if bell is not None:
+            self._hang_up()
+            bell.close()
 
     def _hang_up(self) -> None:
-        """Close what there is of it, unless the settled link has taken its place."""
+        """Close what there is of this try, unless the settled link has taken its place."""
         if self.settled is not None:
             return
         if self._made is not None:
             self._made.close()
-        elif self._dialling is not None:
-            self._dialling.sock.close()
-        for connection in self._connections:
-            connection.sock.close()
-        self._dialling = self._made = None
+        for dial in self._dials:
+            dial.sock.close()
+        self._dials.clear()
+        self._made = None

@@ -11,6 +11,7 @@ import socket
 import stat
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jettison.errors import LinkDownError
@@ -125,15 +126,18 @@ class _Pending:
 class Acceptor:
     """It takes connections without ever blocking on one: watch ``filenos()``, call ``poll``.
 
-    A peer that stays silent is dropped after a few seconds; a peer of an older epoch than one seen is refused,
-    so a worker that was declared dead cannot come back in the place of its successor.
+    A peer that stays silent is dropped after ``timeout_s``, counted from the last that it said; a peer of an older
+    epoch than one seen is refused, so a worker that was declared dead cannot come back in the place of its successor.
     """
 
     def __init__(
         self, sock: socket.socket, secret: bytes, me: Identity, purpose: Purpose,
-        also: frozenset[Purpose] = frozenset(),
+        also: frozenset[Purpose] = frozenset(), timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """``also``: further purposes for which connections are taken."""
+        self._timeout_s = timeout_s
+        self._clock_s = clock_s
         self._also = also
         self._sock = sock
         self._secret = secret
@@ -146,6 +150,11 @@ class Acceptor:
         """Descriptors to watch for readability: the listening one first."""
         return [self._sock.fileno(), *(pending.sock.fileno() for pending in self._pending)]
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether a peer is about to prove itself."""
+        return bool(self._pending)
+
     def poll(self) -> list[tuple[socket.socket, Handshake]]:
         """Non-blocking sockets with a peer that has proven itself since the last call."""
         self._accept()
@@ -155,7 +164,7 @@ class Acceptor:
             try:
                 if self._advance(pending):
                     proven.append((pending.sock, pending.handshake))
-                elif time.monotonic() < pending.deadline:
+                elif self._clock_s() < pending.deadline:
                     waiting.append(pending)
                 else:
                     pending.sock.close()
@@ -187,7 +196,7 @@ class Acceptor:
             if len(self._pending) == _MAX_PENDING:
                 self._pending.pop(0).sock.close()
             handshake = Handshake(self._secret, self._me, self._purpose, initiator=False, also=self._also)
-            self._pending.append(_Pending(sock, handshake, time.monotonic() + HANDSHAKE_TIMEOUT_S))
+            self._pending.append(_Pending(sock, handshake, self._clock_s() + self._timeout_s))
 
     def _advance(self, pending: _Pending) -> bool:
         handshake = pending.handshake
@@ -199,6 +208,7 @@ class Acceptor:
             if not part:
                 raise HandshakeError("the peer hung up")
             pending.received += part
+            pending.deadline = self._clock_s() + self._timeout_s
             if len(pending.received) == handshake.needed:
                 answer = handshake.feed(bytes(pending.received))
                 pending.received.clear()

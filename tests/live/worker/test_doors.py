@@ -16,8 +16,10 @@ from jettison.live.wire import messages as m
 from jettison.live.worker.activations import OutgoingActivation
 from jettison.live.worker.doors import Doors
 from jettison.live.worker.failpoints import nowhere
-from jettison.live.worker.peers import Peers
-from jettison.transport.handshake import Identity
+from jettison.live.worker.peers import DOORS, Peers
+from jettison.transport.dialling import PATIENCE_NS, PAUSE_NS, Dialling
+from jettison.transport.handshake import Identity, Purpose
+from jettison.transport.inproc import InProcessLink
 from jettison.transport.shm import ShmLink
 from jettison.transport.sockets import listening_socket
 from jettison.transport.tcp import TcpLink
@@ -31,6 +33,8 @@ class Workers:
 
     def __init__(self, hosts, coordinate=True):
         self.folder = tempfile.TemporaryDirectory()
+        self.now_ns = self.tick_ns = 0
+        """By the doors' clock; and how far it goes each turn."""
         self.lost = [[] for _ in hosts]
         self.events = [[] for _ in hosts]
         self.devices = [FakeDevice(i) for i in range(len(hosts))]
@@ -38,7 +42,8 @@ class Workers:
         socks = [[listening_socket(address, seqpacket=True), listening_socket("tcp:127.0.0.1:0")] for address in near]
         far = [f"tcp:127.0.0.1:{pair[1].getsockname()[1]}" for pair in socks]
         self.doors = [
-            Doors(pair, SECRET, Identity(i, 0), bulk_bytes=1 << 16, coordinate=coordinate, bytes_per_s=None)
+            Doors(pair, SECRET, Identity(i, 0), bulk_bytes=1 << 16, coordinate=coordinate, bytes_per_s=None,
+                  clock_ns=lambda: self.now_ns)
             for i, pair in enumerate(socks)
         ]
         self.peers = [
@@ -54,6 +59,7 @@ class Workers:
 
     def turn(self, draw):
         """One of a worker drawn by lot, or only of what it dials: both may be proven before either looks who comes."""
+        self.now_ns += self.tick_ns
         peers = draw.choice(self.peers)
         if draw.random() < 0.5:
             peers.serve()
@@ -102,6 +108,7 @@ def test_a_link_is_opened_by_its_first_use_as_the_pair_s_hosts_ask(hosts, coordi
 def test_workers_that_dial_each_other_at_once_end_up_with_one_link_and_lose_nothing(hosts, seed):
     with Workers(hosts) as workers:
         draw = random.Random(seed)
+        workers.tick_ns = draw.choice([0, PAUSE_NS // 4, PAUSE_NS])  # in pauses that are over they dial again
         for _ in range(draw.randrange(4)):
             workers.turn(draw)
         first, second = draw.sample([0, 1], 2)
@@ -132,19 +139,134 @@ def test_a_peer_whose_life_is_over_is_not_let_in(hosts):
     with Workers(hosts) as workers:
         workers.peers[0].fence(1, 0)
         post(workers, 1, 0, 5)
-        workers.turns(lambda: workers.peers[1].links[0].fileno() < 0)
+        workers.turns(lambda: workers.peers[1].links[0]._resumes_ns is not None)
         assert workers.peers[0].links == {} and not workers.peers[0].inbox.ready(5)
         workers.peers[1].forget(0, 0)
         assert workers.peers[1].links == {} and workers.lost[1] == [0]
 
 
-def test_what_waits_for_a_link_ends_with_the_peer_that_never_answered():
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+@pytest.mark.parametrize("me", [0, 1])
+@pytest.mark.parametrize("how", ["not there", "refuses"])
+def test_what_waits_for_a_link_ends_with_the_peer_that_could_not_be_reached(hosts, me, how):
+    them = 1 - me
+    with Workers(hosts) as workers:
+        if how == "not there":
+            workers.doors[them].close()
+            workers.peers[them]._readiness.forget(DOORS)
+        else:
+            workers.peers[them].fence(me, 0)
+        workers.tick_ns = PAUSE_NS // 4
+        post(workers, me, them, 5)
+        workers.peers[me].start_transfer(ports.SendKV(7, me, them, LayerRange(0, 4), (1,), (4,)))
+        workers.turns(lambda: workers.events[me])
+        failed, ended = workers.events[me]
+        assert isinstance(failed, ports.StepFailed) and (failed.step_id, failed.lost_worker) == (5, them)
+        assert ended == ports.TransferEnded(7, False, 0, 0) and workers.lost[me] == [them]
+        assert workers.now_ns > PATIENCE_NS // 2, "not before it was tried for a while"
+        assert them not in workers.peers[me], "it is not dialled again in the same life"
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+@pytest.mark.parametrize("me", [0, 1])
+def test_a_peer_that_was_out_of_reach_for_a_moment_is_reached_and_nothing_is_lost(hosts, me):
+    them = 1 - me
+    with Workers(hosts) as workers:
+        where = workers.peers[me]._known.find(them)
+        nowhere_yet = f"unix:{workers.folder.name}/later" if hosts == "aa" else "tcp:127.0.0.1:1"
+        workers.peers[me].know([m.PeerAddress(them, 0, nowhere_yet)])
+        post(workers, me, them, 5)
+        link = workers.peers[me].links[them]
+        workers.turns(lambda: link._resumes_ns is not None)
+        link._address = where.address
+        if hosts == "ab":
+            host, port = where.address.removeprefix("tcp:").split(":")
+            assert (host, int(port)) == ("127.0.0.1", workers.doors[them]._acceptors[1]._sock.getsockname()[1])
+        workers.tick_ns = PAUSE_NS // 4
+        workers.turns(lambda: workers.peers[them].inbox.ready(5))
+        assert workers.events == [[], []] and workers.lost == [[], []]
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_links_are_opened_between_the_layers_of_steps_that_have_nothing_else_to_serve_there(hosts):
+    with Workers(hosts) as workers:
+        for peers in workers.peers:
+            peers.attention.is_live = False
+        assert not any(peers.is_opening for peers in workers.peers)
+        post(workers, 1, 0, 5)
+        assert workers.peers[1].is_opening
+        workers.peers[0]._look()  # between two steps: there it learns that a peer comes
+        for _ in range(100_000):
+            for peers in workers.peers:
+                peers.attention.poll()
+            if not any(peers.is_opening for peers in workers.peers):
+                break
+            workers.peers[0]._look()
+        workers.turns(lambda: workers.peers[0].inbox.ready(5))
+
+
+@pytest.mark.parametrize("how", ["forgotten", "fenced", "linked"])
+def test_half_a_pair_is_closed_when_it_is_replaced_hung_up_or_not_wanted_any_more(how):
+    with Workers("ab") as workers:
+        door = workers.doors[0]
+        address = workers.peers[1]._known.find(0).address
+
+        def come(purpose):
+            dial = Dialling(address, SECRET, Identity(1, 0), purpose)
+            for _ in range(100_000):
+                if (connection := dial.advance()) is not None:
+                    break
+                assert door.accept(lambda them: True) == []
+            return connection.sock
+
+        def is_closed(sock):
+            try:
+                return sock.recv(1) == b""
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                return True
+
+        def wait_for(holds):
+            for _ in range(100_000):
+                assert door.accept(lambda them: True) == []
+                if holds():
+                    return
+            raise AssertionError("nothing happened")
+
+        first = come(Purpose.LINK)
+        wait_for(lambda: len(door._halves) == 1)
+        second = come(Purpose.LINK)
+        wait_for(lambda: is_closed(first))
+        second.close()
+        third = come(Purpose.URGENT)  # it must not be matched with what the peer has hung up
+        wait_for(lambda: {purpose for _, purpose in door._halves} == {Purpose.URGENT})
+        assert not workers.peers[0].serve_urgent() and door._halves
+        if how == "linked":
+            workers.peers[0].attach(1, InProcessLink.pair(0, 1)[0], 0)
+        else:
+            (workers.peers[0].fence if how == "fenced" else workers.peers[0].forget)(1, 0)
+        workers.peers[0].serve_urgent()
+        assert is_closed(third) and not door._halves
+        for sock in (first, third):
+            sock.close()
+
+
+def test_a_link_that_cannot_be_made_of_what_came_is_closed_and_the_peer_dials_again(monkeypatch):
     with Workers("aa") as workers:
-        workers.doors[1].close()
-        workers.peers[0].start_transfer(ports.SendKV(7, 0, 1, LayerRange(0, 4), (1,), (4,)))
-        workers.turns(lambda: workers.events[0])
-        assert workers.events[0] == [ports.TransferEnded(7, False, 0, 0)] and workers.lost[0] == [1]
-        assert 1 not in workers.peers[0], "it is not dialled again in the same life"
+        failures = [OSError("too many open files")]
+        make = workers.doors[0]._make
+
+        def make_or_fail(*connections):
+            if failures:
+                raise failures.pop()
+            return make(*connections)
+
+        monkeypatch.setattr(workers.doors[0], "_make", make_or_fail)
+        workers.tick_ns = PAUSE_NS // 4
+        post(workers, 1, 0, 5)
+        workers.turns(lambda: workers.peers[0].inbox.ready(5))
+        assert not failures and workers.lost == [[], []]
 
 
 def test_an_opened_link_wakes_its_owner_only_for_something_new():

@@ -266,6 +266,34 @@ def test_links_are_served_while_a_device_computes_and_nothing_is_written():
     assert loop._peers._peers[1].bulk_frames
 
 
+def test_a_step_is_not_left_running_where_serving_the_links_fails():
+    events, started = [], []
+    device = FakeDevice(0)
+
+    def start_step(*arguments):
+        started.append(UnderWay(lambda: device.run_step(*arguments), lambda: bool(failures)))
+        return started[-1]
+
+    failures = []
+
+    def fail():
+        failures.append(OSError("too many open files"))
+        raise failures[-1]
+
+    device.start_step = start_step
+    loop = WorkerLoop(0, device, {}, events.append, clock_ns=lambda: 0)
+    loop.deliver(codec.step_command(make_step(1, [5])))
+    loop._peers.serve_urgent, serve_urgent = fail, loop._peers.serve_urgent
+    loop._stream.begin(entry := loop._stream.next_entry())
+    loop._run_step(entry)
+    assert device.log == [("step", 1)], "it was waited for"
+    assert names(events) == ["StepFailed"] and "too many open files" in events[0].message
+    loop._peers.serve_urgent = serve_urgent
+    loop.deliver(codec.step_command(make_step(2, [5])))
+    loop.tick()
+    assert names(events) == ["StepFailed", "StepDone"]
+
+
 def test_pieces_between_layers_take_a_quarter_of_their_time():
     clock = [0]
     here, there = InProcessLink.pair(0, 1, activation_bytes=1 << 10, bulk_bytes=1 << 20)
@@ -572,8 +600,10 @@ def test_a_dead_link_ends_moves_and_steps_that_depended_on_it():
     cluster.send_all(cluster.steps(10, [3]))
     cluster.send(1, codec.step_command(make_step(11, [3])))
     cluster.pump()
-    ends = [event for event in cluster.take() if not isinstance(event, m.StageDone)]
-    assert sorted(names(ends)) == ["StepDone", "StepFailed", "TransferEnded"]
+    told = [(worker, event) for worker, event in cluster.take_with_workers() if not isinstance(event, m.StageDone)]
+    assert sorted(names(event for _, event in told)) == ["StepDone", "StepFailed", "StepFailed", "TransferEnded"]
+    failed = [(worker, e.step_id, e.lost_worker) for worker, e in told if isinstance(e, ports.StepFailed)]
+    assert sorted(failed) == [(0, 10, 1), (1, 10, 0)], "the first stage tells, too: the second may not have known"
 
 
 def test_what_had_arrived_before_the_peer_died_counts():

@@ -182,11 +182,14 @@ class Opening(InProcessLink):
 class OneDoor:
     """Leads to worker 1, by as many links as are asked for."""
 
-    wants_write = False
+    wants_write = is_opening = False
 
     def __init__(self, opens_at_once=False):
         self.opens_at_once = opens_at_once
         self.dialled, self.ends = [], []
+
+    def close_halves(self, is_wanted):
+        pass
 
     def fileno(self):
         return -1
@@ -230,6 +233,11 @@ class Dialler(OneEnd):
                 with frame:
                     kinds.append(frame.kind)
         return sorted(kinds)
+
+
+def what_is_told(why):
+    """Of what was asked, where the peer will not hear of it."""
+    return [ports.StepFailed(5, f"no link to worker 1: {why}", 1), ports.TransferEnded(7, False, 0, 0)]
 
 
 WHAT_WAS_ASKED = [FrameKind.ACTIVATION, FrameKind.TRANSFER_BEGIN, FrameKind.KV_PIECE, FrameKind.TRANSFER_END]
@@ -287,7 +295,7 @@ def test_the_end_of_a_peer_is_learnt_from_the_controller_while_its_link_is_openi
     end = Dialler()
     end.ask()
     end.peers.forget(1, 0)
-    assert end.lost == [(1, False)] and end.events == [ports.TransferEnded(7, False, 0, 0)] and 1 not in end.peers
+    assert end.lost == [(1, False)] and 1 not in end.peers and end.events == what_is_told("closed")
 
 
 def test_the_end_of_a_peer_with_a_link_is_learnt_from_the_link():

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import select
 import socket
+import time
 from collections.abc import Callable, Sequence
 
 from jettison.errors import LinkDownError
@@ -25,6 +26,9 @@ from jettison.transport.tcp import Connection, TcpLink
 log = logging.getLogger(__name__)
 
 _PAGE = 4096
+PATIENCE_S = 300.0
+"""For how long a connecting peer may say nothing. It serves no link while it computes: as long as a step may take
+(``worker_step_timeout``'s default)."""
 _ACTIVATION_BYTES = SlotGeometry().activation_bytes
 
 
@@ -33,7 +37,7 @@ class Doors:
 
     def __init__(
         self, listeners: Sequence[socket.socket], secret: bytes, me: Identity, *, bulk_bytes: int, coordinate: bool,
-        bytes_per_s: float | None,
+        bytes_per_s: float | None, clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """``bulk_bytes``: the most a bulk frame has. ``coordinate=False``: one connection for all, over a network (for
         comparison only). ``bytes_per_s``: what is sent over each link to another host at most; None: no limit."""
@@ -43,9 +47,13 @@ class Doors:
         self._bulk_bytes = bulk_bytes
         self._coordinate = coordinate
         self._bytes_per_s = bytes_per_s
+        self._clock_ns = clock_ns
         urgent = frozenset({Purpose.URGENT}) if coordinate else frozenset()
         self._acceptors = [
-            Acceptor(sock, secret, me, Purpose.LINK, frozenset() if sock.family == socket.AF_UNIX else urgent)
+            Acceptor(
+                sock, secret, me, Purpose.LINK, frozenset() if sock.family == socket.AF_UNIX else urgent, PATIENCE_S,
+                lambda: clock_ns() / 1e9,
+            )
             for sock in listeners
         ]
         self._halves: dict[tuple[Identity, Purpose], Connection] = {}
@@ -59,6 +67,11 @@ class Doors:
         """Readable when ``accept`` has something to do."""
         return self._epoll.fileno()
 
+    @property
+    def is_opening(self) -> bool:
+        """Whether a peer is connecting."""
+        return any(acceptor.has_pending for acceptor in self._acceptors)
+
     def dial(self, peer: PeerAddress) -> Link:
         """A link that opens by itself, as it is polled."""
         is_near = peer.address.startswith("unix:")
@@ -66,7 +79,7 @@ class Doors:
         bulk_bytes = self._geometry.bulk_bytes if is_near else self._bulk_bytes
         return DialledLink(
             peer.address, self._secret, self._me, Identity(peer.worker_id, peer.life), purposes,
-            self._make, (_ACTIVATION_BYTES, bulk_bytes),
+            self._make, (_ACTIVATION_BYTES, bulk_bytes), self._clock_ns,
         )
 
     def accept(self, is_wanted: Callable[[Identity], bool]) -> list[tuple[Link, int]]:
@@ -76,18 +89,19 @@ class Doors:
             for sock, handshake in acceptor.poll():
                 with contextlib.suppress(FileNotFoundError):  # proven at once: it never waited
                     self._epoll.unregister(sock.fileno())
-                if not is_wanted(handshake.peer):
+                if _is_hung_up(sock) or not is_wanted(handshake.peer):
                     log.info("a connection of %s is not wanted", handshake.peer)
                     sock.close()
-                    self._close_halves(handshake.peer)
                     continue
                 connections = self._matched(Connection(sock, handshake))
                 if not connections:
                     continue
                 try:
                     links.append((self._make(*connections), handshake.peer.epoch))
-                except LinkDownError as error:
-                    log.warning("a peer hung up while it was being accepted: %s", error)
+                except (LinkDownError, OSError) as error:
+                    log.warning("a connection of %s makes no link: %s", handshake.peer, error)
+                    for connection in connections:
+                        connection.sock.close()
         self._watch()
         return links
 
@@ -105,14 +119,20 @@ class Doors:
         if half.sock.family == socket.AF_UNIX or not self._coordinate:
             return [half]
         peer = half.handshake.peer
-        for key in [key for key in self._halves if key[0].worker_id == peer.worker_id and key[0] != peer]:
-            self._halves.pop(key).sock.close()  # what an older life has left
+        for key, old in list(self._halves.items()):
+            if key[0].worker_id == peer.worker_id and (key[0] != peer or _is_hung_up(old.sock)):
+                self._halves.pop(key).sock.close()  # what an older life has left, or a try that failed
+        replaced = self._halves.pop((peer, half.handshake.purpose), None)
+        if replaced is not None:
+            replaced.sock.close()
         self._halves[peer, half.handshake.purpose] = half
         both = [(peer, Purpose.LINK), (peer, Purpose.URGENT)]
         return [self._halves.pop(key) for key in both] if all(key in self._halves for key in both) else []
 
-    def _close_halves(self, peer: Identity) -> None:
-        for key in [key for key in self._halves if key[0] == peer]:
+    def close_halves(self, is_wanted: Callable[[Identity], bool]) -> None:
+        """Hang up on peers whose other half would not be wanted any more. To be called whenever that may have changed.
+        """
+        for key in [key for key in self._halves if not is_wanted(key[0])]:
             self._halves.pop(key).sock.close()
 
     def _make(self, bulk: Connection, urgent: Connection | None = None) -> ShmLink | TcpLink:
@@ -132,3 +152,10 @@ class Doors:
                     self._epoll.register(fd, select.EPOLLIN)
                 except FileExistsError:
                     continue
+
+
+def _is_hung_up(sock: socket.socket) -> bool:
+    """Whether the peer has closed its end, whatever it sent before."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))

@@ -20,13 +20,16 @@ Rule 8. A transfer ends with exactly one TransferEnded, and its *destination* te
         A layout without some shard ends what is being sent of it from here.
 
 A step's one end (rule 6) is a StepDone, a StepFailed or a StepAbandoned. Only a dead worker gives none, and of that the
-controller hears from the operating system. A fence (rule 7) closes the link to the lost worker: no piece it sent is
-written any more. Nor is sent what still waits to be sent to it: its next life may be linked by then, and the blocks be
-other requests'. The core has ended these transfers itself.
+controller hears from the operating system. A stage without a link to the next one reports the failure itself; the last
+stage may report it again, where it has lost the same link.
+A fence (rule 7) closes the link to the lost worker: no piece it sent is written any more. Nor is sent what still waits
+to be sent to it: its next life may be linked by then, and the blocks be other requests'. The core has ended these
+transfers itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -400,16 +403,21 @@ class WorkerLoop:
 
         A device that computes by itself leaves this thread to its peers meanwhile: nothing is written by that (rule 5).
         """
-        attention = self._attention
+        attention, peers = self._attention, self._peers
         attention.is_live = bool(step.remote) or self._keeps_foreign_kv
-        if not attention.is_live and self._peers.sends_shards:
-            self._peers.begin_layers()
-        port = attention if attention.is_live or self._peers.sends_shards else None
+        if not attention.is_live and peers.sends_shards:
+            peers.begin_layers()
+        port = attention if attention.is_live or peers.sends_shards or peers.is_opening else None
         flag = self._flag
         gives_up = None if flag is None or not step.safepoint_layers else lambda: flag.names(step.step_id)
         running = self._device.start_step(step, hidden, port, gives_up)
-        while not running.poll():
-            self._peers.serve_urgent()
+        try:
+            while not running.poll():
+                peers.serve_urgent()
+        except Exception:
+            with contextlib.suppress(Exception):  # no step is left running beside what comes next
+                running.result()
+            raise
         return running.result()
 
     def _ended_early(self, step_id: int, failure: Failure) -> ports.StepFailed | ports.StepAbandoned:
@@ -437,8 +445,10 @@ class WorkerLoop:
         else:
             activation = OutgoingActivation.of_failure(step.step_id, failure)
         if next_worker not in self._peers:
-            # The next stage has lost the same link and ends the step there (rule 6), or is dead.
+            # The next stage may wait for this step and know nothing of a link that was never opened.
             log.warning("step %d: no link to worker %d", step.step_id, next_worker)
+            failure = failure or Failure(f"no link to worker {next_worker}, the next stage", next_worker)
+            self._emit(self._ended_early(step.step_id, failure))
             return
         self._peers.post(next_worker, activation)
 

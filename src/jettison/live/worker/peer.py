@@ -32,6 +32,10 @@ class Peer:
         """A refusal says something of the link's speed: it is in use."""
         return self.link.is_open and not self.link.is_opening
 
+    def waiting_steps(self) -> list[int]:
+        """Those that wait to be handed on."""
+        return [frame.step_id for frame in self.activations if isinstance(frame, OutgoingActivation)]
+
     @property
     def next_transfer(self) -> OutgoingTransfer:
         """The transfer that has the link's next turn: the first of the most urgent."""

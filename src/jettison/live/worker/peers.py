@@ -7,13 +7,15 @@ Not here: what the frames say (``activations``, ``remote_attention``, ``transfer
 
     known --first use, here or there--> opening --the peer uses it--> in use
     opening --the peer's own connection, and its id is lower--> in use
-    opening --refused, or the controller says that its life is over--> given up
+    opening --refused for too long, or the controller says that its life is over--> given up
     in use --cut--> closed: what had arrived is still written --bulk turn--> given up
     in use --nonsense from the peer--> closed: nothing more is written --bulk turn--> given up
     in use --fenced, or replaced by a new link--> given up
 
-What is to travel on a link that is opening waits for it. A link that is given up is not opened again: a peer's next
-life is another peer. Only links that the kernel calls ready are polled, and those that have no descriptor.
+What is to travel on a link that is opening waits for it; where it is given up, each step that was to be handed on is
+told of as failed, for the next stage has no link whose end would tell it. A link that is given up is not opened again:
+a peer's next life is another peer.
+Only links that the kernel calls ready are polled, and those that have no descriptor.
 
 No thread, and no waiting but in a step that waits for a peer's attention.
 """
@@ -119,7 +121,7 @@ class Peers:
         wrong. A new link ends what there was to explain."""
         self.attention = PeerAttention(
             device, self._link_of, self.post, self.serve, wait or self._wait_for_links, clock_ns, ATTENTION_TIMEOUT_S,
-            failpoint, self._send_shards,
+            failpoint, self._between_layers,
         )
 
     def __contains__(self, worker: WorkerId) -> bool:
@@ -176,9 +178,10 @@ class Peers:
         """The peer, with a link that is open or, from now on, being opened; None where it is not there."""
         peer = self._peers.get(worker)
         if peer is None and self._doors is not None and (known := self._known.find(worker)) is not None:
-            link = self._doors.dial(known)
-            self.attach(worker, link.settled or link, known.life)  # a quick peer has answered meanwhile
-            return self._peers[worker]
+            self.attach(worker, self._doors.dial(known), known.life)
+            peer = self._peers[worker]
+            if peer.link.settled is not None:  # a quick peer has answered meanwhile
+                self._replace(peer, peer.link.settled)
         return peer
 
     def _is_wanted(self, them: Identity) -> bool:
@@ -203,6 +206,12 @@ class Peers:
             log.warning("link to worker %d is down: %s", worker, why)
 
     @property
+    def is_opening(self) -> bool:
+        """A link is being opened, from here or by a peer."""
+        comes = self._doors is not None and self._doors.is_opening
+        return comes or any(peer.link.is_opening for peer in self._peers.values())
+
+    @property
     def links(self) -> dict[WorkerId, Link]:
         """The links in use; those given up are gone from it."""
         return {worker: peer.link for worker, peer in self._peers.items()}
@@ -224,6 +233,8 @@ class Peers:
             for link, life in self._doors.accept(self._is_wanted):
                 self.attach(link.peer, link, life)
                 ready.add(link.peer)
+        if self._doors is not None:
+            self._doors.close_halves(self._is_wanted)
         return ready
 
     # --- a turn of all links
@@ -330,6 +341,13 @@ class Peers:
         """A step begins in which shards are sent between layers: what was not used before it is gone."""
         self._spare.begin(self._clock_ns())
 
+    def _between_layers(self) -> None:
+        """What goes on between the layers of a step that has no peer's attention to wait for."""
+        if self.is_opening:
+            self.serve_urgent()
+        if self.sends_shards:
+            self._send_shards()
+
     def _send_shards(self) -> None:
         """Between two layers: pieces of shards, for a quarter of the time that the layers take. Nothing is written.
 
@@ -382,6 +400,7 @@ class Peers:
         self._reach_bulk("after", kind, is_check)
         if ended is not None:
             self._emit(ended)
+        self._readiness.watch(peer.link.peer, peer.link)  # room given back may wait to be told of
 
     def _send_bulk(self, peer: Peer) -> bool:
         transfer = peer.next_transfer
@@ -467,6 +486,10 @@ class Peers:
             peer.bulk_frames.popleft().release()
         self._readiness.forget(worker)
         peer.link.close()
+        if peer.link.is_opening:
+            why = f"no link to worker {worker}: {peer.link.failure or 'closed'}"
+            for step_id in peer.waiting_steps():
+                self._emit(ports.StepFailed(step_id, why, worker))
         for ended in peer.incoming.abandon(self._clock_ns()):
             self._emit(ended)
         for transfer in peer.transfers:

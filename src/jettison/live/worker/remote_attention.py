@@ -94,11 +94,11 @@ class PeerAttention:
         clock_ns: Callable[[], int],
         timeout_s: float,
         failpoint: Failpoint = nowhere,
-        send_shards: Callable[[], None] | None = None,
+        between_layers: Callable[[], None] | None = None,
     ) -> None:
         """``post`` queues a frame; ``serve`` does what the links ask for now (sending bulk only if told so) and says
-        whether that was anything; ``wait`` returns when there may be more. ``send_shards`` is what is done between
-        layers where ``is_live`` does not hold."""
+        whether that was anything; ``wait`` returns when there may be more. ``between_layers`` is what is
+        done there where ``is_live`` does not hold."""
         self._device = device
         self._link_of = link_of
         self._post = post
@@ -107,7 +107,7 @@ class PeerAttention:
         self._clock_ns = clock_ns
         self._timeout_ns = int(timeout_s * 1e9)
         self._reach = failpoint
-        self._send_shards = send_shards
+        self._between_layers = between_layers
         self.is_live = True
         """Peers ask or are asked in this step: all that links have is served between its layers."""
         self._tables: dict[WorkerId, _Tables] = {}
@@ -199,10 +199,10 @@ class PeerAttention:
 
     def poll(self) -> None:
         """See ``AttentionPort.poll``."""
-        if self.is_live or self._send_shards is None:
+        if self.is_live or self._between_layers is None:
             self._serve(True)
         else:
-            self._send_shards()
+            self._between_layers()
 
     def _limit(self, worker: WorkerId) -> int:
         link = self._link_of(worker)
