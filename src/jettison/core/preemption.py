@@ -16,7 +16,7 @@ from jettison.types import GroupId, RequestId
 class Preemption(StrEnum):
     """Reasons, as they stand in the event log."""
 
-    STEP = "a step of its group lacked blocks, and it was the next to give way"
+    STEP = "a step of its group lacked blocks or places, and it was the next to give way"
     SWAP = "its group lacks blocks, and host memory keeps its KV until there are some"
     ONLINE_HEAD = "an online request lacked room, and a copy of its KV is in host memory"
     PAUSE = "the offline work of its group is paused"

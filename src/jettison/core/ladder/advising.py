@@ -50,8 +50,9 @@ class Adviser:
         return choose_exchange(request, self._queue(group, stalled, load), costs, mode)
 
     def _queue(self, group: Group, stalled: Stalled, load: Mapping[LinkId, int]) -> ExchangeQueue:
-        """What goes before a stalled request: bytes on the links that it would use, and tokens that steps compute
-        first."""
+        """What decides beside the request itself: bytes on its links (the keys of ``load``) and on all links that the
+        exchange has used, tokens that steps compute before it, its wait so far, and how many others run, stall or wait
+        behind it."""
         ahead = group.queues.waiting.ahead_of(stalled.state)
         behind = len(group.queues.waiting) - len(ahead)
         num_others = len(group.queues.running) + len(group.queues.moving) + behind - 1

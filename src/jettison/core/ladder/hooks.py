@@ -29,7 +29,8 @@ class Refusal(NamedTuple):
 
 
 class Calm(NamedTuple):
-    """For how long a rung decides nothing, as long as nothing but ticks and decode steps happens."""
+    """Until when a rung, or all rungs of a ladder, decide nothing, as long as nothing but ticks and decode steps
+    happens and each group keeps free blocks for ``num_steps``."""
 
     until_ns: int | None
     """The time from which on the rung may decide something again. 0: it may at any moment; None: it never does."""
@@ -115,7 +116,8 @@ class Lags(Protocol):
 
 @runtime_checkable
 class Sleeps(Protocol):
-    """A rung with this hook wakes sleepers. The core asks it how long wakes take."""
+    """A rung with this hook wakes sleepers. The ladder asks it how long its own wakes would take, and the core for the
+    prediction of a wake that others order."""
 
     def wakes_s(self) -> tuple[float, ...]:
         """Seconds that waking takes, one number for each sleeper that the rung may wake, as it orders them; empty

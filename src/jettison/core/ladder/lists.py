@@ -33,7 +33,11 @@ PACKING = "pack"
 
 
 class LadderSpec(NamedTuple):
-    """What a text for ``--overload`` means: names of rungs, from free to dear, and whether pipelines are static."""
+    """Names of rungs, and whether groups are static pipelines from the start.
+
+    In ``BASELINES``: what one word adds, in any order. From ``parse_overload``: a whole text with ``ALWAYS``, from free
+    to dear.
+    """
 
     rungs: tuple[str, ...]
     static_pipeline: bool = False

@@ -101,7 +101,8 @@ class SwapRung(Rung):
         return []
 
     def after_steps(self, now_ns: int) -> list[Action]:
-        """The pieces of KV to send behind the steps just issued, within each group's allowance."""
+        """Issue pieces of KV on their way to or from host pools, within its allowance: behind the steps just issued, or
+        at once where a group has none in flight. Returns the actions."""
         return self._swap.send(self._budget_blocks)
 
     def go(self) -> None:

@@ -325,7 +325,8 @@ class Desired:
             self._seats.apply(pool)
 
     def _update_pools(self) -> None:
-        """Make one pool for each size of packed groups, with the groups of that size that there are now."""
+        """Bring the pools up to date: one for each size of groups that may be packed now, with these groups. A pool whose
+        packer or head-room changed is made anew; requests of groups that left lose their seats."""
         params = self._params
         if self.packer_name != params.packer:
             self.packer_name = params.packer
@@ -405,7 +406,8 @@ class Desired:
         return self._seats.take(state.request_id, pool, group.group_id, num_blocks)
 
     def _join(self, state: RequestState, pool: Pool, group: Group) -> None:
-        """Note which prompt prefix the request shares with others in the pool. ``group``: any of the pool's groups."""
+        """Take the request into the prefixes of its pool (``group``: any of it), before its arrival. Another request that
+        shares a prefix only since now arrives again: the packer plans what its pool has waiting."""
         joined = pool.prefixes.join(state.request_id, group.blocks.prompt_names(state))
         if joined.also is not None and (seat := self._seats.get(joined.also)) is not None and seat.pool is pool:
             # The planner knows a prefix from the arrival on. In a batch of its own: in the next it may leave.
