@@ -20,8 +20,8 @@ Rule 8. A transfer ends with exactly one TransferEnded, and its *destination* te
         A layout without some shard ends what is being sent of it from here.
 
 A step's one end (rule 6) is a StepDone, a StepFailed or a StepAbandoned. Only a dead worker gives none, and of that the
-controller hears from the operating system. A stage without a link to the next one reports the failure itself; the last
-stage may report it again, where it has lost the same link.
+controller hears from the operating system. Where a stage has no link to the next one, and never had, it reports the
+failure itself: the next one knows of no loss.
 A fence (rule 7) closes the link to the lost worker: no piece it sent is written any more. Nor is sent what still waits
 to be sent to it: its next life may be linked by then, and the blocks be other requests'. The core has ended these
 transfers itself.
@@ -445,8 +445,9 @@ class WorkerLoop:
         else:
             activation = OutgoingActivation.of_failure(step.step_id, failure)
         if next_worker not in self._peers:
-            # The next stage may wait for this step and know nothing of a link that was never opened.
             log.warning("step %d: no link to worker %d", step.step_id, next_worker)
+            if next_worker in self._peers.parted:
+                return  # the next stage has lost the same link and ends the step there (rule 6), or is dead
             failure = failure or Failure(f"no link to worker {next_worker}, the next stage", next_worker)
             self._emit(self._ended_early(step.step_id, failure))
             return

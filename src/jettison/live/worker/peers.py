@@ -37,12 +37,7 @@ from jettison.live.worker.peer import Peer
 from jettison.live.worker.pieces import PieceSizer, SpareTime
 from jettison.live.worker.ready import Readiness
 from jettison.live.worker.remote_attention import OutgoingFrame, PeerAttention
-from jettison.live.worker.transfers import (
-    IncomingTransfers,
-    OutgoingKV,
-    OutgoingShard,
-    OutgoingTransfer,
-)
+from jettison.live.worker.transfers import IncomingTransfers, OutgoingKV, OutgoingShard, OutgoingTransfer
 from jettison.transport.handshake import Identity
 from jettison.transport.link import FrameKind, Link
 from jettison.types import ShardId, TransferId, WorkerId
@@ -114,6 +109,8 @@ class Peers:
         self._readiness: Readiness[WorkerId] = Readiness()
         if doors is not None:
             self._readiness.watch(DOORS, doors)
+        self.parted: set[WorkerId] = set()
+        """Peers whose link was in use and is given up: they see its end, too."""
         self._spare = SpareTime(BULK_SHARE, MAX_BULK_NS)
         self._unexplained: dict[WorkerId, str] = {}
         """Links that closed by themselves, and how. A peer that was told to stop closes its links, and this worker may
@@ -162,6 +159,7 @@ class Peers:
             log.warning("link to worker %d is replaced by a new one", worker)
             self._give_up(worker, old)
         self._unexplained.pop(worker, None)
+        self.parted.discard(worker)
         sizer = PieceSizer(self._piece_bytes, self._adapt_pieces and link.queues_bulk)
         self._peers[worker] = Peer(link, IncomingTransfers(), sizer, life)
         self._readiness.forget(worker)
@@ -229,11 +227,10 @@ class Peers:
     def _look(self) -> set[WorkerId]:
         """Peers whose links have something new. Peers that connect are let in."""
         ready = self._readiness.look()
-        if self._doors is not None and DOORS in ready:
-            for link, life in self._doors.accept(self._is_wanted):
+        if self._doors is not None:
+            for link, life in self._doors.accept(self._is_wanted) if DOORS in ready else ():
                 self.attach(link.peer, link, life)
                 ready.add(link.peer)
-        if self._doors is not None:
             self._doors.close_halves(self._is_wanted)
         return ready
 
@@ -490,6 +487,8 @@ class Peers:
             why = f"no link to worker {worker}: {peer.link.failure or 'closed'}"
             for step_id in peer.waiting_steps():
                 self._emit(ports.StepFailed(step_id, why, worker))
+        else:
+            self.parted.add(worker)
         for ended in peer.incoming.abandon(self._clock_ns()):
             self._emit(ended)
         for transfer in peer.transfers:
