@@ -28,7 +28,7 @@ from jettison.sim.links import LinkClass, LinkSpec, Topology
 from jettison.types import ServiceClass
 from longrun import part_of
 
-NUM_SCHEDULES = int(os.environ.get("JETTISON_FAULT_SCHEDULES", "150"))
+NUM_SCHEDULES = int(os.environ.get("JETTISON_FAULT_SCHEDULES", "100"))
 LONE_SEED = os.environ.get("JETTISON_FAULT_SEED")
 
 SLOW = Topology(LinkSpec.of(LinkClass.ETHERNET, 2e7))

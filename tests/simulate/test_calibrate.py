@@ -16,6 +16,7 @@ from jettison.workload.conditions import capacities
 from jettison.workload.shaping import scale_time
 from jettison.workload.synthetic import Burst, Lengths, SyntheticSpec, generate
 from jettison.workload.traces import TraceRow, Workload
+from longrun import part_of
 
 SPEED = MachineSpeed(prefill_tokens_per_s=5000, decode_base_s=0.01, decode_per_request_s=0.0005)
 SPEEDS = {
@@ -133,7 +134,9 @@ def test_a_slower_machine_gets_slower_arrivals() -> None:
     assert slow == pytest.approx(fast / 2, rel=0.1)
 
 
-@pytest.mark.parametrize("name", ["a slow laptop", "two cores of a server", "an accelerator"])
+@pytest.mark.parametrize(
+    "name", part_of(["a slow laptop", "two cores of a server", "an accelerator"], ["two cores of a server"])
+)
 def test_memory_binds_at_the_chosen_speed_and_a_merged_group_keeps_up(name: str) -> None:
     """The rule on machines far apart, and on seeds that it was not chosen on."""
     speed, (capacity, merged_capacity) = SPEEDS[name], capacities(LARGER)
