@@ -13,7 +13,8 @@ from itertools import repeat
 
 from jettison.config.offline import harvest_parts
 from jettison.core import ports
-from jettison.core.cluster import ClusterCore, ClusterParams, initial_groups
+from jettison.core.cluster import ClusterCore, ClusterParams
+from jettison.core.founding import initial_groups
 from jettison.core.ladder.lists import parse_overload, with_offline, with_packing, with_wake
 from jettison.core.load.monitor import MAX_DOUBLINGS
 from jettison.core.params import AwakeParams

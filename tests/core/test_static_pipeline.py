@@ -8,7 +8,7 @@ import pytest
 from fakes import FakeCluster
 
 from jettison.core import ports
-from jettison.core.cluster import initial_groups
+from jettison.core.founding import initial_groups
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 4])

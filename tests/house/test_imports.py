@@ -39,6 +39,7 @@ CORE_LEVEL = {
     "serving": 4,
     "advice": 5, "counters": 5,
     "state": 6,
+    "founding": 7,
     "load": 7,
     "moving": 8,
     "ladder": 9,

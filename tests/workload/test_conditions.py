@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jettison.core.cluster import initial_groups
+from jettison.core.founding import initial_groups
 from jettison.cost.deployment import Deployment, deployment_to_document
 from jettison.errors import ConfigError
 from jettison.memory.layout import LayoutSpec

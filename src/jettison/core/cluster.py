@@ -19,6 +19,7 @@ from jettison.core.driving.safepoints import Safepoints
 from jettison.core.driving.standing import StandingWatch
 from jettison.core.driving.stepping import Stepping
 from jettison.core.driving.unplaced import Unplaced, max_request_blocks
+from jettison.core.founding import initial_groups, initial_workers
 from jettison.core.ladder.advising import Adviser
 from jettison.core.ladder.climb import Ladder
 from jettison.core.ladder.movekinds import reconsider
@@ -54,15 +55,10 @@ from jettison.core.ports import (
 from jettison.core.preemption import told
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group, SchedulerLimits
-from jettison.core.state import Answers, ClusterState, WorkerState
+from jettison.core.state import Answers, ClusterState
 from jettison.errors import ConfigError
-from jettison.memory.blocks import BlockLedger
-from jettison.memory.hostpool import HostPool
 from jettison.memory.kvtransfers import MigrationKind
-from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
-from jettison.memory.stages import StagePlan
-from jettison.policy.pipeline import plan_static_groups
 from jettison.policy.refusal import why_not_offline
 from jettison.policy.slo import Objectives, objectives
 from jettison.types import FinishReason, GroupId, ModelShape, Request, RequestId, WorkerId
@@ -93,15 +89,7 @@ class ClusterCore:
         group, before its books are read; ``catch_up_all``: of all groups, before step times are predicted.
         """
         groups = initial_groups(sorted(capacity_blocks), shape, static_pipeline=params.static_pipeline)
-        workers = {
-            s.worker_id: WorkerState(
-                s.worker_id, BlockLedger(capacity_blocks[s.worker_id], limits.block_size),
-                capacity_blocks[s.worker_id], LayoutSpec(shape.shards_for(s.layers), s.layers),
-                HostPool(params.swap.num_host_slots),
-            )
-            for stages in groups
-            for s in stages
-        }
+        workers = initial_workers(groups, shape, limits, params, capacity_blocks)
         self.state = ClusterState(
             shape, limits, PrefixHasher(limits.block_size, secret), workers, params, self._answers,
             catch_up=catch_up, catch_up_all=catch_up_all,
@@ -500,12 +488,3 @@ class ClusterCore:
         self.migrations.check()
         self.ladder.check()
         assert all(m.phase is not MergePhase.SETTLED for m in self.merges)
-
-
-def initial_groups(
-    worker_ids: Sequence[WorkerId], shape: ModelShape, *, static_pipeline: bool
-) -> tuple[tuple[StagePlan, ...], ...]:
-    """Groups and stages that a cluster starts with: workers must load exactly these layers."""
-    if static_pipeline:
-        return plan_static_groups(worker_ids, shape)
-    return tuple((StagePlan(w, shape.all_layers),) for w in worker_ids)

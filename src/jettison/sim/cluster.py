@@ -21,7 +21,8 @@ from functools import partial
 import numpy as np
 
 from jettison.core import ports
-from jettison.core.cluster import ClusterCore, initial_groups
+from jettison.core.cluster import ClusterCore
+from jettison.core.founding import initial_groups
 from jettison.core.load.bubbles import BubbleMeter
 from jettison.core.observing import RunObserver, group_gauges
 from jettison.memory.kvtransfers import MigrationKind

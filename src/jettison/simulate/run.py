@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jettison.core.cluster import initial_groups
+from jettison.core.founding import initial_groups
 from jettison.core.ladder.lists import overload_name
 from jettison.core.observing import RunObserver
 from jettison.report.classes import build_by_class

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from jettison.config import KEYS
 from jettison.config.rungs import overload_words
-from jettison.core.cluster import initial_groups
+from jettison.core.founding import initial_groups
 from jettison.cost.deployment import Deployment, deployment_from_document
 from jettison.errors import ConfigError
 from jettison.memory.layout import LayoutSpec

@@ -14,8 +14,9 @@ from jettison.core.load.views import Loads
 from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, EmitTokens, Record, StepAbandoned, StepCompleted, StepFailed
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import Group, RowEnd
+from jettison.core.serving.group import Group
 from jettison.core.serving.holds import LOST_PEER, GroupHold
+from jettison.core.serving.outcome import RowEnd
 from jettison.core.state import ClusterState
 from jettison.policy.safepoints import lengthened_s, shortened_s
 from jettison.types import NANOSECONDS, FinishReason

@@ -12,7 +12,6 @@ Reading order for newcomers: ``Group.next_step``, ``core.serving.stepplan``, ``G
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jettison.core.changes import Changes
@@ -21,11 +20,12 @@ from jettison.core.preemption import Preempted, Preemption
 from jettison.core.requests import Hold, RequestState
 from jettison.core.residence import NOWHERE, arenas_of, hosted_only
 from jettison.core.serving.blocks import GroupBlocks
+from jettison.core.serving.counts import GroupCounters
 from jettison.core.serving.flights import InFlight, work_of
-from jettison.core.serving.fresh import FreshTokens
 from jettison.core.serving.guests import Guest, Guests, begin_chunks, end_chunks
 from jettison.core.serving.holds import GroupHold, Holder
 from jettison.core.serving.limits import SchedulerLimits
+from jettison.core.serving.outcome import RowEnd, StepOutcome
 from jettison.core.serving.queues import Queues
 from jettison.core.serving.stepplan import StepPlanner
 from jettison.core.serving.virtualtokens import VirtualTokens
@@ -50,56 +50,7 @@ from jettison.types import (
     WorkerId,
 )
 
-__all__ = ["Group", "GroupCounters", "RowEnd", "SchedulerLimits", "StepOutcome"]
-
-
-@dataclass(slots=True)
-class GroupCounters:
-    """Monotone totals of one group."""
-
-    num_steps: int = 0
-    num_preemptions: int = 0
-    num_recomputed_tokens: int = 0
-    fresh: FreshTokens = field(default_factory=FreshTokens)
-    prefix_queries: int = 0
-    """Prompt tokens looked up in the prefix cache."""
-    prefix_hits: int = 0
-    num_freed_blocks: int = 0
-    """Blocks given back by ended requests, each counted once (one stage)."""
-    num_grown_blocks: int = 0
-    """Blocks that running requests took beyond their admission."""
-    num_queue_blocks: int = 0
-    """Blocks of online requests that were admitted, cached ones included, less those of preempted ones."""
-
-
-class RowEnd(NamedTuple):
-    """A request that ends with this step."""
-
-    state: RequestState
-    token: SampledToken | None
-    """Its last token; None where it asked for none."""
-    finish_reason: FinishReason
-    stop_token_id: int | None = None
-
-    @property
-    def is_fresh(self) -> bool:
-        """It got a token before it ended."""
-        return self.token is not None and self.finish_reason is not FinishReason.ERROR
-
-
-@dataclass(slots=True)
-class StepOutcome:
-    """What a commit yields. Entry i of ``tokens`` belongs to entry i of ``going_on``."""
-
-    going_on: list[RequestState]
-    """Requests that got a token and go on."""
-    tokens: list[SampledToken]
-    ended: list[RowEnd]
-    """Requests to be ended by the caller."""
-    with_first: list[RequestState]
-    """Of all of these, requests whose first token this is."""
-    is_plain: bool
-    """No request of the step ends, starts again, attends to KV elsewhere or is another group's."""
+__all__ = ["Group", "SchedulerLimits"]
 
 
 class Shared(NamedTuple):
@@ -423,19 +374,21 @@ class Group:
                 tokens_of.append(token)
             else:
                 outcome.ended.append(end)
-        num_tokens = len(going_on) + sum(end.is_fresh for end in outcome.ended)
-        fresh.offline_output += num_offline
-        fresh.online_output += num_tokens - num_offline
-        if queues.prefilling:
-            queues.note_tokens([*going_on, *(end.state for end in outcome.ended)])
-        if queues.are_charged:
-            for state in going_on:
-                queues.charge(state, 0, 1)
-            for end in outcome.ended:
-                if end.is_fresh:
-                    queues.charge(end.state, 0, 1)
+        self._count(outcome, num_offline)
         outcome.is_plain = outcome.is_plain and not outcome.ended
         return outcome
+
+    def _count(self, outcome: StepOutcome, num_offline: int) -> None:
+        """Count the tokens of a step (``num_offline`` of them offline), by class and for their tenants."""
+        queues, fresh = self.queues, self.counters.fresh
+        with_token = outcome.with_token() if outcome.ended else outcome.going_on
+        fresh.offline_output += num_offline
+        fresh.online_output += len(with_token) - num_offline
+        if queues.prefilling:
+            queues.note_tokens([*outcome.going_on, *[end.state for end in outcome.ended]])
+        if queues.are_charged:
+            for state in with_token:
+                queues.charge(state, 0, 1)
 
     def repeat(self, num_steps: int, token_id: int, now_ns: int) -> tuple[RunStep, list[int]]:
         """Commit the step in flight and ``num_steps - 1`` like it, and plan the same rows again after each.

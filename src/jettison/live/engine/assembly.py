@@ -10,8 +10,9 @@ from pathlib import Path
 
 from jettison.config import EngineConfig, usable_cores
 from jettison.config.values import format_bytes
-from jettison.core.cluster import ClusterCore, initial_groups
+from jettison.core.cluster import ClusterCore
 from jettison.core.configured import cluster_params, scheduler_limits
+from jettison.core.founding import initial_groups
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile

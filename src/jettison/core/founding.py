@@ -1,0 +1,40 @@
+"""What a cluster starts with: its groups, and each worker with what it has loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jettison.core.params import ClusterParams
+from jettison.core.serving.limits import SchedulerLimits
+from jettison.core.state import WorkerState
+from jettison.memory.blocks import BlockLedger
+from jettison.memory.hostpool import HostPool
+from jettison.memory.layout import LayoutSpec
+from jettison.memory.stages import StagePlan
+from jettison.policy.pipeline import plan_static_groups
+from jettison.types import ModelShape, WorkerId
+
+
+def initial_groups(
+    worker_ids: Sequence[WorkerId], shape: ModelShape, *, static_pipeline: bool
+) -> tuple[tuple[StagePlan, ...], ...]:
+    """Groups and stages that a cluster starts with: workers must load exactly these layers."""
+    if static_pipeline:
+        return plan_static_groups(worker_ids, shape)
+    return tuple((StagePlan(w, shape.all_layers),) for w in worker_ids)
+
+
+def initial_workers(
+    groups: Sequence[Sequence[StagePlan]], shape: ModelShape, limits: SchedulerLimits, params: ClusterParams,
+    capacity_blocks: Mapping[WorkerId, int],
+) -> dict[WorkerId, WorkerState]:
+    """The workers of these groups with the layers of their stages, ``capacity_blocks`` blocks each and no request."""
+    return {
+        s.worker_id: WorkerState(
+            s.worker_id, BlockLedger(capacity_blocks[s.worker_id], limits.block_size),
+            capacity_blocks[s.worker_id], LayoutSpec(shape.shards_for(s.layers), s.layers),
+            HostPool(params.swap.num_host_slots),
+        )
+        for stages in groups
+        for s in stages
+    }
