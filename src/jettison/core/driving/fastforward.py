@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from jettison.core.ladder.climb import Ladder
+from jettison.core.ladder.hooks import Calm
 from jettison.core.load.views import Loads
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
@@ -48,10 +49,14 @@ class FastForward:
     @property
     def is_quiet(self) -> bool:
         """Nothing is under way by which a step of one group could decide about another."""
+        return self._is_quiet(self._ladder.decides_nothing_before())
+
+    def _is_quiet(self, calm: Calm) -> bool:
+        """The same, with the ladder's answer (``most_steps`` asks for it once)."""
         return (
             self._moves.is_idle and self._recoveries.is_idle and self._migrations.is_idle
             and not self._state.unplaced and not self._state.distrusted and not self._state.pipelines
-            and self._ladder.decides_nothing_before().until_ns != 0
+            and calm.until_ns != 0
             and not any(
                 self._state.groups[g].head_blocked_by is BlockedBy.MEMORY for g in self._state.changes.queued
             )
@@ -68,24 +73,24 @@ class FastForward:
 
         The step after them is in flight then and is reported as usual: it may end a request, or need a decision.
         """
-        group = self._state.groups[group_id]
-        if not self.is_quiet or self._shares_worker(group) or not _is_steady(group):
+        group, calm = self._state.groups[group_id], self._ladder.decides_nothing_before()
+        if not self._is_quiet(calm) or self._shares_worker(group) or not _is_steady(group):
             return 0
         (flight,) = group.in_flight.values()
         most = _steps_left(flight.step.rows, self._state.limits.max_model_len)
         if most < 1:
             return 0
         (worker_id,) = group.worker_ids
-        ahead = self._ladder.decides_nothing_before().num_steps
         room = self._state.workers[worker_id].ledger.num_free
         size, tables = group.limits.block_size, group.blocks.ledgers[0].tables
         slots = [len(tables[row.state.request_id].ids) * size - row.context_len - 1 for row in flight.step.rows]
-        if _growth_within(slots, most + ahead, size) <= room:
+        if _growth_within(slots, most + calm.num_steps, size) <= room:
             return most
         low, high = 0, most
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if _growth_within(slots, middle + ahead, size) <= room else (low, middle)
+            fits = _growth_within(slots, middle + calm.num_steps, size) <= room
+            low, high = (middle, high) if fits else (low, middle)
         return low
 
     def _shares_worker(self, group: Group) -> bool:
