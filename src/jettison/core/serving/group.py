@@ -98,13 +98,11 @@ class Group:
         self.counters = GroupCounters()
         self.in_flight: dict[int, InFlight] = {}
         self.copies: dict[TransferId, int] = {}
-        """Bytes of copies to or from the host that its workers have queued behind its last step: the next step waits
-        for them."""
+        """Bytes of copies to or from the host, queued behind its last step: the next step waits for them."""
         self.copies_beside: dict[TransferId, int] = {}
         """Bytes of copies beside steps that began while no step was under way: they go on beside the next one."""
         self.stranded: dict[RequestId, RequestState] = {}
-        """Requests of steps that failed because a member is lost: they were under way when it died, though its death is
-        not known yet."""
+        """Requests of steps that failed because a member is lost, while its death is not known yet."""
         self.head_blocked_by: BlockedBy | None = None
         """What keeps the head of the online queue out; an offline head that has to wait does not count."""
         self.prices = prices
@@ -112,8 +110,8 @@ class Group:
         self._kept_tokens = shared.kept_tokens
         self.planner = StepPlanner(self)
         self.sitting_out: Collection[RequestId] = ()
-        """Sitting out: running offline requests that the next step is planned without, as an online request's deadline
-        needs the time. Until then no offline newcomer is admitted."""
+        """Running offline requests that the next step is planned without; until then no offline newcomer is
+        admitted."""
         self.abandoning: int | None = None
         """The last step that was told to give up; it may have ended."""
         self.longest_alone_s: float | None = None
@@ -143,7 +141,8 @@ class Group:
         return self.limits.max_num_seqs * len(self.stages)
 
     def hold(self, owner: Holder, what: GroupHold) -> None:
-        """``owner`` keeps the group from ``what`` until the same owner releases it. Idempotent."""
+        """Keep the group from ``what`` until ``owner`` releases it. Where no other owner does so already, the group is
+        planned again and, for steps, counted as reshaped. Idempotent."""
         owners = self._held[what]
         if not owners:
             self._changes.reshaped += what is GroupHold.STEPS
@@ -151,7 +150,8 @@ class Group:
         owners.add(owner)
 
     def release(self, owner: Holder, what: GroupHold) -> None:
-        """``owner`` no longer keeps the group from ``what``; other owners may. Idempotent."""
+        """``owner`` no longer keeps the group from ``what``. Where no other owner does, the group is planned again and,
+        for steps, counted as reshaped. Idempotent."""
         owners = self._held[what]
         if owner in owners:
             owners.remove(owner)
@@ -161,8 +161,8 @@ class Group:
 
     @property
     def shares_steps(self) -> bool:
-        """Offline requests fill its steps as far as objectives of online ones allow, so a step's content depends on its
-        predicted time."""
+        """Whether offline requests fill its steps as far as online objectives allow: these are kept, and it has
+        requests of both classes. Then a step's content depends on its predicted time."""
         pace = self.pace()
         return pace is not None and pace.offline.slo_aware and self.queues.has_both_classes
 
@@ -191,25 +191,27 @@ class Group:
             flight.work = flight.work._replace(num_beside_bytes=flight.work.num_beside_bytes + num_bytes)
 
     def note_copied(self, transfer_id: TransferId) -> None:
-        """A copy has ended: no further step counts it."""
+        """A copy to or from the host has ended: no further step counts it."""
         self.copies.pop(transfer_id, None)
         self.copies_beside.pop(transfer_id, None)
 
     def have_sit_out(self, request_ids: Iterable[RequestId]) -> None:
-        """Plan the next step without these running requests."""
+        """Plan the next step without these running requests, and admit no offline one in it; none: with all."""
         self.sitting_out = frozenset(request_ids)
 
     def oversized(self) -> list[RequestState]:
-        """Waiting requests that have to wait for a larger group. O(1) where there can be none."""
+        """Waiting requests that are too large for this group. O(1) where there can be none."""
         queues = self.queues
         if self.limits.blocks_for(queues.largest_queued_tokens) <= self.blocks.capacity:
             return []
         return [s for s in (*queues.waiting, *queues.waiting_offline) if self.blocks.is_oversized(s)]
 
-    # --- plan -------------------------------------------------------------------------------------------------
+    # --- plan and apply ---------------------------------------------------------------------------------------
 
     def next_step(self, step_id: int, now_ns: int) -> RunStep | None:
-        """Plan the next microbatch and apply the plan. None when there is nothing to run now."""
+        """Plan the next microbatch and apply the plan. Returns the step, which is in flight now; None where steps are
+        held, every stage has one, or no request can run. Requests sit out one plan, and only if another request can
+        run."""
         if self.paused or len(self.in_flight) >= len(self.stages):
             return None
         queues = self.queues
@@ -223,8 +225,6 @@ class Group:
         if len(self.stages) > 1:
             self.planner.note_applied()
         return step
-
-    # --- apply ------------------------------------------------------------------------------------------------
 
     def _apply(self, plan: BatchPlan, step_id: int, now_ns: int) -> RunStep | None:
         if plan.version != self.version:
@@ -269,8 +269,8 @@ class Group:
         return step
 
     def _add_guests(self, rows: list[StepRow]) -> tuple[Guest, ...]:
-        """Put chunks of guests before the rows of a step, as many as it has room for. A group with suspects computes no
-        guests."""
+        """Put chunks of guests before the rows of a step, as many as it has room for, and note them as under way.
+        Returns these guests. A group with suspects computes no guests."""
         if self.queues.suspects:
             return ()
         limits = self.planner.limits()
@@ -307,7 +307,7 @@ class Group:
         return step_row((state, context, num_tokens, samples, state.remote))
 
     def arm(self, step_id: int, safepoint_layers: int) -> RunStep:
-        """Give a step that was just planned safepoints."""
+        """Give a step in flight a safepoint after every ``safepoint_layers`` layers. Returns the step as it is now."""
         flight = self.in_flight[step_id]
         flight.step = flight.step._replace(safepoint_layers=safepoint_layers)
         return flight.step
@@ -315,8 +315,8 @@ class Group:
     # --- commit -----------------------------------------------------------------------------------------------
 
     def overtaking(self, step_id: int) -> list[RequestState]:
-        """Requests of a step with a chunk that has ended before the chunk that it follows. The earlier chunk got stuck
-        in the stages (the report of its failure may come later), so this one ran on KV that was not there."""
+        """Requests of a step whose chunk has ended before the chunk that it follows, which got stuck in the stages: it
+        ran on KV that was not there. Requests that are ending or start again anyway are left out."""
         if len(self.in_flight) < 2:
             return []
         return [
@@ -325,7 +325,9 @@ class Group:
         ]
 
     def commit(self, done: StepCompleted, now_ns: int) -> StepOutcome:
-        """Take the tokens of a finished step. Requests that end here are reported, not yet released."""
+        """Take a finished step: its tokens count as computed, full blocks are sealed, and requests get the tokens that
+        they sampled, which are counted and charged. Requests that start again get nothing; ending ones no token.
+        Returns the outcome; requests that end here are named in it, not yet released."""
         queues = self.queues
         queues.note_change()
         flight = self.in_flight.pop(done.step_id)
@@ -379,7 +381,7 @@ class Group:
         return outcome
 
     def _count(self, outcome: StepOutcome, num_offline: int) -> None:
-        """Count the tokens of a step (``num_offline`` of them offline), by class and for their tenants."""
+        """Count a step's output tokens (``num_offline`` of them offline) by class, and charge them to the tenants."""
         queues, fresh = self.queues, self.counters.fresh
         with_token = outcome.with_token() if outcome.ended else outcome.going_on
         fresh.offline_output += num_offline
@@ -436,7 +438,7 @@ class Group:
             state.prompt_logprobs += entries[known:]
 
     def fail(self, step_id: int) -> list[RequestState]:
-        """A step raised or was given up. Returns the group's own requests in it; nothing of the step counts."""
+        """Take a failed or abandoned step back: nothing of it counts. Returns the group's own requests in it."""
         self.queues.note_change()
         flight = self.in_flight.pop(step_id)
         end_chunks(flight.guests, self.blocks, are_computed=False)
@@ -445,7 +447,7 @@ class Group:
         return [row.state for row in flight.own_rows]
 
     def _end_of(self, state: RequestState, token: SampledToken) -> RowEnd | None:
-        """How a request ends with a token; None while it goes on."""
+        """How a request ends with a token: by a stop from ``min_tokens`` on, or by length; None while it goes on."""
         params = state.request.params
         num_output = state.num_tokens - state.num_prompt
         if num_output >= params.min_tokens:
@@ -460,15 +462,15 @@ class Group:
     # --- ends -------------------------------------------------------------------------------------------------
 
     def release_blocks(self, state: RequestState) -> None:
-        """Give back the blocks of a request that has ended, in every stage."""
+        """Give an ended request's blocks back in every stage, and count them. Its KV in host pools stays."""
         self.queues.note_change()
         self.counters.num_freed_blocks += self.blocks.num_exclusive(state)
         self.blocks.release(state)
         state.residences = hosted_only(state.residences)
 
     def preempt(self, state: RequestState, why: Preemption) -> None:
-        """Have the request give its blocks up, at once. With a checkpoint it is stored from now on and later computes
-        the tokens beyond it again; without one it is queued, and recomputed from all its tokens."""
+        """Have a request that is not in flight give its blocks up; this is counted and logged. With a checkpoint it is
+        stored and later computes the tokens beyond it again; without one it is queued, and recomputed in whole."""
         assert state.num_pending == 0 and not state.transfers, "a request in flight cannot be preempted"
         num_kept = self._kept_tokens(state)
         self.queues.take_out(state)
