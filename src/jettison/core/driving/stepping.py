@@ -46,7 +46,7 @@ class Stepping:
     def plan(self, now_ns: int) -> list[Action]:
         """Have every touched group, in order of formation, plan as many steps as it can begin now. Returns the steps,
         those of offline requests alone with safepoints, and a record where a step is the first to serve the queue of a
-        merge. Planned groups are touched no more, unless they have changed since.
+        merge. Planned groups are touched no more, unless they have changed since; ``changes.unnoted`` names them.
 
         Groups that share a worker change each other's room: groups after a planned one are planned after it in the same
         event, groups before it in the next event.
@@ -138,11 +138,12 @@ class Stepping:
 
     def on_failed(self, event: StepFailed, now_ns: int) -> list[Action]:
         """Record that a step has failed, and count nothing of it. Where a worker is lost, its requests are stranded:
-        the group begins no step until the death is declared. Where a peer did not compute attention, they are computed
-        again (``_compute_again``). Else the step's requests end with an error, and their moves stop.
+        the group begins no step until the death is declared, and a request with a later chunk under way is distrusted.
+        Where a peer did not compute attention, they are computed again (``_compute_again``). Else the step's requests
+        end with an error, and their moves stop.
 
-        Guests in the step are marked as failed, unless only a peer's attention is missing. Returns the actions; none
-        for a step that no group waits for any more.
+        Guests in the step are marked as failed, unless only a peer's attention is missing. Requests that were ending
+        are freed. Returns the actions; none for a step that no group waits for any more.
         """
         group = self._take_step(event.step_id)
         if group is None:

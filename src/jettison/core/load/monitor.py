@@ -150,7 +150,7 @@ class BlockRates(NamedTuple):
 
 
 class Stays(NamedTuple):
-    """How long requests of each class have stayed of late; None until one has ended."""
+    """How long, in seconds, a block stays with requests of each class of late; None until one has ended."""
 
     online_s: float | None = None
     offline_s: float | None = None
@@ -160,8 +160,9 @@ UNKNOWN_STAYS = Stays()
 
 
 def _stay_of_used(group: Group, stays: Stays, now_ns: int) -> float | None:
-    """Mean stay of a block that the group holds, in seconds, over the blocks of both classes. A class's stay is that of
-    ended requests or the mean age of its running ones, whichever is longer. None while no online stay is known."""
+    """Mean stay, in seconds, of a block that the group holds: of its online requests or, where offline ones run, over
+    the blocks of both classes. A class's stay is that of ended requests (an unknown offline one is taken as the online
+    one) or the mean age of its running ones, whichever is longer. None while no online stay is known."""
     if not stays.online_s:
         return None
     # A burst of answers longer than the ended ones shows in the age of running requests.
@@ -219,7 +220,8 @@ class GroupMonitor:
         self.prefill_fill = fill if fill >= LEAST_FILL else 0.0
 
     def note_decodes(self, num_steps: int) -> None:
-        """Take ``num_steps`` ended steps in which no request had a prompt to compute into ``prefill_fill``."""
+        """Take ``num_steps`` ended steps in which no request had a prompt to compute into ``prefill_fill``, until it is
+        0."""
         for _ in range(num_steps):
             if self.prefill_fill == 0.0:
                 break
@@ -292,8 +294,8 @@ class GroupMonitor:
 
     def note_verdict(self, overloaded: bool, declines: bool, now_ns: int) -> float:
         """Follow for how long the group has been overloaded; returns seconds since the first such verdict of the
-        present burst, 0.0 without one. A verdict against a drop (``declines``) ends the burst, and so do more than
-        ``EPISODE_NS`` since the last verdict of overload.
+        present burst, 0.0 without one. A verdict against a drop (``declines``) ends the burst, and so does any verdict
+        more than ``EPISODE_NS`` after the last one of overload.
 
         A moment in which nothing waits for memory does not: each request that ends lets the next one in.
         """
@@ -357,8 +359,8 @@ class GroupMonitor:
         return expected if rates is None else max(rates.freed, expected)
 
     def _released_per_s(self, expected_per_s: float) -> float:
-        """Blocks given back by ended requests, a mean over the window of the traffic; the part of the window that was
-        not seen (of a new group) counts as expected."""
+        """Blocks a second given back by ended requests, a mean over the window of the traffic; the part of the window
+        that was not seen (of a new group) counts as expected."""
         changes = None if self._totals is None else self._totals.changes(TRAFFIC_WINDOW_NS)
         if changes is None:
             return expected_per_s

@@ -52,13 +52,13 @@ class Loads:
     # --- feeding ----------------------------------------------------------------------------------------------
 
     def note_tick(self, now_ns: int) -> None:
-        """Note a tick: it sees the totals that were noted before it (``core.load.samples``). Compute loads are computed
-        anew."""
+        """Note a tick: it sees the totals that were noted before it (``core.load.samples``). Compute loads are
+        forgotten."""
         self.compute.known.clear()
         self.ticks.add(now_ns)
 
     def note_ticks(self, times_ns: Sequence[int]) -> None:
-        """Note several ticks, at these times, between which nothing has changed. Compute loads are computed anew."""
+        """Note several ticks, at these times, between which nothing has changed. Compute loads are forgotten."""
         self.compute.known.clear()
         self.ticks.add_all(times_ns)
 
@@ -113,8 +113,8 @@ class Loads:
 
     def note_arrival(self, group: Group, state: RequestState) -> None:
         """Count the blocks of a new request's prompt, less the share that the prefix cache usually spares, as arrived
-        in the group that it was dispatched to. Offline requests do not count. A request that changes its queue later is
-        no new demand."""
+        in the group that it was dispatched to, and forget compute loads. Offline requests do not count. A request that
+        changes its queue later is no new demand."""
         if state.is_offline:
             return
         self.compute.known.clear()
@@ -122,14 +122,15 @@ class Loads:
         self.monitor(group).num_arrived_blocks += round(fresh)
 
     def note_first_token(self, state: RequestState) -> None:
-        """Count the prompt of a request that has got its first token as computed, in its class's traffic."""
+        """Count the prompt of a request that has got its first token as computed, in its class's traffic, and forget
+        compute loads."""
         self.compute.known.clear()
         self._traffic_of(state).note_prompt(state.num_prompt, state.num_cached)
 
     def note_end(self, group: Group, state: RequestState, now_ns: int) -> None:
         """Count a request that has produced its last token in its class's traffic: the length of its answer, the time
-        since it was first scheduled and, if it asked for no output, its prompt. An offline answer also counts in its
-        batch."""
+        since it was first scheduled and, if it has no output, its prompt. An offline answer also counts in its batch.
+        Compute loads are forgotten."""
         self.compute.known.clear()
         traffic = self._traffic_of(state)
         traffic.note_end(state.num_output)
@@ -143,8 +144,8 @@ class Loads:
             traffic.note_stay(first, last, stay_s)
 
     def note_cut_short(self, state: RequestState) -> None:
-        """Count the tokens so far of a request that ends before its answer is complete as an answer. Nothing where it
-        has none."""
+        """Count the tokens so far of a request that ends before its answer is complete as an answer, and forget compute
+        loads. Nothing where it has none."""
         if state.num_output:
             self.compute.known.clear()
             self._traffic_of(state).note_end(state.num_output)
@@ -156,7 +157,7 @@ class Loads:
     ) -> None:
         """A step of the group has ended, of which its last stage has computed for ``compute_ns``. The predictor learns
         its time; the monitor learns when it ended, and the share that online prompts of the group's own requests had in
-        it.
+        it. Compute loads are forgotten.
 
         Of a pipeline, the predictor learns the step's way through all stages, the last stage's time and, if all stages
         have been busy since the step before ended, the time between both ends (the period).
@@ -185,8 +186,8 @@ class Loads:
 
     def note_steps(self, group: Group, work: StepWork, times_ns: Sequence[int]) -> None:
         """Decode steps of a group of one stage have followed each other; the predictor and the monitor learn of all of
-        them. The first, of this work, was issued at the first of the times (ns); each ended, and the next was issued,
-        at the next time."""
+        them, and compute loads are forgotten. The first, of this work, was issued at the first of the times (ns); each
+        ended, and the next was issued, at the next time."""
         self.compute.known.clear()
         monitor = self.monitor(group)
         self._state.predictor.observe(work, times_ns, group.group_id)
@@ -194,8 +195,8 @@ class Loads:
         monitor.step_ended_ns = times_ns[-1]
 
     def note_settled(self, worker_ids: tuple[WorkerId, ...], now_ns: int, *, failed: bool = False) -> None:
-        """A move that touched these workers has ended: their groups' dwell times begin. If it ``failed``, the next one
-        is longer; if not, it has its usual length again."""
+        """A move that touched these workers has ended: their groups' dwell times begin, and compute loads are
+        forgotten. If the move ``failed``, the next dwell time is longer; if not, it has its usual length again."""
         self.compute.known.clear()
         touched = {g.group_id: g for w in worker_ids for g in self._state.groups_of[w]}
         for group in touched.values():
@@ -405,8 +406,8 @@ class Loads:
 
     def exchange_costs(self, group: Group) -> ExchangeCosts:
         """Prices of an exchange, as known so far: links as measured by ended transfers (before any: as profiled),
-        computing again and a decode step of the group as predicted, and the profiled round trip of a link, at least the
-        usual one."""
+        computing tokens of the group's requests again and a decode step of it as predicted, and the profiled round trip
+        of a link, at least the usual one."""
         num_stages, mean_tokens = len(group.stages), self._mean_tokens(group)
         assumed, round_trip_s = self._state.params.profiled_link or (None, 0.0)
         usual = ExchangeCosts()

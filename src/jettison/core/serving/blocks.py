@@ -109,14 +109,14 @@ class GroupBlocks:
 
     @property
     def version(self) -> int:
-        """Grows with every change of a ledger, by any group."""
+        """Grows with every change of a ledger of the group's workers, by any group."""
         if self._only_ledger is not None:
             return self._only_ledger.version
         return sum(ledger.version for ledger in self.ledgers)
 
     @property
     def capacity(self) -> int:
-        """Blocks of the tightest stage."""
+        """All blocks of the tightest stage, held ones included."""
         if self._only_ledger is not None:
             return self._only_ledger.capacity
         return min(ledger.capacity for ledger in self.ledgers)
@@ -166,7 +166,7 @@ class GroupBlocks:
         return sum(map(len, held)) - len(twice) + len(set(twice))
 
     def num_used_without(self, request_ids: Iterable[RequestId]) -> int:
-        """Blocks held in the fullest stage, without the blocks that one of these requests holds alone."""
+        """Blocks held in the fullest stage, without those that one of these requests holds alone in the first stage."""
         ledger = self.ledgers[0]
         return self.num_used - sum(ledger.num_exclusive_blocks(r) for r in request_ids if ledger.has(r))
 
@@ -215,9 +215,9 @@ class GroupBlocks:
         return num_cached_blocks * self._limits.block_size
 
     def can_admit(self, state: RequestState, num_cached_tokens: int) -> bool:
-        """Whether every stage has room for a request that was planned with so many cached tokens; True without any. A
-        plan counts on blocks that other requests hold. Where these come after a cached block in the chain, and growth
-        in the same plan has evicted that one, the look-up finds none of them."""
+        """Whether every stage has room for a request that was planned with so many cached tokens, as its cached prefix
+        is now; True without any such tokens. A plan counts on blocks that other requests hold. Where these come after a
+        cached block in the chain, and growth in the same plan has evicted that one, the look-up finds none of them."""
         if not num_cached_tokens:
             return True
         hashes = state.hashes[: num_cached_tokens // self._limits.block_size]
@@ -227,8 +227,8 @@ class GroupBlocks:
         )
 
     def grow(self, state: RequestState, num_blocks: int) -> None:
-        """Append ``num_blocks`` free blocks to the request's table in every stage. Raises OutOfBlocksError where a
-        stage has too few."""
+        """Append ``num_blocks`` allocatable blocks to the request's table in every stage. Raises OutOfBlocksError where
+        a stage has too few."""
         for ledger in self.ledgers:
             ledger.allocate(state.request_id, num_blocks)
 
@@ -239,7 +239,8 @@ class GroupBlocks:
                 ledger.release(state.request_id)
 
     def num_tokens_held(self, state: RequestState) -> int:
-        """Tokens that the request's blocks have room for, in every stage."""
+        """Tokens that the request's blocks have room for, in the stage that has the fewest of them; 0 without
+        blocks."""
         return min(ledger.num_blocks_of(state.request_id) for ledger in self.ledgers) * self._limits.block_size
 
     def num_exclusive(self, state: RequestState) -> int:
@@ -327,7 +328,7 @@ class GroupBlocks:
     # --- checks -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Invariants of the ledgers, for tests and idle moments. Raises AssertionError."""
+        """Check the ledgers' invariants, for tests and idle moments. Raises AssertionError."""
         for ledger in self.ledgers:
             ledger.check()
 

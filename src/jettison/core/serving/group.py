@@ -110,8 +110,7 @@ class Group:
         self._kept_tokens = shared.kept_tokens
         self.planner = StepPlanner(self)
         self.sitting_out: Collection[RequestId] = ()
-        """Running offline requests that the next step is planned without; until then no offline newcomer is
-        admitted."""
+        """Running offline requests that the next step is planned without; it admits no offline newcomer either."""
         self.abandoning: int | None = None
         """The last step that was told to give up; it may have ended."""
         self.longest_alone_s: float | None = None
@@ -125,7 +124,7 @@ class Group:
         """Owners that keep it from preempting for recomputation: missing blocks will come free without that."""
 
     def touch(self) -> None:
-        """Note that the group has changed: its next step has to be planned again."""
+        """Note that the group has changed: its next step is planned again, and it may be freer for dispatch."""
         self._changes.touch(self.group_id)
 
     # --- read and set by other modules ------------------------------------------------------------------------
@@ -176,12 +175,12 @@ class Group:
 
     @property
     def pending_copies(self) -> tuple[int, int]:
-        """(bytes that its next step waits for, bytes copied beside it)."""
+        """(bytes of copies that its next step waits for, bytes copied beside that step)."""
         return sum(self.copies.values()), sum(self.copies_beside.values())
 
     def note_copy(self, transfer_id: TransferId, num_bytes: int, *, beside_steps: bool) -> None:
-        """Its workers begin a copy to or from the host. Each byte counts in one step: bytes beside steps in the newest
-        step, which began with the copy or just before."""
+        """Note a copy to or from the host that its workers begin. Its bytes count in one step, the next one; those of a
+        copy ``beside_steps`` in the newest step under way, if there is one."""
         if not beside_steps:
             self.copies[transfer_id] = num_bytes
         elif not self.in_flight:
@@ -209,9 +208,9 @@ class Group:
     # --- plan and apply ---------------------------------------------------------------------------------------
 
     def next_step(self, step_id: int, now_ns: int) -> RunStep | None:
-        """Plan the next microbatch and apply the plan. Returns the step, which is in flight now; None where steps are
-        held, every stage has one, or no request can run. Requests sit out one plan, and only if another request can
-        run."""
+        """Plan the next microbatch and apply the plan, which may preempt. Returns the step, which is in flight from now
+        on; None where steps are held, every stage has one, or no request can run. Sitting out ends here, and does not
+        count where no other request can run."""
         if self.paused or len(self.in_flight) >= len(self.stages):
             return None
         queues = self.queues
@@ -252,7 +251,6 @@ class Group:
                 rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
         if not queues.waiting:
             self.head_blocked_by = None
-        # After the group's own rows are chosen: guests get only the room that these leave.
         guests = self._add_guests(rows) if self.guests else ()
         if not rows:
             return None
@@ -269,8 +267,8 @@ class Group:
         return step
 
     def _add_guests(self, rows: list[StepRow]) -> tuple[Guest, ...]:
-        """Put chunks of guests before the rows of a step, as many as it has room for, and note them as under way.
-        Returns these guests. A group with suspects computes no guests."""
+        """Put chunks of guests before the group's own rows of a step, in the room that these leave, and note them as
+        under way. Returns these guests. A group with suspects computes no guests."""
         if self.queues.suspects:
             return ()
         limits = self.planner.limits()
@@ -325,9 +323,9 @@ class Group:
         ]
 
     def commit(self, done: StepCompleted, now_ns: int) -> StepOutcome:
-        """Take a finished step: its tokens count as computed, full blocks are sealed, and requests get the tokens that
-        they sampled, which are counted and charged. Requests that start again get nothing; ending ones no token.
-        Returns the outcome; requests that end here are named in it, not yet released."""
+        """Take a finished step: its tokens and guests' chunks count as computed, full blocks are sealed, and requests
+        get what they sampled, which is counted and charged; a suspect may be cleared by that. Requests that start again
+        get nothing, ending ones no token. Returns the outcome, with the requests that end here, not yet released."""
         queues = self.queues
         queues.note_change()
         flight = self.in_flight.pop(done.step_id)
@@ -381,7 +379,7 @@ class Group:
         return outcome
 
     def _count(self, outcome: StepOutcome, num_offline: int) -> None:
-        """Count a step's output tokens (``num_offline`` of them offline) by class, and charge them to the tenants."""
+        """Count a step's output tokens (``num_offline`` offline) by class and tenant, and note prompts as computed."""
         queues, fresh = self.queues, self.counters.fresh
         with_token = outcome.with_token() if outcome.ended else outcome.going_on
         fresh.offline_output += num_offline
@@ -430,7 +428,8 @@ class Group:
         return step, [number for number, _ in growth]
 
     def _add_prompt_logprobs(self, state: RequestState, row: StepRow, entries: list[TokenLogprobs]) -> None:
-        """Append new entries only: after a preemption the same positions are computed again."""
+        """Append the entries that are new to the request's: after a preemption the same positions are computed again.
+        Nothing is appended behind a gap."""
         assert state.prompt_logprobs is not None
         # Entry i belongs to prompt position context_len + 1 + i.
         known = len(state.prompt_logprobs) - (row.context_len + 1)
@@ -491,7 +490,7 @@ class Group:
         self.queues.enqueue(state)
 
     def check(self, *, with_ledgers: bool = True) -> None:
-        """Invariants of the group, for tests and idle moments. Raises AssertionError."""
+        """Check the group's invariants, those of its ledgers only ``with_ledgers``. Raises AssertionError."""
         if with_ledgers:
             self.blocks.check()
         self.queues.check()

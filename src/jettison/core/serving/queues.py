@@ -32,7 +32,8 @@ class Queues:
         tokens: VirtualTokens | None = None,
         offline_tokens: VirtualTokens | None = None,
     ) -> None:
-        """``residence``: the one in which its requests run; all of them share it."""
+        """``residence``: the one in which its requests run; all of them share it. ``tokens``, ``offline_tokens``:
+        counts of tenants by class, shared by all groups of a cluster; None: its own."""
         self._tokens = tokens or VirtualTokens()
         self._offline_tokens = offline_tokens or VirtualTokens()
         self.waiting = WaitingQueue(self._tokens, limits.scheduling_policy)
@@ -256,8 +257,8 @@ class Queues:
 
     def resume(self, state: RequestState) -> None:
         """Take a request with complete KV in every stage into the running set, in the order of service: it was admitted
-        just now, or was moving here. It belongs to this group from now on, and its KV is at the group's workers and, if
-        some was, in host pools."""
+        just now, or was moving here. It belongs to this group from now on, which is planned again, and its KV is at the
+        group's workers and, if some was, in host pools."""
         assert state.first_scheduled_ns is not None, f"{state} has never been admitted"
         self.note_change()
         self._stir(state.request_id)
@@ -346,8 +347,8 @@ class Queues:
         self._harvesting.add(self._group_id)
 
     def take_all(self) -> list[RequestState]:
-        """Empty all queues and return their requests: the group is about to be dissolved. Blocks stay where they
-        are."""
+        """Empty all queues and return their requests: the group is about to be dissolved. The requests' blocks, phases
+        and places in line for a turn stay as they are."""
         self.note_change()
         states = self.all_requests()
         for state in states:
@@ -366,8 +367,8 @@ class Queues:
         return states
 
     def take_out(self, state: RequestState) -> None:
-        """Remove a request from the queue that it is in; its blocks stay where they are. A suspect is no longer noted
-        here."""
+        """Remove a request from the queue that it is in, and have the group planned again; the request's blocks stay
+        where they are. A suspect is no longer noted here."""
         self.note_change()
         self._stir(state.request_id)
         self.suspects.pop(state.request_id, None)
@@ -386,7 +387,7 @@ class Queues:
     # --- checks -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Invariants, for tests and idle moments. Raises AssertionError."""
+        """Check the queues' invariants, for tests and idle moments. Raises AssertionError."""
         for state in self.running.values():
             assert state.phase is Phase.RUNNING and state.group_id == self._group_id, state
             assert 0 <= state.num_computed + state.num_pending <= state.num_tokens, state

@@ -131,8 +131,6 @@ class StepPlanner:
         alone = plan_batch(
             self.view()._replace(waiting=own_row), limits, {suspect.request_id: limits.max_num_tokens}
         )
-        # Turns: a step of the suspect alone, then one of the others. Where one side has nothing to run, the other goes
-        # on.
         if not alone.is_empty and not self._was_alone:
             self._was_alone = True
             return alone
@@ -166,7 +164,8 @@ class StepPlanner:
         return self._limits
 
     def view(self) -> BatchView:
-        """The group as ``policy.batching`` sees it, all its requests together."""
+        """The group as ``policy.batching`` sees it, all its requests together; it has no victims while preemption is
+        held."""
         group, blocks, running = self._group, self._group.blocks, self._group.queues.running
         num_allocatable = blocks.num_allocatable
         return BatchView(

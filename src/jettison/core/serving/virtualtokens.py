@@ -28,7 +28,7 @@ LEAST_SWEEP = 64
 
 
 def key_of(state: RequestState) -> BatchKey:
-    """Key of the batch that an offline request belongs to."""
+    """Key of the batch that an offline request belongs to: its tenant and its deadline."""
     return state.tenant, state.request.deadline_ns
 
 
@@ -73,8 +73,8 @@ class VirtualTokens:
     # --- changing ---------------------------------------------------------------------------------------------
 
     def queue(self, state: RequestState) -> None:
-        """Put a request that waits in a group in line, and lift its tenant's count if it is the tenant's first there
-        (rule 2). Nothing where it is in line, or has had its turn."""
+        """Put a request that waits in a group in line. If it is its tenant's first there, the tenant's count is lifted
+        (rule 2), and tenants may be forgotten (rule 3). Nothing where it is in line, or has had its turn."""
         if state.is_in_line or state.turn is not None:
             return
         state.is_in_line = True

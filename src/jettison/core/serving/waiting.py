@@ -64,7 +64,8 @@ class WaitingQueue:
 
     @property
     def head(self) -> RequestState | None:
-        """The request that is next; None where none waits. Tenants that were served meanwhile are ranked again."""
+        """The request that is next; None where none waits. Where several tenants wait, all groups commit the steps that
+        have ended first, and tenants that were served meanwhile are ranked again."""
         if self._gave_way is not self._tokens.gives_way:
             self._refresh()
         if not self._ranked:
@@ -111,7 +112,8 @@ class WaitingQueue:
     # --- changing ---------------------------------------------------------------------------------------------
 
     def add(self, state: RequestState) -> None:
-        """Put a request into its tenant's line, at its place there; it is in line for a turn, unless it has had one."""
+        """Put a request among its tenant's own, in the tenant's order. It is in line for a turn
+        (``core.serving.virtualtokens``), unless it has had one."""
         if self._gave_way is not self._tokens.gives_way:
             self._refresh()
         tenant = state.tenant
@@ -128,8 +130,8 @@ class WaitingQueue:
             self._rank(tenant)
 
     def remove(self, state: RequestState) -> None:
-        """Take a request out; its turn, and its place in line for one, stay as they are. Raises ValueError where it
-        does not wait here."""
+        """Take a request out that was not served: its turn, or its place in line for one, stays as it is. Raises
+        ValueError where it does not wait here."""
         if self._gave_way is not self._tokens.gives_way:
             self._refresh()
         line = self._lines.get(state.tenant, deque())
@@ -217,7 +219,7 @@ class WaitingQueue:
             self._ranked = sorted((key, name) for name, key in self._keys.items())
 
     def check(self) -> None:
-        """Invariants, for tests and idle moments. Raises AssertionError."""
+        """Check the queue's invariants, for tests and idle moments. Raises AssertionError."""
         if self._gave_way is not self._tokens.gives_way:
             self._refresh()
         assert self._num == sum(map(len, self._lines.values())) and all(self._lines.values())
