@@ -66,8 +66,9 @@ class Dispatcher:
         return True
 
     def _order_of(self, *, counts_offline: bool) -> GroupOrder:
-        """The open groups in dispatch order, as they are now. Orders made for other parameters are dropped, and groups
-        that may have become freer are ranked again in every order that is kept.
+        """The open groups in dispatch order, as they are now; the order is made where it is missing. Orders made for
+        other parameters are dropped, groups that may have become freer are ranked again in all others, and
+        ``changes.freer`` is emptied.
 
         ``counts_offline`` False: offline requests count for nothing, as they make way for online ones. The blocks that
         they hold would send all newcomers to one group.
@@ -163,8 +164,8 @@ class Dispatcher:
 
     def _group_queues(self, limits: _BatchLimits) -> list[GroupQueue]:
         """The views, for ``plan_rebalance``, of groups with too many online requests (more of them wait than there are
-        free places, or memory blocks the head) and of groups that may take some (``_takers``). Empty unless there are
-        both."""
+        free places, or memory blocks the head) and of groups that may take some (``_takers``); all of these are caught
+        up. Empty unless there are both."""
         groups = self._state.groups
         queued = [groups[g] for g in sorted(self._state.changes.queued_online)]
         full = {
@@ -182,7 +183,7 @@ class Dispatcher:
 
     def _offline_queues(self, limits: _BatchLimits) -> list[GroupQueue]:
         """The views, for ``plan_rebalance``, of groups where offline requests wait, and of takers (``_takers``) where
-        no request waits. Empty unless there are both."""
+        no request waits; all of these are caught up. Empty unless there are both."""
         groups, changes = self._state.groups, self._state.changes
         queued = [groups[g] for g in sorted(changes.queued) if groups[g].queues.waiting_offline]
         if not queued:

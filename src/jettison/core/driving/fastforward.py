@@ -106,9 +106,9 @@ class FastForward:
         """Commit the step in flight and the following ones, which have ended at these times (ns, ascending) and in
         which every row got ``token_id``. They are at most as many as ``most_steps`` answered when the first one began.
 
-        The predictor and the group's monitor learn of the steps; where the group took blocks, rungs are told that it
-        changed. Returns the step that is in flight now, issued at the last of the times; it keeps the id of the
-        previous one.
+        The predictor and the group's monitor learn of the steps. Where the group took blocks, rungs are told that it
+        changed; it is not planned again for that. Returns the step that is in flight now, issued at the last of the
+        times; it keeps the id of the previous one.
         """
         group = self._state.groups[group_id]
         (flight,) = group.in_flight.values()

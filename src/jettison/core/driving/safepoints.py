@@ -153,7 +153,8 @@ class Safepoints:
 
 def _with(work: StepWork, state: RequestState, room: int, *, given_up: bool) -> StepWork:
     """A batch's work with one more request: its tokens that are left to compute, at least one, as far as ``room``
-    tokens in all allow. Tokens under way count as computed, unless their step is ``given_up``."""
+    tokens in all allow; unchanged where the batch is full. Tokens under way count as computed, unless their step is
+    ``given_up``."""
     context = state.num_computed + (0 if given_up else state.num_pending)
     return work.with_prompt(min(max(1, state.num_tokens - context), room - work.num_tokens), context)
 

@@ -265,7 +265,8 @@ def _num_places(group: Group) -> int:
 
 
 def _num_free(group: Group) -> int:
-    """Free blocks for a request that comes back or is admitted; 0 where more are reserved than free."""
+    """Free blocks for a request that comes back or is admitted; 0 where reservations or the cap on admission leave
+    none."""
     return max(0, group.blocks.num_free)
 
 

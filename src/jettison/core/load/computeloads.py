@@ -45,8 +45,8 @@ class ComputeLoads:
         """Output tokens a second that a group serves, by its number of stages, as profiled, with as many prompt tokens
         beside them as the present traffic has; empty without a profile.
 
-        For a number of stages that pipelines have served with, the rate is theirs: it has their bubbles and uneven
-        microbatches in it.
+        For a number of stages that pipelines have served with, the rate is that of as many profiled instances, times
+        the predicted efficiency of such a pipeline: it has the bubbles and uneven microbatches in it.
         """
         profile, traffic = self._state.params.profile, self._traffic.traffic()
         if profile is None:

@@ -136,7 +136,7 @@ class Group:
 
     @property
     def max_running(self) -> int:
-        """Requests that it may run at once: as many as its instances by themselves."""
+        """Requests that it may run at once: ``max_num_seqs`` for each stage, as its instances by themselves."""
         return self.limits.max_num_seqs * len(self.stages)
 
     def hold(self, owner: Holder, what: GroupHold) -> None:
@@ -391,11 +391,12 @@ class Group:
                 queues.charge(state, 0, 1)
 
     def repeat(self, num_steps: int, token_id: int, now_ns: int) -> tuple[RunStep, list[int]]:
-        """Commit the step in flight and ``num_steps - 1`` like it, and plan the same rows again after each.
+        """Commit the step in flight and ``num_steps - 1`` like it, ``token_id`` for each row; plan the rows again each
+        time.
 
-        The caller has made sure that no row ends, nothing else could be planned and the blocks suffice
-        (``core.driving.fastforward``). Blocks are taken in the order in which single plans would have taken them.
-        Returns the step that is in flight then, and the number of the step (from 1) after which each block was taken.
+        The caller (``core.driving.fastforward``) has made sure that no row ends, nothing else could be planned and the
+        blocks suffice. Blocks are taken in the order of single plans; tokens are counted and charged. Returns the step
+        that is in flight then, and for each block taken the number of the step (from 1) after which it was.
         """
         ((step_id, flight),) = self.in_flight.items()
         rows, size = flight.step.rows, self.limits.block_size

@@ -161,7 +161,7 @@ class Queues:
 
     @property
     def num_served_online(self) -> int:
-        """How many online requests have been admitted."""
+        """How many online requests have been admitted: running, moving, or stored."""
         if not (self._num_offline or self.moving or self.stored):
             return len(self.running)
         others = chain(self.moving.values(), self.stored.values())
@@ -192,8 +192,8 @@ class Queues:
         return (num * now_ns - sum_ns) / NANOSECONDS / num if num else None
 
     def in_order(self, states: Iterable[RequestState]) -> list[RequestState]:
-        """These requests in the group's order of service: batches that give way (``policy.lending``) go last, as in a
-        queue."""
+        """These requests in the group's order of service (``policy.order``), except that batches that give way
+        (``policy.lending``) go last, as in a queue."""
         in_order = in_service_order(states, self._limits.scheduling_policy)
         return sorted(in_order, key=self._gives_way) if self._offline_tokens.gives_way else in_order
 
