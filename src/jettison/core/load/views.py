@@ -328,8 +328,8 @@ class Loads:
         return Stays(self.traffic.mean_stay_s, self.offline_traffic.mean_stay_s)
 
     def _stay_s(self, group: Group, now_ns: int) -> float:
-        """Seconds that the group's online requests stay: as ended ones of the cluster did, or the mean age of its
-        running ones if that is more; 0 while nothing is known."""
+        """Seconds that the group's online requests stay: as a block of ended ones of the cluster did, or the mean age
+        of its running ones if that is more; 0 while nothing is known."""
         return max(self.traffic.mean_stay_s or 0.0, group.queues.mean_age_s(now_ns) or 0.0)
 
     def _least_partner(self, group: Group) -> int:

@@ -391,12 +391,11 @@ class Group:
                 queues.charge(state, 0, 1)
 
     def repeat(self, num_steps: int, token_id: int, now_ns: int) -> tuple[RunStep, list[int]]:
-        """Commit the step in flight and ``num_steps - 1`` like it, ``token_id`` for each row; plan the rows again each
-        time.
+        """Commit the step in flight and ``num_steps - 1`` like it, ``token_id`` for each row; plan the same after each.
 
         The caller (``core.driving.fastforward``) has made sure that no row ends, nothing else could be planned and the
-        blocks suffice. Blocks are taken in the order of single plans; tokens are counted and charged. Returns the step
-        that is in flight then, and for each block taken the number of the step (from 1) after which it was.
+        blocks suffice. Blocks are taken as by single plans; tokens are counted and charged. Returns the step in flight
+        then and, for each block taken, the number of the step (from 1) after which it was.
         """
         ((step_id, flight),) = self.in_flight.items()
         rows, size = flight.step.rows, self.limits.block_size

@@ -115,11 +115,11 @@ class StepPlanner:
 
     def _trial_plan(self) -> BatchPlan:
         """The plan while some request may be what kills workers (a suspect): it runs alone, in turn with steps of all
-        others. Where one side has nothing to run, the other goes on.
+        others. Where one side has nothing to run, the other goes on. Of several suspects a running one is tried, else
+        the first in the order of service; the rest wait.
 
-        The plan is empty while a step is in flight, so the requests under way at a worker's death are known. Suspects
-        wait for each other. No request passes a suspect that waits for memory or a place, or the suspect would never be
-        tried.
+        The plan is empty while a step is in flight, so the requests under way at a worker's death are known. No request
+        passes a suspect that waits for memory or a place, or the suspect would never be tried.
         """
         group = self._group
         if group.in_flight:
