@@ -17,7 +17,7 @@ from socket import AF_UNIX, SO_SNDBUF, SOCK_SEQPACKET, SOL_SOCKET, send_fds, soc
 from jettison.live.wire.fork_orders import MAX_MESSAGE_BYTES
 
 Command = tuple[str, ...]
-_Key = tuple[Command, tuple[tuple[str, str], ...]]
+_Key = tuple[int, Command, tuple[tuple[str, str], ...]]
 
 
 class ForkServer:
@@ -78,7 +78,7 @@ class ForkServers:
     def connect(self, command: Command, env: dict[str, str]) -> tuple[ForkServer, socket]:
         """The fork server that runs ``command`` in ``env``, and a line to it. It is started where there is none or
         where it has ended. Raises OSError where this host has no process or descriptor for it."""
-        key = (command, tuple(sorted(env.items())))
+        key = (os.getpid(), command, tuple(sorted(env.items())))  # a forked copy of this process has none yet
         with self._lock:
             if key in self._servers:
                 try:
