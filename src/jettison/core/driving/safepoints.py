@@ -87,8 +87,9 @@ class Safepoints:
     # --- views ------------------------------------------------------------------------------------------------
 
     def _view(self, group: Group, newest: InFlight, now_ns: int) -> ArrivalView | None:
-        """The group as ``policy.safepoints`` sees it. ``newest``: the step that may be given up. None where no online
-        request waits for its first token, or objectives or step times are not known."""
+        """The group as ``policy.safepoints`` sees it: the time left to the deadline, and how long the next batch has to
+        wait if the step ``newest`` runs on (None once it was asked to give up) and if it is given up. None where no
+        online request waits for its first token, or objectives or step times are not known."""
         goals = self._objectives()
         left_s = self._left_s(group, goals, now_ns)
         if left_s is None or goals.tpot_s is None:

@@ -45,8 +45,9 @@ class Stepping:
 
     def plan(self, now_ns: int) -> list[Action]:
         """Have every touched group, in order of formation, plan as many steps as it can begin now. Returns the steps,
-        those of offline requests alone with safepoints, and a record where a step is the first to serve the queue of a
-        merge. Planned groups are touched no more, unless they have changed since; ``changes.unnoted`` names them.
+        which are remembered until they end, those of offline requests alone with safepoints; and a record where a step
+        is the first to serve the queue of a merge. Planned groups are touched no more, unless they have changed since;
+        ``changes.unnoted`` names them.
 
         Groups that share a worker change each other's room: groups after a planned one are planned after it in the same
         event, groups before it in the next event.

@@ -25,7 +25,7 @@ class ComputeLoads:
     def load(self, num_stages: int) -> float | None:
         """Online requests that arrive, over those that all workers together could serve, if all groups had
         ``num_stages`` members; 1.0: as fast as they can be served. None while traffic or step times are not known, or
-        no worker can serve."""
+        no worker can serve. The answer is remembered in ``known``."""
         if num_stages in self.known:
             return self.known[num_stages]
         traffic, arrangement = self._traffic.traffic(), self._arrangement(num_stages)

@@ -106,7 +106,8 @@ class Loads:
         return self.offline_traffic if state.is_offline else self.traffic
 
     def note_accepted(self, state: RequestState) -> None:
-        """Count a request that was accepted in its class's traffic; an offline one also for the lengths of answers."""
+        """Count a request that was accepted in its class's traffic; of an offline one, note whether it has a
+        deadline."""
         self._traffic_of(state).note_arrival(state.num_prompt)
         if state.is_offline:
             self.offline_answers.note_accepted(state)

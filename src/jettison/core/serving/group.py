@@ -195,7 +195,7 @@ class Group:
         self.copies_beside.pop(transfer_id, None)
 
     def have_sit_out(self, request_ids: Iterable[RequestId]) -> None:
-        """Plan the next step without these running requests, and admit no offline one in it; none: with all."""
+        """Plan the next step without these running requests, instead of earlier ones, and admit no offline ones."""
         self.sitting_out = frozenset(request_ids)
 
     def oversized(self) -> list[RequestState]:
