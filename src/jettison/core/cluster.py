@@ -218,7 +218,8 @@ class ClusterCore:
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
         """Everything that follows from one event at one time."""
-        actions = self._on(event, now_ns)
+        actions = self.migrations.before_event() if self.migrations.left_late else []
+        actions += self._on(event, now_ns)
         if self.state.distrusted:
             self.state.recompute_distrusted()
         for waits_for, advance in self._passes:
@@ -230,7 +231,7 @@ class ClusterCore:
         if self.ladder.copying:
             actions += self.ladder.after_steps(now_ns)
         if self.migrations.under_way:
-            actions += self.migrations.after_steps()
+            actions += self.migrations.after_steps(now_ns)
         if preempted := self.state.changes.preempted:
             actions += [Record("preempted", now_ns, fields) for fields in told(preempted)]
             preempted.clear()
