@@ -181,7 +181,7 @@ class Migrations:
         to look the step's blocks up, by the request's id.
         """
         left = [m for m in self.under_way if isinstance(m, TokenRelocation) and m.has_left]
-        self.left_late = [migration for migration in left if migration.is_computed_since(now_ns)]
+        self.left_late = [m for m in left if m.is_computed_since(now_ns)]
         return [action for m in left if m not in self.left_late for action in m.cancel()]
 
     def before_event(self) -> list[Action]:
