@@ -44,14 +44,14 @@ def format_bytes(num_bytes: int) -> str:
     return str(num_bytes)
 
 
-def size_from(minimum: int, *, power_of_two: bool = False) -> Parser:
-    """A parser of sizes as ``parse_bytes`` reads them, from ``minimum`` bytes up."""
+def size_from(minimum: int, *, multiple: bool = False) -> Parser:
+    """A parser of sizes as ``parse_bytes`` reads them, from ``minimum`` bytes up; with ``multiple`` in steps of it."""
     def parse(value: object) -> int:
         num_bytes = parse_bytes(value)
         if num_bytes < minimum:
             raise ValueError(f"must be at least {format_bytes(minimum)}, not {format_bytes(num_bytes)}")
-        if power_of_two and num_bytes & (num_bytes - 1):
-            raise ValueError(f"must be a power of two, not {num_bytes}")
+        if multiple and num_bytes % minimum:
+            raise ValueError(f"must be a multiple of {format_bytes(minimum)}, not {num_bytes}")
         return num_bytes
 
     return parse

@@ -200,6 +200,11 @@ class DeviceMemory:
 
     # --- layout -----------------------------------------------------------------------------------------------
 
+    @property
+    def prepares(self) -> bool:
+        """Whether ``prepare`` makes a later ``apply`` cheaper."""
+        return self._pool.prepares
+
     def offer(self, spec: LayoutSpec, live_blocks: int) -> LayoutOffer:
         """The needs and gains of an ``apply`` of ``spec``. Mappings stay as they are.
 

@@ -92,6 +92,11 @@ class PagePool(Protocol):
         ...
 
     @property
+    def prepares(self) -> bool:
+        """Whether ``Arena.prepare`` has a gain: a page may be mapped at several places, and mapping it costs a call."""
+        ...
+
+    @property
     def num_calls(self) -> int:
         """Number of calls of the system or the driver so far that mapped, unmapped or gave access."""
         ...

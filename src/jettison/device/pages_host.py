@@ -116,6 +116,9 @@ class PagePool:
         self._arenas: list[Arena] = []
         self._held: list[tuple[memoryview, bytearray]] = []
 
+    prepares = False
+    """A page is mapped where it is owned, and nowhere else."""
+
     num_calls_saved = 0
     """Always 0: every map and unmap is a call here."""
 

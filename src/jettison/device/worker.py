@@ -41,7 +41,7 @@ from jettison.device.remote import AttentionPort
 from jettison.device.sharedcopy import SharedCopy
 from jettison.device.spec import DeviceSpec
 from jettison.device.step import Int32s, Running, StepInput, StepOutput
-from jettison.errors import ConfigError, ModelError, NotReadyError
+from jettison.errors import ConfigError, MappingError, ModelError, NotReadyError
 from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.types import LayerRange, ModelShape, ShardId
@@ -52,6 +52,21 @@ logger = logging.getLogger(__name__)
 def make_device(spec: DeviceSpec) -> DeviceWorker:
     """A device on the back end that its spec names. Raises ConfigError for a name that there is not."""
     return DeviceWorker(spec, choose_back_end(spec.back_end))
+
+
+def _prepare_drops(memory: DeviceMemory, shape: ModelShape, drops: Sequence[LayerRange]) -> None:
+    """Map ahead, where that has a gain, what the likely drops of the whole model will need: they then call no driver,
+    and neither does the way back. Merges of more members are not prepared: a position keeps one mapping.
+
+    At 30 µs a page this takes up to a second, at a start and after sleep, which has given the pages back.
+    """
+    if not memory.prepares:
+        return
+    try:
+        for layers in drops:
+            memory.prepare(LayoutSpec(shape.shards_for(layers), layers), memory.capacity_blocks)
+    except MappingError as error:
+        logger.warning("drops will call the driver, as they could not be prepared: %s", error)
 
 
 class DeviceWorker:
@@ -120,6 +135,8 @@ class DeviceWorker:
             self._runner = runner
             slots = num_host_slots(spec.host_bytes, shape, spec.block_size)
             self._host = back_end.make_host_pool(slots, shape.num_layers, self.kv_block_bytes)
+            if layers == shape.all_layers:
+                _prepare_drops(memory, shape, spec.drop_layers)
             if not spec.starts_empty:
                 self._load_first(runner.final_norm)
         except BaseException:
@@ -258,7 +275,10 @@ class DeviceWorker:
         self, spec: LayoutSpec, live_blocks: int, version: int, copies: Sequence[tuple[int, int]]
     ) -> LayoutResult:
         """Copy blocks, then remap; raises (StalePlanError, ...) with nothing changed. See ``DeviceMemory.apply``."""
-        result = self._open_memory.apply(spec, live_blocks, version, copies)
+        memory, was_asleep = self._open_memory, not self._kv_layers
+        result = memory.apply(spec, live_blocks, version, copies)
+        if memory.prepares and result.num_map_calls:
+            logger.info("layout %d was not prepared: %d calls of the driver", result.version, result.num_map_calls)
         self._ready.clear()
         # Pages that were not overwritten hold the shard only if it was complete when dropped.
         broken = result.intact_shards - self._complete
@@ -271,6 +291,8 @@ class DeviceWorker:
         self._complete -= result.missing_shards
         self._resident = spec.shards
         self._kv_layers = spec.kv_layers
+        if was_asleep and spec.kv_layers == self.shape.all_layers:
+            _prepare_drops(memory, self.shape, self._spec.drop_layers)
         return result
 
     def shard_num_bytes(self, shard: ShardId) -> int:

@@ -42,6 +42,9 @@ class PagePool:
     Each page has its own handle, because the driver cannot map a part of a handle.
     """
 
+    prepares = True
+    """Mappings that nothing owns stay, and cost nothing."""
+
     def __init__(self, budget_bytes: int, page_bytes: int, driver: Driver | None = None) -> None:
         if page_bytes < 1:
             raise ValueError(f"pages of {page_bytes} bytes")

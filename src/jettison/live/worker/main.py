@@ -173,6 +173,7 @@ def main(make_device: DeviceFactory = make_device_worker) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = str(config.spec.num_threads)
+    os.environ.update(config.spec.environment)
     logging.basicConfig(
         stream=sys.stderr,
         level=config.log_level,
