@@ -38,8 +38,8 @@ from jettison.errors import (
     StalePlanError,
     WorkerLostError,
 )
-from jettison.memory.extents import Extents
-from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
+from jettison.memory.extents import Extent, Extents
+from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec, RetainedKV
 from jettison.memory.pagemap import WORKSPACE, Owner, PageMap, PageSizes, check_budget, kv_owner, shard_owner
 from jettison.memory.pages import PagePlan, plan_layout
 from jettison.types import LayerRange, ModelShape, ShardId
@@ -217,13 +217,25 @@ class DeviceMemory:
     def prepare(self, spec: LayoutSpec, live_blocks: int, max_pages: int = sys.maxsize) -> int:
         """Map pages ahead of an ``apply`` of ``spec``, which then need not map them. Kernels may be running.
 
+        ``spec`` retains nothing. The way there may go by a layout that retains KV of the other layers, until it has
+        been sent: what may have to wait is prepared behind what can be had at once. The more of that KV is neither
+        retained nor missing in the end, the more pages are mapped all the same.
+
         Only positions that own nothing now are prepared; layout, bytes and version stay as they are. Returns the number
         of pages mapped, at most ``max_pages`` (30 µs each on a card): 0 when all are mapped, or for a back end without
         a gain. Raises like ``offer``, and MappingError, after which the layout is still as it was.
         """
-        plan = self._plan(spec, live_blocks)
+        if not self._pool.prepares:
+            return 0
+        blocks = tuple(range(self.capacity_blocks))
+        gone = [layer for layer in self._map.kv_layers.layers() if layer not in spec.kv_layers.layers()]
+        retained = tuple(RetainedKV(LayerRange(layer, layer + 1), blocks) for layer in gone)
+        at_once = self._plan(replace(spec, retained=retained), live_blocks)
+        meanwhile = replace(self._map, contents=dict(self._map.contents), homes=dict(self._map.homes))
+        at_once.apply(meanwhile)
+        in_the_end = plan_layout(meanwhile, spec, self._sizes, live_blocks, self._mapped_at)
         num_mapped = 0
-        for mapping in plan.maps:
+        for mapping in (*at_once.maps, *in_the_end.maps):
             arena, first = self._arenas[mapping.owner], 0
             while first < mapping.num_pages and num_mapped < max_pages:
                 piece = min(mapping.num_pages - first, max_pages - num_mapped)
@@ -374,7 +386,11 @@ class DeviceMemory:
         written = self._sizes.pages_for_blocks(self._written_blocks)
         for layer in self._map.kv_layers.layers():
             self._mark_pages(layer, 0, written)
-        return plan_layout(self._map, spec, self._sizes, live_blocks)
+        return plan_layout(
+            self._map, spec, self._sizes, live_blocks, self._mapped_at if self._pool.prepares else None)
+
+    def _mapped_at(self, owner: Owner, lo: int, hi: int) -> Extents:
+        return tuple(Extent(*run) for run in self._arenas[owner].mapped(lo, hi - lo))
 
     def _adopt(self, plan: PagePlan) -> None:
         """Make a plan that has been carried out the present state."""

@@ -13,6 +13,9 @@ Pages of dropped shards lie on top, the same number in every arena. A restore th
 nothing else in between, and so moves no more blocks than the smaller capacity demands anyway. These pages are also the
 last to be written, and a shard whose pages were not written needs no pull.
 
+Where pages may be mapped at several places (a card), that order gives way to another: a position keeps the page that is
+mapped at it already, wherever that page is to be had (``MappedAt``). A change that was mapped ahead then needs no call.
+
 KunServe v1 (section 4.3) instead makes a layer of a block the unit of a buddy allocator. Then nothing has to be spread
 evenly or moved on a shrink; but each request needs one block table a layer, kernels lose the plain
 ``[num_blocks, ...]`` tensor, and a table of n blocks costs n times the layers at every step. Here the cost falls on the
@@ -22,7 +25,7 @@ remapping alone, which is rare: a handful of maps for each layer that stays.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from jettison.errors import OutOfPagesError, StalePlanError
@@ -43,6 +46,9 @@ from jettison.memory.extents import (
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.pagemap import WORKSPACE, Home, Owner, PageMap, PageSizes, kv_owner, shard_owner
 from jettison.types import LayerRange, ShardId
+
+MappedAt = Callable[[Owner, int, int], Extents]
+"""``(owner, lo, hi)`` -> the pages that are mapped at these positions of its span, whether it owns them or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +102,15 @@ class PagePlan:
         page_map.version += 1
 
 
-def plan_layout(page_map: PageMap, target: LayoutSpec, sizes: PageSizes, live_blocks: int) -> PagePlan:
+def plan_layout(
+    page_map: PageMap, target: LayoutSpec, sizes: PageSizes, live_blocks: int, mapped_at: MappedAt | None = None
+) -> PagePlan:
     """The plan that leads to ``target``. Pure.
 
     ``live_blocks``: how many blocks stay alive; no arena is popped below the pages that these need, unless the target
     itself leaves less. Retained ids are present ids, before anything is copied. Arenas of layers that are in
-    ``target.kv_layers`` keep what they hold, retained KV included.
+    ``target.kv_layers`` keep what they hold, retained KV included. ``mapped_at``: what is mapped already, which decides
+    nothing but which page goes where in the arenas.
 
     Raises OutOfPagesError if shards and retained KV alone do not fit, StalePlanError if a block to be retained is
     not there.
@@ -137,7 +146,7 @@ def plan_layout(page_map: PageMap, target: LayoutSpec, sizes: PageSizes, live_bl
     contents |= {shard_owner(s): page_map.of(shard_owner(s)) for s in sizes.shard_pages if s in mapped & target.shards}
     contents |= {shard_owner(s): extents for s, extents in slabs.items()}
     contents |= {kv_owner(layer): extents for layer, extents in retained.items()}
-    contents |= {kv_owner(layer): extents for layer, extents in _fill(kept, length, lent, supply.runs()).items()}
+    contents |= {kv_owner(layer): extents for layer, extents in _fill(kept, length, lent, supply, mapped_at).items()}
     contents = {owner: extents for owner, extents in contents.items() if extents}
 
     # Blocks above the lowest line of a popped arena lose their pages: one block id is good in every layer.
@@ -280,8 +289,17 @@ def _place_shards(
     return slabs, [run for pages in lent.values() for run in pages.runs()]
 
 
-def _fill(kept: Mapping[int, Extents], length: int, lent: list[Run], plain: list[Run]) -> dict[int, Extents]:
-    """Every arena at its full length: below its end the plain pages, on top the same number of shards' pages each."""
+def _fill(
+    kept: Mapping[int, Extents], length: int, lent: list[Run], supply: RunSet, mapped_at: MappedAt | None
+) -> dict[int, Extents]:
+    """Every arena at its full length: what is mapped there already, then below its end the pages of ``supply``, on top
+    the same number of shards' pages (``lent``) each."""
+    if mapped_at is not None:
+        shards_pages = RunSet(lent)
+        kept = {layer: _as_mapped(layer, extents, length, (shards_pages, supply), mapped_at)
+                for layer, extents in kept.items()}  # fmt: skip
+        lent = shards_pages.runs()
+    plain = supply.runs()
     needs = {layer: length - count_pages(extents) for layer, extents in kept.items()}
     num_lent, num_plain = sum(run.num_pages for run in lent), sum(run.num_pages for run in plain)
     needed = sum(needs.values())
@@ -294,6 +312,19 @@ def _fill(kept: Mapping[int, Extents], length: int, lent: list[Run], plain: list
         layer: coalesce([*extents, *place([*sorted(bottoms[layer]), *sorted(tops[layer])], gaps(extents, length))])
         for layer, extents in kept.items()
     }
+
+
+def _as_mapped(
+    layer: int, extents: Extents, length: int, pools: Iterable[RunSet], mapped_at: MappedAt
+) -> Extents:
+    """An arena with the pages of ``pools`` that are mapped at its positions already; they are taken out."""
+    owner = kv_owner(layer)
+    filled = list(extents)
+    for position, count in gaps(extents, length):
+        there = mapped_at(owner, position, position + count)
+        for pool in pools:
+            filled += pool.take_extents(there)
+    return coalesce(filled)
 
 
 def _changes(

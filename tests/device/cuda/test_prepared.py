@@ -1,4 +1,4 @@
-"""A worker on a card maps ahead what its drops will need: on a pretended card, with the host's kernels over its pages."""
+"""A worker on a card maps ahead what its drops need: on a pretended card, with the host's kernels over its pages."""
 
 from __future__ import annotations
 
@@ -77,6 +77,37 @@ def test_a_drop_calls_no_driver_and_neither_do_the_way_back_and_the_next_drop(st
         assert worker.capacity_blocks > before and worker.ready_for(half)
         assert change(worker, layout(worker, ALL), before) == 0
         assert worker.capacity_blocks == before and worker.ready_for(ALL)
+
+
+def retained(worker: DeviceWorker, num_blocks: int) -> tuple[RetainedKV, ...]:
+    return (RetainedKV(HIGH, tuple(range(num_blocks))),)
+
+
+def test_kv_that_waits_to_be_sent_costs_a_drop_no_call(start):
+    """All of it, as where memory is full; its pages serve once it has been sent, and cost none either."""
+    worker = start()
+    before = worker.capacity_blocks
+    for _ in range(2):
+        assert change(worker, layout(worker, LOW, retained(worker, before)), before) == 0
+        meanwhile = worker.capacity_blocks
+        assert meanwhile > before
+        assert change(worker, layout(worker, LOW), before) == 0
+        assert worker.capacity_blocks > meanwhile
+        assert change(worker, layout(worker, ALL), before) == 0
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+def test_where_part_of_it_waits_only_the_free_rest_is_mapped_anew(start, part):
+    worker = start()
+    before = worker.capacity_blocks
+    spec = layout(worker, LOW, retained(worker, int(before * part)))
+    worker._memory.check()
+    all_pages = worker._memory.report()["kv_bytes"] // PAGE
+    num_calls = change(worker, spec)
+    assert 0 < num_calls < all_pages, "map, access and unmap for each page of at most a third"
+    assert change(worker, layout(worker, LOW)) < all_pages
+    assert change(worker, layout(worker, ALL)) == 0
+    assert change(worker, spec) == 0, "and from then on it is known"
 
 
 def test_both_halves_are_prepared_beside_each_other(start):
