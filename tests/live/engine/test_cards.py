@@ -3,8 +3,10 @@ it cannot be. The cards are pretended, and so is the back end: the double of a d
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +22,7 @@ from jettison.errors import BudgetError, ConfigError
 from jettison.live.engine import cards as engine_cards
 from jettison.live.engine.assembly import assemble
 from jettison.live.machine.memory import memory_limit
+from jettison.live.worker import main as worker_main
 from jettison.live.worker.device_port import device_spec
 from jettison.types import LayerRange
 
@@ -122,3 +125,13 @@ def test_what_uses_a_card_s_memory_is_told_apart(plug):
     uses = engine_cards.card_uses({0: TWO[0], 1: TWO[1]}, {0: 600 * MIB})
     assert [(use.number, use.pages_bytes, use.others_bytes, use.free_bytes) for use in uses] == [
         (0, 600 * MIB, 424 * MIB, 19 << 30), (1, 0, 1 << 30, 19 << 30)]
+
+
+def test_a_worker_s_process_sees_its_card_before_it_makes_a_device(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    monkeypatch.setattr(worker_main, "WorkerProcess", lambda config, make_device: SimpleNamespace(
+        run=lambda: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]) or 0))  # fmt: skip
+    spec = SimpleNamespace(worker_id=1, environment={"CUDA_VISIBLE_DEVICES": "GPU-b"})
+    assert worker_main.run_worker(SimpleNamespace(spec=spec, log_level="WARNING")) == 0
+    assert seen == ["GPU-b"]
