@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 
 import pytest
 
@@ -31,11 +30,8 @@ def plug(monkeypatch):
     """Plug cards into this machine; ``None``: there is no driver."""
 
     def put(found: list[Card] | None, **memory) -> None:
-        @contextmanager
-        def nvml():
-            yield None if found is None else FakeNvml(found, **memory)
-
-        monkeypatch.setattr(cards, "_nvml", nvml)
+        nvml = None if found is None else FakeNvml(found, **memory)
+        monkeypatch.setattr(cards, "_nvml", lambda: nvml)
         monkeypatch.setattr(devices, "missing_software", lambda: None)
 
     monkeypatch.delenv(cards.VISIBLE, raising=False)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import cache
 from importlib import metadata, util
 from pathlib import Path
 from typing import NamedTuple
@@ -42,8 +42,8 @@ def visible_cards(environ: Mapping[str, str] = os.environ, root: Path = Path("/"
 
     ``root``: of the file system that has ``proc``, asked where NVML is missing.
     """
-    with _nvml() as nvml:
-        cards = _cards_of_proc(root) if nvml is None else nvml.cards()
+    nvml = _nvml()
+    cards = _cards_of_proc(root) if nvml is None else nvml.cards()
     told = environ.get(VISIBLE)
     return cards if told is None else _chosen(cards, told)
 
@@ -66,8 +66,8 @@ def _chosen(cards: list[Card], told: str) -> list[Card]:
 
 def card_memory(card: Card) -> CardMemory | None:
     """None where NVML does not tell."""
-    with _nvml() as nvml:
-        return None if nvml is None else nvml.memory(card.uuid)
+    nvml = _nvml()
+    return None if nvml is None else nvml.memory(card.uuid)
 
 
 def missing_software() -> str | None:
@@ -137,21 +137,14 @@ class _Nvml:
         return "" if getattr(self._library, name)(handle, text, len(text)) else text.value.decode(errors="replace")
 
 
-@contextmanager
-def _nvml() -> Iterator[_Nvml | None]:
-    """The driver's library for management; None where there is none, or no driver that answers it."""
+@cache
+def _nvml() -> _Nvml | None:
+    """The driver's library for management, opened once; None where there is none, or no driver that answers it."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        yield None
-        return
-    if library.nvmlInit_v2():
-        yield None
-        return
-    try:
-        yield _Nvml(library)
-    finally:
-        library.nvmlShutdown()
+        return None
+    return None if library.nvmlInit_v2() else _Nvml(library)
 
 
 def _cards_of_proc(root: Path) -> list[Card]:

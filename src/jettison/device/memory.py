@@ -285,7 +285,8 @@ class DeviceMemory:
         self._written_blocks = max(self._written_blocks, num_blocks)
 
     def report(self) -> dict[str, int]:
-        """Bytes by use: parameters (mapped), KV (retained included), workspace and free add up to the budget.
+        """Bytes by use: parameters (mapped), KV (retained included), workspace and free add up to the budget; and what
+        is held of the device, whatever it is used for.
 
         And since the pool was made: calls that mapped or unmapped, and pages that needed none, for kept mappings.
         """
@@ -299,6 +300,7 @@ class DeviceMemory:
             "kv_bytes": kv,
             "workspace_bytes": workspace,
             "free_bytes": self._budget_bytes - parameters - kv - workspace,
+            "held_bytes": self._pool.held_bytes,
             "map_calls": self._pool.num_calls,
             "map_calls_saved": self._pool.num_calls_saved,
         }

@@ -11,8 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "device"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "server"))
 
 from doubledevice import DoubleBackEnd
+from fake_engine import FakeEngine
 
 from jettison.config import EngineConfig, cards, devices
 from jettison.config.cards import Card, CardMemory
@@ -20,10 +22,12 @@ from jettison.device import choice
 from jettison.device.model.create import create_model
 from jettison.errors import BudgetError, ConfigError
 from jettison.live.engine import cards as engine_cards
+from jettison.live.engine.api import WorkerSnapshot
 from jettison.live.engine.assembly import assemble
 from jettison.live.machine.memory import memory_limit
 from jettison.live.worker import main as worker_main
 from jettison.live.worker.device_port import device_spec
+from jettison.server.metrics import ServerMetrics
 from jettison.types import LayerRange
 
 MIB = 1 << 20
@@ -118,6 +122,19 @@ def test_cards_that_auto_cannot_use_are_told_of(plug, folder, monkeypatch):
     assert engine_cards.unused_cards(EngineConfig.resolve(model=folder, device="cpu")) is None
     plug([])
     assert engine_cards.unused_cards(EngineConfig.resolve(model=folder)) is None
+
+
+def test_pages_of_living_workers_are_counted_by_card(plug, folder):
+    plug(TWO)
+    workers = [
+        WorkerSnapshot(i, i, i != 2, 1, 0, 0, 0, 0, 0, held_bytes=(i + 1) * 100 * MIB) for i in range(4)
+    ]
+    config = EngineConfig.resolve(model=folder, device="cuda", instances=4, cards="0,0,0,1")
+    uses = engine_cards.watch_cards(config, lambda: workers)()
+    assert [(use.name, use.pages_bytes // MIB) for use in uses] == [("NVIDIA H100", 300), ("NVIDIA H100", 400)]
+    metrics = ServerMetrics(FakeEngine(), "m", lambda: uses).exposition().decode()
+    assert 'jettison:card_memory_bytes{card="1",model_name="m",use="pages"} 4.194304e+08' in metrics
+    assert "jettison:card_memory" not in ServerMetrics(FakeEngine(), "m").exposition().decode()
 
 
 def test_what_uses_a_card_s_memory_is_told_apart(plug):

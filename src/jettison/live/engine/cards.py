@@ -5,13 +5,15 @@ No call here opens a context on a card (``jettison.config.cards``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jettison.config import EngineConfig
 from jettison.config.cards import VISIBLE, Card, card_memory, check_cards, missing_software, visible_cards
 from jettison.device.spec import HOST
 from jettison.errors import ConfigError
+from jettison.live.engine.api import WorkerSnapshot
 
 BACK_ENDS = {"cpu": HOST, "cuda": "cuda"}
 """By ``--device``: the back end of its devices."""
@@ -61,6 +63,21 @@ class CardUse:
     def free_bytes(self) -> int:
         """Of no process."""
         return self.total_bytes - self.pages_bytes - self.others_bytes
+
+
+def watch_cards(config: EngineConfig, workers: Callable[[], Sequence[WorkerSnapshot]]) -> Callable[[], list[CardUse]]:
+    """A look at the cards of an engine's instances, to be called again and again. Raises ConfigError like
+    ``cards_of``."""
+    of_instance = cards_of(config)
+    cards = dict(zip(config.devices.cards, of_instance))
+
+    def look() -> list[CardUse]:
+        pages_bytes = Counter[int]()
+        for worker in workers() if cards else ():
+            pages_bytes[config.devices.cards[worker.worker_id]] += worker.held_bytes * worker.alive
+        return card_uses(cards, pages_bytes)
+
+    return look
 
 
 def card_uses(cards: Mapping[int, Card], pages_bytes: Mapping[int, int]) -> list[CardUse]:
