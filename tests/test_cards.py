@@ -97,7 +97,7 @@ def test_auto_takes_cards_where_they_are_seen_and_usable(plug, monkeypatch):
 
 @pytest.mark.parametrize(("flags", "expected"), [
     ({"instances": 3}, (0, 1, 0)), ({"instances": 4, "cards": "0,0,1,1"}, (0, 0, 1, 1)),
-    ({"instances": 1, "cards": "1"}, (1,)),
+    ({"instances": 1, "cards": "1"}, (1,)), ({"instances": 2, "cards": ["1,0"]}, (1, 0)),
 ])  # fmt: skip
 def test_instances_take_cards_in_turn_or_as_they_are_told(plug, flags, expected):
     plug(TWO)

@@ -75,6 +75,7 @@ def _settle_processor(values: dict[str, Any]) -> None:
     for name, flag in (("cards", "--cards"), ("gpu_memory_utilization", "--gpu-memory-utilization")):
         if values[name]:
             raise ConfigError(f"{flag} is for --device cuda, and instances run on the cpu")
+    values["cards"] = ()
     values["memory"] = values["memory"] or DEFAULT_MEMORY_BYTES
     page_bytes = values["page_size"] = values["page_size"] or DEFAULT_PAGE_BYTES
     if page_bytes & (page_bytes - 1):

@@ -58,12 +58,14 @@ def size_from(minimum: int, *, multiple: bool = False) -> Parser:
 
 
 def machine_list(value: object) -> tuple[int, ...]:
-    """Numbers of machines, separated by commas or as a list; empty for ``auto``."""
-    if value in ("auto", "", ("",), [""]):
+    """Numbers of machines or cards, separated by commas, as a list or as both (flags that are repeated); empty for
+    ``auto``."""
+    told = [value] if isinstance(value, str) else value
+    if not isinstance(told, list | tuple):
+        raise ValueError(f"needs a number for each instance (0,0,1,1) or auto, not {shown(value)}")
+    parts = [part for item in told for part in (item.split(",") if isinstance(item, str) else [item])]
+    if parts in ([""], ["auto"]):
         return ()
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple):
-        raise ValueError(f"needs the number of each instance's machine (0,0,1,1) or auto, not {shown(value)}")
     numbers = (int_from(0)(part) for part in parts)
     return tuple(number for number in numbers if isinstance(number, int))
 
