@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -41,7 +41,7 @@ from jettison.errors import (
 from jettison.memory.extents import Extent, Extents
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec, RetainedKV
 from jettison.memory.pagemap import WORKSPACE, Owner, PageMap, PageSizes, check_budget, kv_owner, shard_owner
-from jettison.memory.pages import PagePlan, plan_layout
+from jettison.memory.pages import PageMapping, PagePlan, plan_layout
 from jettison.types import LayerRange, ModelShape, ShardId
 
 logger = logging.getLogger(__name__)
@@ -215,33 +215,46 @@ class DeviceMemory:
         return LayoutOffer(plan.version, plan.evacuate_from_block, plan.capacity_blocks)
 
     def prepare(self, spec: LayoutSpec, live_blocks: int, max_pages: int = sys.maxsize) -> int:
+        """The first turn of ``preparing``; returns the number of pages mapped, 0 where all are."""
+        return next(self.preparing(spec, live_blocks, max_pages), 0)
+
+    def preparing(self, spec: LayoutSpec, live_blocks: int, pages_a_turn: int) -> Iterator[int]:
         """Map pages ahead of an ``apply`` of ``spec``, which then need not map them. Kernels may be running.
 
-        ``spec`` retains nothing. The way there may go by a layout that retains KV of the other layers, until it has
-        been sent: what may have to wait is prepared behind what can be had at once. The more of that KV is neither
-        retained nor missing in the end, the more pages are mapped all the same.
+        ``spec`` retains nothing. The way there goes by another layout, which is prepared with it: KV of layers that
+        leave is retained until it has been sent, and layers that come get their shards before KV of theirs.
 
-        Only positions that own nothing now are prepared; layout, bytes and version stay as they are. Returns the number
-        of pages mapped, at most ``max_pages`` (30 µs each on a card): 0 when all are mapped, or for a back end without
-        a gain. Raises like ``offer``, and MappingError, after which the layout is still as it was.
+        Only positions that own nothing now are prepared; layout, bytes and version stay as they are. Yields after each
+        ``pages_a_turn`` pages (30 µs each on a card) and at the end the number mapped: nothing where all are mapped, or
+        for a back end without a gain. Ends with the next change of layout. Raises like ``offer``, and MappingError,
+        after which the layout is still as it was.
         """
-        if not self._pool.prepares:
-            return 0
-        blocks = tuple(range(self.capacity_blocks))
-        gone = [layer for layer in self._map.kv_layers.layers() if layer not in spec.kv_layers.layers()]
-        retained = tuple(RetainedKV(LayerRange(layer, layer + 1), blocks) for layer in gone)
-        at_once = self._plan(replace(spec, retained=retained), live_blocks)
+        version, left = self._map.version, pages_a_turn
+        for mapping in self._maps_to(spec, live_blocks) if self._pool.prepares else ():
+            arena, first = self._arenas[mapping.owner], 0
+            while first < mapping.num_pages:
+                piece = min(mapping.num_pages - first, left)
+                left -= arena.prepare(mapping.position + first, mapping.page + first, piece)
+                first += piece
+                if not left:
+                    yield pages_a_turn
+                    left = pages_a_turn
+                    if self._map.version != version:
+                        return
+        if left < pages_a_turn:
+            yield pages_a_turn - left
+
+    def _maps_to(self, spec: LayoutSpec, live_blocks: int) -> list[PageMapping]:
+        """All mappings on the way to a layout."""
+        now, blocks = self._map.kv_layers, tuple(range(self.capacity_blocks))
+        leaving = [layer for layer in now.layers() if layer not in spec.kv_layers.layers()]
+        retained = tuple(RetainedKV(LayerRange(layer, layer + 1), blocks) for layer in leaving)
+        between = replace(spec, retained=retained) if leaving else replace(spec, kv_layers=now)
+        at_once = self._plan(between, live_blocks)
         meanwhile = replace(self._map, contents=dict(self._map.contents), homes=dict(self._map.homes))
         at_once.apply(meanwhile)
         in_the_end = plan_layout(meanwhile, spec, self._sizes, live_blocks, self._mapped_at)
-        num_mapped = 0
-        for mapping in (*at_once.maps, *in_the_end.maps):
-            arena, first = self._arenas[mapping.owner], 0
-            while first < mapping.num_pages and num_mapped < max_pages:
-                piece = min(mapping.num_pages - first, max_pages - num_mapped)
-                num_mapped += arena.prepare(mapping.position + first, mapping.page + first, piece)
-                first += piece
-        return num_mapped
+        return [*at_once.maps, *in_the_end.maps]
 
     def apply(
         self, spec: LayoutSpec, live_blocks: int, version: int, copies: Sequence[BlockCopy]

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jettison.device.ahead import MappedAhead
 from jettison.device.backend import BackEnd, HostPool, StepRunner
 from jettison.device.choice import choose_back_end
 from jettison.device.devicebytes import Bytes, as_bytes
@@ -41,7 +42,7 @@ from jettison.device.remote import AttentionPort
 from jettison.device.sharedcopy import SharedCopy
 from jettison.device.spec import DeviceSpec
 from jettison.device.step import Int32s, Running, StepInput, StepOutput
-from jettison.errors import ConfigError, MappingError, ModelError, NotReadyError
+from jettison.errors import ConfigError, ModelError, NotReadyError
 from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.types import LayerRange, ModelShape, ShardId
@@ -54,26 +55,12 @@ def make_device(spec: DeviceSpec) -> DeviceWorker:
     return DeviceWorker(spec, choose_back_end(spec.back_end))
 
 
-def _prepare_drops(memory: DeviceMemory, shape: ModelShape, drops: Sequence[LayerRange]) -> None:
-    """Map ahead, where that has a gain, what the likely drops of the whole model will need: they then call no driver,
-    and neither does the way back. Merges of more members are not prepared: a position keeps one mapping.
-
-    At 30 µs a page this takes up to a second, at a start and after sleep, which has given the pages back.
-    """
-    if not memory.prepares:
-        return
-    try:
-        for layers in drops:
-            memory.prepare(LayoutSpec(shape.shards_for(layers), layers), memory.capacity_blocks)
-    except MappingError as error:
-        logger.warning("drops will call the driver, as they could not be prepared: %s", error)
-
-
 class DeviceWorker:
-    """One device with a model on it. Between ``start`` and ``close`` the attributes ``config``, ``shape`` and
-    ``kernels_name`` are set, and all other methods may be called."""
+    """One device with a model on it. Between ``start`` and ``close`` the attributes ``config``, ``shape``,
+    ``kernels_name`` and ``ahead`` are set, and all other methods may be called."""
 
     config: DecoderConfig
+    ahead: MappedAhead
     shape: ModelShape
     kernels_name: str
 
@@ -135,8 +122,9 @@ class DeviceWorker:
             self._runner = runner
             slots = num_host_slots(spec.host_bytes, shape, spec.block_size)
             self._host = back_end.make_host_pool(slots, shape.num_layers, self.kv_block_bytes)
-            if layers == shape.all_layers:
-                _prepare_drops(memory, shape, spec.drop_layers)
+            self.ahead = MappedAhead(memory, shape, spec.drop_layers)
+            self.ahead.follow(LayoutSpec(self._resident, layers))
+            self.ahead.finish()
             if not spec.starts_empty:
                 self._load_first(runner.final_norm)
         except BaseException:
@@ -291,8 +279,9 @@ class DeviceWorker:
         self._complete -= result.missing_shards
         self._resident = spec.shards
         self._kv_layers = spec.kv_layers
-        if was_asleep and spec.kv_layers == self.shape.all_layers:
-            _prepare_drops(memory, self.shape, self._spec.drop_layers)
+        self.ahead.follow(spec)
+        if was_asleep:  # it serves nothing yet, and its pages were given back
+            self.ahead.finish()
         return result
 
     def shard_num_bytes(self, shard: ShardId) -> int:

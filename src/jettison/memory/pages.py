@@ -130,7 +130,9 @@ def plan_layout(
             supply.add_extents(minus(extents, retained.get(layer, ())))
     serving = {layer: arenas.get(layer, ()) for layer in target.kv_layers.layers()}
     min_line = min(sizes.pages_for_blocks(live_blocks), length)
-    wanted = [page_map.homes[s].extents for s in added if s in page_map.homes]
+    # A spoilt home is worth nothing where other pages have been mapped ahead.
+    own = {s: home for s, home in page_map.homes.items() if s in added and (home.is_intact or mapped_at is None)}
+    wanted = [own[s].extents for s in added if s in own]
     for extents in serving.values():
         supply.add_extents(minus(extents, clip(extents, 0, length)))
     # An arena is popped further than it must where an added shard then gets its own pages back, and so needs no pull.
@@ -141,7 +143,7 @@ def plan_layout(
 
     homes = {s: home for s, home in page_map.homes.items() if s not in target.shards}
     homes |= {s: Home(page_map.of(shard_owner(s)), True) for s in sizes.shard_pages if s in dropped}
-    slabs, lent = _place_shards(added, page_map, sizes, supply, homes)
+    slabs, lent = _place_shards(added, own, sizes, supply, homes, mapped_at)
     contents: dict[Owner, Extents] = {WORKSPACE: page_map.of(WORKSPACE)}
     contents |= {shard_owner(s): page_map.of(shard_owner(s)) for s in sizes.shard_pages if s in mapped & target.shards}
     contents |= {shard_owner(s): extents for s, extents in slabs.items()}
@@ -253,20 +255,24 @@ def _lines(
 
 
 def _place_shards(
-    added: list[ShardId], page_map: PageMap, sizes: PageSizes, supply: RunSet, homes: dict[ShardId, Home]
+    added: list[ShardId], own_homes: Mapping[ShardId, Home], sizes: PageSizes, supply: RunSet,
+    homes: dict[ShardId, Home], mapped_at: MappedAt | None,
 ) -> tuple[dict[ShardId, Extents], list[Run]]:
     """Pages for new shards, taken from ``supply``; and the pages that are left of dropped shards, one shard after the
     other.
 
-    Own pages first, except that homes may overlap where a spoilt one is involved: intact ones have the better claim.
-    The rest comes from pages that no dropped shard wants back, then from spoilt homes; an intact home that must give a
-    page is not intact any more (``homes`` is updated).
+    Own pages first (``own_homes``), except that homes may overlap where a spoilt one is involved: intact ones have the
+    better claim. Then what is mapped there already. The rest comes from pages that no dropped shard wants back, then
+    from spoilt homes; an intact home that must give a page is not intact any more (``homes`` is updated).
     """
-    claims = [(page_map.homes[s], s) for s in added if s in page_map.homes]
+    claims = [(own_homes[s], s) for s in added if s in own_homes]
     claims += [(homes[s], s) for s in reversed(homes)]
     claims.sort(key=lambda claim: not claim[0].is_intact)
     own = {shard: supply.take_extents(home.extents) for home, shard in claims}
     slabs = {s: own.get(s, ()) for s in added}
+    if mapped_at is not None:
+        slabs = {s: _as_mapped(shard_owner(s), extents, sizes.shard_pages[s], (supply,), mapped_at)
+                 for s, extents in slabs.items()}  # fmt: skip
     lent = {s: RunSet() for s in reversed(homes)}
     for shard, pages in lent.items():
         pages.add_extents(own[shard])
@@ -296,7 +302,7 @@ def _fill(
     the same number of shards' pages (``lent``) each."""
     if mapped_at is not None:
         shards_pages = RunSet(lent)
-        kept = {layer: _as_mapped(layer, extents, length, (shards_pages, supply), mapped_at)
+        kept = {layer: _as_mapped(kv_owner(layer), extents, length, (shards_pages, supply), mapped_at)
                 for layer, extents in kept.items()}  # fmt: skip
         lent = shards_pages.runs()
     plain = supply.runs()
@@ -315,10 +321,9 @@ def _fill(
 
 
 def _as_mapped(
-    layer: int, extents: Extents, length: int, pools: Iterable[RunSet], mapped_at: MappedAt
+    owner: Owner, extents: Extents, length: int, pools: Iterable[RunSet], mapped_at: MappedAt
 ) -> Extents:
-    """An arena with the pages of ``pools`` that are mapped at its positions already; they are taken out."""
-    owner = kv_owner(layer)
+    """A span with the pages of ``pools`` that are mapped in its gaps already; they are taken out."""
     filled = list(extents)
     for position, count in gaps(extents, length):
         there = mapped_at(owner, position, position + count)

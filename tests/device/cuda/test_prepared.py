@@ -117,6 +117,37 @@ def test_both_halves_are_prepared_beside_each_other(start):
         assert change(worker, layout(worker, ALL)) == 0
 
 
+def test_the_way_back_is_mapped_beside_steps_and_so_is_the_next_drop(start):
+    """As under load: blocks are in use all the time, written ones among them, and shards are overwritten."""
+    worker = start()
+    before = worker.capacity_blocks
+    for _ in range(3):
+        change(worker, layout(worker, LOW, retained(worker, before)), before)
+        change(worker, layout(worker, LOW), before)
+        worker._memory.note_written(worker.capacity_blocks)
+        turns = 0
+        while worker.ahead.turn():
+            turns += 1
+        assert turns > 0 and not worker.ahead.turn()
+        back = LayoutSpec(worker.shape.all_shards, LOW)
+        assert change(worker, back, before) == 0, "the shards' return, while KV stays"
+        assert change(worker, layout(worker, ALL), before) == 0
+        worker.ahead.finish()
+        assert change(worker, layout(worker, LOW, retained(worker, before)), before) == 0, "and the next drop"
+        worker.ahead.finish()
+        change(worker, layout(worker, ALL), before)
+        worker.ahead.finish()
+
+
+def test_what_was_to_be_mapped_is_forgotten_with_its_layout(start):
+    worker = start()
+    change(worker, layout(worker, LOW))
+    assert worker.ahead.turn(), "begun"
+    change(worker, layout(worker, ALL))
+    worker.ahead.finish()
+    assert change(worker, layout(worker, HIGH)) == 0
+
+
 def test_after_sleep_drops_are_prepared_anew(start, fake):
     worker = start()
     change(worker, EMPTY)
@@ -169,7 +200,7 @@ def test_a_card_that_refuses_to_prepare_serves_all_the_same(start, fake, caplog,
     def refuse(self, *_):
         raise MappingError("cuMemMap: no")
 
-    monkeypatch.setattr(DeviceMemory, "prepare", refuse)
+    monkeypatch.setattr(DeviceMemory, "preparing", refuse)
     worker = start()
-    assert "could not be prepared: cuMemMap: no" in caplog.text
+    assert "could not be mapped ahead: cuMemMap: no" in caplog.text
     assert change(worker, layout(worker, LOW)) > 0 and worker.ready_for(LOW)

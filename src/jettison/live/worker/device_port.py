@@ -46,8 +46,21 @@ def device_spec(spec: WorkerSpec) -> DeviceSpec:
     )
 
 
+class Ahead(Protocol):
+    """What a device does ahead of its next layout, in the shadow of steps."""
+
+    def turn(self) -> bool:
+        """A tenth of a millisecond of it; False where nothing is left."""
+        ...
+
+
 class Device(Protocol):
     """One device's memory, layers and KV cache. Any call may raise; what failed has changed nothing."""
+
+    @property
+    def ahead(self) -> Ahead:
+        """Between ``start`` and ``close``."""
+        ...
 
     @property
     def capacity_blocks(self) -> int:
