@@ -90,6 +90,9 @@ def test_auto_takes_cards_where_they_are_seen_and_usable(plug, monkeypatch):
     plug(TWO)
     assert resolve().devices == devices.DeviceConfig("cuda", (0,))
     assert resolve(device="cpu").devices.kind == "cpu"
+    assert {resolve(**{key: value}).devices.kind for key, value in (
+        ("dtype", "float64"), ("kernels", "native"), ("kernels", "torch"))} == {"cpu"}
+    assert {resolve(dtype=dtype).devices.kind for dtype in ("auto", "bfloat16", "float32")} == {"cuda"}
     assert EngineConfig.resolve(model="m").devices.kind == "cpu", "cards are looked for where a caller asks for it"
     monkeypatch.setattr(devices, "missing_software", lambda: "triton not installed")
     assert resolve().devices.kind == "cpu"

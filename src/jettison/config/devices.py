@@ -35,7 +35,7 @@ class DeviceConfig:
 
     kind: Device = config_key(
         "auto", Choice(Device), "What instances run on (auto: cuda where an NVIDIA card is visible and what it takes "
-        "is installed, else cpu).", name="device", bare="cpu")
+        "is installed, unless --dtype is float64 or --kernels are the cpu's; else cpu).", name="device", bare="cpu")
     cards: tuple[int, ...] = config_key(
         (), machine_list, f"cuda: the card of each instance, in order (0,0,1,1); card 0 is the first that {VISIBLE} "
         "shows, and instances of one card share it (auto: instance i on card i mod their number).",
@@ -51,7 +51,7 @@ def settle(values: dict[str, Any], look: LookForCards | None) -> None:
     """
     cards: Sequence[Card] = ()
     if values["device"] == "auto":
-        cards = look() if look is not None else ()
+        cards = look() if look is not None and not _is_for_the_cpu(values) else ()
         values["device"] = "cuda" if cards and missing_software() is None else "cpu"
     elif values["device"] == "cuda":
         cards = (look or visible_cards)()
@@ -69,6 +69,10 @@ def settle(values: dict[str, Any], look: LookForCards | None) -> None:
     page_bytes = values["page_size"]
     if page_bytes is not None and page_bytes % CARD_PAGE_BYTES:
         raise ConfigError(f"--page-size {format_bytes(page_bytes)}: pages of a card are multiples of 2MiB")
+
+
+def _is_for_the_cpu(values: dict[str, Any]) -> bool:
+    return values["dtype"] == "float64" or values["kernels"] not in ("auto", "cuda", "cuda-invariant")
 
 
 def _settle_processor(values: dict[str, Any]) -> None:
