@@ -1,7 +1,6 @@
 """What a device maps ahead of its next layouts, so that these call no driver: all at once, or in turns beside steps.
 
-After a layout of the whole model come drops of it; after a drop, the return of all. Merges of three and more
-members are not foreseen: a position keeps one mapping. On back ends where that has no gain, nothing is done.
+On back ends where that has no gain, nothing is done. Which layouts are likely: ``memory.ahead``.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from jettison.device.memory import DeviceMemory
 from jettison.errors import JettisonError
+from jettison.memory.ahead import layouts_ahead
 from jettison.memory.layout import LayoutSpec
 from jettison.types import LayerRange, ModelShape
 
@@ -27,14 +27,15 @@ class MappedAhead:
         """``drops``: the layers that the first drops of a whole model are likely to leave."""
         self._memory = memory
         self._shape = shape
-        self._drops = [LayoutSpec(shape.shards_for(layers), layers) for layers in drops]
+        self._drops = drops
         self._turns: Iterator[int] = iter(())
 
     def follow(self, spec: LayoutSpec) -> None:
         """``spec`` is the layout now: forget what was to come before it."""
-        self._turns = iter(())
-        if self._memory.prepares and self._drops:
-            self._turns = self._after(spec)
+        self._turns = (
+            turn for each in layouts_ahead(spec, self._shape, self._drops)
+            for turn in self._memory.preparing(each, PAGES_A_TURN)
+        )
 
     def turn(self) -> bool:
         """Map a few pages, beside a step; False where nothing is left to map."""
@@ -49,13 +50,3 @@ class MappedAhead:
         """Map all that is left: up to a second, at 30 µs a page."""
         while self.turn():
             pass
-
-    def _after(self, spec: LayoutSpec) -> Iterator[int]:
-        if spec.kv_layers == self._shape.all_layers:
-            following = self._drops
-        elif spec.kv_layers and not spec.retained:  # what is retained goes soon, into what was mapped for it
-            following = [LayoutSpec(self._shape.all_shards, self._shape.all_layers)]
-        else:
-            following = []
-        for each in following:
-            yield from self._memory.preparing(each, self._memory.capacity_blocks, PAGES_A_TURN)

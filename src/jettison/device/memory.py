@@ -38,10 +38,11 @@ from jettison.errors import (
     StalePlanError,
     WorkerLostError,
 )
+from jettison.memory.ahead import maps_ahead
 from jettison.memory.extents import Extent, Extents
-from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec, RetainedKV
+from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.memory.pagemap import WORKSPACE, Owner, PageMap, PageSizes, check_budget, kv_owner, shard_owner
-from jettison.memory.pages import PageMapping, PagePlan, plan_layout
+from jettison.memory.pages import PagePlan, plan_layout
 from jettison.types import LayerRange, ModelShape, ShardId
 
 logger = logging.getLogger(__name__)
@@ -214,15 +215,14 @@ class DeviceMemory:
         plan = self._plan(spec, live_blocks)
         return LayoutOffer(plan.version, plan.evacuate_from_block, plan.capacity_blocks)
 
-    def prepare(self, spec: LayoutSpec, live_blocks: int, max_pages: int = sys.maxsize) -> int:
+    def prepare(self, spec: LayoutSpec, max_pages: int = sys.maxsize) -> int:
         """The first turn of ``preparing``; returns the number of pages mapped, 0 where all are."""
-        return next(self.preparing(spec, live_blocks, max_pages), 0)
+        return next(self.preparing(spec, max_pages), 0)
 
-    def preparing(self, spec: LayoutSpec, live_blocks: int, pages_a_turn: int) -> Iterator[int]:
+    def preparing(self, spec: LayoutSpec, pages_a_turn: int) -> Iterator[int]:
         """Map pages ahead of an ``apply`` of ``spec``, which then need not map them. Kernels may be running.
 
-        ``spec`` retains nothing. The way there goes by another layout, which is prepared with it: KV of layers that
-        leave is retained until it has been sent, and layers that come get their shards before KV of theirs.
+        ``spec`` retains nothing; layouts on the way there are prepared with it (``memory.ahead``).
 
         Only positions that own nothing now are prepared; layout, bytes and version stay as they are. Yields after each
         ``pages_a_turn`` pages (30 µs each on a card) and at the end the number mapped: nothing where all are mapped, or
@@ -230,7 +230,11 @@ class DeviceMemory:
         after which the layout is still as it was.
         """
         version, left = self._map.version, pages_a_turn
-        for mapping in self._maps_to(spec, live_blocks) if self._pool.prepares else ():
+        if not self._pool.prepares:
+            return
+        self._check_open()
+        self._note_written_pages()
+        for mapping in maps_ahead(self._map, spec, self._sizes, self.capacity_blocks, self._mapped_at):
             arena, first = self._arenas[mapping.owner], 0
             while first < mapping.num_pages:
                 piece = min(mapping.num_pages - first, left)
@@ -243,18 +247,6 @@ class DeviceMemory:
                         return
         if left < pages_a_turn:
             yield pages_a_turn - left
-
-    def _maps_to(self, spec: LayoutSpec, live_blocks: int) -> list[PageMapping]:
-        """All mappings on the way to a layout."""
-        now, blocks = self._map.kv_layers, tuple(range(self.capacity_blocks))
-        leaving = [layer for layer in now.layers() if layer not in spec.kv_layers.layers()]
-        retained = tuple(RetainedKV(LayerRange(layer, layer + 1), blocks) for layer in leaving)
-        between = replace(spec, retained=retained) if leaving else replace(spec, kv_layers=now)
-        at_once = self._plan(between, live_blocks)
-        meanwhile = replace(self._map, contents=dict(self._map.contents), homes=dict(self._map.homes))
-        at_once.apply(meanwhile)
-        in_the_end = plan_layout(meanwhile, spec, self._sizes, live_blocks, self._mapped_at)
-        return [*at_once.maps, *in_the_end.maps]
 
     def apply(
         self, spec: LayoutSpec, live_blocks: int, version: int, copies: Sequence[BlockCopy]
@@ -398,11 +390,14 @@ class DeviceMemory:
 
     def _plan(self, spec: LayoutSpec, live_blocks: int) -> PagePlan:
         self._check_open()
+        self._note_written_pages()
+        return plan_layout(
+            self._map, spec, self._sizes, live_blocks, self._mapped_at if self._pool.prepares else None)
+
+    def _note_written_pages(self) -> None:
         written = self._sizes.pages_for_blocks(self._written_blocks)
         for layer in self._map.kv_layers.layers():
             self._mark_pages(layer, 0, written)
-        return plan_layout(
-            self._map, spec, self._sizes, live_blocks, self._mapped_at if self._pool.prepares else None)
 
     def _mapped_at(self, owner: Owner, lo: int, hi: int) -> Extents:
         return tuple(Extent(*run) for run in self._arenas[owner].mapped(lo, hi - lo))
