@@ -1,8 +1,7 @@
 """A back end of a pretended card: CUDA's runner, pages and sampler over host memory and a fake driver.
 
 Its kernels are the host's, which get the rows of a step from what was staged for the card alone, so that a wrong list
-of work, table or place shows as a wrong token, in any precision. ``triton_kernels`` gives the card's own, interpreted.
-"""
+of work, table or place shows as a wrong token, in any precision."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ from fakecuda import FakeBindings, PoisonedPool
 
 from jettison.device.cuda.backend import CudaBackEnd
 from jettison.device.cuda.rows import NOWHERE
+from jettison.device.cuda.runner import CudaRunner, Limits
 from jettison.device.cuda.tiles import choose_tile
 from jettison.device.cuda.worklist import HEADER_WORDS, ITEM_WORDS, WorkShape
 from jettison.device.devicebytes_host import HostBytes
@@ -93,8 +93,10 @@ class RowKernels:
         return WorkShape(tile, group, kv_heads, programs=4)
 
     def attend_rows(self, weights, buffers, constants, rows) -> None:
-        work = rows.work.numpy()
-        items = work[HEADER_WORDS : HEADER_WORDS + ITEM_WORDS * work[0]].reshape(work[0], ITEM_WORDS)
+        # A graph has the tensor of its capture; how long the list is, the list says.
+        length = HEADER_WORDS + ITEM_WORDS * int(rows.work[0])
+        work = rows.work.as_strided((length,), (1,)).numpy()
+        items = work[HEADER_WORDS:].reshape(-1, ITEM_WORDS)
         items = items[items[:, 5] == 0]  # a tile's first split, or all of it
         items = items[np.argsort(items[:, 1])]
         num_rows, num_tokens = int(items[:, 0].max()) + 1, int(items[:, 2].sum())
@@ -110,6 +112,12 @@ class RowKernels:
         mine = SimpleNamespace(bound=None, **{name: getattr(buffers, name)[:num_tokens] for name in _BUFFERS})
         tables = np.ascontiguousarray(tables)
         self._inner.attend_layer(weights, mine, constants, tables, query_lens, context_lens, positions)
+
+
+def card_runner(config, dtype, memory, kernels, max_num_tokens, max_num_seqs, device_bytes) -> CudaRunner:
+    """A runner on a pretended card of its own."""
+    limits = Limits(max_num_tokens, max_num_seqs)
+    return CudaRunner(config, dtype, memory, kernels, limits, device_bytes, PretendedCard())
 
 
 class PretendedBackEnd(CudaBackEnd):

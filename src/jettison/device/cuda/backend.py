@@ -6,7 +6,7 @@ Making one, and asking it about addresses and kernels, opens no device and impor
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
@@ -25,9 +25,6 @@ from jettison.device.spec import CUDA
 from jettison.errors import BudgetError, ConfigError
 from jettison.memory.pagemap import PageSizes
 from jettison.types import ModelShape
-
-if TYPE_CHECKING:
-    from jettison.device.backend import HostPool
 
 _ADDRESS_BYTES = 1 << 46
 """Half of the addresses that a card shares with its host (47 bits on x86-64)."""

@@ -63,7 +63,7 @@ class HostRows(NamedTuple):
 
     def padded(self, num_rows: int, max_blocks: int) -> HostRows:
         """Rows of one token each with padding up to ``num_rows``, and tables that are wide enough for any context, so
-        that all such rows have arrays of the same shapes."""
+        that all such rows have arrays of the same shapes; but for the work, which comes last and says its length."""
         width = min(self.tables.shape[1], max_blocks)
         tables = np.zeros((num_rows, max_blocks), dtype=np.int32)
         tables[: len(self.tables), :width] = self.tables[:, :width]
@@ -71,12 +71,12 @@ class HostRows(NamedTuple):
             tables=tables,
             positions=padded(self.positions, num_rows, 0),
             slots=padded(self.slots, num_rows, NOWHERE),
-            work=padded(self.work, num_words(self.shape, num_rows, num_rows), 0),
         )
 
     def on_card(self, copied: Mapping[str, Tensor]) -> StepRows:
         """The rows from what the arrays became."""
-        return StepRows(*(copied[name] for name in self.arrays()), self.shape.tile, self.only_context)
+        tables, positions, slots, work = (copied[name] for name in self.arrays())
+        return StepRows(tables, positions, slots, work, self.shape.tile, self.only_context)
 
 
 def lay_out(

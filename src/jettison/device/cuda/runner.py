@@ -117,8 +117,8 @@ class CudaRunner:
             self._decoder.embed(staged["token_ids"], buffers.residual)
         else:
             buffers.residual[: step.num_tokens].copy_(hidden)
-        is_armed = gives_up is not None and step.safepoint_layers > 0
-        safepoints = Safepoints(gives_up, step.safepoint_layers) if gives_up is not None and is_armed else None
+        every = step.safepoint_layers
+        safepoints = Safepoints(gives_up, every) if gives_up is not None and every else None
         launches = Launches(layers, partial(self._run_layer, stage), partial(self._end, stage))
         return CudaStep(self._card, launches, safepoints, None if port is None else port.poll)
 
@@ -233,7 +233,8 @@ class CudaRunner:
 
     def _describe_prompts(self, stage: _Stage) -> dict[str, Tensor]:
         """Log-probabilities of prompts, as many positions at a time as the logits buffer has rows."""
-        step, size, made = stage.step, self._limits.max_num_seqs, {}
+        step, size = stage.step, self._limits.max_num_seqs
+        made: dict[str, Tensor] = {}
         row_ends = np.cumsum(step.query_lens)
         for i, asked in enumerate(step.prompt_logprobs):
             first, num_targets = int(row_ends[asked.row] - step.query_lens[asked.row]), len(asked.target_token_ids)

@@ -1,7 +1,7 @@
 """How a step's arrays reach the card, and what it makes the host: one pinned buffer each way, one copy a step in.
 
-Arrays keep their places for as long as their shapes come in the same order, so what a graph reads may lie here: it is
-put first. ``generation`` changes where the buffer had to grow and all places are new.
+An array has the same place in each step where those before it have the same shapes, so what a graph reads may lie here:
+it is put first. ``generation`` changes where the buffer had to grow and all places are new.
 
 Not here: what the arrays mean (``rows``), and streams or events (``card``).
 """
