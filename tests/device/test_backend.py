@@ -13,7 +13,7 @@ import pytest
 import torch
 from device_shards import copy_shard, shard_of
 from doubledevice import BYPASSES, DeviceTensor, DoubleBackEnd, HostAccessError, wrapped
-from pretendedcard import PretendedBackEnd
+from cardbackend import PretendedBackEnd
 
 from jettison.device.backend_host import HostBackEnd
 from jettison.device.bytesview import as_numpy_uint8, as_tensor_uint8

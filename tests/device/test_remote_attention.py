@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention_batch import VARIANTS, Batch, batches
 from hypothesis import given, settings
-from pretendedcard import RowKernels, card_runner
+from cardbackend import RowKernels, card_runner
 
 from jettison.device.devicebytes_host import HostBytes
 from jettison.device.kernels import load_kernels

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from device_shards import copy_shard, shard_of
-from pretendedcard import PretendedBackEnd
+from cardbackend import PretendedBackEnd
 
 from jettison.device.backend_host import HostBackEnd
 from jettison.device.kernels import native

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from pretendedcard import PretendedBackEnd, PretendedCard
+from cardbackend import PretendedBackEnd, PretendedCard
 
 from jettison.device.backend_host import HostBackEnd
 from jettison.device.cuda.graphs import GraphKey, LayerGraphs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pretendedcard import PretendedCard
+from cardbackend import PretendedCard
 
 from jettison.device.cuda.running import AHEAD, CudaStep, Launches, Safepoints
 from jettison.types import LayerRange
