@@ -1,7 +1,8 @@
 """A back end of a pretended card: CUDA's runner, pages and sampler over host memory and a fake driver.
 
 Its kernels are the host's, which get the rows of a step from what was staged for the card alone, so that a wrong list
-of work, table or place shows as a wrong token, in any precision."""
+of work, table or place shows as a wrong token, in any precision.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from fakecuda import FakeBindings, PoisonedPool
+from pretendedcard import PretendedCard
 
 from jettison.device.cuda.backend import CudaBackEnd
 from jettison.device.cuda.rows import NOWHERE
@@ -24,53 +26,6 @@ from jettison.device.model.workspace import StepBuffers
 
 PAGE = 4096
 _BUFFERS = [name for name in StepBuffers.__slots__ if name != "bound"]
-
-
-class PretendedEvent:
-    """Over when its card says so."""
-
-    def __init__(self, card: PretendedCard, number: int) -> None:
-        self._card, self.number = card, number
-
-    def done(self) -> bool:
-        return self._card.num_over >= self.number
-
-    def wait(self) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        self._card.num_over = max(self._card.num_over, self.number)
-
-
-class PretendedCard:
-    """Host memory, in order. All is over at once, unless ``is_slow``: then an event is over when it is waited for, or
-    ``num_over`` says so."""
-
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
-        self.is_slow = False
-        self.num_recorded = 0
-        self.num_over = 0
-        self.num_replays = 0
-
-    def record(self) -> PretendedEvent:
-        self.num_recorded += 1
-        if not self.is_slow:
-            self.num_over = self.num_recorded
-        return PretendedEvent(self, self.num_recorded)
-
-    def pinned(self, num_bytes: int) -> torch.Tensor:
-        return torch.full((num_bytes,), 0xA5, dtype=torch.uint8)
-
-    def synchronize(self) -> None:
-        self.num_over = self.num_recorded
-
-    def capture(self, launch):
-        def replay() -> None:
-            self.num_replays += 1
-            launch()
-
-        return SimpleNamespace(replay=replay)
 
 
 class RowKernels:
@@ -116,8 +71,9 @@ class RowKernels:
 
 def card_runner(config, dtype, memory, kernels, max_num_tokens, max_num_seqs, device_bytes) -> CudaRunner:
     """A runner on a pretended card of its own."""
-    limits = Limits(max_num_tokens, max_num_seqs)
-    return CudaRunner(config, dtype, memory, kernels, limits, device_bytes, PretendedCard())
+    card, limits = PretendedCard(), Limits(max_num_tokens, max_num_seqs)
+    card.start()
+    return CudaRunner(config, dtype, memory, kernels, limits, device_bytes, card)
 
 
 class PretendedBackEnd(CudaBackEnd):
@@ -136,7 +92,9 @@ class PretendedBackEnd(CudaBackEnd):
         return super().resolve_kernels(name, torch.float32, processor)  # the host's compute in double, too
 
     def load_kernels(self, name, dtype):
-        return RowKernels(self.resolve_kernels(name, dtype), dtype)
+        name = self.resolve_kernels(name, dtype)
+        self.card.start()
+        return RowKernels(name, dtype)
 
     def make_pool(self, budget_bytes, page_bytes):
         super().make_pool(budget_bytes, page_bytes)

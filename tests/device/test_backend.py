@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from cardbackend import PretendedBackEnd
 from device_shards import copy_shard, shard_of
 from doubledevice import BYPASSES, DeviceTensor, DoubleBackEnd, HostAccessError, wrapped
-from cardbackend import PretendedBackEnd
 
 from jettison.device.backend_host import HostBackEnd
 from jettison.device.bytesview import as_numpy_uint8, as_tensor_uint8

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from attention_batch import VARIANTS, Batch, batches
-from hypothesis import given, settings
 from cardbackend import RowKernels, card_runner
+from hypothesis import given, settings
 
 from jettison.device.devicebytes_host import HostBytes
 from jettison.device.kernels import load_kernels

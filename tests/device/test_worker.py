@@ -10,8 +10,8 @@ import threading
 import numpy as np
 import pytest
 import torch
-from device_shards import copy_shard, shard_of
 from cardbackend import PretendedBackEnd
+from device_shards import copy_shard, shard_of
 
 from jettison.device.backend_host import HostBackEnd
 from jettison.device.kernels import native

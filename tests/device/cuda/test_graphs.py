@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from cardbackend import PretendedBackEnd, PretendedCard
+from cardbackend import PretendedBackEnd
+from pretendedcard import PretendedCard
 
 from jettison.device.backend_host import HostBackEnd
 from jettison.device.cuda.graphs import GraphKey, LayerGraphs
@@ -20,20 +21,27 @@ from jettison.types import LayerRange
 ALL, LOW = LayerRange(0, 4), LayerRange(0, 1)
 
 
-def test_a_layer_runs_plainly_once_and_by_its_graph_then() -> None:
-    card, log = PretendedCard(), []
-    graphs = LayerGraphs(card)
+@pytest.fixture
+def card() -> PretendedCard:
+    card = PretendedCard()
+    card.start()
+    return card
+
+
+def test_a_layer_runs_once_a_step_and_by_its_graph_from_the_second_on(card) -> None:
+    graphs, log = LayerGraphs(card), []
     keys = [GraphKey(0, True, 4), GraphKey(0, True, 8), GraphKey(0, False, 4)]
     for key in keys * 3:
         graphs.run(key, 1, lambda key=key: log.append(key))
-    assert log == keys * 3 and card.num_replays == 6 and graphs.num_graphs == 3
+    assert log == keys * 3 and card.num_replays == 6 and len(graphs) == 3
     graphs.run(keys[0], 2, lambda: log.append("moved"))
-    assert log[-1] == "moved" and graphs.num_graphs == 0, "staging has moved"
+    assert log[-1] == "moved" and len(graphs) == 1, "staging has moved"
 
 
 def test_what_cannot_be_captured_runs_without_graphs(caplog) -> None:
     class Refuses(PretendedCard):
-        def capture(self, launch):
+        def capture(self, launches):
+            launches()
             raise RuntimeError("operation not permitted when stream is capturing")
 
     graphs, log = LayerGraphs(Refuses()), []
@@ -42,8 +50,16 @@ def test_what_cannot_be_captured_runs_without_graphs(caplog) -> None:
     assert len(log) == 5 and len(caplog.records) == 1 and "without graphs" in caplog.text
 
 
-def test_staged_arrays_keep_their_places_until_the_buffer_grows() -> None:
-    staging = Staging(PretendedCard(), 256)
+def test_a_layer_that_fails_is_a_failure_of_its_step(card) -> None:
+    def fails() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal"):
+        LayerGraphs(card).run(GraphKey(0, True, 1), 1, fails)
+
+
+def test_staged_arrays_keep_their_places_until_the_buffer_grows(card) -> None:
+    staging = Staging(card, 256)
     first = staging.put({"a": np.arange(5, dtype=np.int32), "b": np.arange(6.0).reshape(2, 3)})
     assert first["a"].tolist() == [0, 1, 2, 3, 4] and first["b"].tolist() == [[0, 1, 2], [3, 4, 5]]
     again = staging.put({"a": np.ones(5, dtype=np.int32), "b": np.zeros((2, 3)), "c": np.zeros(0, dtype=np.int64)})
@@ -53,19 +69,19 @@ def test_staged_arrays_keep_their_places_until_the_buffer_grows() -> None:
     assert staging.generation == 2
 
 
-def test_a_copy_under_way_is_not_written_over() -> None:
-    card = PretendedCard()
-    card.is_slow = True
+def test_a_copy_under_way_is_not_written_over(card) -> None:
     staging = Staging(card, 64)
-    for number in range(3):
+    for number in range(3):  # the card checks
         staging.put({"a": np.full(4, number, dtype=np.int32)})
-        assert card.num_over == number, "the copy before has ended, this one may run"
+    card.synchronize()
+    assert card.log == [("in", "steps", 16)] * 3
 
 
-def test_what_a_step_has_made_comes_back_by_name() -> None:
-    results = Results(PretendedCard(), 16)
-    made = {"tokens": torch.arange(9), "own": torch.rand(2, 3, dtype=torch.float64)}
+def test_what_a_step_has_made_comes_back_by_name(card) -> None:
+    results = Results(card, 16)
+    made = {"tokens": torch.arange(9), "own": torch.rand(3, 2, dtype=torch.float64).t()}
     fetched = results.fetch(made)
+    card.synchronize()
     assert fetched["tokens"].tolist() == list(range(9)) and (fetched["own"] == made["own"].numpy()).all()
 
 
@@ -106,15 +122,14 @@ def test_graphs_and_padding_change_no_token(workers, new_driver) -> None:
     expected = batches(new_driver([(host.run_step, ALL)], 72))
     assert batches(new_driver([(card.run_step, ALL)], 72)) == expected
     runner, replays = card._runner, card._back_end.card.num_replays
-    # Buckets 32, 4, 1, 16 and 2 ran twice and more.
-    assert runner._graphs.num_graphs == 5 * len(ALL) and replays == (2 + 2 + 2 + 1 + 1) * len(ALL)
+    assert len(runner._graphs) == 5 * len(ALL) and replays == (2 + 2 + 2 + 1 + 1) * len(ALL)
 
 
 def test_graphs_hold_through_a_drop_and_a_restore(workers, new_driver) -> None:
     host, card = workers
     expected = batches(new_driver([(host.run_step, ALL)], 72))
     batches(new_driver([(card.run_step, ALL)], 72))
-    num_graphs = card._runner._graphs.num_graphs
+    num_graphs = len(card._runner._graphs)
     for layers in (LOW, ALL):
         spec = LayoutSpec(card.shape.shards_for(layers), layers)
         missing = card.apply_layout(spec, 0, card.layout_version, []).missing_shards
@@ -122,5 +137,5 @@ def test_graphs_hold_through_a_drop_and_a_restore(workers, new_driver) -> None:
         card.load_shard_from_disk(shard)
     before = card._back_end.card.num_replays
     assert batches(new_driver([(card.run_step, ALL)], 72)) == expected
-    assert card._runner._graphs.num_graphs == num_graphs
+    assert len(card._runner._graphs) == num_graphs
     assert card._back_end.card.num_replays - before == 13 * len(ALL)

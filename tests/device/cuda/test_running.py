@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from cardbackend import PretendedCard
 
 from jettison.device.cuda.running import AHEAD, CudaStep, Launches, Safepoints
 from jettison.types import LayerRange
@@ -11,12 +10,36 @@ from jettison.types import LayerRange
 LAYERS = LayerRange(3, 11)
 
 
+class SlowCard:
+    """Ends nothing by itself: ``num_over`` of the recorded points are reached."""
+
+    def __init__(self) -> None:
+        self.num_recorded = self.num_over = 0
+
+    def record(self) -> SlowEvent:
+        self.num_recorded += 1
+        return SlowEvent(self, self.num_recorded)
+
+    def synchronize(self) -> None:
+        self.num_over = self.num_recorded
+
+
+class SlowEvent:
+    def __init__(self, card: SlowCard, number: int) -> None:
+        self._card, self._number = card, number
+
+    def done(self) -> bool:
+        return self._card.num_over >= self._number
+
+    def synchronize(self) -> None:
+        self._card.num_over = max(self._card.num_over, self._number)
+
+
 class Steps:
-    """A step on a card that ends nothing by itself, and what it has launched."""
+    """A step on such a card, and what it has launched."""
 
     def __init__(self, safepoints: Safepoints | None = None, between=None, fails_at: int | None = None) -> None:
-        self.card, self.log = PretendedCard(), []
-        self.card.is_slow = True
+        self.card, self.log = SlowCard(), []
         self._fails_at = fails_at
         self.running = CudaStep(self.card, Launches(LAYERS, self._layer, self._tail), safepoints, between)
 

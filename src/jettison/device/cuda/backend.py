@@ -60,8 +60,9 @@ class CudaBackEnd:
         return name
 
     def load_kernels(self, name: str, dtype: torch.dtype) -> Kernels:
-        """Opens the card."""
+        """Opens the card: its stream of steps is the calling thread's from now on."""
         kernels, _ = find_kernels(self.resolve_kernels(name, dtype), CUDA)
+        self.card.start()
         try:
             return kernels.load()
         except KernelsUnavailableError as error:

@@ -4,8 +4,6 @@ Addresses never change, so a graph holds through drops and restores: a layer tha
 is the card's own, outside of the page pool. A graph reads a step's rows where ``staging`` puts them, so all graphs go
 when the staging moves. All of them run on one stream, one after the other, as they share cuBLAS's workspace.
 
-A layer runs without a graph the first time: kernels are compiled, and products choose their algorithm.
-
 Not here: which steps may be run so (``rows.bucket_of``).
 """
 
@@ -34,15 +32,12 @@ class LayerGraphs:
 
     def __init__(self, card: Card) -> None:
         self._card = card
-        self._graphs: dict[GraphKey, Graph | None] = {}
-        """None: it has run once."""
+        self._graphs: dict[GraphKey, Graph] = {}
         self._generation = 0
         self._can_capture = True
 
-    @property
-    def num_graphs(self) -> int:
-        """Graphs that have been captured and are kept."""
-        return sum(graph is not None for graph in self._graphs.values())
+    def __len__(self) -> int:
+        return len(self._graphs)
 
     def run(self, key: GraphKey, generation: int, launch: Callable[[], None]) -> None:
         """Launch what ``launch`` launches, by a graph from the second time on. ``generation``: of the memory that it
@@ -51,18 +46,26 @@ class LayerGraphs:
             self._graphs.clear()
             self._generation = generation
         graph = self._graphs.get(key)
-        if graph is None and key in self._graphs and self._can_capture:
-            graph = self._graphs[key] = self._captured(key, launch)
         if graph is not None:
             graph.replay()
-            return
-        launch()
-        self._graphs.setdefault(key, None)
+        elif self._can_capture:
+            self._run_and_capture(key, launch)
+        else:
+            launch()
 
-    def _captured(self, key: GraphKey, launch: Callable[[], None]) -> Graph | None:
+    def _run_and_capture(self, key: GraphKey, launch: Callable[[], None]) -> None:
+        """Launch for this step, and capture for the next ones: a failure of the second is no failure of the step."""
+        num_launched = 0
+
+        def counted() -> None:
+            nonlocal num_launched
+            launch()
+            num_launched += 1
+
         try:
-            return self._card.capture(launch)
+            self._graphs[key] = self._card.capture(counted)
         except RuntimeError as error:
+            if not num_launched:
+                raise
             logger.warning("%s cannot be captured, so steps run without graphs: %s", key, error)
             self._can_capture = False
-            return None

@@ -47,7 +47,7 @@ class Staging:
         for name, array in arrays.items():
             at = places[name]
             staged[at : at + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
-        self._there[:end].copy_(pinned[:end], non_blocking=True)
+        self._card.copy_in(pinned[:end], self._there[:end])
         self._copied = self._card.record()
         return {
             name: self._there[at : at + arrays[name].nbytes].view(_TORCH_DTYPES[arrays[name].dtype])
@@ -60,7 +60,7 @@ class Staging:
             while self._num_bytes < num_bytes:
                 self._num_bytes *= 2
             self._pinned = self._card.pinned(self._num_bytes)
-            self._there = torch.empty(self._num_bytes, dtype=torch.uint8, device=self._card.device)
+            self._there = self._card.empty(self._num_bytes)
             self.generation += 1
         return self._pinned
 
@@ -75,7 +75,7 @@ class Results:
 
     def fetch(self, tensors: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
         """Arrays on the host, by name, that have their contents once all that was launched is over, and until the next
-        call. Launches a copy for each."""
+        call, which comes after that. Launches a copy for each."""
         places, end = _places({name: tensor.nbytes for name, tensor in tensors.items()})
         if self._pinned is None or end > self._pinned.numel():
             self._num_bytes = max(end, self._num_bytes)
@@ -83,7 +83,7 @@ class Results:
         fetched = {}
         for name, tensor in tensors.items():
             piece = self._pinned[places[name] : places[name] + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            piece.copy_(tensor, non_blocking=True)
+            self._card.copy_out(tensor.contiguous(), piece)
             fetched[name] = piece.numpy()
         return fetched
 
