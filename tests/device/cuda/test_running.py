@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jettison.device.cuda.running import AHEAD, CudaStep, Launches, Safepoints
+from jettison.device.cuda.running import AHEAD, CudaStep, Launches, Safepoints, wait_for
+from jettison.errors import WorkerLostError
 from jettison.types import LayerRange
 
 LAYERS = LayerRange(3, 11)
@@ -115,3 +116,19 @@ def test_what_fails_is_raised_where_the_result_is_asked_for(layer: int) -> None:
     assert steps.log == list(range(3, layer))
     with pytest.raises(IndexError, match="no such block"):
         steps.running.result()
+
+
+def test_a_card_that_has_failed_takes_its_worker_with_it() -> None:
+    steps = Steps()
+
+    class Failed:
+        def done(self):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
+
+        synchronize = done
+
+    steps.card.record = Failed
+    with pytest.raises(WorkerLostError, match=r"the card has failed: CUDA error: an illegal .* encountered$"):
+        steps.running.result()
+    with pytest.raises(WorkerLostError):
+        wait_for(Failed())

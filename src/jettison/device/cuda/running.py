@@ -4,6 +4,9 @@ Where a step may be given up, or peers ask between its layers, the host is at mo
 layer i is launched once layer i - 2 has ended, and the safepoint before it is asked then. All other steps are launched
 as fast as they are polled.
 
+A card that has failed reports it wherever it is asked next, for good: that is a WorkerLostError, as the process has to
+be started again.
+
 Not here: what a layer launches (``runner``), and events themselves (``card``).
 """
 
@@ -17,6 +20,7 @@ from typing import Any, NamedTuple
 from jettison.device.cuda.card import Card, Event
 from jettison.device.model.decoder import GivesUp
 from jettison.device.step import StepOutput
+from jettison.errors import WorkerLostError
 from jettison.types import LayerRange
 
 AHEAD = 2
@@ -38,6 +42,25 @@ class Safepoints(NamedTuple):
     gives_up: GivesUp
     every: int
     """Layers between two of them."""
+
+
+def wait_for(event: Event) -> None:
+    """Wait on the host. Raises WorkerLostError."""
+    try:
+        event.synchronize()
+    except RuntimeError as error:
+        raise _lost(error) from error
+
+
+def _is_reached(event: Event) -> bool:
+    try:
+        return event.done()
+    except RuntimeError as error:
+        raise _lost(error) from error
+
+
+def _lost(error: RuntimeError) -> WorkerLostError:
+    return WorkerLostError(f"the card has failed: {str(error).partition(chr(10))[0]}")
 
 
 class CudaStep:
@@ -76,9 +99,9 @@ class CudaStep:
         """See ``Running.result``."""
         while not self.poll():
             if self._end is not None:
-                self._end.synchronize()
+                wait_for(self._end)
             elif len(self._flying) == AHEAD:
-                self._flying[0].synchronize()
+                wait_for(self._flying[0])
         if self._error is not None:
             raise self._error
         return self._result
@@ -94,7 +117,7 @@ class CudaStep:
     def _go_on(self) -> None:
         if self._end is None:
             self._launch_next()
-        elif self._end.done():
+        elif _is_reached(self._end):
             self._is_over = True
             self._result = None if self._finish is None else self._finish()
             if isinstance(self._result, StepOutput):
@@ -106,7 +129,7 @@ class CudaStep:
         if self._end is not None:
             return
         if len(self._flying) == AHEAD:
-            if not self._flying[0].done():
+            if not _is_reached(self._flying[0]):
                 return
             self._flying.popleft()
         if self._is_given_up(layer):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from jettison.device.cuda.card import Card, Event
+from jettison.device.cuda.running import wait_for
 
 _ALIGNMENT = 64
 _TORCH_DTYPES = {
@@ -38,10 +39,11 @@ class Staging:
         """Of the last copy: until then its source is not written."""
 
     def put(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
-        """Copies on the card, by name, valid until the next call. Launches one copy, and waits for the last one."""
+        """Copies on the card, by name, valid until the next call. Launches one copy, and waits for the last one. Raises
+        WorkerLostError where the card has failed."""
         places, end = _places({name: array.nbytes for name, array in arrays.items()})
         if self._copied is not None:
-            self._copied.synchronize()
+            wait_for(self._copied)
         pinned = self._opened(end)
         staged = pinned.numpy()
         for name, array in arrays.items():
