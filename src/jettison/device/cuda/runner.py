@@ -1,4 +1,4 @@
-"""Steps on a card: a step's arrays in one copy, its layers as graphs or launches, tokens drawn there, one copy back.
+"""Steps on a card: a step's rows in one copy, its layers as graphs or launches, tokens drawn there, one copy back.
 
 Nothing waits for the card but ``Running.result``. One step at a time: buffers, staging and graphs belong to it.
 
@@ -20,7 +20,7 @@ from jettison.device.cuda.card import Card
 from jettison.device.cuda.graphs import GraphKey, LayerGraphs
 from jettison.device.cuda.rows import HostRows, StepRows, bucket_of, lay_out, padded
 from jettison.device.cuda.running import CudaStep, Launches, Safepoints
-from jettison.device.cuda.sampler import CudaSampler, Plan, prompt_logprobs
+from jettison.device.cuda.sampler import CudaSampler, prompt_logprobs
 from jettison.device.cuda.staging import Results, Staging
 from jettison.device.cuda.worklist import WorkShape
 from jettison.device.devicebytes import Bytes, DeviceBytes
@@ -35,7 +35,7 @@ from jettison.device.step import Int32s, PromptLogprobsRow, StepInput, StepOutpu
 from jettison.device.stepcheck import check_input, check_limits, remote_parts
 
 _STAGED_BYTES = 1 << 20
-_MADE_BYTES = 1 << 14
+_ASKED_BYTES, _MADE_BYTES = 1 << 16, 1 << 14
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -63,15 +63,13 @@ class Limits(NamedTuple):
 
 
 class _Stage(NamedTuple):
-    """One step, checked and copied to the card."""
+    """One step, whose rows are checked and on the card."""
 
     step: StepInput
     batch: Batch
     buffers: StepBuffers
     bucket: int | None
     staged: dict[str, Tensor]
-    plan: Plan | None
-    """None: not the last stage."""
 
 
 class CudaRunner:
@@ -92,6 +90,8 @@ class CudaRunner:
         self._decoder = Decoder(config, memory, kernels, dtype, self._workspace)
         self._sampler = CudaSampler(config.vocab_size)
         self._staging = Staging(card, _STAGED_BYTES)
+        self._asked = Staging(card, _ASKED_BYTES)
+        """Of sampling, after the layers."""
         self._results = Results(card, _MADE_BYTES)
         self._graphs = LayerGraphs(card)
         self._likeliest = torch.empty(limits.max_num_seqs, dtype=torch.int64, device=card.device)
@@ -140,19 +140,15 @@ class CudaRunner:
         arrays: Arrays = rows.arrays()
         if step.layer_lo == 0:
             arrays["token_ids"] = padded(self._token_ids(step), num_tokens, 0)
-        plan = None
         if step.layer_hi == self.config.num_layers:
-            plan = self._sampler.plan(step.sample_rows.tolist(), step.sampling)
-            row_ends = np.cumsum(step.query_lens, dtype=np.int64)
-            arrays["sampled"] = row_ends[step.sample_rows] - 1
-            arrays |= plan.arrays | self._prompt_targets(step)
+            arrays["sampled"] = np.cumsum(step.query_lens, dtype=np.int64)[step.sample_rows] - 1
         staged = self._staging.put(arrays)
         remote = remote_parts(step, port, self._kernels, self._bytes, self.config, self._memory)
         batch = Batch(
             step.query_lens, step.context_lens, step.block_tables, rows.positions, remote,
             partial(self._kernels.attend_rows, rows=rows.on_card(staged)),
         )
-        return _Stage(step, batch, self._buffers_for(num_tokens, bucket), bucket, staged, plan)
+        return _Stage(step, batch, self._buffers_for(num_tokens, bucket), bucket, staged)
 
     def _rows(self, step: StepInput, bucket: int | None) -> HostRows:
         arena, heads = self._memory.kv_arena(step.layer_lo), self.config.num_heads
@@ -200,18 +196,23 @@ class CudaRunner:
 
     def _end(self, stage: _Stage) -> Callable[[], Any]:
         """Launch what follows the last layer."""
-        self._decoder.end_layers(stage.buffers, is_last=stage.plan is not None)
-        if stage.plan is not None:
-            return self._sample(stage, stage.plan)
+        is_last = stage.step.layer_hi == self.config.num_layers
+        self._decoder.end_layers(stage.buffers, is_last)
+        if is_last:
+            return self._sample(stage)
         residual = stage.buffers.residual[: stage.step.num_tokens].clone()
         return lambda: residual
 
     # -------------------------------------------------------------------------------------------------------- tokens
 
-    def _sample(self, stage: _Stage, plan: Plan) -> Callable[[], StepOutput]:
-        """Launch everything from final hidden states to tokens and log-probabilities."""
+    def _sample(self, stage: _Stage) -> Callable[[], StepOutput]:
+        """Launch everything from final hidden states to tokens and log-probabilities. What rows ask for is listed and
+        copied now, as the layers keep the card busy."""
         step, x = stage.step, stage.buffers.x
-        made = self._describe_prompts(stage)
+        plan = self._sampler.plan(step.sample_rows.tolist(), step.sampling)
+        arrays = plan.arrays | self._prompt_targets(step)
+        staged = self._asked.put(arrays) if arrays else {}
+        made = self._describe_prompts(stage, staged)
         logits: Tensor | None = None
         if plan.rows:
             rows = self._workspace.rows[: len(plan.rows)]
@@ -219,7 +220,7 @@ class CudaRunner:
             logits = self._decoder.logits(rows)
             tokens = self._likeliest[: len(plan.rows)]
             self._kernels.argmax(logits[:, : self.config.vocab_size], tokens)
-            made |= self._sampler.launch(logits, tokens, plan, stage.staged)
+            made |= self._sampler.launch(logits, tokens, plan, staged)
         fetched = self._results.fetch(made)
 
         def finish() -> StepOutput:
@@ -231,7 +232,7 @@ class CudaRunner:
 
         return finish
 
-    def _describe_prompts(self, stage: _Stage) -> dict[str, Tensor]:
+    def _describe_prompts(self, stage: _Stage, staged: dict[str, Tensor]) -> dict[str, Tensor]:
         """Log-probabilities of prompts, as many positions at a time as the logits buffer has rows."""
         step, size = stage.step, self._limits.max_num_seqs
         made: dict[str, Tensor] = {}
@@ -242,7 +243,7 @@ class CudaRunner:
             for start in range(0, num_targets, size):
                 end = min(start + size, num_targets)
                 logits = self._decoder.logits(stage.buffers.x[first + start : first + end])
-                pieces.append(self._sampler.describe(logits, stage.staged[f"targets{i}"][start:end], asked.num_top))
+                pieces.append(self._sampler.describe(logits, staged[f"targets{i}"][start:end], asked.num_top))
             if pieces:
                 made |= {f"prompt{i}.{name}": torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
         return made
