@@ -108,12 +108,18 @@ class PretendedCard(Card):
         with self._lock:
             self._pending[self.stream].append(copy)
 
-    def settle(self, stream: str) -> None:
-        """Let all copies of a stream be over."""
+    def pending(self, stream: str) -> list[_Copy]:
+        """Copies of a stream that are not over, in order."""
         with self._lock:
-            copies, self._pending[stream] = self._pending[stream], []
-            for copy in copies:
-                copy.end()
+            return list(self._pending[stream])
+
+    def settle(self, stream: str, copies: list[_Copy] | None = None) -> None:
+        """Let copies of a stream be over; None: all."""
+        with self._lock:
+            for copy in self.pending(stream) if copies is None else copies:
+                if copy in self._pending[stream]:
+                    self._pending[stream].remove(copy)
+                    copy.end()
 
     def _copy_rows(self, addresses: torch.Tensor, piece: torch.Tensor, *, to_piece: bool) -> None:
         assert self.is_started, "the card is not started"
@@ -142,12 +148,13 @@ class PretendedEvent:
 
     def __init__(self, card: PretendedCard, stream: str) -> None:
         self._card, self._stream, self._polls_left = card, stream, card.polls_an_event
+        self._copies = card.pending(stream)
 
     def done(self) -> bool:
         self._polls_left -= 1
         if self._polls_left >= 0:
             return False
-        self._card.settle(self._stream)
+        self._card.settle(self._stream, self._copies)
         return True
 
     def wait(self) -> None:
@@ -155,7 +162,7 @@ class PretendedEvent:
 
     def synchronize(self) -> None:
         self._polls_left = 0
-        self._card.settle(self._stream)
+        self._card.settle(self._stream, self._copies)
 
     def ns_since(self, earlier: PretendedEvent) -> int:
         return 1000

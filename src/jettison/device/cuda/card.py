@@ -13,7 +13,7 @@ Not here: virtual memory (``device.cuda.driver``) and the arithmetic of steps (`
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -126,18 +126,23 @@ class Card:
         try:
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
-            raise _not_pinned(num_bytes, error) from error
+            raise _not_pinned(num_bytes, str(error).splitlines()[0]) from error
 
     def pin(self, memory: Any) -> Callable[[], None]:
         """Pin memory of the host that is there already, a writable buffer; returns what undoes it, which comes before
         the memory goes. Raises MappingError."""
         there = as_tensor_uint8(memory)
         address, num_bytes, runtime = there.data_ptr(), there.numel(), torch.cuda.cudart()
-        try:
-            torch.cuda.check_error(runtime.cudaHostRegister(address, num_bytes, 0))
-        except RuntimeError as error:
-            raise _not_pinned(num_bytes, error) from error
+        code = int(runtime.cudaHostRegister(address, num_bytes, 0))
+        if code:
+            with suppress(RuntimeError):  # the next launch reports the refusal as its own failure: let it be this one
+                self.empty(1).zero_()
+            raise _not_pinned(num_bytes, f"cudaHostRegister: error {code}")
         return lambda: runtime.cudaHostUnregister(address)
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether memory of the host is pinned, by ``pinned`` or ``pin``."""
+        return tensor.is_pinned()
 
     def empty(self, num_bytes: int) -> Tensor:
         """uint8 ``[num_bytes]`` on the card, outside of all budgets: for staging."""
@@ -197,5 +202,5 @@ class _Event:
         return int(earlier._event.elapsed_time(self._event) * 1e6)
 
 
-def _not_pinned(num_bytes: int, error: RuntimeError) -> MappingError:
-    return MappingError(f"{num_bytes} bytes of host memory cannot be pinned: {str(error).splitlines()[0]}")
+def _not_pinned(num_bytes: int, why: str) -> MappingError:
+    return MappingError(f"{num_bytes} bytes of host memory cannot be pinned: {why}")
