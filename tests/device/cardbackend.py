@@ -19,9 +19,7 @@ from jettison.device.cuda.rows import NOWHERE
 from jettison.device.cuda.runner import CudaRunner, Limits
 from jettison.device.cuda.tiles import choose_tile
 from jettison.device.cuda.worklist import HEADER_WORDS, ITEM_WORDS, WorkShape
-from jettison.device.devicebytes_host import HostBytes
-from jettison.device.hostpool import HostBuffers
-from jettison.device.kernels import load_kernels
+from jettison.device.kernels import load_kernels, native
 from jettison.device.model.workspace import StepBuffers
 
 PAGE = 4096
@@ -32,7 +30,8 @@ class RowKernels:
     """The host's kernels as a card's: layers read the rows of a step where they were staged."""
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
-        self._inner = load_kernels("auto" if dtype == torch.float64 else "torch", dtype)
+        # Below double ``auto`` may be kernels whose rows depend on their batch.
+        self._inner = load_kernels("native" if native.supported_variants() else "torch", dtype)
         self.name = name
 
     def __getattr__(self, name):
@@ -79,8 +78,6 @@ def card_runner(config, dtype, memory, kernels, max_num_tokens, max_num_seqs, de
 class PretendedBackEnd(CudaBackEnd):
     """See ``BackEnd``."""
 
-    bytes = HostBytes()
-
     def __init__(self) -> None:
         self.fake = FakeBindings(1 << 30, granularity=PAGE)
 
@@ -98,7 +95,5 @@ class PretendedBackEnd(CudaBackEnd):
 
     def make_pool(self, budget_bytes, page_bytes):
         super().make_pool(budget_bytes, page_bytes)
+        self.card.start()  # a device has loaded its kernels by then
         return PoisonedPool(budget_bytes, page_bytes, self.fake)
-
-    def make_host_pool(self, num_slots, num_layers, block_bytes):
-        return HostBuffers(num_slots, num_layers, block_bytes)

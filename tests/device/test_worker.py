@@ -415,7 +415,7 @@ def test_a_sleeper_is_filled_from_the_hosts_copy_where_that_has_what_is_served(s
         path.unlink()
     spoilt = "layer:1"
     worker._shared._sizes, sizes = {spoilt: 8}, worker._shared._sizes
-    for _ in worker._shared.writing(spoilt, np.zeros(8, dtype=np.uint8)):
+    for _ in worker._shared.writing(spoilt, torch.zeros(8, dtype=torch.uint8)):
         pass
     worker._shared._sizes = sizes
     for shard in sorted(missing - {spoilt}):

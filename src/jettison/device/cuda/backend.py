@@ -10,11 +10,12 @@ from typing import cast
 
 import torch
 
+from jettison.device.cuda.bytes import CardBytes
 from jettison.device.cuda.card import Card
 from jettison.device.cuda.driver import Driver
+from jettison.device.cuda.hostpool import PinnedPool
 from jettison.device.cuda.pages import PagePool
 from jettison.device.cuda.runner import CardKernels, CudaRunner, Limits
-from jettison.device.devicebytes import DeviceBytes
 from jettison.device.kernels import Kernels, Processor
 from jettison.device.kernels.base import CUDA_INVARIANT
 from jettison.device.kernels.registry import KernelsUnavailableError, find_kernels
@@ -36,12 +37,15 @@ _DTYPES = (torch.float32, torch.bfloat16)
 class CudaBackEnd:
     """See ``BackEnd``."""
 
-    bytes: DeviceBytes
-
     @cached_property
     def card(self) -> Card:
         """The process's first card (``CUDA_VISIBLE_DEVICES``)."""
         return Card()
+
+    @cached_property
+    def bytes(self) -> CardBytes:
+        """Of tensors over its pages, once kernels are loaded."""
+        return CardBytes(self.card)
 
     def check_addresses(self, budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
         """By counting them: the driver is not asked."""
@@ -84,3 +88,7 @@ class CudaBackEnd:
         """Steps run on the card, and are polled."""
         limits = Limits(max_num_tokens, max_num_seqs)
         return CudaRunner(config, dtype, memory, cast(CardKernels, kernels), limits, self.bytes, self.card)
+
+    def make_host_pool(self, num_slots: int, num_layers: int, block_bytes: int) -> PinnedPool:
+        """Pinned memory."""
+        return PinnedPool(self.card, num_slots, num_layers, block_bytes)
