@@ -1,7 +1,7 @@
 """What a worker process is told before anything else: its device, its sockets, the cluster's secret.
 
-Travels once, as JSON on the new process's standard input: the command line is visible to every user of the
-machine, standard input to no other process.
+Travels once, as JSON on a socket of two ends: the command line is visible to every user of the machine, the socket to
+no other process.
 """
 
 from __future__ import annotations
@@ -65,8 +65,6 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class WorkerConfig(WorkerStart, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A worker process: its life, and what it has from its keeper."""
 
-    parent_pid: int
-    """The process to die with."""
     listen_fds: list[int]
     """Inherited sockets, bound and listening: peers may connect before this worker has loaded its model. A Unix socket
     is for links through shared memory, a TCP one for links over a network."""
