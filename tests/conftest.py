@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,15 @@ def pytest_runtestloop() -> None:
     tests."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_workers() -> Iterator[None]:
+    """Torch is imported once in a run for all workers of its clusters: their fork server outlives each of them."""
+    from jettison.live.host.forkserver import fork_servers_kept
+
+    with fork_servers_kept():
+        yield
 
 
 @pytest.fixture(scope="session")

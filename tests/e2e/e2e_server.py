@@ -96,8 +96,13 @@ class Served:
         eventually(self.is_idle, "the server is idle and all its blocks are free")
 
     def worker_pids(self) -> set[int]:
-        """Those of its session: the guard of its sockets' folder has one of its own."""
-        return session_pids(os.getsid(self.pid)) - {self.pid}
+        """What its fork server has forked."""
+        server = psutil.Process(self.pid)
+        return {child.pid for child in server.children(recursive=True)} - {child.pid for child in server.children()}
+
+    def pids(self) -> set[int]:
+        """All of its session, itself too: the guard of its sockets' folder has a session of its own."""
+        return session_pids(os.getsid(self.pid))
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")

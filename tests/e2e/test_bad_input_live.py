@@ -260,8 +260,8 @@ def test_a_bad_trace_is_refused_with_line_numbers_before_anything_is_sent(server
 
 
 def test_loopback_is_all_that_listens(server):
-    tree = {server.pid, *server.worker_pids()}
-    assert len(tree) == 3
+    tree = server.pids()
+    assert len(tree) == 4, "the server, the fork server, two workers"
     listening = [(c.pid, c.laddr.ip, c.laddr.port) for c in psutil.net_connections(kind="tcp")
                  if c.pid in tree and c.status == psutil.CONN_LISTEN]  # fmt: skip
     assert listening == [(server.pid, "127.0.0.1", server.process.port)]
@@ -269,7 +269,7 @@ def test_loopback_is_all_that_listens(server):
 
 
 def test_worker_sockets_lie_in_a_folder_of_their_own(server):
-    tree = {server.pid, *server.worker_pids()}
+    tree = server.pids()
     paths = {Path(c.laddr) for c in psutil.net_connections(kind="unix") if c.pid in tree and c.laddr}
     assert len(paths) >= 3  # control, and a link for each worker
     for path in paths:
@@ -300,7 +300,7 @@ def test_a_key_opens_everything_but_probes_and_metrics(guarded):
 
 def test_the_key_is_seen_nowhere(guarded):
     processes = [psutil.Process(guarded.pid), *psutil.Process(guarded.pid).children(recursive=True)]
-    assert len(processes) == 3, "the server, a worker, and the guard of the folder of sockets"
+    assert len(processes) == 4, "the server, the fork server, a worker, and the guard of the folder of sockets"
     assert not [process for process in processes if any(KEY in word for word in process.cmdline())]
     assert not [child for child in processes[1:] if KEY in child.environ().values()]
     assert KEY not in guarded.log()

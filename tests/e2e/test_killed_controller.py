@@ -106,7 +106,7 @@ async def test_of_a_killed_controller_nothing_is_left_but_its_batch(model_dir, t
         streams = [await open_stream(client, number) for number in range(NUM_STREAMS)]
         session = session_pids(os.getsid(process.pid))
         files, paths = memory_files(session), socket_paths(process.pid)
-        assert len(session) == 4 and len(files) >= 4 and paths
+        assert len(session) == 5 and len(files) >= 4 and paths
         assert post(process, "/sleep?level=1&instance=1")["instances"][0]["state"] == "leaving"
         os.kill(process.pid, signal.SIGKILL)
         ends = await asyncio.wait_for(asyncio.gather(*map(rest_of, streams)), GONE_S)

@@ -38,6 +38,8 @@ class DeviceSpec:
     """Compute threads of this *process*; None = leave as they are."""
     layers: LayerRange | None = None
     """What is resident after ``start``; None = the whole model."""
+    drop_layers: tuple[LayerRange, ...] = ()
+    """What drops of the first layout are likely to leave; see ``PagePool.prepares``."""
     max_model_len: int | None = None
     """See ``read_config``; for a configuration that is not given."""
     config: DecoderConfig | None = None

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jettison.device.ahead import MappedAhead
 from jettison.device.backend import BackEnd, HostPool, StepRunner
 from jettison.device.choice import choose_back_end
 from jettison.device.devicebytes import Bytes, as_bytes
@@ -55,10 +56,11 @@ def make_device(spec: DeviceSpec) -> DeviceWorker:
 
 
 class DeviceWorker:
-    """One device with a model on it. Between ``start`` and ``close`` the attributes ``config``, ``shape`` and
-    ``kernels_name`` are set, and all other methods may be called."""
+    """One device with a model on it. Between ``start`` and ``close`` the attributes ``config``, ``shape``,
+    ``kernels_name`` and ``ahead`` are set, and all other methods may be called."""
 
     config: DecoderConfig
+    ahead: MappedAhead
     shape: ModelShape
     kernels_name: str
 
@@ -120,6 +122,9 @@ class DeviceWorker:
             self._runner = runner
             slots = num_host_slots(spec.host_bytes, shape, spec.block_size)
             self._host = back_end.make_host_pool(slots, shape.num_layers, self.kv_block_bytes)
+            self.ahead = MappedAhead(memory, shape, spec.drop_layers)
+            self.ahead.follow(LayoutSpec(self._resident, layers))
+            self.ahead.finish()
             if not spec.starts_empty:
                 self._load_first(runner.final_norm)
         except BaseException:
@@ -258,7 +263,10 @@ class DeviceWorker:
         self, spec: LayoutSpec, live_blocks: int, version: int, copies: Sequence[tuple[int, int]]
     ) -> LayoutResult:
         """Copy blocks, then remap; raises (StalePlanError, ...) with nothing changed. See ``DeviceMemory.apply``."""
-        result = self._open_memory.apply(spec, live_blocks, version, copies)
+        memory, was_asleep = self._open_memory, not self._kv_layers
+        result = memory.apply(spec, live_blocks, version, copies)
+        if memory.prepares and result.num_map_calls:
+            logger.info("layout %d was not prepared: %d calls of the driver", result.version, result.num_map_calls)
         self._ready.clear()
         # Pages that were not overwritten hold the shard only if it was complete when dropped.
         broken = result.intact_shards - self._complete
@@ -271,6 +279,9 @@ class DeviceWorker:
         self._complete -= result.missing_shards
         self._resident = spec.shards
         self._kv_layers = spec.kv_layers
+        self.ahead.follow(spec)
+        if was_asleep:  # it serves nothing yet, and its pages were given back
+            self.ahead.finish()
         return result
 
     def shard_num_bytes(self, shard: ShardId) -> int:

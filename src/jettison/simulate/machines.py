@@ -352,7 +352,7 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
     limits = _limits(machine, config)
     page_bytes = machine.page_bytes or CUDA_PAGE_BYTES
     if "page_size" in {**spec.settings, **variant.settings}:
-        page_bytes = config.memory.page_bytes
+        page_bytes = config.memory.page_bytes or page_bytes
     num_slots = num_host_slots(config.memory.host_memory_bytes, machine.shape, limits.block_size)
     _check_books(machine, limits.block_size, num_slots)
     params = cluster_params(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,7 +101,7 @@ class LocalStage(Stage):
             raise OSError(12, "Cannot allocate memory")
 
         with monkeypatch.context() as patch:
-            patch.setattr(subprocess, "Popen", refuse)
+            patch.setattr(os, "pipe", refuse)
             yield
 
 

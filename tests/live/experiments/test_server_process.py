@@ -60,8 +60,9 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def tree_below(pid: int) -> list[int]:
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [pid for child in children for pid in tree_below(child)]
 
 
 ENDS = [(when, end) for when in ("ready", "at once") for end in (signal.SIGKILL, signal.SIGTERM)]
@@ -75,11 +76,11 @@ def test_a_server_ends_with_the_process_that_started_it(when: str, end: signal.S
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as owner:
         assert owner.stdout is not None
         server = int(owner.stdout.readline())
-        pids = [server, *children_of(server)]
+        pids = [server, *tree_below(server)]
         owner.send_signal(end)
         owner.wait()
     try:
-        assert (when == "ready") == (len(pids) == 4), "the server, its workers and the guard of their sockets' folder"
+        assert (when == "ready") == (len(pids) == 5), "server, fork server, two workers, guard of their folder"
         deadline_s = time.monotonic() + 60
         while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline_s:
             time.sleep(0.02)

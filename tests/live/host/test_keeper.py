@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import select
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from jettison.device.model.hf_config import parse_config
 from jettison.device.model.jsonfile import JsonObject
+from jettison.live.host.forkserver import fork_servers_kept
 from jettison.live.host.keeper import Keeper
 from jettison.live.machine.netns import Placement
 from jettison.live.wire.heartbeat import Patience
@@ -25,26 +27,32 @@ pytestmark = pytest.mark.live
 
 CHILD = textwrap.dedent("""
     import os, sys, time
-    import msgspec
     from jettison.live.wire.heartbeat import Heart
     from jettison.live.wire.stepflag import StepFlag
-    from jettison.live.wire.worker_config import WorkerConfig
+    from jettison.live.worker.forked import serve_forks
 
-    config = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerConfig)
-    assert config.parent_pid == os.getppid() and config.secret == b"s" * 16
-    assert os.environ["OMP_NUM_THREADS"] == "3" and "JETTISON_API_KEY" not in os.environ
-    os.write(config.spec.shared_copy_fd, b"x")
-    what = config.spec.model_dir
-    if what == "exit":
-        sys.exit(len(config.listen_fds))
-    heart = Heart(config.beat_fd, 0.001)
-    heart.waiting = True
-    if what == "beat":
-        heart.start()
-    flag = StepFlag.attach(config.flag_fd)
-    while not flag.names(7):
-        time.sleep(0.001)
-    sys.exit(7)
+    def run(config):
+        assert config.secret == b"s" * 16
+        assert os.environ["OMP_NUM_THREADS"] == "3" and "JETTISON_API_KEY" not in os.environ
+        os.write(config.spec.shared_copy_fd, b"x")
+        what = config.spec.model_dir
+        if what == "exit":
+            sys.exit(len(config.listen_fds))
+        if what == "bug":
+            raise ZeroDivisionError
+        if what == "say":
+            print(os.getcwd(), os.getppid(), len(os.listdir("/proc/self/fd")))
+            return 0
+        heart = Heart(config.beat_fd, 0.001)
+        heart.waiting = True
+        if what == "beat":
+            heart.start()
+        flag = StepFlag.attach(config.flag_fd)
+        while not flag.names(7):
+            time.sleep(0.001)
+        return 7
+
+    serve_forks(run, lambda: None)
 """)
 MODEL = parse_config(JsonObject(Path("config.json"), {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2,
@@ -136,18 +144,105 @@ async def test_workers_of_a_host_share_one_copy_of_the_parameters(keeper):
     assert os.fstat(fd).st_size == 0
 
 
-@pytest.mark.parametrize("broken", ["subprocess.Popen", "os.pidfd_open", "os.pipe", "os.memfd_create"])
+async def test_an_error_of_a_worker_ends_it_alone(keeper, capfd):
+    running = keeper.spawn(start_of(0, "flag"), Placement(), has_far_peers=False)
+    assert await ended(keeper.spawn(start_of(1, "bug"), Placement(), has_far_peers=False)) == 1
+    assert "ZeroDivisionError" in capfd.readouterr().err
+    running.abandon(7)
+    assert await ended(running) == 7
+
+
+async def test_a_worker_starts_where_its_keeper_is_and_with_no_descriptor_of_another(
+    keeper, tmp_path, capfd, monkeypatch
+):
+    others = [keeper.spawn(start_of(worker, "flag"), Placement(), has_far_peers=True) for worker in (1, 2)]
+    said = []
+    for folder in (tmp_path, Path("/")):
+        monkeypatch.chdir(folder)
+        assert await ended(keeper.spawn(start_of(0, "say"), Placement(), has_far_peers=False)) == 0
+        said.append(capfd.readouterr().out.split())
+    assert [line[0] for line in said] == [str(tmp_path), "/"]
+    # 0 to 2; the copy of the parameters, beats, the flag; a door; the folder that is listed
+    assert [line[2] for line in said] == ["8", "8"]
+    for child in others:
+        child.kill()
+        assert await ended(child) == -signal.SIGKILL
+
+
+async def test_with_a_fork_server_its_workers_end_and_the_next_has_another(keeper, capfd):
+    assert await ended(keeper.spawn(start_of(0, "say"), Placement(), has_far_peers=False)) == 0
+    server = int(capfd.readouterr().out.split()[1])
+    child = keeper.spawn(start_of(1, "flag"), Placement(), has_far_peers=False)
+    async with asyncio.timeout(30):
+        while not child.pid:
+            await asyncio.sleep(0.001)
+    os.kill(server, signal.SIGKILL)
+    assert await ended(child) == -signal.SIGKILL
+    assert await ended(keeper.spawn(start_of(0, "say", 1), Placement(), has_far_peers=False)) == 0
+    assert int(capfd.readouterr().out.split()[1]) != server
+
+
+async def test_an_order_to_a_fork_server_that_has_just_ended_goes_to_another(keeper, capfd):
+    assert await ended(keeper.spawn(start_of(0, "say"), Placement(), has_far_peers=False)) == 0
+    server = int(capfd.readouterr().out.split()[1])
+    watched = os.pidfd_open(server)
+    os.kill(server, signal.SIGKILL)
+    select.select([watched], [], [], 30)  # without a turn of the loop: the keeper has not heard of it
+    os.close(watched)
+    assert await ended(keeper.spawn(start_of(0, "exit", 1), Placement(), has_far_peers=False)) == 1
+
+
+async def test_no_worker_outlives_its_keeper(keeper, tmp_path):
+    with fork_servers_kept():
+        child = keeper.spawn(start_of(0, "flag"), Placement(), has_far_peers=False)
+        async with asyncio.timeout(30):
+            while not child.pid:
+                await asyncio.sleep(0.001)
+        alive = os.pidfd_open(child.pid)
+        keeper.close()
+        await asyncio.to_thread(select.select, [alive], [], [], 30)
+        os.close(alive)
+        other = Keeper(tmp_path, (sys.executable, "-c", CHILD))
+        assert await ended(other.spawn(start_of(0, "exit", 1), Placement(), has_far_peers=False)) == 1
+        other.close()
+
+
+async def test_a_program_that_is_broken_ends_each_start(tmp_path, capfd):
+    kept = Keeper(tmp_path, (sys.executable, "-c", "import nothing_of_this_name"))
+    for life in range(2):
+        assert await ended(kept.spawn(start_of(0, "exit", life), Placement(), has_far_peers=False)) == 1
+    kept.close()
+    assert "ModuleNotFoundError" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("broken", ["socket.send_fds", "os.pipe", "os.memfd_create"])
 async def test_a_start_that_the_host_refuses_leaves_no_descriptor(keeper, broken, monkeypatch):
     assert await ended(keeper.spawn(start_of(0, "exit"), Placement(), has_far_peers=True)) == 2
     gc.collect()
     num_files = len(os.listdir("/proc/self/fd"))
 
-    def refuse(*arguments, **options):
-        raise OSError(12, "Cannot allocate memory")
-
     with monkeypatch.context() as patch:
-        patch.setattr(broken, refuse)
+        patch.setattr(broken, refused)
         with pytest.raises(OSError, match="Cannot allocate"):
             keeper.spawn(start_of(0, "exit", 1), Placement(), has_far_peers=True)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == num_files
+
+
+async def test_a_fork_server_that_the_host_refuses_leaves_no_descriptor(tmp_path, monkeypatch):
+    kept = Keeper(tmp_path, (sys.executable, "-c", CHILD))
+    kept.empty_shared_copy()
+    with monkeypatch.context() as patch:
+        patch.setattr("jettison.live.host.keeper.open_shared_copy", lambda: os.memfd_create("copy"))
+        num_files = len(os.listdir("/proc/self/fd")) + 1  # the copy stays with the keeper
+        patch.setattr("subprocess.Popen", refused)
+        with pytest.raises(OSError, match="Cannot allocate"):
+            kept.spawn(start_of(0, "exit"), Placement(), has_far_peers=True)
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == num_files
+    assert await ended(kept.spawn(start_of(0, "exit", 1), Placement(), has_far_peers=True)) == 2
+    kept.close()
+
+
+def refused(*arguments, **options):
+    raise OSError(12, "Cannot allocate memory")

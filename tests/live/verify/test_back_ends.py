@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from doubledevice import BYPASSES, DoubleBackEnd
+from doubledevice import BYPASSES, DoubleBackEnd, wrapped
+from fakecuda import FakeBindings, PoisonedPool
 
 from jettison.device.bytesview import as_numpy_uint8
 from jettison.device.model.create import create_model
@@ -28,6 +29,31 @@ EVENTS = [
     "migrate as tokens, instance to instance", "harvest: abandoned steps", "harvest: freed from checkpoints",
     "harvest: prefetched beside steps", "sleep with running requests, wake", "packed while running",
 ]  # fmt: skip
+
+
+CARD_EVENTS = [
+    "drop + exchange (transfer)", "drop + exchange (live)", "restore + split", "drop again during restore",
+    "sleep with running requests, wake",
+]  # fmt: skip
+
+
+class CardDouble(DoubleBackEnd):
+    """The double over pages of a pretended card: mapped ahead, and poison wherever nothing is owned."""
+
+    def __init__(self, fake: FakeBindings) -> None:
+        self._fake = fake
+
+    def make_pool(self, budget_bytes, page_bytes):
+        pool = PoisonedPool(budget_bytes, page_bytes, self._fake)
+        reserve = pool.reserve
+
+        def reserve_wrapped(num_pages):
+            arena = reserve(num_pages)
+            arena._tensor = wrapped(arena._tensor)
+            return arena
+
+        pool.reserve = reserve_wrapped
+        return pool
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +92,24 @@ def check(event: str, model_dir: Path, reference: TransformersReference) -> None
 @pytest.mark.parametrize("event", EVENTS)
 def test_tokens_do_not_depend_on_memory_events(event: str, model_dir: Path, reference: TransformersReference) -> None:
     check(event, model_dir, reference)
+
+
+@pytest.mark.parametrize("event", CARD_EVENTS)
+def test_tokens_are_right_over_pages_that_are_mapped_ahead(
+    event: str, model_dir: Path, reference: TransformersReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, devices = FakeBindings(64 << 20, granularity=4096), []
+
+    def make(spec):
+        devices.append(DeviceWorker(device_spec(spec), CardDouble(fake)))
+        return devices[-1]
+
+    monkeypatch.setattr(local_cluster, "make_device_worker", make)
+    try:
+        check(event, model_dir, reference)
+        assert devices and not fake.size, "the card has its memory back"
+    finally:
+        fake.close()
 
 
 def _write_around(self: DeviceWorker, shard: str, offset: int, data) -> None:

@@ -395,7 +395,7 @@ async def lose(cluster, worker):
     await cluster.until(lambda: ports.WorkerFenced(1 - worker, life) in cluster.events)
 
 
-@pytest.mark.parametrize("broken", ["subprocess.Popen", "os.pidfd_open", "os.pipe"])
+@pytest.mark.parametrize("broken", ["socket.send_fds", "os.pipe"])
 async def test_a_start_that_the_machine_refuses_leaves_nothing_and_can_be_tried_again(broken, monkeypatch):
     async with Cluster() as cluster:
         await lose(cluster, 0)

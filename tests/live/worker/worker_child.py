@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -13,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from worker_fakes import FakeDevice
 
 from jettison.errors import BudgetError
-from jettison.live.worker.main import main
+from jettison.live.worker.forked import serve_forks
+from jettison.live.worker.main import run_worker
 
 
 class ProcessDevice(FakeDevice):
@@ -51,4 +53,4 @@ class ProcessDevice(FakeDevice):
 
 
 if __name__ == "__main__":
-    sys.exit(main(ProcessDevice))
+    serve_forks(partial(run_worker, make_device=ProcessDevice), lambda: None)

@@ -41,9 +41,9 @@ class TokenRelocation(Passage):
         num_cached_blocks: int = 0, is_paced: bool = False,
         on_kv: Callable[[TokenRelocation, int, int], list[Action]] | None = None,
     ) -> None:
-        """The request must decode. ``max_step_tokens``: most tokens of guests in a step that has tokens of this one;
-        ``is_paced``: it may be changed on the way. ``on_kv``: has the request go on as KV, called with this relocation,
-        the number of blocks that are there, and the time; None: it may not."""
+        """Make a request that decodes a guest at the destination. ``max_step_tokens``: most tokens of guests in a step
+        that has tokens of this one; ``is_paced``: it may be changed on the way. ``on_kv``: has the request go on as KV,
+        called with this relocation, the number of blocks that are there, and the time; None: it may not."""
         super().__init__(cluster, trip, max_rounds=max_rounds, num_cached_blocks=num_cached_blocks)
         state, source, destination = trip[:3]
         assert state.num_output and not state.remote and not set(source.worker_ids) & set(destination.worker_ids), state
@@ -61,8 +61,8 @@ class TokenRelocation(Passage):
         destination.touch()
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Go as far as the state allows, unless a step computes tokens of the request at the destination; return the
-        actions."""
+        """Go as far as the state allows, unless a step computes tokens of the request at the destination: compute on,
+        stand still, hand over, send the rest as KV, or fall back. Returns the actions."""
         guest, state = self._guest, self.state
         if self.is_over:
             return []

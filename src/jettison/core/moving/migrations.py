@@ -131,7 +131,8 @@ class Migrations:
         return migration.advance(now_ns)
 
     def _over(self, migration: Passage, on_over: Callable[[Passage], None]) -> list[Action]:
-        """Take out a migration that has ended or failed, and count it; return its record, none for a failed one."""
+        """Take out a migration that has ended or failed, call ``on_over`` with it, and count it; return its record,
+        none for a failed one."""
         self.under_way.remove(migration)
         on_over(migration)
         counters = self._cluster.counters
@@ -197,8 +198,8 @@ class Migrations:
         return actions
 
     def _leave(self, migration: Passage) -> list[Action]:
-        """Break one migration off, with its blocks at the destination kept under another name; return the actions that
-        cancel its transfers."""
+        """Break one migration off, with its blocks at the destination kept under another name while a transfer may
+        write to them; return the actions that cancel its transfers. A request that was ending is freed."""
         book, state = self._cluster.book, migration.state
         transfers = book.transfers_of(migration)
         migration.let_go()
@@ -224,7 +225,7 @@ class Migrations:
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
         """Take the end of a transfer of a migration that gave way: free the blocks that it could write to, once no
-        other writes to them."""
+        other writes to them. Returns no actions."""
         left = self._left.pop(event.transfer_id, None)
         if left is not None:
             worker_id, name = left
@@ -256,8 +257,8 @@ class Migrations:
         return moves, actions
 
     def check(self) -> None:
-        """No request takes part in two migrations, and each one as tokens is a guest at its destination, and nowhere
-        else. Raises AssertionError otherwise."""
+        """Check that no request takes part in two migrations, and that each one as tokens is a guest at its
+        destination, and nowhere else. Raises AssertionError."""
         ids = [migration.state.request_id for migration in self.under_way]
         assert len(set(ids)) == len(ids), "a request takes part in two migrations"
         as_tokens = [m for m in self.under_way if m.kind is MigrationKind.TOKENS]

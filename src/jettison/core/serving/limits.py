@@ -28,5 +28,5 @@ class SchedulerLimits:
     """Which requests go first: ``policy.order``."""
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that ``num_tokens`` tokens fill."""
+        """Blocks that ``num_tokens`` tokens take, the last of them perhaps in part."""
         return -(-num_tokens // self.block_size)

@@ -1,8 +1,8 @@
 """Worker processes of one host: how one starts, what it inherits, how it ends, and what is known of it while it runs.
 
-A worker never outlives its keeper and never comes from ``fork``: it is a fresh interpreter that gets its configuration
-on standard input. All calls on one asyncio loop, whose thread must outlive the workers (the kernel's parent-death
-signal goes with the thread that started them).
+A worker never outlives its keeper. It is forked by a fork server, which has imported what a worker imports and has run
+nothing (``host.forkserver``, ``worker.forked``): never from this process, whose threads and devices a fork would
+copy in the middle of what they do. All calls on one asyncio loop.
 
 Not here: which workers there are, which life is the present one, and when a silent one is given up (``engine.crew``).
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -27,16 +27,18 @@ import jettison
 from jettison.config import API_KEY_VARIABLE
 from jettison.device.kernels.onednn import bound_onednn_caches
 from jettison.device.sharedcopy import open_shared_copy
+from jettison.live.host.forkserver import FORK_SERVERS, ForkServer, fork_servers_kept
 from jettison.live.machine.netns import Placement, entered
+from jettison.live.wire.fork_orders import MAX_MESSAGE_BYTES, ForkEvent, ForkWorker, WorkerEnded, WorkerForked
 from jettison.live.wire.heartbeat import Listener, Patience
 from jettison.live.wire.stepflag import StepFlag
-from jettison.live.wire.worker_config import WorkerConfig, WorkerStart
+from jettison.live.wire.worker_config import WorkerStart
 from jettison.transport.sockets import listening_socket
 
 log = logging.getLogger(__name__)
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "jettison.live.worker.main")
-"""``-P``: the current folder must not lend modules to a worker."""
+"""The fork server's program. ``-P``: the current folder must not lend modules to a worker."""
 
 
 class Addresses(NamedTuple):
@@ -49,22 +51,20 @@ class Addresses(NamedTuple):
 class Child:
     """One worker's process. Made by ``Keeper.spawn``; see ``engine.spawner.Handle``, which it is."""
 
-    def __init__(
-        self, popen: subprocess.Popen[bytes], pidfd: int, listener: Listener, flag: StepFlag, addresses: Addresses
-    ) -> None:
-        self.pid = popen.pid
+    def __init__(self, listener: Listener, flag: StepFlag, addresses: Addresses) -> None:
+        self.pid = 0
         self.addresses = addresses
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._popen = popen
-        self._pidfd = pidfd
+        self._pidfd: int | None = None
+        self._is_to_be_killed = False
         self._listener: Listener | None = listener
         self._flag: StepFlag | None = flag
-        asyncio.get_running_loop().add_reader(pidfd, self._on_end)
 
     def kill(self) -> None:
         """See ``Handle``."""
-        if not self.ended.done():
-            self._popen.kill()
+        self._is_to_be_killed = True
+        if self._pidfd is not None:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def abandon(self, step_id: int) -> None:
         """See ``Handle``."""
@@ -84,19 +84,17 @@ class Child:
         self._listener.excuse(away_s)
         return self._listener.why_hung(now_s, patience)
 
-    def configure(self, config: WorkerConfig) -> None:
-        """Tell the process what it is; nothing where it has ended before."""
-        assert self._popen.stdin is not None
-        try:
-            self._popen.stdin.write(msgspec.json.encode(config))
-            self._popen.stdin.close()
-        except BrokenPipeError:
-            log.error("worker %d ended before it was configured", config.spec.worker_id)
+    def on_forked(self, pid: int, pidfd: int) -> None:
+        """The process is there."""
+        self.pid, self._pidfd = pid, pidfd
+        if self._is_to_be_killed:
+            self.kill()
 
-    def _on_end(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        returncode = self._popen.wait()  # it has ended: this only collects the code
+    def on_end(self, returncode: int) -> None:
+        """The process has ended, or there will be none."""
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -106,13 +104,83 @@ class Child:
         self.ended.set_result(returncode)
 
 
+class _Line:
+    """A keeper's line to one fork server, on the keeper's loop."""
+
+    def __init__(self, server: ForkServer, sock: socket.socket) -> None:
+        self._server = server
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._children: dict[int, Child] = {}
+        """Those that have not ended, by order."""
+        self._num_orders = 0
+        self._loop.add_reader(sock, self._on_readable)
+
+    @property
+    def is_open(self) -> bool:
+        """The fork server has not ended, as far as this keeper has heard."""
+        return self._sock.fileno() >= 0
+
+    def order(self, start: WorkerStart, link_bytes_per_s: float | None, fds: Sequence[int], child: Child) -> None:
+        """Have a worker forked. ``fds``: see ``fork_orders.NUM_FIXED_FDS``. Raises OSError; it is a ConnectionError
+        where the fork server has ended, and the line is closed then."""
+        self._num_orders += 1
+        order = ForkWorker(
+            order=self._num_orders, start=start, folder=os.getcwd(), link_bytes_per_s=link_bytes_per_s
+        )
+        try:
+            socket.send_fds(self._sock, [msgspec.json.encode(order)], fds)
+        except ConnectionError:
+            self._on_server_end()
+            raise
+        self._children[order.order] = child
+
+    def close(self) -> None:
+        """Hear no more; what was forked and lives is ended by the fork server. Idempotent."""
+        if self.is_open:
+            self._loop.remove_reader(self._sock)
+            self._sock.close()
+
+    def _on_readable(self) -> None:
+        while True:
+            try:
+                message, fds, _, _ = socket.recv_fds(self._sock, MAX_MESSAGE_BYTES, 1)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                message, fds = b"", []
+            if not message:
+                self._on_server_end()
+                return
+            event = msgspec.json.decode(message, type=ForkEvent)
+            if isinstance(event, WorkerForked):
+                self._children[event.order].on_forked(event.pid, fds[0])
+            elif isinstance(event, WorkerEnded):
+                self._children.pop(event.order).on_end(event.returncode)
+            else:
+                log.error("a worker was not started: %s", event.why)
+                self._children.pop(event.order).on_end(1)
+
+    def _on_server_end(self) -> None:
+        """Its workers have ended with it."""
+        self.close()
+        FORK_SERVERS.forget(self._server)
+        for child in self._children.values():
+            child.on_end(-signal.SIGKILL if child.pid else 1)
+        self._children.clear()
+
+
 class Keeper:
     """Starts workers on one host, and keeps what they share there."""
 
     def __init__(self, folder: Path, worker_command: Sequence[str] = WORKER_COMMAND) -> None:
-        """``folder``: private, for sockets; ``worker_command``: the program that is run."""
+        """``folder``: private, for sockets; ``worker_command``: the program that forks workers."""
         self._folder = folder
         self._worker_command = tuple(worker_command)
+        self._lines: dict[object, _Line] = {}
+        """By program and environment."""
+        self._use = ExitStack()
+        self._use.enter_context(fork_servers_kept())
         self._shared_copy_fd: int | None = None
         """Memory for a copy of the parameters; empty until a worker sleeps."""
 
@@ -128,28 +196,30 @@ class Keeper:
             inherited.callback(os.close, flag_fd)
             hear_fd, beat_fd = os.pipe()
             inherited.callback(os.close, beat_fd)
-            config = WorkerConfig(
-                **msgspec.structs.asdict(start) | {
-                    "spec": msgspec.structs.replace(start.spec, shared_copy_fd=self._shared_copy_fd)
-                },
-                parent_pid=os.getpid(), listen_fds=[sock.fileno() for sock in socks],
-                beat_fd=beat_fd, flag_fd=flag_fd,
-                link_bytes_per_s=placement.bytes_per_s,
-            )  # fmt: skip
-            netns = placement.netns
+            start = msgspec.structs.replace(start, spec=msgspec.structs.replace(start.spec, shared_copy_fd=None))
+            fds = (*standard_fds(inherited), self._shared_copy_fd, beat_fd, flag_fd, *(sock.fileno() for sock in socks))
             try:
-                popen = subprocess.Popen(
-                    (*(("ip", "netns", "exec", netns) if netns else ()), *self._worker_command),
-                    stdin=subprocess.PIPE,
-                    pass_fds=(*config.listen_fds, beat_fd, flag_fd, self._shared_copy_fd),
-                    env=worker_environment(start.spec.num_threads),
-                )
-                child = Child(popen, _watchable(popen), Listener(hear_fd, time.monotonic()), flag, addresses)
+                child = Child(Listener(hear_fd, time.monotonic()), flag, addresses)
+                try:
+                    self._line_for(start, placement).order(start, placement.bytes_per_s, fds, child)
+                except ConnectionError:  # the fork server has just ended: another is started
+                    self._line_for(start, placement).order(start, placement.bytes_per_s, fds, child)
             except BaseException:
                 os.close(hear_fd)
+                flag.close()
                 raise
-        child.configure(config)
         return child
+
+    def _line_for(self, start: WorkerStart, placement: Placement) -> _Line:
+        """The line to the fork server of this worker's program, namespace and environment. Raises OSError."""
+        netns = placement.netns
+        command = (*(("ip", "netns", "exec", netns) if netns else ()), *self._worker_command)
+        env = worker_environment(start.spec.num_threads)
+        key = (command, tuple(sorted(env.items())))
+        line = self._lines.get(key)
+        if line is None or not line.is_open:
+            line = self._lines[key] = _Line(*FORK_SERVERS.connect(command, env))
+        return line
 
     def _listen(
         self, start: WorkerStart, placement: Placement, has_far_peers: bool
@@ -177,19 +247,25 @@ class Keeper:
 
     def close(self) -> None:
         """Give back what workers share; they have ended. Idempotent."""
+        for line in self._lines.values():
+            line.close()
+        self._use.close()
         if self._shared_copy_fd is not None:
             os.close(self._shared_copy_fd)
             self._shared_copy_fd = None
 
 
-def _watchable(popen: subprocess.Popen[bytes]) -> int:
-    """A pidfd of a new process. Raises OSError; then the process, which could not be watched, has ended."""
-    try:
-        return os.pidfd_open(popen.pid)
-    except BaseException:
-        popen.kill()
-        popen.wait()
-        raise
+def standard_fds(until: ExitStack) -> tuple[int, int]:
+    """This process's standard output and error; a descriptor of nothing for one that is closed, ``until`` then."""
+    found = []
+    for fd in (1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            until.callback(os.close, fd)
+        found.append(fd)
+    return found[0], found[1]
 
 
 def worker_environment(num_threads: int) -> dict[str, str]:

@@ -66,6 +66,9 @@ class Architecture:
     head_dim: int | None = None
 
 
+SEED = 0
+"""Of models and prompts."""
+
 SCENARIOS = STEPS | scenarios.SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | HARVEST | SLEEP | PACKING
 FULL_ONLY = MANY | HARVEST_IN_PIPELINES
 
@@ -79,8 +82,8 @@ ARCHITECTURES = (
 
 
 def run_verify(
-    model_dir: Path | None, json_out: Path | None, dtype: str = "float64", seed: int = 0, *, full: bool = False,
-    max_model_len: int | None = None, kernels: str = "auto", alone: bool = False,
+    model_dir: Path | None, json_out: Path | None, dtype: str = "float64", *, full: bool = False,
+    max_model_len: int | None = None, kernels: str = "auto", alone: bool = False, device: str = "cpu",
 ) -> int:
     """Run the table, print it, write it; 0 if every event that the models can have happened, every request was answered
     in full and nothing differs, else 1; also 1 where that leaves no event. What has been found is in ``json_out`` after
@@ -88,8 +91,8 @@ def run_verify(
 
     ``full``: also three and four instances, offline requests in pipelines, and real worker processes that are killed
     at every named place of a move in every mode of exchange (each of these on one of the architectures in turn).
-    ``max_model_len``: context that is served, as ``jettison serve`` has it. ``alone``: compare with each request alone,
-    computed by the same kernels, whatever is installed.
+    ``max_model_len``: context that is served, as ``jettison serve`` has it. ``device``: cpu or cuda, all instances on
+    the first card. ``alone``: compare with each request alone, computed by the same kernels, whatever is installed.
 
     Raises ModelError or ConfigError for a folder or precision that cannot be served, before the first event.
     """
@@ -99,8 +102,8 @@ def run_verify(
         console.print(f"[red]{NO_REFERENCE}[/red]")
     with tempfile.TemporaryDirectory(prefix="jettison-verify-") as scratch:
         models = [
-            (name, Setting(folder, dtype, NUM_OUTPUT_TOKENS, seed, max_model_len, kernels))
-            for name, folder in _models(model_dir, Path(scratch), seed, max_model_len)
+            (name, Setting(folder, dtype, NUM_OUTPUT_TOKENS, SEED, max_model_len, kernels, device))
+            for name, folder in _models(model_dir, Path(scratch), SEED, max_model_len)
         ]
         served = [check_served(setting) for _, setting in models]
         of_all = served[0].worker_specs[0]
@@ -149,7 +152,7 @@ def make_reference(setting: Setting) -> Reference:
 
 def solo_reference(setting: Setting) -> Reference:
     """Each request alone, by the kernels of the events."""
-    return SoloReference(setting.model_dir, setting.dtype, setting.max_model_len, setting.kernels)
+    return SoloReference(setting.model_dir, setting.dtype, setting.max_model_len, setting.kernels, setting.device)
 
 
 class _Bar:

@@ -1,7 +1,7 @@
 """What a worker process is told before anything else: its device, its sockets, the cluster's secret.
 
-Travels once, as JSON on the new process's standard input: the command line is visible to every user of the
-machine, standard input to no other process.
+Travels once, as JSON on a socket of two ends: the command line is visible to every user of the machine, the socket to
+no other process.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from jettison.device.model.hf_config import DecoderConfig
+from jettison.device.spec import HOST
 from jettison.types import WorkerId
 
 
@@ -26,6 +27,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     page_bytes: int
     max_num_tokens: int
     max_num_seqs: int
+    back_end: str = HOST
+    """What the device is (``device.choice``)."""
+    environment: dict[str, str] = {}
+    """Variables that the process sets before it loads any library: the card that it may see."""
     kernels: str = "auto"
     num_threads: int = 1
     piece_bytes: int = 1 << 20
@@ -40,6 +45,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Inherited memory file: the machine's copy of the parameters, for workers that sleep."""
     layers: tuple[int, int] | None = None
     """Decoder layers (from, to) to map at the start, and to load; None = all."""
+    drop_layers: list[tuple[int, int]] = []
+    """Layers (from, to) that drops are likely to leave: their pages are mapped ahead where the device can."""
     starts_empty: bool = False
     """Load nothing: a later life's shards are fetched by its recovery, from peers first, and compared with what is
     being served. The folder may hold other weights by now."""
@@ -65,8 +72,6 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class WorkerConfig(WorkerStart, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A worker process: its life, and what it has from its keeper."""
 
-    parent_pid: int
-    """The process to die with."""
     listen_fds: list[int]
     """Inherited sockets, bound and listening: peers may connect before this worker has loaded its model. A Unix socket
     is for links through shared memory, a TCP one for links over a network."""

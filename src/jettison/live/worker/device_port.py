@@ -33,6 +33,7 @@ def device_spec(spec: WorkerSpec) -> DeviceSpec:
         block_size=spec.block_size,
         max_num_tokens=spec.max_num_tokens,
         max_num_seqs=spec.max_num_seqs,
+        back_end=spec.back_end,
         kernels=spec.kernels,
         page_bytes=spec.page_bytes,
         num_threads=spec.num_threads,
@@ -41,11 +42,25 @@ def device_spec(spec: WorkerSpec) -> DeviceSpec:
         host_bytes=spec.host_bytes,
         shared_copy_fd=spec.shared_copy_fd,
         layers=None if spec.layers is None else LayerRange(*spec.layers),
+        drop_layers=tuple(LayerRange(*layers) for layers in spec.drop_layers),
     )
+
+
+class Ahead(Protocol):
+    """What a device does ahead of its next layout, in the shadow of steps."""
+
+    def turn(self) -> bool:
+        """A tenth of a millisecond of it; False where nothing is left."""
+        ...
 
 
 class Device(Protocol):
     """One device's memory, layers and KV cache. Any call may raise; what failed has changed nothing."""
+
+    @property
+    def ahead(self) -> Ahead:
+        """Between ``start`` and ``close``."""
+        ...
 
     @property
     def capacity_blocks(self) -> int:

@@ -416,6 +416,7 @@ class WorkerLoop:
         try:
             while not running.poll():
                 peers.serve_urgent()
+                self._device.ahead.turn()
         except Exception:
             with contextlib.suppress(Exception):  # no step is left running beside what comes next
                 running.result()

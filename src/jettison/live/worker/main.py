@@ -1,25 +1,20 @@
-"""A worker process: ``python -m jettison.live.worker.main``, configured by JSON on standard input.
+"""A worker process, as the fork server forks it (``live.worker.forked``), which is this module run as a program.
 
 Owns what ``WorkerLoop`` does not: sockets, the wait for them, signals, and the bond to its controller. One
 thread, which blocks when there is nothing to do, and one that copies beside it (``live.worker.copies``).
 
 What ends it: a Stop command, or the end of its controller (end of file on the control channel; the kernel's
-parent-death signal while it is loading). SIGINT, SIGTERM and SIGHUP are ignored on purpose: a terminal or a service
-manager sends them to the whole process group, and the controller needs its workers to drain, or to go on.
+parent-death signal while it is loading).
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import select
-import signal
 import socket
 import sys
 from collections.abc import Callable
-
-import msgspec
 
 from jettison.errors import JettisonError, UserError
 from jettison.live.machine.address_space import explained
@@ -33,21 +28,19 @@ from jettison.live.worker.copies import CopyThread
 from jettison.live.worker.device_port import Device, device_spec
 from jettison.live.worker.doors import Doors
 from jettison.live.worker.failpoints import from_environment
+from jettison.live.worker.forked import serve_forks
 from jettison.live.worker.loop import WorkerLoop
 from jettison.live.worker.transfers import bulk_frame_bytes
 from jettison.transport.handshake import Identity
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
-
 DeviceFactory = Callable[[WorkerSpec], Device]
 
 
 def make_device_worker(spec: WorkerSpec) -> Device:
-    """The real device. Imports torch, so only after the thread counts are set."""
-    with no_collections():
-        from jettison.device.worker import make_device
+    """The real device."""
+    from jettison.device.worker import make_device  # torch, which a test's fork server does not need
 
     return make_device(device_spec(spec))
 
@@ -164,15 +157,10 @@ class WorkerProcess:
         self._watched = wanted
 
 
-def main(make_device: DeviceFactory = make_device_worker) -> int:
-    """Read the configuration and serve. ``make_device`` is for tests: no input can name code to run."""
-    config = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerConfig)
-    _die_with(config.parent_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[variable] = str(config.spec.num_threads)
+def run_worker(config: WorkerConfig, make_device: DeviceFactory = make_device_worker) -> int:
+    """Serve as the worker of ``config``, to its end; returns the exit code. ``make_device`` is for tests: no input can
+    name code to run."""
+    os.environ.update(config.spec.environment)  # in time: no CUDA has been opened before the fork
     logging.basicConfig(
         stream=sys.stderr,
         level=config.log_level,
@@ -181,17 +169,11 @@ def main(make_device: DeviceFactory = make_device_worker) -> int:
     return WorkerProcess(config, make_device).run()
 
 
-def _die_with(parent_pid: int) -> None:
-    """Ask the kernel to kill this process with its parent: also while it loads and reads no socket."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the request was made
-        raise SystemExit(0)
+def _import_device() -> None:
+    """All that ``make_device_worker`` imports, torch among it. Thread counts are in the environment by now."""
+    with no_collections():
+        import jettison.device.worker  # noqa: F401
 
 
 if __name__ == "__main__":
-    exit_code = main()
-    logging.shutdown()
-    sys.stderr.flush()
-    # Everything is closed; unloading torch piece by piece would keep the controller waiting for a second or two.
-    os._exit(exit_code)
+    serve_forks(run_worker, _import_device)

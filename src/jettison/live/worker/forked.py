@@ -1,0 +1,202 @@
+"""The fork server: a process that has imported all that a worker imports, and forks one for each life.
+
+An import of torch takes a second or more of a processor; a fork takes milliseconds, and its pages of code and modules
+are shared. The process has one thread, computes nothing, and opens no device, so what it forks starts as a fresh
+interpreter would. A worker dies with it (the kernel's parent-death signal), and it ends with the process that started
+it, or when that process closes its socket.
+
+    standard input: a socket; each packet brings one end of a keeper's line, on which ``wire.fork_orders`` travel
+
+Not here: what a worker does (``worker.main``), and when a fork server is started (``host.forkserver``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from jettison.live.wire.fork_orders import (
+    MAX_FDS,
+    MAX_MESSAGE_BYTES,
+    NUM_FIXED_FDS,
+    ForkEvent,
+    ForkFailed,
+    ForkWorker,
+    WorkerEnded,
+    WorkerForked,
+)
+from jettison.live.wire.worker_config import WorkerConfig
+
+_PR_SET_PDEATHSIG = 1
+
+RunWorker = Callable[[WorkerConfig], int]
+"""Serves as one worker, to its end; returns the exit code."""
+
+
+class _Worker:
+    """A forked process that has not been reaped."""
+
+    def __init__(self, pid: int, pidfd: int, line: socket.socket, order: int) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+        self.line = line
+        self.order = order
+
+
+class ForkServer:
+    """Lines of keepers, and workers forked for them. One thread, which waits in ``serve``."""
+
+    def __init__(self, door: socket.socket, parent_pid: int, run_worker: RunWorker) -> None:
+        """Raises ProcessLookupError where the parent has ended."""
+        self._door = door
+        self._parent_fd = os.pidfd_open(parent_pid)
+        self._run_worker = run_worker
+        self._lines: dict[int, socket.socket] = {}
+        self._workers: dict[int, _Worker] = {}
+        """By pidfd."""
+        self._epoll = select.epoll()
+        for fd in (self._parent_fd, door.fileno()):
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def serve(self) -> None:
+        """Fork what is ordered and tell of each end, until the parent has ended or closed the door."""
+        while True:
+            for fd, _ in self._epoll.poll():
+                if fd == self._parent_fd:
+                    return
+                if fd == self._door.fileno():
+                    if not self._open_line():
+                        return
+                elif fd in self._workers:
+                    self._reap(self._workers.pop(fd))
+                elif fd in self._lines:
+                    self._take_order(self._lines[fd])
+
+    def _open_line(self) -> bool:
+        """Accept a keeper's line; False where the parent has closed the door."""
+        word, fds, _, _ = socket.recv_fds(self._door, 16, 1)
+        if not word:
+            return False
+        line = socket.socket(fileno=fds[0])
+        self._lines[fds[0]] = line
+        self._epoll.register(line, select.EPOLLIN)
+        return True
+
+    def _take_order(self, line: socket.socket) -> None:
+        """Fork one worker; or, where the keeper has closed its line, end those that it has left."""
+        try:
+            message, fds, _, _ = socket.recv_fds(line, MAX_MESSAGE_BYTES, MAX_FDS)
+        except ConnectionError:
+            message, fds = b"", []
+        if not message:
+            self._drop_line(line)
+            return
+        order = msgspec.json.decode(message, type=ForkWorker)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell(line, ForkFailed(order.order, f"fork: {error.strerror}"))
+            pid = -1
+        if pid == 0:
+            self._become_worker(order, fds)
+        for fd in fds:
+            os.close(fd)
+        if pid > 0:
+            pidfd = os.pidfd_open(pid)  # it is a child that was not reaped, so it is this one
+            self._workers[pidfd] = _Worker(pid, pidfd, line, order.order)
+            self._epoll.register(pidfd, select.EPOLLIN)
+            self._tell(line, WorkerForked(order.order, pid), pidfd)
+
+    def _drop_line(self, line: socket.socket) -> None:
+        """No worker outlives its keeper."""
+        for worker in self._workers.values():
+            if worker.line is line:
+                os.kill(worker.pid, signal.SIGKILL)
+        del self._lines[line.fileno()]
+        line.close()
+
+    def _reap(self, worker: _Worker) -> None:
+        """Collect the exit code and tell the keeper."""
+        _, status = os.waitpid(worker.pid, 0)
+        os.close(worker.pidfd)
+        self._tell(worker.line, WorkerEnded(worker.order, os.waitstatus_to_exitcode(status)))
+
+    @staticmethod
+    def _tell(line: socket.socket, event: ForkEvent, *fds: int) -> None:
+        """To a keeper that has gone, nothing."""
+        if line.fileno() >= 0:
+            with contextlib.suppress(ConnectionError):  # the next poll says so
+                socket.send_fds(line, [msgspec.json.encode(event)], fds)
+
+    def _become_worker(self, order: ForkWorker, fds: list[int]) -> NoReturn:
+        """In the forked process: give back what is the server's, be a worker, and end."""
+        exit_code = 1
+        try:
+            _die_with_parent(os.getppid())
+            self._epoll.close()
+            for fd in (self._parent_fd, *(worker.pidfd for worker in self._workers.values())):
+                os.close(fd)
+            for sock in (self._door, *self._lines.values()):
+                sock.close()
+            stdout, stderr, shared_copy, beat, flag = fds[:NUM_FIXED_FDS]
+            for fd, standard in ((stdout, 1), (stderr, 2)):
+                os.dup2(fd, standard)
+                os.close(fd)
+            os.chdir(order.folder)
+            Path("/proc/self/comm").write_text(f"jettison-w{order.start.spec.worker_id}")  # what top shows
+            spec = msgspec.structs.replace(order.start.spec, shared_copy_fd=shared_copy)
+            exit_code = self._run_worker(WorkerConfig(
+                **msgspec.structs.asdict(order.start) | {"spec": spec},
+                listen_fds=fds[NUM_FIXED_FDS:], beat_fd=beat, flag_fd=flag, link_bytes_per_s=order.link_bytes_per_s,
+            ))  # fmt: skip
+        except SystemExit as ended:
+            exit_code = ended.code if isinstance(ended.code, int) else 1
+        except BaseException:  # noqa: BLE001 - whatever it is, this process must not go on as a second fork server
+            traceback.print_exc()
+        finally:
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # Everything is closed; unloading torch piece by piece would keep the controller waiting for seconds.
+            os._exit(exit_code)
+
+
+def _die_with_parent(server_pid: int) -> None:
+    """Ask the kernel to kill this process with the fork server: also while it loads and reads no socket."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != server_pid:  # it died before the request was made
+        raise SystemExit(0)
+
+
+def serve_forks(run_worker: RunWorker, import_all: Callable[[], None]) -> None:
+    """The process: ``python -P -m jettison.live.worker.main PARENT_PID``, with its socket as standard input.
+
+    SIGINT, SIGTERM and SIGHUP are ignored on purpose, here and in the workers: a terminal or a service manager sends
+    them to the whole process group, and the controller needs its workers to drain, or to go on.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    door = socket.socket(fileno=os.dup(0))
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    try:
+        server = ForkServer(door, int(sys.argv[1]), run_worker)
+    except ProcessLookupError:
+        return
+    import_all()
+    gc.collect()
+    gc.freeze()  # a collection in a worker would write to all of these pages, which then were shared no more
+    server.serve()
