@@ -194,10 +194,10 @@ class CudaSampler:
         best = work.amax(1, keepdim=True)
         greedy = torch.where(work == best, ids, self.vocab_size - 1).amin(1)
         temperature = of["temperature"].to(wide)[:, None]
-        cooled = (work - best) / temperature.abs()
-        weights = cooled.double().exp().to(wide)
+        work.sub_(best).div_(temperature.abs())
+        weights = work.double().exp_().to(wide)
         if part.has_min_p:
-            weights = weights.masked_fill(weights < of["min_p"].to(wide)[:, None], 0.0)
+            weights.masked_fill_(weights < of["min_p"].to(wide)[:, None], 0.0)
         is_beyond = None
         if part.is_narrow:
             weights, is_beyond = _narrow(weights, of, min(max(CANDIDATES, part.largest_k), self.vocab_size))
@@ -322,8 +322,9 @@ def _adjust(work: Tensor, of: Mapping[str, Tensor]) -> None:
 
 
 def _counted(weights: Tensor) -> Tensor:
-    """Weights in whole units; what is less than half of one has no share."""
-    return (weights.double() * _UNIT).round().long()
+    """Weights in whole units; what is less than half of one has no share. The unit is a power of two, so all is exact in
+    the weights' own precision."""
+    return (weights * _UNIT).round_().long()
 
 
 def _narrow(weights: Tensor, of: Mapping[str, Tensor], num_candidates: int) -> tuple[Tensor, Tensor]:
