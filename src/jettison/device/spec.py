@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 HOST = "host"
 """The back end of devices whose memory is the host's."""
+CUDA = "cuda"
+"""The back end of NVIDIA cards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

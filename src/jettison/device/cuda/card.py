@@ -1,0 +1,206 @@
+"""One card through PyTorch: streams, events, graphs, pinned memory of the host, and copies that do not block.
+
+Every call of ``torch.cuda`` that concerns these is here. Work goes to one of two streams: steps have one of high
+priority, copies beside steps one of low priority, and ``beside`` chooses the second for the calling thread. Inside a
+stream all is in order; between streams an event makes order.
+
+Nothing touches a card before ``start``. Triton is imported by the first copy of rows. A failure of the card, which
+its later calls report, is a RuntimeError of PyTorch's.
+
+Not here: virtual memory (``device.cuda.driver``) and the arithmetic of steps (``device.cuda.kernels``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from jettison.device.bytesview import as_tensor_uint8
+from jettison.errors import ConfigError, MappingError
+
+STEPS_PRIORITY, BESIDE_PRIORITY = -1, 0
+"""Of the streams: lower goes first. The default stream has 0."""
+
+
+class Event(Protocol):
+    """A point of a stream: what was launched there before."""
+
+    def done(self) -> bool:
+        """Whether the point is reached. Never waits."""
+        ...
+
+    def wait(self) -> None:
+        """Let the calling thread's stream wait for it; the thread goes on."""
+        ...
+
+    def synchronize(self) -> None:
+        """Let the thread wait for it, without the GIL."""
+        ...
+
+    def ns_since(self, earlier: Any) -> int:
+        """Time on the card between two points that are reached; both must be timed."""
+        ...
+
+
+class Graph(Protocol):
+    """Launches that were captured."""
+
+    def replay(self) -> None:
+        """Launch them again, on the calling thread's stream. One replay at a time."""
+        ...
+
+
+class Card:
+    """The card of a worker. ``start`` and ``close`` are idempotent."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.device = torch.device("cuda", ordinal)
+        self._steps: Any = None
+        self._beside: Any = None
+        self._graph_memory: Any = None
+
+    def start(self) -> None:
+        """Make the stream of steps the calling thread's: the thread that owns the device calls it once. Raises
+        ConfigError."""
+        if self._steps is not None:
+            return
+        if not torch.cuda.is_available():
+            raise ConfigError(f"PyTorch {torch.__version__} finds no CUDA device")
+        torch.cuda.set_device(self.device)
+        self._steps = torch.cuda.Stream(self.device, STEPS_PRIORITY)
+        self._beside = torch.cuda.Stream(self.device, BESIDE_PRIORITY)
+        torch.cuda.set_stream(self._steps)
+
+    def close(self) -> None:
+        """Give the streams and the memory of graphs back."""
+        if self._steps is not None:
+            torch.cuda.set_stream(torch.cuda.default_stream(self.device))
+        self._steps = self._beside = self._graph_memory = None
+
+    # --- streams and events -----------------------------------------------------------------------------------------
+
+    def beside(self) -> AbstractContextManager[Any]:
+        """The calling thread, which may be any, launches on the stream of copies beside steps inside."""
+        return torch.cuda.stream(self._beside)
+
+    def record(self, *, is_timed: bool = False, sleeps: bool = False) -> Event:
+        """The present point of the calling thread's stream. ``sleeps``: a thread that waits leaves its core to
+        others."""
+        event = torch.cuda.Event(enable_timing=is_timed, blocking=sleeps)
+        event.record(torch.cuda.current_stream(self.device))
+        return _Event(event)
+
+    def synchronize(self) -> None:
+        """Wait for all that was launched on the calling thread's stream."""
+        torch.cuda.current_stream(self.device).synchronize()
+
+    # --- graphs -----------------------------------------------------------------------------------------------------
+
+    def capture(self, launches: Callable[[], None]) -> Graph:
+        """The launches of a function, on the stream of steps. The function runs twice: once for what may not be
+        captured (compiling, cuBLAS's workspace), then captured, which computes nothing.
+
+        It may neither wait for the card nor copy from memory that is not pinned; its results lie in memory that it was
+        given, since all graphs share the memory that it takes.
+        """
+        launches()
+        self.synchronize()
+        if self._graph_memory is None:
+            self._graph_memory = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._graph_memory, capture_error_mode="thread_local")
+        try:
+            launches()
+        finally:
+            graph.capture_end()
+        return graph
+
+    # --- memory of the host, and bytes ------------------------------------------------------------------------------
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        """uint8 ``[num_bytes]`` on the host, which copies need not wait for. Raises MappingError."""
+        try:
+            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:
+            raise _not_pinned(num_bytes, str(error).splitlines()[0]) from error
+
+    def pin(self, memory: Any) -> Callable[[], None]:
+        """Pin memory of the host that is there already, a writable buffer; returns what undoes it, which comes before
+        the memory goes. Raises MappingError."""
+        there = as_tensor_uint8(memory)
+        address, num_bytes, runtime = there.data_ptr(), there.numel(), torch.cuda.cudart()
+        code = int(runtime.cudaHostRegister(address, num_bytes, 0))
+        if code:
+            with suppress(RuntimeError):  # the next launch reports the refusal as its own failure: let it be this one
+                self.empty(1).zero_()
+            raise _not_pinned(num_bytes, f"cudaHostRegister: error {code}")
+        return lambda: runtime.cudaHostUnregister(address)
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether memory of the host is pinned, by ``pinned`` or ``pin``."""
+        return tensor.is_pinned()
+
+    def empty(self, num_bytes: int) -> Tensor:
+        """uint8 ``[num_bytes]`` on the card, outside of all budgets: for staging."""
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+
+    def copy_in(self, pinned: Tensor, target: Tensor) -> None:
+        """Launch a copy of pinned memory, which must not change before it is over, to the card; equal shapes and
+        dtypes, both contiguous."""
+        target.copy_(pinned, non_blocking=True)
+
+    def copy_out(self, source: Tensor, pinned: Tensor) -> None:
+        """Launch a copy from the card to pinned memory, which has it when the copy is over."""
+        pinned.copy_(source, non_blocking=True)
+
+    def gather_rows(self, addresses: Tensor, piece: Tensor) -> None:
+        """Launch a copy of rows of the card's memory, one after the other, into ``piece``.
+
+        ``addresses``: int64 [n] on the card, multiples of 16; ``piece``: uint8, n rows of a multiple of 16 bytes.
+        """
+        self._copy_rows(addresses, piece, to_piece=True)
+
+    def scatter_rows(self, addresses: Tensor, piece: Tensor) -> None:
+        """The inverse of ``gather_rows``."""
+        self._copy_rows(addresses, piece, to_piece=False)
+
+    def address_of(self, tensor: Tensor) -> int:
+        """Of the first byte, for ``gather_rows``."""
+        return tensor.data_ptr()
+
+    def _copy_rows(self, addresses: Tensor, piece: Tensor, *, to_piece: bool) -> None:
+        from jettison.device.cuda import elementwise  # brings Triton
+
+        words, block = piece.numel() // len(addresses) // 4, elementwise.COPY_WORDS
+        elementwise.copy_rows_kernel[(len(addresses), -(-words // block))](
+            addresses, piece.view(torch.int32), words, TO_PIECE=to_piece, BLOCK=block, num_warps=8
+        )
+
+
+class _Event:
+    """See ``Event``."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def done(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        self._event.wait()
+
+    def synchronize(self) -> None:
+        self._event.synchronize()
+
+    def ns_since(self, earlier: _Event) -> int:
+        return int(earlier._event.elapsed_time(self._event) * 1e6)
+
+
+def _not_pinned(num_bytes: int, why: str) -> MappingError:
+    return MappingError(f"{num_bytes} bytes of host memory cannot be pinned: {why}")

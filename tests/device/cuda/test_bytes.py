@@ -1,0 +1,137 @@
+"""Bytes between a card and the host: in pieces, in order, and never from memory that changes meanwhile.
+
+What ``DeviceBytes`` promises is tested with every back end (``tests/device/test_backend.py``). On a card where there is
+one, else on a pretended card, which notices a copy that was not waited for.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import pytest
+import torch
+from pretendedcard import PretendedCard
+
+from jettison.device.cuda.bytes import CardBytes
+from jettison.device.cuda.card import Card
+from jettison.errors import MappingError
+
+PIECE = 4096
+ON_CARD = torch.cuda.is_available()
+pytestmark = pytest.mark.cuda
+
+
+@pytest.fixture
+def card():
+    if ON_CARD:
+        pytest.importorskip("triton", reason="Triton is not installed")
+    card = Card() if ON_CARD else PretendedCard()
+    card.start()
+    yield card
+    card.synchronize()
+    card.close()
+
+
+@pytest.fixture
+def moved(card) -> CardBytes:
+    return CardBytes(card, PIECE)
+
+
+def noise(num_bytes: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, num_bytes, dtype=np.uint8)
+
+
+def on_card(card, data: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(data.copy()).to(card.device)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, PIECE, 5 * PIECE + 100])
+def test_any_number_of_bytes_goes_through_pieces(card, moved, num_bytes):
+    data, target = noise(num_bytes), card.empty(num_bytes)
+    moved.copy_in(data, target)
+    data_later = data.copy()
+    data[:] = 0  # the caller's again
+    assert (moved.read(target) == data_later).all()
+    if not ON_CARD:
+        sizes = [size for _, _, size in card.log]
+        assert sum(sizes) == 2 * num_bytes and max(sizes, default=0) <= PIECE
+
+
+def test_pinned_memory_is_copied_without_a_piece(card, moved):
+    slot = card.pinned(3 * PIECE)
+    slot.copy_(torch.from_numpy(noise(3 * PIECE)))
+    target = card.empty(3 * PIECE)
+    moved.copy_in(slot.numpy(), target)
+    expected = slot.clone()
+    slot.zero_()  # the caller's again
+    moved.copy_out(target, slot.numpy())
+    assert torch.equal(slot, expected)
+    if not ON_CARD:
+        assert [size for _, _, size in card.log] == [3 * PIECE] * 2
+
+
+def test_memory_that_another_process_sees_is_pinned_until_it_is_released(card):
+    shared = mmap.mmap(-1, 4 * mmap.PAGESIZE)
+    view = np.frombuffer(shared, dtype=np.uint8)
+    there = torch.from_numpy(view)
+    assert not card.is_pinned(there)
+    release = card.pin(view)
+    assert card.is_pinned(there) and card.is_pinned(there[100:200])
+    card.copy_out(on_card(card, noise(len(view))), there)
+    card.synchronize()
+    assert (view == noise(len(view))).all()
+    release()
+    assert not card.is_pinned(there)
+
+
+@pytest.mark.skipif(ON_CARD, reason="a card pins much")
+def test_memory_that_cannot_be_pinned_is_an_error_of_one_line():
+    card = PretendedCard(most_pinned=PIECE)
+    card.start()
+    with pytest.raises(MappingError, match="8192 bytes of host memory cannot be pinned") as caught:
+        CardBytes(card, 2 * PIECE).read(card.empty(10))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_filled_in_turn_arrives_in_turn(card, moved):
+    targets = [card.empty(PIECE // 2) for _ in range(7)]
+    for i, target in enumerate(targets):
+        with moved.writing(target) as filled:
+            filled.fill_(i)
+            assert (moved.read(targets[0])[:1] == 0).all() or i == 0, "other calls may come inside"
+    assert [set(moved.read(target).tolist()) for target in targets] == [{i} for i in range(7)]
+
+
+def test_what_was_not_filled_to_the_end_is_not_written(card, moved):
+    target = on_card(card, noise(100))
+    for size in (100, 3 * PIECE):  # through a piece, and more than one has
+        target = on_card(card, noise(size))
+        with pytest.raises(KeyError), moved.writing(target) as filled:
+            _ = {0: filled.zero_()}[1]
+        assert (moved.read(target) == noise(size)).all()
+
+
+def test_more_than_a_piece_is_filled_at_once(card, moved):
+    target = card.empty(8 * PIECE).view(torch.float32)
+    with moved.writing(target) as filled:
+        filled.copy_(torch.arange(8.0 * PIECE / 4))
+    assert (moved.read(target).view(np.float32) == np.arange(8 * PIECE / 4)).all()
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+@pytest.mark.parametrize("row_bytes", [48, 1024, 24, 2 * PIECE], ids=lambda n: f"rows of {n}")
+def test_rows_go_through_pieces(card, moved, row_bytes, is_pinned):
+    content = [noise(20 * row_bytes, seed).reshape(20, row_bytes) for seed in range(3)]
+    tables = [on_card(card, rows) for rows in content]
+    ids = np.array([7, 0, 19, 3, 11], dtype=np.int64)
+    host = card.pinned(3 * 5 * row_bytes) if is_pinned else torch.zeros(3 * 5 * row_bytes, dtype=torch.uint8)
+    moved.gather(tables, ids, host)
+    assert (host.numpy() == np.stack([rows[ids] for rows in content]).reshape(-1)).all()
+    host.copy_(torch.from_numpy(noise(len(host), 9)))
+    moved.scatter(tables, ids[::-1].copy(), host)
+    host.zero_()  # the caller's again
+    for rows, new in zip(content, noise(len(host), 9).reshape(3, 5, row_bytes)):
+        rows[ids[::-1]] = new
+    for table, rows in zip(tables, content):
+        assert (moved.read(table) == rows.reshape(-1)).all()
