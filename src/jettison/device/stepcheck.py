@@ -48,8 +48,8 @@ def remote_parts(
     step: StepInput, port: AttentionPort | None, kernels: Kernels, device_bytes: DeviceBytes, config: DecoderConfig,
     memory: ModelMemory,
 ) -> RemoteParts | None:
-    """The parts of a step's attention that peers compute, who are told that it begins; None where there are none.
-    Raises ValueError where there is no peer to ask."""
+    """The parts of a step's attention that peers compute, and the peers are told that it begins; None where there are
+    none. Raises ValueError where there is no peer to ask."""
     if not step.remote:
         return None
     if port is None:

@@ -322,8 +322,8 @@ def _adjust(work: Tensor, of: Mapping[str, Tensor]) -> None:
 
 
 def _counted(weights: Tensor) -> Tensor:
-    """Weights in whole units; what is less than half of one has no share. The unit is a power of two, so all is exact in
-    the weights' own precision."""
+    """Weights in whole units; what is less than half of one has no share. All is exact in the weights' own precision,
+    as the unit is a power of two."""
     return (weights * _UNIT).round_().long()
 
 
