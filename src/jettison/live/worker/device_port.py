@@ -35,6 +35,7 @@ def device_spec(spec: WorkerSpec) -> DeviceSpec:
         max_num_seqs=spec.max_num_seqs,
         back_end=spec.back_end,
         kernels=spec.kernels,
+        load_format=spec.load_format,
         page_bytes=spec.page_bytes,
         num_threads=spec.num_threads,
         config=spec.model,
