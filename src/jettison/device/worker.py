@@ -9,7 +9,7 @@ Invariant: a step runs only when every shard it needs is mapped and filled, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -418,6 +418,10 @@ class DeviceWorker:
         if marks == listing:
             self._refused[shard] = (marks, message)
             raise ModelError(message)
+
+    def pin(self, memory: Bytes) -> Callable[[], None]:
+        """See ``DeviceBytes.pin``."""
+        return self._bytes.pin(memory)
 
     # --- KV ------------------------------------------------------------------------------------------------------
 

@@ -118,6 +118,11 @@ class Device(Protocol):
         self, spec: LayoutSpec, live_blocks: int, version: int, copies: list[tuple[int, int]]
     ) -> LayoutResult: ...
 
+    def pin(self, memory: Bytes) -> Callable[[], None]:
+        """Make copies to and from memory of the host fast that is used again and again: a link's slots. Returns what
+        undoes it, which is called before the memory goes. Never fails: copies are right without it."""
+        ...
+
     def kv_gather(self, layers: LayerRange, ids: Any, out: Bytes, *, from_host: bool = False) -> int:
         """Copy blocks of the arenas out, or slots of the host pool, layer by layer, one after the other:
         ``len(layers) * len(ids) * kv_block_bytes``."""
