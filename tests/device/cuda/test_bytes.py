@@ -86,6 +86,18 @@ def test_memory_that_another_process_sees_is_pinned_until_it_is_released(card):
 
 
 @pytest.mark.skipif(ON_CARD, reason="a card pins much")
+def test_a_link_s_memory_that_cannot_be_pinned_is_copied_all_the_same(card, caplog):
+    card.most_pinned = 10 * PIECE
+    moved, slot = CardBytes(card, PIECE), np.zeros(20 * PIECE, dtype=np.uint8)
+    release = moved.pin(slot)
+    assert "cannot be pinned" in caplog.text
+    moved.copy_out(on_card(card, noise(len(slot))), slot)
+    assert (slot == noise(len(slot))).all()
+    release()
+    moved.pin(slot[: 2 * PIECE])()
+
+
+@pytest.mark.skipif(ON_CARD, reason="a card pins much")
 def test_memory_that_cannot_be_pinned_is_an_error_of_one_line():
     card = PretendedCard(most_pinned=PIECE)
     card.start()
