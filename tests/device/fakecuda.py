@@ -288,8 +288,11 @@ class FakeBindings:
 
     def _inside(self, address: int, size: int) -> list[int]:
         """Mappings with a byte in the span."""
-        found = [at for at, handle in self.mapped.items() if at < address + size and address < at + self.size[handle]]
-        return sorted(found)
+        unit = self.granularity
+        first = address // unit * unit - max(self.size.values(), default=0)
+        places = range(first, address + size, unit)
+        found = (at for at in (places if len(places) < len(self.mapped) else self.mapped) if at in self.mapped)
+        return sorted(at for at in found if at < address + size and address < at + self.size[self.mapped[at]])
 
     def _covers(self, address: int, size: int) -> bool:
         """Whole mappings, side by side, are exactly the span."""

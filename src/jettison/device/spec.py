@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 HOST = "host"
 """The back end of devices whose memory is the host's."""
+CUDA = "cuda"
+"""The back end of NVIDIA cards."""
 FILES, RANDOM = "auto", "random"
 """Where weights come from: the model folder's files, or a seed (``device.model.seeded``)."""
 

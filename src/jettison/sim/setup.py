@@ -22,6 +22,8 @@ class MemorySetup:
     """Hard limit: parameters, KV and workspace."""
     workspace_bytes: int = 0
     page_bytes: int = CUDA_PAGE_BYTES
+    keeps_mappings: bool = False
+    """As on a card: a page stays mapped where it served, and drops are mapped ahead."""
 
     @classmethod
     def for_blocks(

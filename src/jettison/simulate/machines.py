@@ -23,6 +23,7 @@ from jettison.cost.profile_document import ProfileDocumentError, StoredProfile, 
 from jettison.errors import BudgetError, ConfigError
 from jettison.live.worker.pieces import MAX_PIECE_BYTES
 from jettison.memory.hostpool import num_host_slots
+from jettison.memory.pagechoice import best_page_bytes
 from jettison.profiles import AUTO, read_profile
 from jettison.sim.executor import ModelledExecutor
 from jettison.sim.links import LATENCY_S, LinkClass, LinkSpec, Topology
@@ -350,7 +351,10 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
     """Everything but the requests. Raises ConfigError."""
     config = resolve_config(machine, spec, variant)
     limits = _limits(machine, config)
-    page_bytes = machine.page_bytes or CUDA_PAGE_BYTES
+    keeps_mappings, page_bytes = machine.profile.keeps_mappings, machine.page_bytes or CUDA_PAGE_BYTES
+    if machine.page_bytes is None and keeps_mappings:  # as `--page-size auto` chooses
+        page_bytes = best_page_bytes(
+            machine.shape, limits.block_size, machine.budget_bytes, machine.workspace_bytes, CUDA_PAGE_BYTES)
     if "page_size" in {**spec.settings, **variant.settings}:
         page_bytes = config.memory.page_bytes or page_bytes
     num_slots = num_host_slots(config.memory.host_memory_bytes, machine.shape, limits.block_size)
@@ -371,7 +375,7 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         limits=limits,
         params=params,
         num_workers=machine.num_instances,
-        memory=MemorySetup(machine.budget_bytes, machine.workspace_bytes, page_bytes),
+        memory=MemorySetup(machine.budget_bytes, machine.workspace_bytes, page_bytes, keeps_mappings),
         profile=machine.profile,
         executor=step_executor(machine.profile, timing, seed),
         topology=machine.topology,

@@ -1,16 +1,18 @@
 """Instances on a back end whose memory is not the host's serve the same tokens through every move of memory.
 
 Real workers' loops, links and transfers in one process (``jettison verify``'s way) over the double of
-``tests/device/doubledevice.py``: what goes around the device port, anywhere, is noted there and fails the event.
+``tests/device/doubledevice.py``: what goes around the device port, anywhere, is noted there and fails the event. And
+over a pretended card (``tests/device/cardbackend.py``).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from doubledevice import BYPASSES, DoubleBackEnd, wrapped
-from fakecuda import FakeBindings, PoisonedPool
+from cardbackend import PretendedBackEnd
+from doubledevice import BYPASSES, DoubleBackEnd
 
 from jettison.device.bytesview import as_numpy_uint8
 from jettison.device.model.create import create_model
@@ -29,31 +31,6 @@ EVENTS = [
     "migrate as tokens, instance to instance", "harvest: abandoned steps", "harvest: freed from checkpoints",
     "harvest: prefetched beside steps", "sleep with running requests, wake", "packed while running",
 ]  # fmt: skip
-
-
-CARD_EVENTS = [
-    "drop + exchange (transfer)", "drop + exchange (live)", "restore + split", "drop again during restore",
-    "sleep with running requests, wake",
-]  # fmt: skip
-
-
-class CardDouble(DoubleBackEnd):
-    """The double over pages of a pretended card: mapped ahead, and poison wherever nothing is owned."""
-
-    def __init__(self, fake: FakeBindings) -> None:
-        self._fake = fake
-
-    def make_pool(self, budget_bytes, page_bytes):
-        pool = PoisonedPool(budget_bytes, page_bytes, self._fake)
-        reserve = pool.reserve
-
-        def reserve_wrapped(num_pages):
-            arena = reserve(num_pages)
-            arena._tensor = wrapped(arena._tensor)
-            return arena
-
-        pool.reserve = reserve_wrapped
-        return pool
 
 
 @pytest.fixture(scope="module")
@@ -94,22 +71,22 @@ def test_tokens_do_not_depend_on_memory_events(event: str, model_dir: Path, refe
     check(event, model_dir, reference)
 
 
-@pytest.mark.parametrize("event", CARD_EVENTS)
-def test_tokens_are_right_over_pages_that_are_mapped_ahead(
+@pytest.mark.parametrize("event", EVENTS)
+def test_tokens_are_right_on_a_pretended_card(
     event: str, model_dir: Path, reference: TransformersReference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake, devices = FakeBindings(64 << 20, granularity=4096), []
+    """A card's runner, pages that are mapped ahead and poisoned where they are not owned, bytes and host pool."""
+    made: list[PretendedBackEnd] = []
 
     def make(spec):
-        devices.append(DeviceWorker(device_spec(spec), CardDouble(fake)))
-        return devices[-1]
+        made.append(PretendedBackEnd())
+        return DeviceWorker(replace(device_spec(spec), kernels="auto"), made[-1])
 
     monkeypatch.setattr(local_cluster, "make_device_worker", make)
-    try:
-        check(event, model_dir, reference)
-        assert devices and not fake.size, "the card has its memory back"
-    finally:
-        fake.close()
+    check(event, model_dir, reference)
+    assert made and not any(back_end.fake.size for back_end in made), "the card has its memory back"
+    for back_end in made:
+        back_end.fake.close()
 
 
 def _write_around(self: DeviceWorker, shard: str, offset: int, data) -> None:

@@ -15,18 +15,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 from torch import Tensor
 
 from jettison.device.cuda import elementwise
 from jettison.device.cuda.attention import Launch, Parts, attend, early_launch
+from jettison.device.cuda.rows import StepRows, lay_out
 from jettison.device.cuda.tiles import Tile, choose_tile
-from jettison.device.cuda.worklist import WorkShape, fill_places, fill_work, num_words
+from jettison.device.cuda.worklist import WorkShape
 from jettison.device.kernels.base import (
     CUDA,
     CUDA_INVARIANT,
@@ -46,27 +45,11 @@ from jettison.device.kernels.base import (
 from jettison.device.kernels.layer import feed_forward
 from jettison.device.kernels.operands import Activations, Int32Array, LayerConstants, LayerWeights, PackedMatrix, Weight
 from jettison.device.kernels.registry import KernelsUnavailableError
-from jettison.device.kernels.torch_kernels import check_rows
 from jettison.errors import ConfigError
 
 _HEADS_A_PROGRAM = 4
 _SILU_BLOCK = 1024
 _GATHER_BLOCK = 2048
-
-
-class StepRows(NamedTuple):
-    """The rows of a step on the device, which its layers read instead of lengths on the host."""
-
-    tables: Tensor
-    """int32 [R, max_blocks]"""
-    positions: Tensor
-    """int32 [T]"""
-    slots: Tensor
-    """int32 [T]: where keys and values go (``worklist.fill_places``); negative: nowhere."""
-    work: Tensor
-    """int32: ``worklist.fill_work`` for ``tile``."""
-    tile: Tile
-    only_context: bool = False
 
 
 def load_fast(variant: str | None = None, among: Sequence[str] | None = None) -> CudaKernels:
@@ -124,22 +107,11 @@ class CudaKernels:
         num_tokens: int, only_context: bool = False,
     ) -> StepRows:
         """Check a step's rows, and copy to the device what its layers need. Raises as ``Kernels.attention`` does."""
-        tables, queries, contexts = check_rows(
-            arena, block_tables, query_lens, context_lens, num_tokens, only_context
-        )
-        shape = self.work_shape(heads, arena, int(queries.max(initial=0)))
-        words = np.empty(num_words(shape, num_tokens, len(queries)), dtype=np.int32)
-        fill_work(words, queries, contexts, shape, only_context)
-        positions, slots = np.empty(num_tokens, dtype=np.int32), np.empty(num_tokens, dtype=np.int32)
-        if not only_context:
-            fill_places(tables, queries, contexts, arena.shape[3], positions, slots)
-        return StepRows(
-            self._copied(tables), self._copied(positions), self._copied(slots), self._copied(words), shape.tile,
+        laid = lay_out(
+            partial(self.work_shape, heads, arena), arena, block_tables, query_lens, context_lens, num_tokens,
             only_context,
         )
-
-    def _copied(self, array: npt.NDArray[np.integer]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return laid.on_card({name: torch.from_numpy(array).to(self.device) for name, array in laid.arrays().items()})
 
     def attend(
         self, q: Tensor, arena: Tensor, rows: StepRows, out: Tensor, scale: float, lse: Tensor | None = None

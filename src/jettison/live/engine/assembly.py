@@ -43,7 +43,7 @@ from jettison.memory.layout import LayoutSpec
 from jettison.memory.pagechoice import best_page_bytes
 from jettison.memory.pagemap import MIN_BLOCKS, PageSizes, check_budget, first_capacity_blocks
 from jettison.policy.links import MachineId
-from jettison.policy.ranges import Member, plan_stages
+from jettison.policy.ranges import first_drop
 from jettison.profiles import fingerprint, load_profile
 from jettison.types import LayerRange, ModelShape, WorkerId
 
@@ -286,14 +286,12 @@ def _with_pages(config: EngineConfig, shape: ModelShape, workspace_bytes: int) -
 def _drop_layers(
     config: EngineConfig, shape: ModelShape, sizes: PageSizes, workspace_bytes: int
 ) -> list[tuple[int, int]]:
-    """What a merge of two instances leaves to the one and to the other: the drop that comes first. Empty where there
-    is none."""
+    """What the drop that comes first leaves to either of its members."""
+    if config.instances < 2:
+        return []
     whole = LayoutSpec(shape.all_shards, shape.all_layers)
     blocks = first_capacity_blocks(config.memory.memory_bytes, workspace_bytes, whole, sizes)
-    block_bytes = shape.num_layers * sizes.kv_block_bytes
-    members = [Member(worker, shape.all_layers, blocks * block_bytes + shape.parameter_bytes) for worker in (0, 1)]
-    plan = plan_stages(members, shape) if config.instances > 1 else None
-    return [] if plan is None else [(stage.layers.lo, stage.layers.hi) for stage in plan.stages]
+    return [(layers.lo, layers.hi) for layers in first_drop(shape, blocks * shape.num_layers * sizes.kv_block_bytes)]
 
 
 def _workspace_bytes(

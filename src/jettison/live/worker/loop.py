@@ -370,6 +370,8 @@ class WorkerLoop:
         except RemoteAttentionError as error:
             log.warning("step %d: %s", step.step_id, error)
             failure = Failure(str(error), error.lost_worker, True)
+        except WorkerLostError:
+            raise  # the device has failed for good, so this worker ends
         except Exception as error:
             log.exception("step %d failed", step.step_id)
             failure = Failure(f"{type(error).__name__}: {error}")
