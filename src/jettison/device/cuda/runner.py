@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from jettison.device.cuda.card import Card
+from jettison.device.cuda.draws import describe
 from jettison.device.cuda.graphs import GraphKey, LayerGraphs
 from jettison.device.cuda.rows import HostRows, StepRows, bucket_of, lay_out, padded
 from jettison.device.cuda.running import CudaStep, Launches, Safepoints
@@ -243,7 +244,7 @@ class CudaRunner:
             for start in range(0, num_targets, size):
                 end = min(start + size, num_targets)
                 logits = self._decoder.logits(stage.buffers.x[first + start : first + end])
-                pieces.append(self._sampler.describe(logits, staged[f"targets{i}"][start:end], asked.num_top))
+                pieces.append(describe(logits, staged[f"targets{i}"][start:end], asked.num_top))
             if pieces:
                 made |= {f"prompt{i}.{name}": torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
         return made
