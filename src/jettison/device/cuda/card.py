@@ -24,6 +24,8 @@ from jettison.errors import ConfigError, MappingError
 
 STEPS_PRIORITY, BESIDE_PRIORITY = -1, 0
 """Of the streams: lower goes first. The default stream has 0."""
+_WARM_BYTES = 4096
+"""Of a row, as KV blocks are: a multiple of 64."""
 
 
 class Event(Protocol):
@@ -167,6 +169,14 @@ class Card:
     def scatter_rows(self, addresses: Tensor, piece: Tensor) -> None:
         """The inverse of ``gather_rows``."""
         self._copy_rows(addresses, piece, to_piece=False)
+
+    def compile_copies(self) -> None:
+        """Have copies of rows compiled, so that the first one is not late."""
+        rows, piece = self.empty(2 * _WARM_BYTES), self.empty(_WARM_BYTES)
+        addresses = torch.tensor([self.address_of(rows)], dtype=torch.int64, device=self.device)
+        self.gather_rows(addresses, piece)
+        self.scatter_rows(addresses, piece)
+        self.synchronize()
 
     def address_of(self, tensor: Tensor) -> int:
         """Of the first byte, for ``gather_rows``."""
