@@ -113,6 +113,9 @@ class DoubleBytes:
     def tensor(self, data, dtype, shape):
         return wrapped(self._host.tensor(data.copy(), dtype, shape))
 
+    def pin(self, memory):
+        return self._host.pin(memory)
+
     def gather(self, tables, rows, out):
         self._host.gather([bare(table) for table in tables], rows, out)
 

@@ -29,6 +29,7 @@ from jettison.config.values import (
 
 DType = Literal["auto", "float64", "float32", "bfloat16"]
 Kernels = Literal["auto", "native", "native+torch-linear", "torch", "cuda", "cuda-invariant"]
+LoadFormat = Literal["auto", "random"]
 Lookahead = Literal["on", "off"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 StepPriority = Literal["decode", "prefill"]
@@ -88,6 +89,10 @@ class ModelConfig:
         None, nonempty, "Name clients use for the model (auto: the folder's name; ORG/NAME of a snapshot in the "
         "hub's cache).",
         metavar="NAME", unset="auto", bare="")
+    load_format: LoadFormat = config_key(
+        "auto", Choice(LoadFormat), "Where the weights come from: the folder's safetensors (auto), or a fixed seed, "
+        "for trials of a shape (random): the folder needs its config.json only, and without a tokenizer tokens are "
+        "bytes.")
     dtype: DType = config_key(
         "auto", Choice(DType), "Precision of weights, activations and KV (auto: the checkpoint's).")
     kernels: Kernels = config_key(

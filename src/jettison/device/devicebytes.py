@@ -8,7 +8,7 @@ every device does: a copy between the two (``copy_``, ``dest[:] = source``), and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -47,6 +47,11 @@ class DeviceBytes(Protocol):
     def tensor(self, data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """A tensor on the device with these bytes, and over them where that can be. Raises RuntimeError where ``shape``
         does not have their number."""
+        ...
+
+    def pin(self, memory: Bytes) -> Callable[[], None]:
+        """Make later copies to and from memory of the host, which is writable, fast. Returns what undoes it, which must
+        come before the memory goes. Where it cannot be, that is logged, and copies are as they were."""
         ...
 
     def gather(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], out: Tensor) -> None:

@@ -14,6 +14,8 @@ HOST = "host"
 """The back end of devices whose memory is the host's."""
 CUDA = "cuda"
 """The back end of NVIDIA cards."""
+FILES, RANDOM = "auto", "random"
+"""Where weights come from: the model folder's files, or a seed (``device.model.seeded``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,7 @@ class DeviceSpec:
     back_end: str = HOST
     """What the device is: a name that ``choose_back_end`` knows."""
     kernels: str = "auto"
+    load_format: str = FILES
     page_bytes: int = 65536
     num_threads: int | None = None
     """Compute threads of this *process*; None = leave as they are."""

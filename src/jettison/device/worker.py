@@ -9,7 +9,7 @@ Invariant: a step runs only when every shard it needs is mapped and filled, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,8 +35,9 @@ from jettison.device.model.identity import (
     config_digest,
     explain_difference,
 )
+from jettison.device.model.seeded import weights_by
 from jettison.device.model.shards import model_shape
-from jettison.device.model.weights import PIECE_BYTES, WeightFolder
+from jettison.device.model.weights import PIECE_BYTES
 from jettison.device.model.workspace import Workspace
 from jettison.device.remote import AttentionPort
 from jettison.device.sharedcopy import SharedCopy
@@ -98,7 +99,7 @@ class DeviceWorker:
         config = spec.config or read_config(spec.model_dir, spec.max_model_len)
         dtype = resolve_dtype(spec.dtype, config)
         kernels = back_end.load_kernels(spec.kernels, dtype)
-        weights = WeightFolder(spec.model_dir, config, dtype, kernels, self._bytes)
+        weights = weights_by(spec.load_format)(spec.model_dir, config, dtype, kernels, self._bytes)
         if not spec.starts_empty:
             weights.open()
         shape = model_shape(config, dtype)
@@ -418,6 +419,10 @@ class DeviceWorker:
         if marks == listing:
             self._refused[shard] = (marks, message)
             raise ModelError(message)
+
+    def pin(self, memory: Bytes) -> Callable[[], None]:
+        """See ``DeviceBytes.pin``."""
+        return self._bytes.pin(memory)
 
     # --- KV ------------------------------------------------------------------------------------------------------
 

@@ -104,6 +104,7 @@ def batch_settings(config: EngineConfig, assembly: Assembly) -> BatchSettings:
     return BatchSettings(
         folder=own if told is None else Path(told),
         model_dir=Path(config.model.model),
+        byte_tokens=assembly.byte_tokens,
         is_made_at_once=told is not None,
         window=config.server.batch_window or 2 * config.scheduler.max_num_seqs * config.instances,
         max_file_bytes=config.server.batch_file_bytes,
@@ -210,7 +211,8 @@ async def _serve(config: EngineConfig) -> int:
     recorder = _recorder(config, keys, api_keys)
     settings = _settings(config, engine, assembly, api_keys, keys, tls, recorder)
     tokenizer = Tokenizer.from_dir(
-        model_dir, max_template_chars=settings.max_template_chars, templates=settings.templates)
+        model_dir, max_template_chars=settings.max_template_chars, templates=settings.templates,
+        byte_tokens=assembly.byte_tokens)
     tell_of_turn_end(tokenizer, assembly.end_tokens.ids)
     app = create_app(engine, tokenizer, settings, batch_settings(config, assembly))
     batches = batch_service(app)

@@ -136,6 +136,9 @@ class FakeDevice:
     def num_host_slots(self):
         return self.host.shape[1]
 
+    def pin(self, memory):
+        return lambda: None
+
     def kv_gather(self, layers: LayerRange, block_ids, out, *, from_host=False):
         rows = (self.host if from_host else self.kv)[layers.lo : layers.hi][:, np.asarray(block_ids)]
         out[:] = rows.reshape(-1)

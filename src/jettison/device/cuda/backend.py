@@ -67,6 +67,7 @@ class CudaBackEnd:
         """Opens the card: its stream of steps is the calling thread's from now on."""
         kernels, _ = find_kernels(self.resolve_kernels(name, dtype), CUDA)
         self.card.start()
+        self.card.compile_copies()
         try:
             return kernels.load()
         except KernelsUnavailableError as error:

@@ -8,8 +8,9 @@ Not here: copies beside steps (``device.cuda.copies``).
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,6 +22,9 @@ from jettison.device.bytesview import as_numpy_uint8, as_tensor_uint8
 from jettison.device.cuda.card import Card
 from jettison.device.cuda.pieces import PIECE_BYTES, ROW_UNIT, Addresses, Piece, Pieces
 from jettison.device.devicebytes import Bytes
+from jettison.errors import MappingError
+
+logger = logging.getLogger(__name__)
 
 _AHEAD = 2
 """Pieces that are launched before the first of them is waited for."""
@@ -70,6 +74,14 @@ class CardBytes:
         made = self._card.empty(len(data)).view(dtype).view(shape)
         self.copy_in(data, made)
         return made
+
+    def pin(self, memory: Bytes) -> Callable[[], None]:
+        """See ``DeviceBytes``."""
+        try:
+            return self._card.pin(memory)
+        except MappingError as error:
+            logger.warning("%s; links copy through pieces of their own", error)
+            return _nothing
 
     def gather(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], out: Tensor) -> None:
         """One launch a piece."""
@@ -184,3 +196,7 @@ class _UnderWay:
 def _flat(tensor: Tensor) -> Tensor:
     assert tensor.is_contiguous()
     return tensor.view(-1).view(torch.uint8)
+
+
+def _nothing() -> None:
+    """There is nothing to undo."""

@@ -22,8 +22,8 @@ from jettison.device.cuda.worklist import HEADER_WORDS, ITEM_WORDS, WorkShape, f
 from jettison.device.kernels.operands import Int32Array
 from jettison.device.kernels.torch_kernels import check_rows
 
-if TYPE_CHECKING:  # a machine that has PyTorch and little else loads the kernels
-    from jettison.device.step import StepInput
+if TYPE_CHECKING:
+    from jettison.device.step import StepInput  # which brings msgspec: a bare GPU machine lacks it
 
 BUCKETS = [1, 2, 4, 8, *range(16, 257, 16)]
 """Rows of the steps of which graphs are made."""

@@ -25,6 +25,7 @@ from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.identity import Digest, Digester, FileMark
 from jettison.device.model.shards import TensorSource
 from jettison.device.model.weights import PIECE_BYTES, Rows, WeightFolder, pieces_of
+from jettison.device.spec import FILES, RANDOM
 from jettison.types import ShardId
 
 SEED = 0
@@ -34,6 +35,11 @@ _CONFIG = "config.json"
 _WORD = 0xFFFFFFFF
 _FIRST, _SECOND = 0x7FEB352D, 0x31848BAD
 """Odd, and below 2**31, so that products of 32 bits fit in an int64."""
+
+
+def weights_by(load_format: str) -> type[WeightFolder]:
+    """What reads weights, by ``DeviceSpec.load_format``."""
+    return {FILES: WeightFolder, RANDOM: SeededWeights}[load_format]
 
 
 class SeededWeights(WeightFolder):
@@ -132,8 +138,8 @@ def stream_bytes(key: int, first: int, count: int, device: torch.device) -> Tens
     words ^= key
     _spread(words, 15, _SECOND)
     words ^= words >> 16
-    low = words.view(torch.int32).view(-1, 2)[:, 0].contiguous()  # both kinds of device are little-endian
-    return low.view(torch.uint8)[first % 4 : first % 4 + count]
+    low = words.view(torch.uint8).view(-1, 8)[:, :4].reshape(-1)  # all devices are little-endian
+    return low[first % 4 : first % 4 + count]
 
 
 def _spread(words: Tensor, shift: int, factor: int) -> None:

@@ -164,7 +164,7 @@ class WeightFolder:
 
     def _copying(self, rows_of: Rows, source: TensorSource, dest: Tensor, digester: Digester) -> Iterator[None]:
         """Copy a tensor to its place in the slab, a piece at a time."""
-        for start, end in pieces_of(source):
+        for start, end in pieces_of(source, PIECE_BYTES // 8):
             started_ns = time.perf_counter_ns()
             with self._bytes.writing(dest[start:end]) as piece:
                 rows_of.copy_rows(source, start, piece)
@@ -178,7 +178,7 @@ class WeightFolder:
     def _packing(self, rows_of: Rows, source: TensorSource, row: int, matrix: PackedMatrix) -> Iterator[None]:
         """Pack a tensor's rows into a matrix, from its row ``row`` on, a piece at a time."""
         assert self._kernels is not None
-        for start, end in pieces_of(source):
+        for start, end in pieces_of(source, PIECE_BYTES // 8):
             started_ns = time.perf_counter_ns()
             piece = torch.empty((end - start, *source.shape[1:]), dtype=self._dtype)
             rows_of.copy_rows(source, start, piece)
@@ -244,7 +244,7 @@ class _Files:
             dest[:] = stored[start : start + dest.shape[0]]
 
 
-def pieces_of(source: TensorSource, most_elements: int = PIECE_BYTES // 8) -> Iterator[tuple[int, int]]:
+def pieces_of(source: TensorSource, most_elements: int) -> Iterator[tuple[int, int]]:
     """Row ranges [start, end) of a tensor, one for each piece."""
     num_rows = source.shape[0]
     step = max(1, most_elements // math.prod(source.shape[1:]))

@@ -26,10 +26,10 @@ from jettison.device.memory import span_bytes
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.end_tokens import EndTokens, read_end_tokens
 from jettison.device.model.hf_config import DecoderConfig, read_config
+from jettison.device.model.seeded import weights_by
 from jettison.device.model.shards import model_shape
-from jettison.device.model.weights import WeightFolder
 from jettison.device.model.workspace import Workspace
-from jettison.device.spec import HOST
+from jettison.device.spec import HOST, RANDOM
 from jettison.errors import BudgetError, ConfigError
 from jettison.live.engine.cards import BACK_ENDS, cards_of, environment, unused_cards
 from jettison.live.engine.encoder import MAX_FIXED_BYTES, fixed_step_bytes
@@ -81,6 +81,11 @@ class Assembly:
     def page_bytes(self) -> int:
         """Bytes of a page: what the configuration says, or what was chosen for this model and memory."""
         return self.worker_specs[0].page_bytes
+
+    @property
+    def byte_tokens(self) -> int | None:
+        """Tokens of a folder without a tokenizer; None where it needs one."""
+        return self.shape.vocab_size if self.config.model.load_format == RANDOM else None
 
     @property
     def rows_are_independent(self) -> bool:
@@ -138,7 +143,8 @@ class Assembly:
         for layers in {LayerRange(*spec.layers) for spec in self.worker_specs if spec.layers is not None}:
             layout = LayoutSpec(self.shape.shards_for(layers), layers)
             self._check_budget(layout, sizes)
-        weights = WeightFolder(Path(spec.model_dir), self.model, resolve_dtype(spec.dtype, self.model))
+        dtype = resolve_dtype(spec.dtype, self.model)
+        weights = weights_by(spec.load_format)(Path(spec.model_dir), self.model, dtype)
         weights.open()
         log.info("end tokens: %s", self.end_tokens)
         for doubt in (*self.end_tokens.left_out, weights.doubt, unused_cards(self.config)):
@@ -252,6 +258,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
         max_num_seqs=config.scheduler.max_num_seqs,
         back_end=back_end,
         kernels=kernels,
+        load_format=str(config.model.load_format),
         num_threads=config.num_threads or max(1, (os.cpu_count() or 1) // config.instances),
         piece_bytes=config.overload.exchange_piece_bytes or MAX_PIECE_BYTES,
         coordinate=config.overload.coordinate_links,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from jettison.device.model.hf_config import DecoderConfig
-from jettison.device.spec import HOST
+from jettison.device.spec import FILES, HOST
 from jettison.types import WorkerId
 
 
@@ -32,6 +32,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     environment: dict[str, str] = {}
     """Variables that the process sets before it loads any library: the card that it may see."""
     kernels: str = "auto"
+    load_format: str = FILES
+    """Where every life's weights come from."""
     num_threads: int = 1
     piece_bytes: int = 1 << 20
     """The most a bulk piece has (one block of one layer is always allowed)."""

@@ -35,6 +35,7 @@ def device_spec(spec: WorkerSpec) -> DeviceSpec:
         max_num_seqs=spec.max_num_seqs,
         back_end=spec.back_end,
         kernels=spec.kernels,
+        load_format=spec.load_format,
         page_bytes=spec.page_bytes,
         num_threads=spec.num_threads,
         config=spec.model,
@@ -116,6 +117,11 @@ class Device(Protocol):
     def apply_layout(
         self, spec: LayoutSpec, live_blocks: int, version: int, copies: list[tuple[int, int]]
     ) -> LayoutResult: ...
+
+    def pin(self, memory: Bytes) -> Callable[[], None]:
+        """Make copies to and from memory of the host fast that is used again and again: a link's slots. Returns what
+        undoes it, which is called before the memory goes. Never fails: copies are right without it."""
+        ...
 
     def kv_gather(self, layers: LayerRange, ids: Any, out: Bytes, *, from_host: bool = False) -> int:
         """Copy blocks of the arenas out, or slots of the host pool, layer by layer, one after the other:

@@ -115,7 +115,7 @@ class WorkerProcess:
         return Doors(
             [socket.socket(fileno=fd) for fd in config.listen_fds], config.secret, self._me,
             bulk_bytes=bulk_frame_bytes(config.spec.piece_bytes, device.kv_block_bytes),
-            coordinate=config.spec.coordinate, bytes_per_s=config.link_bytes_per_s,
+            coordinate=config.spec.coordinate, bytes_per_s=config.link_bytes_per_s, pin=device.pin,
         )
 
     # --- service
