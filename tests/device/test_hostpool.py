@@ -10,9 +10,12 @@ import torch
 from fakecuda import FakeBindings, PoisonedPool
 from pretendedcard import PretendedCard
 
+from jettison.device import pages as pages_api
 from jettison.device.backend import HostPool
 from jettison.device.cuda.bytes import CardBytes
+from jettison.device.cuda.card import Card
 from jettison.device.cuda.hostpool import PinnedPool
+from jettison.device.cuda.pages import PagePool as CardPages
 from jettison.device.devicebytes_host import HostBytes
 from jettison.device.hostpool import HostBuffers
 from jettison.device.memory import DeviceMemory
@@ -24,27 +27,41 @@ from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, laye
 PAGE, BLOCK_SIZE = 4096, 4
 SHARDS = {layer_shard(i): 2 * PAGE for i in range(4)} | {EMBED_SHARD: PAGE, HEAD_SHARD: PAGE}
 SHAPE = ModelShape(4, 64, 4, 2, 24, 64, 64, 4, False, SHARDS)
+CARD_PAGE = 2 << 20
 BLOCK_BYTES = SHAPE.block_bytes_per_layer(BLOCK_SIZE)
 
 
 Making = Callable[[int], HostPool]
 
 
-@pytest.fixture(params=["host", "card"])
-def card(request: pytest.FixtureRequest) -> PretendedCard | None:
+ON_CARD = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture(params=["host", "pretended", pytest.param("cuda", marks=ON_CARD)])
+def card(request: pytest.FixtureRequest) -> Iterator[Card | None]:
     """None: the host."""
-    if request.param == "host":
-        return None
-    card = PretendedCard()
-    card.start()
-    return card
+    card = {"host": lambda: None, "pretended": PretendedCard, "cuda": Card}[request.param]()
+    if card is not None:
+        card.start()
+    yield card
+    if card is not None:
+        card.close()
+
+
+def pages(card: Card | None) -> pages_api.PagePool:
+    """Sixty."""
+    if card is None:
+        return PagePool(60 * PAGE, PAGE)
+    if isinstance(card, PretendedCard):
+        return PoisonedPool(60 * PAGE, PAGE, FakeBindings(granularity=PAGE))
+    return CardPages(60 * CARD_PAGE, CARD_PAGE)
 
 
 @pytest.fixture
-def memory(card: PretendedCard | None) -> Iterator[DeviceMemory]:
-    pool = PagePool(60 * PAGE, PAGE) if card is None else PoisonedPool(60 * PAGE, PAGE, FakeBindings(granularity=PAGE))
+def memory(card: Card | None) -> Iterator[DeviceMemory]:
+    pool = pages(card)
     device = DeviceMemory(
-        pool, HostBytes() if card is None else CardBytes(card), budget_bytes=60 * PAGE, shape=SHAPE,
+        pool, HostBytes() if card is None else CardBytes(card), budget_bytes=60 * pool.page_bytes, shape=SHAPE,
         dtype=torch.float32, block_size=BLOCK_SIZE, workspace_bytes=PAGE,
     )
     device.start(LayoutSpec(SHAPE.all_shards, SHAPE.all_layers))
@@ -55,7 +72,7 @@ def memory(card: PretendedCard | None) -> Iterator[DeviceMemory]:
 
 
 @pytest.fixture
-def make(card: PretendedCard | None) -> Making:
+def make(card: Card | None) -> Making:
     """A pool of so many slots. The card's pins two slots at a time, and copies three rows."""
 
     def made(num_slots: int) -> HostPool:
@@ -92,7 +109,7 @@ def test_only_the_layers_asked_for_are_touched(memory: DeviceMemory, make: Makin
 @pytest.mark.parametrize(
     ("blocks", "slots", "layers", "error"),
     [([0], [2], (0, 4), IndexError), ([0], [-1], (0, 4), IndexError), ([0, 1], [0], (0, 4), ValueError),
-     ([10_000], [0], (0, 4), IndexError), ([0], [0], (0, 5), IndexError)],
+     ([10**7], [0], (0, 4), IndexError), ([0], [0], (0, 5), IndexError)],
 )
 def test_what_is_not_there_is_refused(
     memory: DeviceMemory, make: Making, blocks: list[int], slots: list[int], layers: tuple[int, int],
@@ -127,7 +144,7 @@ def test_a_copy_beside_steps_copies_the_same_and_nothing_before_it_runs(memory: 
 @pytest.mark.parametrize("to_host", [True, False])
 @pytest.mark.parametrize(
     ("blocks", "slots", "layers", "error"),
-    [([0], [2], (0, 4), IndexError), ([0, 1], [0], (0, 4), ValueError), ([10_000], [0], (0, 4), IndexError)],
+    [([0], [2], (0, 4), IndexError), ([0, 1], [0], (0, 4), ValueError), ([10**7], [0], (0, 4), IndexError)],
 )
 def test_a_copy_beside_steps_is_refused_before_it_runs(
     memory: DeviceMemory, make: Making, blocks: list[int], slots: list[int], layers: tuple[int, int],

@@ -94,5 +94,6 @@ def make(bulk, urgent=None):
     return TcpLink(*bulk, urgent, activation_bytes=4096, bulk_bytes=8192)
 
 
-PAIRS = {"shm": shm_pair, "shm, pinned": lambda: shm_pair(pin=lambda memory: lambda: None), "tcp": tcp_pair, "tcp, two connections": tcp_pair_of_two, "inproc": inproc_pair,
+PAIRS = {"shm": shm_pair, "shm, pinned": lambda: shm_pair(pin=lambda memory: lambda: None), "tcp": tcp_pair,
+         "tcp, two connections": tcp_pair_of_two, "inproc": inproc_pair,
          "dialled shm": lambda: dialled_pair("unix", 1), "dialled tcp": lambda: dialled_pair("tcp", 2)}

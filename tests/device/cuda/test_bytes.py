@@ -147,3 +147,21 @@ def test_rows_go_through_pieces(card, moved, row_bytes, is_pinned):
         rows[ids[::-1]] = new
     for table, rows in zip(tables, content):
         assert (moved.read(table) == rows.reshape(-1)).all()
+
+
+@pytest.mark.skipif(ON_CARD, reason="a card runs it everywhere")
+def test_rows_by_address_in_triton_s_interpreter(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setattr(PretendedCard, "_copy_rows", Card._copy_rows)
+    card = PretendedCard()
+    card.start()
+    card.compile_copies()
+    content, host = noise(20 * 1040).reshape(20, 1040), torch.zeros(3 * 1040, dtype=torch.uint8)
+    table, ids = on_card(card, content), np.array([7, 0, 19], dtype=np.int64)
+    CardBytes(card, PIECE).gather([table], ids, host)
+    assert (host.view(3, 1040).numpy() == content[ids]).all()
+    CardBytes(card, PIECE).scatter([table], np.array([1, 2, 3]), host)
+    content[[1, 2, 3]] = content[ids]
+    assert (table.numpy() == content).all()
+    with pytest.raises(ValueError, match="multiple of 16"):
+        card.gather_rows(torch.tensor([card.address_of(table)]), card.empty(1040 - 3))

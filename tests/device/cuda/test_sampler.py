@@ -11,7 +11,7 @@ pytest.importorskip("msgspec", reason="msgspec is not installed")
 
 from cardsampling import VOCAB, draw, row
 
-from jettison.device.cuda import sampler as module
+from jettison.device.cuda import draws
 from jettison.device.cuda.sampler import CudaSampler, prompt_logprobs
 from jettison.device.sampler import Sampler
 from jettison.device.step import pack_ints, pack_token_set
@@ -42,19 +42,19 @@ def test_a_nucleus_wider_than_the_candidates_is_drawn_by_the_host() -> None:
     plan = CudaSampler(5000).plan([0, 1], sampling)
     arrays = {name: torch.from_numpy(array) for name, array in plan.arrays.items()}
     drawn = CudaSampler(5000).launch(logits, torch.zeros(2, dtype=torch.int64), plan, arrays)["tokens"].tolist()
-    assert drawn[0] == module.NOT_HERE and 0 <= drawn[1] < 500
+    assert drawn[0] == draws.NOT_HERE and 0 <= drawn[1] < 500
     assert draw(logits, [0, 1], sampling, vocab_size=5000) == Sampler(5000).sample(logits, [0, 1], sampling)
 
 
 def test_what_the_card_does_not_do_goes_to_the_host_alone() -> None:
-    wide = CudaSampler(5000).plan([0], [row(0, top_k=module.CANDIDATES + 1)])
+    wide = CudaSampler(5000).plan([0], [row(0, top_k=draws.CANDIDATES + 1)])
     grammar = row(1, allowed_token_ids=pack_token_set([4, 5]))
     plan = CudaSampler(VOCAB).plan([0, 1, 2], [row(0), grammar, row(2, banned_token_ids=(VOCAB,))])
-    assert list(wide.on_host) == [0] and list(plan.on_host) == [1, 2] and [p.slots for p in plan.parts] == [[0]]
+    assert list(wide.on_host) == [0] and list(plan.on_host) == [1, 2] and plan.arrays["part0.slots"].tolist() == [0]
 
 
 def test_a_row_that_cannot_be_sampled_fails_alone(monkeypatch) -> None:
-    monkeypatch.setattr(module, "_PART_ELEMENTS", 2 * VOCAB)  # and parts are many
+    monkeypatch.setattr(draws, "_PART_ELEMENTS", 2 * VOCAB)  # and parts are many
     logits = torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(5))
     logits[1, 4] = math.nan
     logits[6, 4] = math.inf
@@ -74,7 +74,7 @@ def test_log_probabilities_of_a_prompt_are_the_hosts(device) -> None:
     logits = torch.randn(9, VOCAB + 20, generator=torch.Generator().manual_seed(2)).round()
     targets = list(range(9))
     expected = Sampler(VOCAB).prompt_logprobs(logits, targets, 4)
-    results = CudaSampler(VOCAB).describe(logits.to(device), torch.tensor(targets, device=device), 4)
+    results = draws.describe(logits[:, :VOCAB].to(device), torch.tensor(targets, device=device), 4)
     actual = prompt_logprobs(targets, 4, {name: tensor.cpu().numpy() for name, tensor in results.items()})
     for mine, theirs in zip(actual, expected, strict=True):
         assert mine[::2] == theirs[::2] and mine.logprob == pytest.approx(theirs.logprob, abs=1e-12)

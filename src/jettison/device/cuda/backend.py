@@ -68,9 +68,11 @@ class CudaBackEnd:
         kernels, _ = find_kernels(self.resolve_kernels(name, dtype), CUDA)
         self.card.start()
         try:
-            return kernels.load()
+            loaded = kernels.load()
         except KernelsUnavailableError as error:
             raise ConfigError(str(error)) from error
+        self.card.compile_copies()
+        return loaded
 
     def make_pool(self, budget_bytes: int, page_bytes: int) -> PagePool:
         """Handles of the driver."""

@@ -24,6 +24,8 @@ from jettison.errors import ConfigError, MappingError
 
 STEPS_PRIORITY, BESIDE_PRIORITY = -1, 0
 """Of the streams: lower goes first. The default stream has 0."""
+_WARM_BYTES = 4096
+"""Of a row, as KV blocks are: a multiple of 64."""
 
 
 class Event(Protocol):
@@ -161,12 +163,21 @@ class Card:
         """Launch a copy of rows of the card's memory, one after the other, into ``piece``.
 
         ``addresses``: int64 [n] on the card, multiples of 16; ``piece``: uint8, n rows of a multiple of 16 bytes.
+        Raises ValueError for other sizes.
         """
         self._copy_rows(addresses, piece, to_piece=True)
 
     def scatter_rows(self, addresses: Tensor, piece: Tensor) -> None:
         """The inverse of ``gather_rows``."""
         self._copy_rows(addresses, piece, to_piece=False)
+
+    def compile_copies(self) -> None:
+        """Have copies of rows compiled, so that the first one is not late."""
+        rows, piece = self.empty(2 * _WARM_BYTES), self.empty(_WARM_BYTES)
+        addresses = torch.tensor([self.address_of(rows)], dtype=torch.int64, device=self.device)
+        self.gather_rows(addresses, piece)
+        self.scatter_rows(addresses, piece)
+        self.synchronize()
 
     def address_of(self, tensor: Tensor) -> int:
         """Of the first byte, for ``gather_rows``."""
@@ -175,7 +186,11 @@ class Card:
     def _copy_rows(self, addresses: Tensor, piece: Tensor, *, to_piece: bool) -> None:
         from jettison.device.cuda import elementwise  # brings Triton
 
-        words, block = piece.numel() // len(addresses) // 4, elementwise.COPY_WORDS
+        row_bytes, rest = divmod(piece.numel(), max(1, len(addresses)))
+        if rest or row_bytes % 16 or piece.dtype != torch.uint8 or addresses.dtype != torch.int64:
+            what = f"{len(addresses)} rows of a multiple of 16 bytes"
+            raise ValueError(f"{what} are not {piece.numel()} of {piece.dtype}")
+        words, block = row_bytes // 4, elementwise.COPY_WORDS
         elementwise.copy_rows_kernel[(len(addresses), -(-words // block))](
             addresses, piece.view(torch.int32), words, TO_PIECE=to_piece, BLOCK=block, num_warps=8
         )

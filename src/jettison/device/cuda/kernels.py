@@ -298,27 +298,6 @@ class CudaKernels:
             num_warps=1, **self._launch(),
         )
 
-    def gather_blocks(self, addresses: Tensor, piece: Tensor) -> None:
-        """Copy rows of memory, KV blocks as a rule, one after the other into a piece of staging.
-
-        ``addresses``: int64 [n], multiples of 16, on the device; ``piece``: uint8, n rows of equal length, a multiple
-        of 16 bytes. Raises ValueError for other sizes.
-        """
-        self._copy_rows(addresses, piece, to_piece=True)
-
-    def scatter_blocks(self, addresses: Tensor, piece: Tensor) -> None:
-        """The inverse of ``gather_blocks``."""
-        self._copy_rows(addresses, piece, to_piece=False)
-
-    def _copy_rows(self, addresses: Tensor, piece: Tensor, *, to_piece: bool) -> None:
-        row_bytes, rest = divmod(piece.numel(), max(1, len(addresses)))
-        if rest or row_bytes % 16 or piece.dtype != torch.uint8 or addresses.dtype != torch.int64:
-            fail(f"{len(addresses)} rows of a multiple of 16 bytes are not {piece.numel()} of {piece.dtype}")
-        words, block = row_bytes // 4, elementwise.COPY_WORDS
-        elementwise.copy_rows_kernel[(len(addresses), triton.cdiv(words, block))](
-            addresses, piece.view(torch.int32), words, TO_PIECE=to_piece, BLOCK=block, num_warps=8
-        )
-
     # ----------------------------------------------------------------------------------------------------- packing
 
     def packs(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,9 @@ from jettison.device.cuda.tiles import Tile
 from jettison.device.cuda.worklist import HEADER_WORDS, ITEM_WORDS, WorkShape, fill_places, fill_work, num_words
 from jettison.device.kernels.operands import Int32Array
 from jettison.device.kernels.torch_kernels import check_rows
-from jettison.device.step import StepInput
+
+if TYPE_CHECKING:
+    from jettison.device.step import StepInput  # which brings msgspec: a bare GPU machine lacks it
 
 BUCKETS = [1, 2, 4, 8, *range(16, 257, 16)]
 """Rows of the steps of which graphs are made."""

@@ -4,10 +4,6 @@
 ``finish`` makes records of what came back. Rows that ask for what is not done here (a list of allowed tokens, more
 than ``CANDIDATES`` likeliest tokens) go to the host's sampler alone.
 
-A draw has the host's key and the host's uniform number. Weights are rounded to float32 from an exponential in double,
-and summed as whole multiples of 2^-40: such sums are exact in any order, so no token depends on the batch or on how a
-card adds. The host rounds its sums, so the two may differ where a draw falls on an edge within about 1e-8.
-
 Not here: whether logits are finite (``Kernels.argmax``), and where arrays lie (``staging``).
 """
 
@@ -23,37 +19,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from jettison.device.cuda.draws import CANDIDATES, NOT_HERE, describe, draw, rows_at_once
 from jettison.device.sampler import GREEDY_BELOW, Sampler, uniform_draws
 from jettison.device.step import SamplingRow, unpack_ints
 from jettison.types import FAILED_TOKEN_ID, SampledToken, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
-CANDIDATES = 1024
-"""Likeliest tokens among which top-k and top-p look for their edge."""
-
-NOT_HERE = -2
-"""The token of a row whose top-p needs more candidates: the host draws it."""
-
-_PART_ELEMENTS = 1 << 22
-"""Logits worked on at once: 32 MiB for each tensor of doubles."""
-
-_UNIT = float(1 << 40)
-"""Weights, of at most 1, are counted in its inverse: a vocabulary's sum fits in 63 bits."""
-
 Arrays = dict[str, npt.NDArray[Any]]
-
-
-@dataclass(slots=True)
-class _Part:
-    """Rows that are drawn together."""
-
-    name: str
-    slots: list[int]
-    has_min_p: bool
-    is_narrow: bool
-    """One of them has top-k or top-p."""
-    largest_k: int
 
 
 @dataclass(slots=True)
@@ -63,7 +36,8 @@ class Plan:
     rows: list[int]
     arrays: Arrays = field(default_factory=dict)
     """By name: what ``launch`` reads on the device."""
-    parts: list[_Part] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
+    """Prefixes of the arrays' names: rows that are drawn together."""
     described: list[tuple[int, SamplingRow]] = field(default_factory=list)
     """Slots with log-probabilities, as ``arrays["described"]`` has them."""
     on_host: dict[int, SamplingRow] = field(default_factory=dict)
@@ -99,7 +73,7 @@ class CudaSampler:
                 drawn.append((slot, spec))
             if spec.logprobs >= 0:
                 plan.described.append((slot, spec))
-        size = max(1, _PART_ELEMENTS // self.vocab_size)
+        size = rows_at_once(self.vocab_size)
         for start in range(0, len(drawn), size):
             self._plan_part(plan, f"part{start}.", drawn[start : start + size])
         if plan.described:
@@ -121,22 +95,18 @@ class CudaSampler:
 
     def _plan_part(self, plan: Plan, name: str, drawn: list[tuple[int, SamplingRow]]) -> None:
         specs = [spec for _, spec in drawn]
-        limits = [spec.top_k if 0 < spec.top_k < self.vocab_size else 0 for spec in specs]
-        nucleus = [spec.top_p if spec.top_p < 1.0 else 2.0 for spec in specs]
-        part = _Part(
-            name, [slot for slot, _ in drawn], any(spec.min_p > 0.0 for spec in specs),
-            any(limits) or min(nucleus) < 1.0, max(limits),
-        )
-        plan.parts.append(part)
+        plan.parts.append(name)
         columns: Arrays = {
-            "slots": np.array(part.slots, dtype=np.int64),
-            # Negative: greedy.
+            "slots": np.array([slot for slot, _ in drawn], dtype=np.int64),
             "temperature": np.array([s.temperature if s.temperature >= GREEDY_BELOW else -1.0 for s in specs]),
             "uniform": uniform_draws([s.seed for s in specs], [s.position for s in specs]),
-            "min_p": np.array([min(s.min_p, 1.0) for s in specs]),
-            "top_k": np.array(limits, dtype=np.int64),
-            "top_p": np.array(nucleus),
         }
+        if any(spec.min_p > 0.0 for spec in specs):
+            columns["min_p"] = np.array([min(s.min_p, 1.0) for s in specs])
+        limits = [s.top_k if 0 < s.top_k < self.vocab_size else 0 for s in specs]
+        if any(limits) or any(s.top_p < 1.0 for s in specs):
+            columns["top_k"] = np.array(limits, dtype=np.int64)
+            columns["top_p"] = np.array([s.top_p if s.top_p < 1.0 else 2.0 for s in specs])
         plan.arrays |= {name + key: column for key, column in (columns | self._adjustments(specs)).items()}
 
     def _adjustments(self, specs: list[SamplingRow]) -> Arrays:
@@ -175,61 +145,16 @@ class CudaSampler:
         device. Returns what ``finish`` needs, on the device."""
         logits = logits[:, : self.vocab_size]
         for part in plan.parts:
-            mine = {key.removeprefix(part.name): arrays[key] for key in plan.arrays if key.startswith(part.name)}
-            drawn = self._draw(logits, part, mine)
+            mine = {key.removeprefix(part): arrays[key] for key in plan.arrays if key.startswith(part)}
+            drawn = draw(logits, mine)
             slots = mine["slots"]
             tokens.index_copy_(0, slots, torch.where(tokens[slots] < 0, -1, drawn))
         results = {"tokens": tokens}
         if plan.described:
             slots, reported = arrays["described"], arrays.get("reported")
             num_tops = [0 if spec.logprob_token_ids else spec.logprobs for _, spec in plan.described]
-            results |= self.describe(logits[slots], tokens[slots], max(num_tops), reported)
+            results |= describe(logits[slots], tokens[slots], max(num_tops), reported)
         return results
-
-    def _draw(self, logits: Tensor, part: _Part, of: Mapping[str, Tensor]) -> Tensor:
-        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        work = logits.index_select(0, of["slots"]).to(wide)
-        _adjust(work, of)
-        ids = torch.arange(self.vocab_size, device=work.device)
-        best = work.amax(1, keepdim=True)
-        greedy = torch.where(work == best, ids, self.vocab_size - 1).amin(1)
-        temperature = of["temperature"].to(wide)[:, None]
-        work.sub_(best).div_(temperature.abs())
-        weights = work.double().exp_().to(wide)
-        if part.has_min_p:
-            weights.masked_fill_(weights < of["min_p"].to(wide)[:, None], 0.0)
-        is_beyond = None
-        if part.is_narrow:
-            weights, is_beyond = _narrow(weights, of, min(max(CANDIDATES, part.largest_k), self.vocab_size))
-        running = _counted(weights).cumsum(1)
-        total = running[:, -1]
-        target = torch.minimum((of["uniform"] * total).long(), total - 1)
-        drawn = (running <= target[:, None]).sum(1).clamp_(max=self.vocab_size - 1)
-        if is_beyond is not None:
-            drawn = torch.where(is_beyond, NOT_HERE, drawn)
-        return torch.where(of["temperature"] < 0, greedy, drawn)
-
-    def describe(
-        self, logits: Tensor, tokens: Tensor, num_top: int, reported: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """Log-probabilities and ranks of ``tokens`` [m], the ``num_top`` likeliest and the ``reported`` [m, k] ones of
-        each row. ``logits``: [m, >= vocab_size]."""
-        logits = logits[:, : self.vocab_size]
-        num_top = min(num_top, self.vocab_size)
-        size = max(1, _PART_ELEMENTS // self.vocab_size)
-        pieces: list[dict[str, Tensor]] = []
-        for start in range(0, len(logits), size):
-            at = slice(start, start + size)
-            log = _log_softmax(logits[at])
-            own = log.gather(1, tokens[at].clamp(0)[:, None])
-            piece = {"own": own[:, 0], "rank": (log > own).sum(1) + 1}
-            if num_top:
-                piece["top_ids"] = _likeliest(logits[at], num_top)
-                piece["top"] = log.gather(1, piece["top_ids"])
-            if reported is not None:
-                piece["reported"] = log.gather(1, reported[at])
-            pieces.append(piece)
-        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
     # -------------------------------------------------------------------------------------------------- after a step
 
@@ -264,7 +189,7 @@ class CudaSampler:
 def prompt_logprobs(
     targets: Sequence[int], num_top: int, results: Mapping[str, npt.NDArray[Any]]
 ) -> list[TokenLogprobs]:
-    """Records of ``CudaSampler.describe`` for the tokens of a prompt; ``results`` on the host."""
+    """Records of ``describe`` for the tokens of a prompt; ``results`` on the host."""
     return [_entry(int(token), at, results, num_top) for at, token in enumerate(targets)]
 
 
@@ -298,73 +223,6 @@ def _are_inside(packed: bytes, vocab_size: int) -> bool:
         return False
     ids = unpack_ints(packed)
     return not len(ids) or bool(ids.min() >= 0 and ids.max() < vocab_size)
-
-
-def _adjust(work: Tensor, of: Mapping[str, Tensor]) -> None:
-    """Bias, bans and penalties, in place, in the host's order; places of one kind are distinct, or get one value."""
-    flat = work.view(-1)
-    if "bias.at" in of:
-        at = of["bias.at"]
-        flat[at] = flat[at] + of["bias.by"].to(work.dtype)
-    if "ban.at" in of:
-        at = of["ban.at"]
-        kept = flat[at]
-        flat[at] = -torch.inf
-        is_lifted = (work.amax(1) == -torch.inf)[at // work.shape[1]]  # as some token has to be drawn
-        flat[at] = torch.where(is_lifted, kept, -torch.inf)
-    if "repetition.at" in of:
-        at, by = of["repetition.at"], of["repetition.by"].to(work.dtype)
-        values = flat[at]
-        flat[at] = torch.where(values > 0, values / by, values * by)
-    if "count.at" in of:
-        at = of["count.at"]
-        flat[at] = flat[at] - of["count.by"].to(work.dtype)
-
-
-def _counted(weights: Tensor) -> Tensor:
-    """Weights in whole units; what is less than half of one has no share. All is exact in the weights' own precision,
-    as the unit is a power of two."""
-    return (weights * _UNIT).round_().long()
-
-
-def _narrow(weights: Tensor, of: Mapping[str, Tensor], num_candidates: int) -> tuple[Tensor, Tensor]:
-    """Weights after top-k, then top-p, 0 for what is left out; and rows whose top-p goes beyond the candidates."""
-    top = weights.topk(num_candidates, dim=1).values
-    limit = of["top_k"]
-    edge = top.gather(1, (limit - 1).clamp(0)[:, None]).masked_fill(limit[:, None] == 0, 0.0)
-    weights = weights.masked_fill(weights < edge, 0.0)  # all that tie with the k-th stay
-    top = top.masked_fill(top < edge, 0.0)
-    target = (of["top_p"] * _counted(weights).sum(1)).ceil().long()[:, None]
-    sums = _counted(top).cumsum(1)
-    last = (sums < target).sum(1, keepdim=True)
-    is_wide = of["top_p"] > 1.0
-    is_beyond = (last[:, 0] >= num_candidates) & (top[:, -1] > 0) & ~is_wide
-    if num_candidates == weights.shape[1]:
-        is_beyond = torch.zeros_like(is_beyond)
-    edge = top.gather(1, last.clamp(max=num_candidates - 1)).masked_fill(is_wide[:, None], 0.0)
-    is_edge = weights == edge
-    num_above = (top > edge).sum(1, keepdim=True)
-    # Of equal weights at the edge the lowest ids, as many as reach the target.
-    is_kept = (weights > edge) | (is_edge & (is_edge.cumsum(1) <= last + 1 - num_above)) | is_wide[:, None]
-    return weights.masked_fill(~is_kept, 0.0), is_beyond
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    """Natural-log probabilities in float64."""
-    shifted = logits.double()
-    shifted = shifted - shifted.amax(1, keepdim=True)
-    return shifted - shifted.exp().sum(1, keepdim=True).log()
-
-
-def _likeliest(logits: Tensor, count: int) -> Tensor:
-    """int64 [m, count]: ids of the largest logits, in descending order; equal ones by lowest id."""
-    if logits.dtype == torch.float64:
-        return logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
-    bits = (logits.float() + 0.0).view(torch.int32)  # the sum makes -0 equal to 0
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    keys = (ordered << 32) | (0xFFFFFFFF - ids)  # all distinct, so the order is one
-    return 0xFFFFFFFF - (keys.topk(count, dim=1).values & 0xFFFFFFFF)
 
 
 def _described(
