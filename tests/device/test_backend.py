@@ -265,6 +265,18 @@ def test_a_step_is_polled_until_it_is_over(start):
     assert worker.start_step(step(2, [3, 4, 5]), None).result().tokens == output.tokens, "the result waits for it"
 
 
+def test_what_makes_a_device_ready_is_written_to_the_first_blocks_alone(start):
+    worker = start()
+    unit, ids = worker.kv_block_bytes, list(range(worker.capacity_blocks))
+    content = noise(len(ALL) * len(ids) * unit)
+    worker.kv_scatter(ALL, ids, content)
+    num_written = worker._runner.warm_up(ALL, 3)
+    after = np.empty_like(content)
+    worker.kv_gather(ALL, ids, after)
+    same = (after == content).reshape(len(ALL), len(ids), unit).all(axis=2)
+    assert 0 <= num_written <= 3 and same[:, num_written:].all()
+
+
 def test_a_step_that_is_given_up_samples_nothing(start):
     asked: list[int] = []
 

@@ -23,7 +23,7 @@ from jettison.device.remote import AttentionPort, attend_for_peer
 from jettison.device.sampler import Sampler
 from jettison.device.step import Ended, SamplingRow, StepInput, StepOutput
 from jettison.device.stepcheck import check_input, check_limits, remote_parts
-from jettison.types import FAILED_TOKEN_ID, SampledToken, TokenLogprobs
+from jettison.types import FAILED_TOKEN_ID, LayerRange, SampledToken, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +103,10 @@ class Runner:
         if not self._decoder.run_layers(layers, batch, buffers, is_last, poll, gives_up, step.safepoint_layers):
             return None
         return self._leave(step, buffers.x) if is_last else buffers.residual.clone()
+
+    def warm_up(self, layers: LayerRange, num_blocks: int) -> int:
+        """All is ready."""
+        return 0
 
     def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
         """A peer's queries over blocks of ``layer`` that are mapped here; see ``remote.attend_for_peer``."""

@@ -126,6 +126,7 @@ class DeviceWorker:
             self.ahead = MappedAhead(memory, shape, spec.drop_layers)
             self.ahead.follow(LayoutSpec(self._resident, layers))
             self.ahead.finish()
+            memory.note_written(runner.warm_up(layers, memory.capacity_blocks))
             if not spec.starts_empty:
                 self._load_first(runner.final_norm)
         except BaseException:

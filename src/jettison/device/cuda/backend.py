@@ -67,11 +67,12 @@ class CudaBackEnd:
         """Opens the card: its stream of steps is the calling thread's from now on."""
         kernels, _ = find_kernels(self.resolve_kernels(name, dtype), CUDA)
         self.card.start()
-        self.card.compile_copies()
         try:
-            return kernels.load()
+            loaded = kernels.load()
         except KernelsUnavailableError as error:
             raise ConfigError(str(error)) from error
+        self.card.compile_copies()
+        return loaded
 
     def make_pool(self, budget_bytes: int, page_bytes: int) -> PagePool:
         """Handles of the driver."""

@@ -23,6 +23,7 @@ from jettison.device.cuda.rows import HostRows, StepRows, bucket_of, lay_out, pa
 from jettison.device.cuda.running import CudaStep, Launches, Safepoints
 from jettison.device.cuda.sampler import CudaSampler, prompt_logprobs
 from jettison.device.cuda.staging import Results, Staging
+from jettison.device.cuda.warmup import num_warm_blocks, warm_steps
 from jettison.device.cuda.worklist import WorkShape
 from jettison.device.devicebytes import Bytes, DeviceBytes
 from jettison.device.kernels import Kernels
@@ -34,6 +35,7 @@ from jettison.device.model.workspace import StepBuffers, Workspace
 from jettison.device.remote import AttentionPort, attend_for_peer
 from jettison.device.step import Int32s, PromptLogprobsRow, StepInput, StepOutput
 from jettison.device.stepcheck import check_input, check_limits, remote_parts
+from jettison.types import LayerRange
 
 _STAGED_BYTES = 1 << 20
 _ASKED_BYTES, _MADE_BYTES = 1 << 16, 1 << 14
@@ -112,16 +114,26 @@ class CudaRunner:
         """See ``StepRunner.start_step``. Copies the step's arrays, and launches its first layers."""
         layers = check_limits(step, self.config, *self._limits)
         check_input(step, hidden, self.config.hidden_size, self.dtype)
-        stage = self._stage(step, port)
-        buffers, staged = stage.buffers, stage.staged
-        if hidden is None:
-            self._decoder.embed(staged["token_ids"], buffers.residual)
-        else:
-            buffers.residual[: step.num_tokens].copy_(hidden)
+        stage = self._begin(step, hidden, port)
         every = step.safepoint_layers
         safepoints = Safepoints(gives_up, every) if gives_up is not None and every else None
         launches = Launches(layers, partial(self._run_layer, stage), partial(self._end, stage))
         return CudaStep(self._card, launches, safepoints, None if port is None else port.poll)
+
+    def warm_up(self, layers: LayerRange, num_blocks: int) -> int:
+        """Compile and load what steps launch. See ``StepRunner.warm_up``."""
+        block_size = self._memory.kv_arena(layers.lo).shape[3]
+        most_tokens = min(num_blocks * block_size, self._limits.max_num_tokens, self.config.max_model_len)
+        steps = warm_steps(self.config, layers, most_tokens, block_size)
+        for step in steps:
+            shape = step.num_tokens, self.config.hidden_size
+            hidden = torch.zeros(shape, dtype=self.dtype, device=self._card.device) if layers.lo else None
+            stage = self._begin(step, hidden, None)
+            for layer in layers.layers():
+                self._run_layer(stage, layer)
+            self._end(stage)
+        self._card.synchronize()
+        return num_warm_blocks(steps)
 
     def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
         """A peer's queries over blocks of ``layer`` that are mapped here; see ``remote.attend_for_peer``."""
@@ -132,6 +144,15 @@ class CudaRunner:
         )
 
     # ------------------------------------------------------------------------------------------------- before layers
+
+    def _begin(self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None) -> _Stage:
+        """Copy the step's rows, and fill the residual."""
+        stage = self._stage(step, port)
+        if hidden is None:
+            self._decoder.embed(stage.staged["token_ids"], stage.buffers.residual)
+        else:
+            stage.buffers.residual[: step.num_tokens].copy_(hidden)
+        return stage
 
     def _stage(self, step: StepInput, port: AttentionPort | None) -> _Stage:
         """Check a step's rows, and copy what it needs. Raises as ``start_step`` does."""
