@@ -164,3 +164,5 @@ def test_tokens_are_the_same_while_kv_lies_elsewhere(tiny_models, new_runner, mo
         expected = run(old, 20 + i, tokens, contexts)
         assert got == expected
     assert port.num_asked == sum(layers - min(i // 2, layers) for i in range(6))
+    if kind == "card":
+        assert new._card.num_replays > 0, "layers whose KV is all here keep their graphs"
