@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "device"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "server"))
 
+from cardbackend import PretendedBackEnd
 from doubledevice import DoubleBackEnd
 from fake_engine import FakeEngine
 
@@ -24,11 +26,12 @@ from jettison.errors import BudgetError, ConfigError
 from jettison.live.engine import cards as engine_cards
 from jettison.live.engine.api import WorkerSnapshot
 from jettison.live.engine.assembly import assemble
+from jettison.live.engine.local_cluster import REST, LocalCluster, Until
 from jettison.live.machine.memory import memory_limit
 from jettison.live.worker import main as worker_main
 from jettison.live.worker.device_port import device_spec
 from jettison.server.metrics import ServerMetrics
-from jettison.types import LayerRange
+from jettison.types import LayerRange, SamplingParams
 
 MIB = 1 << 20
 TWO = [Card("GPU-a", "NVIDIA H100"), Card("GPU-b", "NVIDIA H100")]
@@ -142,6 +145,39 @@ def test_what_uses_a_card_s_memory_is_told_apart(plug):
     uses = engine_cards.card_uses({0: TWO[0], 1: TWO[1]}, {0: 600 * MIB})
     assert [(use.number, use.pages_bytes, use.others_bytes, use.free_bytes) for use in uses] == [
         (0, 600 * MIB, 424 * MIB, 19 << 30), (1, 0, 1 << 30, 19 << 30)]
+
+
+class BigCard(PretendedBackEnd):
+    """With the pages of a real one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake.granularity = 2 * MIB
+
+
+def test_two_instances_of_one_configuration_serve_through_a_drop_on_a_card(plug, monkeypatch):
+    """``--device cuda --page-size auto``, and nothing else said: from the configuration to the same tokens."""
+    plug(TWO[:1], CardMemory(3 << 30, 0))
+    monkeypatch.setitem(choice._BACK_ENDS, "cuda", f"{BigCard.__module__}:{BigCard.__name__}")
+    with TemporaryDirectory() as folder:
+        create_model(Path(folder), arch="llama", layers=4, hidden=32, heads=2, kv_heads=1, max_position_embeddings=256)
+        answers = {}
+        for device in ("cpu", "cuda"):
+            config = EngineConfig.resolve(
+                model=folder, device=device, dtype="float64" if device == "cpu" else "auto", instances=2,
+                memory="64MiB", block_size=16, host_memory=0, max_num_seqs=4, max_num_batched_tokens=64,
+            )
+            with LocalCluster(config, seed=1) as cluster:
+                for number in range(4):
+                    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+                    cluster.submit(str(number), [3 + number, 5, 7 * number + 1], params)
+                cluster.request_drop()
+                cluster.run(Until(REST, lambda: cluster.num_open == 0))
+                answers[device] = {name: done.token_ids for name, done in cluster.completions.items()}
+                if device == "cuda":
+                    assert cluster.assembly.page_bytes % (2 * MIB) == 0 and cluster.assembly.kernels == "cuda-invariant"
+                    assert any(record.kind == "drop" for record in cluster.records)
+    assert answers["cpu"] == answers["cuda"] and all(len(tokens) == 24 for tokens in answers["cpu"].values())
 
 
 def test_a_worker_s_process_sees_its_card_before_it_makes_a_device(monkeypatch, tmp_path):

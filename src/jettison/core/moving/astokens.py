@@ -133,6 +133,11 @@ class TokenRelocation(Passage):
         """Whether the request is ending, or has left its source, or the source had to let go of its KV."""
         return self._has_left or self.state.num_preemptions != self._num_preemptions
 
+    def is_computed_since(self, since_ns: int) -> bool:
+        """Whether a step with tokens of it at the destination was issued then or later, and has not ended."""
+        flights = self.destination.in_flight.values()
+        return any(self._guest in flight.guests and flight.issued_ns >= since_ns for flight in flights)
+
     def _is_close(self, num_tokens: int) -> bool:
         """Whether the destination lacks few enough of ``num_tokens`` for the last step."""
         return num_tokens - self._guest.num_computed <= MAX_FINAL_TOKENS

@@ -47,6 +47,8 @@ class Migrations:
         self._cluster = cluster
         self.under_way: list[Passage] = []
         self.waits_for: WaitsFor = (self.under_way,)
+        self.left_late: list[TokenRelocation] = []
+        """To be cancelled at the begin of the next event (``after_steps``)."""
         self._left: dict[TransferId, tuple[WorkerId, RequestId]] = {}
         """Transfers of migrations that gave way -> the destination's table that they still write to, under a name of
         its own."""
@@ -171,11 +173,21 @@ class Migrations:
                 actions += migration.advance(now_ns)
         return actions
 
-    def after_steps(self) -> list[Action]:
+    def after_steps(self, now_ns: int) -> list[Action]:
         """Cancel migrations as tokens whose request a newly planned step has taken away from its source (by a
-        preemption), so that nothing of it is left at the destination at the end of an event. Returns the actions."""
+        preemption), so that nothing of it is left at the destination at the end of an event. Returns the actions.
+
+        A migration with tokens in a step of this event is cancelled at the begin of the next one: the driver has yet
+        to look the step's blocks up, by the request's id.
+        """
         left = [m for m in self.under_way if isinstance(m, TokenRelocation) and m.has_left]
-        return [action for migration in left for action in migration.cancel()]
+        self.left_late = [m for m in left if m.is_computed_since(now_ns)]
+        return [action for m in left if m not in self.left_late for action in m.cancel()]
+
+    def before_event(self) -> list[Action]:
+        """Cancel what ``after_steps`` has put off; return the actions."""
+        late, self.left_late = self.left_late, []
+        return [action for migration in late if migration in self.under_way for action in migration.cancel()]
 
     # --- effects of other moves -------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from jettison.core.ports import StepRow
-from jettison.core.requests import RequestState
+from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.blocks import GroupBlocks
 from jettison.types import RequestId
 
@@ -77,7 +77,8 @@ class Guests:
     def plan_rows(self, num_tokens: int, num_rows: int, blocks: GroupBlocks) -> tuple[tuple[Guest, ...], list[StepRow]]:
         """(guests, their rows) for a step with room for ``num_tokens`` and ``num_rows`` more, a chunk for each guest in
         the order in which they came; changes nothing. A guest's chunk ends where its request is computed at its source,
-        or its blocks end. A guest with a chunk under way, or nothing to compute, is passed over."""
+        or its blocks end. A guest with a chunk under way, or nothing to compute, is passed over, and so is one whose
+        request its source has just let go of."""
         guests: list[Guest] = []
         rows: list[StepRow] = []
         num_taken = 0
@@ -85,7 +86,7 @@ class Guests:
             state, first = guest.state, guest.num_computed
             end = min(state.num_computed, blocks.num_tokens_held(state))
             chunk = min(end - first, num_tokens - num_taken, guest.max_step_tokens - num_taken)
-            if guest.num_pending or chunk <= 0 or len(rows) >= num_rows:
+            if guest.num_pending or chunk <= 0 or len(rows) >= num_rows or state.phase is not Phase.RUNNING:
                 continue
             num_taken += chunk
             guests.append(guest)

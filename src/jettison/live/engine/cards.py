@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from jettison.config import EngineConfig
 from jettison.config.cards import VISIBLE, Card, card_memory, check_cards, missing_software, visible_cards
-from jettison.device.spec import HOST
+from jettison.device.spec import CUDA, HOST
 from jettison.errors import ConfigError
 from jettison.live.engine.api import WorkerSnapshot
 
-BACK_ENDS = {"cpu": HOST, "cuda": "cuda"}
+BACK_ENDS = {"cpu": HOST, "cuda": CUDA}
 """By ``--device``: the back end of its devices."""
 
 
