@@ -147,6 +147,11 @@ class Assembly:
         weights = weights_by(spec.load_format)(Path(spec.model_dir), self.model, dtype)
         weights.open()
         log.info("end tokens: %s", self.end_tokens)
+        if spec.back_end != HOST:
+            log.info(
+                "each instance has %s in pages of %s; they are on cards %s",
+                gib(memory.memory_bytes), format_bytes(self.page_bytes), self.config.devices.cards,
+            )
         for doubt in (*self.end_tokens.left_out, weights.doubt, unused_cards(self.config)):
             if doubt is not None:
                 log.warning("%s", doubt)

@@ -67,7 +67,7 @@ class Architecture:
 
 
 SEED = 0
-"""Of models and prompts."""
+"""Of prompts, and of the first model."""
 
 SCENARIOS = STEPS | scenarios.SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | HARVEST | SLEEP | PACKING
 FULL_ONLY = MANY | HARVEST_IN_PIPELINES
@@ -103,7 +103,7 @@ def run_verify(
     with tempfile.TemporaryDirectory(prefix="jettison-verify-") as scratch:
         models = [
             (name, Setting(folder, dtype, NUM_OUTPUT_TOKENS, SEED, max_model_len, kernels, device))
-            for name, folder in _models(model_dir, Path(scratch), SEED, max_model_len)
+            for name, folder in _models(model_dir, Path(scratch), device, max_model_len)
         ]
         served = [check_served(setting) for _, setting in models]
         of_all = served[0].worker_specs[0]
@@ -230,21 +230,29 @@ class _Run:
 
 
 def _models(
-    model_dir: Path | None, scratch: Path, seed: int, max_model_len: int | None
+    model_dir: Path | None, scratch: Path, device: str, max_model_len: int | None
 ) -> Iterator[tuple[str, Path]]:
     if model_dir is not None:
         yield read_config(model_dir, max_model_len).architecture, model_dir
         return
     for index, architecture in enumerate(ARCHITECTURES):
         in_shards = 40_000 if index % 2 else None
-        yield architecture.name, make_own(architecture, scratch / str(index), seed + index, shard_bytes=in_shards)
+        own = make_own(
+            architecture, scratch / str(index), SEED + index, shard_bytes=in_shards, is_for_cards=device == "cuda")
+        yield architecture.name, own
 
 
-def make_own(architecture: Architecture, folder: Path, seed: int, *, shard_bytes: int | None = None) -> Path:
-    """One of the models that are verified where none is named."""
+def make_own(
+    architecture: Architecture, folder: Path, seed: int, *, shard_bytes: int | None = None, is_for_cards: bool = False
+) -> Path:
+    """One of the models that are verified where none is named. ``is_for_cards``: with so much KV for a token that few
+    tokens fill the larger pages of a card."""
     a = architecture
+    sizes = {"hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": a.head_dim}
+    if is_for_cards:
+        sizes = {"hidden": 128, "heads": 64, "kv_heads": 32, "head_dim": 128}
     create_model(
-        folder, arch=a.arch, layers=4, hidden=32, heads=4, kv_heads=2, head_dim=a.head_dim, seed=seed, tied=a.tied,
-        rope_scaling=a.rope_scaling, max_position_embeddings=1024, std=0.2, shard_bytes=shard_bytes,
+        folder, arch=a.arch, layers=4, seed=seed, tied=a.tied, rope_scaling=a.rope_scaling,
+        max_position_embeddings=1024, std=0.2, shard_bytes=shard_bytes, **sizes,  # type: ignore[arg-type]
     )
     return folder
