@@ -34,7 +34,7 @@ ASKED = {
 NUM_STEPS = 20 if GPU else 2
 
 
-def opened(folder: Path) -> DeviceWorker:
+def opened(folder: Path, host_bytes: int = 0) -> DeviceWorker:
     """A device with the shape's weights from a seed, and blocks for the largest batch."""
     shape = {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": SHAPE["hidden"],
@@ -47,7 +47,7 @@ def opened(folder: Path) -> DeviceWorker:
     spec = DeviceSpec(
         model_dir=folder, dtype="bfloat16" if GPU else "float32", budget_bytes=(40 << 30) if GPU else 16 << 20,
         block_size=BLOCK, max_num_tokens=PROMPT, max_num_seqs=BATCHES[-1], back_end=CUDA if GPU else HOST,
-        load_format=RANDOM, page_bytes=(10 << 20) if GPU else 65536,
+        host_bytes=host_bytes, load_format=RANDOM, page_bytes=(10 << 20) if GPU else 65536,
     )  # fmt: skip
     device = make_device(spec)
     device.start()
