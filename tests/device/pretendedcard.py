@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager
 
@@ -17,7 +18,7 @@ import torch
 from jettison.device.cuda.card import Card
 from jettison.errors import MappingError
 
-STEPS, BESIDE = "steps", "beside"
+STEPS, BESIDE, LINKS = "steps", "beside", "links"
 
 
 class PretendedCard(Card):
@@ -33,7 +34,10 @@ class PretendedCard(Card):
         """Address -> size, of all that is pinned."""
         self.log: list[tuple[str, str, int]] = []
         """(what, stream, bytes) of every copy that was launched."""
-        self._pending: dict[str, list[_Copy]] = {STEPS: [], BESIDE: []}
+        self.waits: list[str] = []
+        """Streams that a thread has waited for."""
+        self._before_steps = deque()
+        self._pending: dict[str, list[_Copy]] = {STEPS: [], BESIDE: [], LINKS: []}
         self._thread = threading.local()
         self._lock = threading.RLock()
 
@@ -48,9 +52,15 @@ class PretendedCard(Card):
         """The calling thread's."""
         return getattr(self._thread, "stream", STEPS)
 
-    @contextmanager
     def beside(self):
-        before, self._thread.stream = self.stream, BESIDE
+        return self._on(BESIDE)
+
+    def _on_links(self):
+        return self._on(LINKS)
+
+    @contextmanager
+    def _on(self, stream: str):
+        before, self._thread.stream = self.stream, stream
         try:
             yield
         finally:
@@ -60,6 +70,7 @@ class PretendedCard(Card):
         return PretendedEvent(self, self.stream)
 
     def synchronize(self) -> None:
+        self.waits.append(self.stream)
         self.settle(self.stream)
 
     def capture(self, launches: Callable[[], None]) -> PretendedGraph:
@@ -161,6 +172,7 @@ class PretendedEvent:
         """All that runs on the card is over already."""
 
     def synchronize(self) -> None:
+        self._card.waits.append(self._stream)
         self._polls_left = 0
         self._card.settle(self._stream, self._copies)
 

@@ -22,8 +22,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class DeviceBytes(Protocol):
-    """Bytes of one device's tensors, which are contiguous in all calls. Every call is over when it returns; what was
-    launched on the device before it comes first."""
+    """Bytes of one device's tensors, which are contiguous in all calls. Every call is over when it returns, for all
+    that is called or launched after it. What was launched on the device before it comes first; but where a step is
+    under way, ``copy_out``, ``copy_in``, ``writing``, ``gather`` and ``scatter`` need not wait for it: the caller knows
+    that it does not touch their memory."""
 
     def read(self, source: Tensor) -> Bytes:
         """The bytes of a tensor of any dtype: the memory itself where the host sees it, else a copy that is the

@@ -9,7 +9,7 @@ Invariant: a step runs only when every shard it needs is mapped and filled, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,6 +69,8 @@ class DeviceWorker:
         self._spec = spec
         self._back_end = back_end
         self._bytes = back_end.bytes
+        self.pin = self._bytes.pin
+        """See ``DeviceBytes.pin``."""
         self._host: HostPool | None = None
         self._shared: SharedCopy | None = None
         self._memory: DeviceMemory | None = None
@@ -419,10 +421,6 @@ class DeviceWorker:
         if marks == listing:
             self._refused[shard] = (marks, message)
             raise ModelError(message)
-
-    def pin(self, memory: Bytes) -> Callable[[], None]:
-        """See ``DeviceBytes.pin``."""
-        return self._bytes.pin(memory)
 
     # --- KV ------------------------------------------------------------------------------------------------------
 

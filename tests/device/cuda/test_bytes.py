@@ -165,3 +165,23 @@ def test_rows_by_address_in_triton_s_interpreter(monkeypatch):
     assert (table.numpy() == content).all()
     with pytest.raises(ValueError, match="multiple of 16"):
         card.gather_rows(torch.tensor([card.address_of(table)]), card.empty(1040 - 3))
+
+
+@pytest.mark.skipif(ON_CARD, reason="a pretended card knows what was waited for")
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_bytes_of_links_do_not_wait_for_a_step_under_way(card, moved, is_pinned):
+    table, ids = on_card(card, noise(20 * 64).reshape(20, 64)), np.array([7, 0, 19], dtype=np.int64)
+    host = card.pinned(3 * 64) if is_pinned else torch.zeros(3 * 64, dtype=torch.uint8)
+    card.begin_step()
+    card.waits.clear()
+    moved.gather([table], ids, host)
+    moved.scatter([table], ids, host)
+    moved.copy_out(table[0], host[:64].numpy())
+    moved.copy_in(host[:64].numpy(), table[1])
+    with moved.writing(table[2]) as filled:
+        filled.zero_()
+    assert set(card.waits) == {"links"} and {stream for _, stream, _ in card.log} == {"links"}
+    moved.read(table)
+    assert "steps" in card.waits, "what a step has launched comes first"
+    card.end_step()
+    assert torch.equal(table[1], table[0]) and not table[2].any()

@@ -1,4 +1,4 @@
-"""Streams, events, graphs and copies of a card, where there is one; else of a pretended card, which must be as strict."""
+"""Streams, events, graphs and copies: of a card where there is one, else of a pretended one, as strict."""
 
 from __future__ import annotations
 

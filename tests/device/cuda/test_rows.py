@@ -9,7 +9,7 @@ import torch
 from jettison.device.cuda.rows import BUCKETS, NOWHERE, bucket_of, lay_out
 from jettison.device.cuda.tiles import ONE_SIZE, tiles_for
 from jettison.device.cuda.worklist import WorkShape
-from jettison.device.step import RemoteKV, StepInput
+from jettison.device.step import StepInput
 
 ARENA = torch.zeros(40, 2, 2, 4, 16)
 
@@ -34,8 +34,6 @@ def test_buckets_are_the_least_that_hold_the_rows() -> None:
     assert {rows: bucket_of(step([1] * rows), 512) for rows in sizes} == sizes
     assert bucket_of(step([1] * 9), 12) is None, "a bucket must fit the workspace"
     assert bucket_of(step([1, 2]), 512) is None
-    remote = [RemoteKV(0, 1, 0, 1, 4, [3])]
-    assert bucket_of(step([1, 1], remote=remote), 512) is None
 
 
 def test_padding_changes_no_row_and_has_one_shape_for_each_bucket() -> None:

@@ -15,7 +15,13 @@ class SlowCard:
     """Ends nothing by itself: ``num_over`` of the recorded points are reached."""
 
     def __init__(self) -> None:
-        self.num_recorded = self.num_over = 0
+        self.num_recorded = self.num_over = self.num_under_way = 0
+
+    def begin_step(self) -> None:
+        self.num_under_way += 1
+
+    def end_step(self) -> None:
+        self.num_under_way -= 1
 
     def record(self) -> SlowEvent:
         self.num_recorded += 1
@@ -64,8 +70,10 @@ def test_without_safepoints_all_is_launched_as_it_is_polled_and_none_waits() -> 
     for _ in range(20):
         assert not steps.running.poll()
     assert steps.log == [*LAYERS.layers(), "tail"] and steps.card.num_recorded == 1
+    assert steps.card.num_under_way == 1
     steps.card.synchronize()
     assert steps.running.poll() and steps.running.poll() and steps.running.result() == "made"
+    assert steps.card.num_under_way == 0
 
 
 @pytest.mark.parametrize("between", [None, lambda: None])
@@ -116,6 +124,7 @@ def test_what_fails_is_raised_where_the_result_is_asked_for(layer: int) -> None:
     assert steps.log == list(range(3, layer))
     with pytest.raises(IndexError, match="no such block"):
         steps.running.result()
+    assert steps.card.num_under_way == 0
 
 
 def test_a_card_that_has_failed_takes_its_worker_with_it() -> None:

@@ -1,7 +1,8 @@
 """``DeviceBytes`` of a card: through pinned pieces, or straight to and from memory of the host that is pinned already.
 
-All is launched on the stream of steps, behind what is there; so a later launch, and every later call here, finds it
-done. A call waits for the card only where the host reads the bytes, or where the card reads memory of the caller's.
+Every later launch, and every later call here, finds done what a call has launched. A call waits for the card only where
+the host reads the bytes, or where the card reads memory of the caller's. Bytes of shards and of KV blocks, which no
+step under way touches, do not wait for it (``Card.links``); ``read`` and ``tensor`` come behind all.
 
 Not here: copies beside steps (``device.cuda.copies``).
 """
@@ -40,16 +41,18 @@ class CardBytes:
     def read(self, source: Tensor) -> Bytes:
         """A copy."""
         out = np.empty(source.nbytes, dtype=np.uint8)
-        self.copy_out(source, out)
+        self._out(_flat(source), torch.from_numpy(out))
         return out
 
     def copy_out(self, source: Tensor, out: Bytes) -> None:
         """See ``DeviceBytes``."""
-        self._out(_flat(source), as_tensor_uint8(out))
+        with self._card.links():
+            self._out(_flat(source), as_tensor_uint8(out))
 
     def copy_in(self, data: Bytes, target: Tensor) -> None:
         """See ``DeviceBytes``."""
-        self._in(as_tensor_uint8(data), _flat(target))
+        with self._card.links():
+            self._in(as_tensor_uint8(data), _flat(target))
 
     @contextmanager
     def writing(self, target: Tensor) -> Iterator[Tensor]:
@@ -58,21 +61,22 @@ class CardBytes:
         if len(flat) > self._pieces.piece_bytes:
             staged = torch.empty(target.shape, dtype=target.dtype)
             yield staged
-            self._in(as_tensor_uint8(as_numpy_uint8(staged)), flat)
+            self.copy_in(as_numpy_uint8(staged), target)
             return
         piece = self._pieces.take()
         try:
             host = piece.host[: len(flat)]
             yield host.view(target.dtype).view(target.shape)
-            self._card.copy_in(host, flat)
-            piece.mark_end()
+            with self._card.links():
+                self._card.copy_in(host, flat)
+                piece.mark_end()
         finally:
             self._pieces.give(piece)
 
     def tensor(self, data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """In memory of its own."""
         made = self._card.empty(len(data)).view(dtype).view(shape)
-        self.copy_in(data, made)
+        self._in(as_tensor_uint8(data), _flat(made))
         return made
 
     def pin(self, memory: Bytes) -> Callable[[], None]:
@@ -85,6 +89,10 @@ class CardBytes:
 
     def gather(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], out: Tensor) -> None:
         """One launch a piece."""
+        with self._card.links():
+            self._gather(tables, rows, out)
+
+    def _gather(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], out: Tensor) -> None:
         row_bytes = tables[0].shape[1]
         addresses = self._addresses(tables, rows)
         if addresses is None:
@@ -102,6 +110,10 @@ class CardBytes:
 
     def scatter(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], data: Tensor) -> None:
         """One launch a piece."""
+        with self._card.links():
+            self._scatter(tables, rows, data)
+
+    def _scatter(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], data: Tensor) -> None:
         row_bytes = tables[0].shape[1]
         addresses = self._addresses(tables, rows)
         if addresses is None:

@@ -1,8 +1,8 @@
 """One card through PyTorch: streams, events, graphs, pinned memory of the host, and copies that do not block.
 
-Every call of ``torch.cuda`` that concerns these is here. Work goes to one of two streams: steps have one of high
-priority, copies beside steps one of low priority, and ``beside`` chooses the second for the calling thread. Inside a
-stream all is in order; between streams an event makes order.
+Every call of ``torch.cuda`` that concerns these is here. Work goes to one of three streams: steps have one of high
+priority, copies beside steps one of low priority (``beside`` chooses it for the calling thread), and bytes of links one
+that waits for no step under way (``links``). Inside a stream all is in order; between streams an event makes order.
 
 Nothing touches a card before ``start``. Triton is imported by the first copy of rows. A failure of the card, which
 its later calls report, is a RuntimeError of PyTorch's.
@@ -12,8 +12,9 @@ Not here: virtual memory (``device.cuda.driver``) and the arithmetic of steps (`
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from jettison.device.bytesview import as_tensor_uint8
 from jettison.errors import ConfigError, MappingError
 
-STEPS_PRIORITY, BESIDE_PRIORITY = -1, 0
+LINKS_PRIORITY, STEPS_PRIORITY, BESIDE_PRIORITY = -2, -1, 0
 """Of the streams: lower goes first. The default stream has 0."""
 _WARM_BYTES = 4096
 """Of a row, as KV blocks are: a multiple of 64."""
@@ -63,6 +64,9 @@ class Card:
         self.device = torch.device("cuda", ordinal)
         self._steps: Any = None
         self._beside: Any = None
+        self._links: Any = None
+        self._before_steps: deque[Event] = deque()
+        """Points before each of the steps under way."""
         self._graph_memory: Any = None
 
     def start(self) -> None:
@@ -75,19 +79,48 @@ class Card:
         torch.cuda.set_device(self.device)
         self._steps = torch.cuda.Stream(self.device, STEPS_PRIORITY)
         self._beside = torch.cuda.Stream(self.device, BESIDE_PRIORITY)
+        self._links = torch.cuda.Stream(self.device, LINKS_PRIORITY)
         torch.cuda.set_stream(self._steps)
 
     def close(self) -> None:
         """Give the streams and the memory of graphs back."""
         if self._steps is not None:
             torch.cuda.set_stream(torch.cuda.default_stream(self.device))
-        self._steps = self._beside = self._graph_memory = None
+        self._steps = self._beside = self._links = self._graph_memory = None
+        self._before_steps.clear()
 
     # --- streams and events -----------------------------------------------------------------------------------------
 
     def beside(self) -> AbstractContextManager[Any]:
         """The calling thread, which may be any, launches on the stream of copies beside steps inside."""
         return torch.cuda.stream(self._beside)
+
+    @contextmanager
+    def links(self) -> Iterator[None]:
+        """Launches inside come behind all but the steps under way, and before all launches after it: for memory that
+        these steps do not touch."""
+        before = self.before_steps()
+        with self._on_links():
+            before.wait()
+            yield
+            end = self.record()
+        end.wait()
+
+    def _on_links(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._links)
+
+    def begin_step(self) -> None:
+        """What is launched from now on, up to its ``end_step``, is a step; steps end in the order of their beginnings.
+        """
+        self._before_steps.append(self.record())
+
+    def end_step(self) -> None:
+        """The oldest step is over."""
+        self._before_steps.popleft()
+
+    def before_steps(self) -> Event:
+        """The point before the steps under way; now, where there are none."""
+        return self._before_steps[0] if self._before_steps else self.record()
 
     def record(self, *, is_timed: bool = False, sleeps: bool = False) -> Event:
         """The present point of the calling thread's stream. ``sleeps``: a thread that waits leaves its core to

@@ -29,7 +29,8 @@ class CardCopy:
         to_host: bool, skip_bytes: int = 0,
     ) -> None:
         """``addresses``: of each block's rows, block by block. ``slots``: for each block, uint8 of its rows, pinned.
-        ``pieces``: of the thread that runs it. Made on the stream of steps, whose launches come first."""
+        ``pieces``: of the thread that runs it. Made by the thread of steps: what it launched comes first, but for steps
+        under way, which do not touch these blocks."""
         self._card = card
         self._pieces = pieces
         self._addresses = addresses
@@ -38,7 +39,7 @@ class CardCopy:
         self._to_host = to_host
         self._copied_rows = skip_bytes // row_bytes
         self._is_stopped = False
-        self._before: Event = card.record()
+        self._before: Event = card.before_steps()
         self.num_bytes = len(addresses) * row_bytes
 
     @property

@@ -111,7 +111,10 @@ class CudaKernels:
             partial(self.work_shape, heads, arena), arena, block_tables, query_lens, context_lens, num_tokens,
             only_context,
         )
-        return laid.on_card({name: torch.from_numpy(array).to(self.device) for name, array in laid.arrays().items()})
+        # The driver puts memory that is not pinned aside before a call returns, so none has to wait for the card.
+        return laid.on_card({
+            name: torch.from_numpy(array).to(self.device, non_blocking=True) for name, array in laid.arrays().items()
+        })
 
     def attend(
         self, q: Tensor, arena: Tensor, rows: StepRows, out: Tensor, scale: float, lse: Tensor | None = None
@@ -236,7 +239,7 @@ class CudaKernels:
         index = torch.as_tensor(positions)
         if not index.is_cuda and index.numel() and not 0 <= int(index.min()) <= int(index.max()) < cos.shape[0]:
             raise IndexError(f"a position lies outside the {cos.shape[0]} of the rotary tables")
-        index = index.to(self.device, torch.int32)
+        index = index.to(torch.int32).to(self.device, non_blocking=True)
         for heads in (q, k):
             self._heads(heads, cos=cos, sin=sin, positions=index)
 

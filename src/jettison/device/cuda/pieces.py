@@ -1,7 +1,7 @@
 """Pieces of staging between a card and the host: bounded memory through which bytes of any number go.
 
-A piece has a buffer that is pinned on the host, one on the card, and room for the addresses of rows. Who takes a piece
-launches copies with it, marks their end, and gives it back; it is taken anew when they are over.
+A piece has a buffer that is pinned on the host, one on the card, and room for the addresses of rows. It is taken,
+copies are launched with it, their end is marked, and it is given back; it is taken anew when they are over.
 
 Not here: what is copied (``device.cuda.bytes``, ``device.cuda.copies``).
 """

@@ -99,9 +99,9 @@ def lay_out(
 
 
 def bucket_of(step: StepInput, max_num_tokens: int) -> int | None:
-    """The padded number of rows of a step that graphs may run: one token a row, and all KV here. None for others."""
+    """The padded number of rows of a step whose layers graphs may run: one token a row. None for others."""
     num_rows = len(step.query_lens)
-    if not 0 < num_rows <= BUCKETS[-1] or step.remote or (step.query_lens != 1).any():
+    if not 0 < num_rows <= BUCKETS[-1] or (step.query_lens != 1).any():
         return None
     bucket = BUCKETS[bisect_left(BUCKETS, num_rows)]
     return bucket if bucket <= max_num_tokens else None

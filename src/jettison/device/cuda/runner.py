@@ -19,7 +19,7 @@ from torch import Tensor
 from jettison.device.cuda.card import Card
 from jettison.device.cuda.draws import describe
 from jettison.device.cuda.graphs import GraphKey, LayerGraphs
-from jettison.device.cuda.rows import HostRows, StepRows, bucket_of, lay_out, padded
+from jettison.device.cuda.rows import BUCKETS, HostRows, StepRows, bucket_of, lay_out, padded
 from jettison.device.cuda.running import CudaStep, Launches, Safepoints
 from jettison.device.cuda.sampler import CudaSampler, prompt_logprobs
 from jettison.device.cuda.staging import Results, Staging
@@ -71,6 +71,7 @@ class _Stage(NamedTuple):
     step: StepInput
     batch: Batch
     buffers: StepBuffers
+    """Of the rows, with padding."""
     bucket: int | None
     staged: dict[str, Tensor]
 
@@ -99,7 +100,7 @@ class CudaRunner:
         self._graphs = LayerGraphs(card)
         self._likeliest = torch.empty(limits.max_num_seqs, dtype=torch.int64, device=card.device)
         self._buffers: dict[int, StepBuffers] = {}
-        """Of the buckets."""
+        """Of decode steps, by tokens."""
         fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
 
     @property
@@ -167,10 +168,10 @@ class CudaRunner:
         staged = self._staging.put(arrays)
         remote = remote_parts(step, port, self._kernels, self._bytes, self.config, self._memory)
         batch = Batch(
-            step.query_lens, step.context_lens, step.block_tables, rows.positions, remote,
+            step.query_lens, step.context_lens, step.block_tables, rows.positions[: step.num_tokens], remote,
             partial(self._kernels.attend_rows, rows=rows.on_card(staged)),
         )
-        return _Stage(step, batch, self._buffers_for(num_tokens, bucket), bucket, staged)
+        return _Stage(step, batch, self._buffers_for(num_tokens), bucket, staged)
 
     def _rows(self, step: StepInput, bucket: int | None) -> HostRows:
         arena, heads = self._memory.kv_arena(step.layer_lo), self.config.num_heads
@@ -198,20 +199,25 @@ class CudaRunner:
             raise IndexError(f"step {step.step_id}: a token of a prompt lies outside the vocabulary")
         return targets
 
-    def _buffers_for(self, num_tokens: int, bucket: int | None) -> StepBuffers:
+    def _buffers_for(self, num_tokens: int) -> StepBuffers:
+        """Views of the same memory, whatever the number of tokens."""
         buffers = self._buffers.get(num_tokens)
         if buffers is None:
             buffers = StepBuffers(self._workspace, self.config, num_tokens)
-            if bucket is not None:
+            if num_tokens <= BUCKETS[-1]:
                 self._buffers[num_tokens] = buffers
         return buffers
 
     # -------------------------------------------------------------------------------------------------------- layers
 
     def _run_layer(self, stage: _Stage, layer: int) -> None:
-        is_first = layer == stage.step.layer_lo
-        launch = partial(self._decoder.run_layer, layer, stage.batch, stage.buffers, is_first)
-        if stage.bucket is None:
+        is_first, remote = layer == stage.step.layer_lo, stage.batch.remote
+        buffers = stage.buffers
+        is_remote = remote is not None and remote.at(layer) is not None
+        if is_remote:  # what peers and the host take part in has no padding
+            buffers = self._buffers_for(stage.step.num_tokens)
+        launch = partial(self._decoder.run_layer, layer, stage.batch, buffers, is_first)
+        if stage.bucket is None or is_remote:
             launch()
         else:
             self._graphs.run(GraphKey(layer, is_first, stage.bucket), self._staging.generation, launch)

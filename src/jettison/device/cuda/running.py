@@ -86,6 +86,7 @@ class CudaStep:
         self._is_over = False
         self._result: Any = None
         self._error: Exception | None = None
+        card.begin_step()
         for _ in range(AHEAD):
             self._try(self._launch_next)
 
@@ -112,16 +113,22 @@ class CudaStep:
         try:
             step()
         except Exception as error:  # noqa: BLE001 - it is raised where the result is asked for
-            self._error, self._is_over = error, True
+            self._error = error
+            self._leave()
 
     def _go_on(self) -> None:
         if self._end is None:
             self._launch_next()
         elif _is_reached(self._end):
-            self._is_over = True
+            self._leave()
             self._result = None if self._finish is None else self._finish()
             if isinstance(self._result, StepOutput):
                 self._result.compute_ns = time.perf_counter_ns() - self._start_ns
+
+    def _leave(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._card.end_step()
 
     def _launch_next(self) -> None:
         """The next layer, and after the last one the tail; nothing while the host is too far ahead."""

@@ -13,7 +13,7 @@ import math
 import time
 import zlib
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -54,9 +54,9 @@ class SeededWeights(WeightFolder):
         """Of shards that were made before: they are the same again, and a card's need not be read back."""
 
     def open(self) -> None:
-        """Mark the configuration: there is no other file."""
-        if not self.marks:
-            self.marks = {_CONFIG: FileMark.of(self.model_dir / _CONFIG)}
+        """Mark the configuration, if it is still there: nothing else is needed of the folder."""
+        with suppress(OSError):
+            self.marks = self.marks or {_CONFIG: FileMark.of(self.model_dir / _CONFIG)}
 
     def forget(self) -> None:
         """Nothing is kept that could change."""
