@@ -14,8 +14,7 @@ from jettison.errors import BudgetError, OutOfPagesError, StalePlanError
 from jettison.memory.layout import LayoutSpec, RetainedKV
 from jettison.memory.pagemap import PageMap, PageSizes
 from jettison.memory.pages import plan_layout
-from jettison.sim.memory import ModelledMemory, drops_of
-from jettison.sim.setup import MemorySetup
+from jettison.sim.memory import ModelledMemory
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
 
 PAGE = 64
@@ -209,10 +208,3 @@ def test_on_a_card_a_drop_of_two_maps_nothing_and_one_of_more_does() -> None:
     change(LayerRange(0, 0), shards=frozenset())
     assert change(shape.all_layers) == 198, "after sleep all pages are mapped anew"
     assert change(halves[1]) == 0
-
-
-@pytest.mark.parametrize("keeps", [False, True])
-def test_what_is_mapped_ahead_is_the_first_drop_of_the_policy(keeps: bool) -> None:
-    shape = make_shape(4, 6, 3)
-    memory = MemorySetup(200 * PAGE, PAGE, PAGE, keeps)
-    assert drops_of(shape, 4, memory) == ((LayerRange(0, 2), LayerRange(2, 4)) if keeps else None)

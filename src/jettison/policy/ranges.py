@@ -77,14 +77,6 @@ def plan_stages(
     return None if pulls is None else RangePlan(tuple(stages), pulls)
 
 
-def first_drop(shape: ModelShape, kv_bytes: int) -> tuple[LayerRange, ...]:
-    """What a merge of two members that hold everything leaves to the one and to the other, each with so many bytes for
-    KV beside the parameters; empty where a model is never divided."""
-    members = [Member(worker, shape.all_layers, kv_bytes + shape.parameter_bytes) for worker in (0, 1)]
-    plan = plan_stages(members, shape)
-    return () if plan is None else tuple(stage.layers for stage in plan.stages)
-
-
 def has_stages(members: Sequence[Member], shape: ModelShape, work: PlanningWork | None = None) -> bool:
     """Whether ``plan_stages`` finds ranges without a pull, for much less work: while merging only that matters.
 

@@ -32,7 +32,7 @@ from jettison.sim.executor import StepLoad
 from jettison.sim.fastforward import FastForwards, Tell, Times
 from jettison.sim.faults import Fault
 from jettison.sim.loop import ARRIVAL, LATE, EventLoop, Scheduled
-from jettison.sim.memory import drops_of, home_memory
+from jettison.sim.memory import home_memory
 from jettison.sim.network import Network
 from jettison.sim.setup import ClusterSetup
 from jettison.sim.tasks import FarRows, StepRun
@@ -85,11 +85,10 @@ class SimulatedCluster:
         self.shares_cores = setup.profile.shares_cores
         fast_forwards = observer is None and not self.shares_cores and (on_tokens is not None or on_emit is None)
         self._compress = setup.compress and fast_forwards
-        drops = drops_of(setup.shape, setup.limits.block_size, setup.memory)
         self._workers = {
             stage.worker_id: SimWorker(stage.worker_id, self, partial(
                 home_memory, setup.shape, setup.limits.block_size, setup.memory.budget_bytes,
-                setup.memory.workspace_bytes, setup.memory.page_bytes, stage.layers, drops,
+                setup.memory.workspace_bytes, setup.memory.page_bytes, stage.layers, setup.memory.drops,
             ))
             for stages in initial_groups(
                 range(setup.num_workers), setup.shape, static_pipeline=setup.params.static_pipeline

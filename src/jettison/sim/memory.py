@@ -13,10 +13,8 @@ from functools import lru_cache
 from jettison.errors import BudgetError, OutOfPagesError, StalePlanError
 from jettison.memory.ahead import MappedPages, layouts_ahead, maps_ahead
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
-from jettison.memory.pagemap import PageMap, PageSizes, first_capacity_blocks
+from jettison.memory.pagemap import PageMap, PageSizes
 from jettison.memory.pages import PagePlan, plan_layout
-from jettison.policy.ranges import first_drop
-from jettison.sim.setup import MemorySetup
 from jettison.types import LayerRange, ModelShape, ShardId
 
 
@@ -185,12 +183,3 @@ def home_memory(
     """The memory of a worker that starts with these layers. Raises BudgetError."""
     spec = LayoutSpec(shape.shards_for(layers), layers)
     return ModelledMemory(shape, block_size, budget_bytes, workspace_bytes, page_bytes, spec, drops)
-
-
-def drops_of(shape: ModelShape, block_size: int, memory: MemorySetup) -> tuple[LayerRange, ...] | None:
-    """What workers with such memory map ahead."""
-    if not memory.keeps_mappings:
-        return None
-    sizes, whole = PageSizes.of(shape, block_size, memory.page_bytes), LayoutSpec(shape.all_shards, shape.all_layers)
-    blocks = first_capacity_blocks(memory.budget_bytes, memory.workspace_bytes, whole, sizes)
-    return first_drop(shape, blocks * shape.num_layers * sizes.kv_block_bytes)

@@ -16,7 +16,7 @@ from jettison.config.sections import DEFAULT_PAGE_BYTES
 from jettison.config.values import format_bytes
 from jettison.core.cluster import ClusterCore
 from jettison.core.configured import cluster_params, scheduler_limits
-from jettison.core.founding import initial_groups
+from jettison.core.founding import first_drop, initial_groups
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
@@ -43,7 +43,6 @@ from jettison.memory.layout import LayoutSpec
 from jettison.memory.pagechoice import best_page_bytes
 from jettison.memory.pagemap import MIN_BLOCKS, PageSizes, check_budget, first_capacity_blocks
 from jettison.policy.links import MachineId
-from jettison.policy.ranges import first_drop
 from jettison.profiles import fingerprint, load_profile
 from jettison.types import LayerRange, ModelShape, WorkerId
 
