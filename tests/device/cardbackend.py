@@ -6,7 +6,7 @@ of work, table or place shows as a wrong token, in any precision.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache, cached_property
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,19 +19,24 @@ from jettison.device.cuda.rows import NOWHERE
 from jettison.device.cuda.runner import CudaRunner, Limits
 from jettison.device.cuda.tiles import choose_tile
 from jettison.device.cuda.worklist import HEADER_WORDS, ITEM_WORDS, WorkShape
-from jettison.device.kernels import load_kernels, native
+from jettison.device.kernels import Kernels, load_kernels, native
 from jettison.device.model.workspace import StepBuffers
 
 PAGE = 4096
 _BUFFERS = [name for name in StepBuffers.__slots__ if name != "bound"]
 
 
+@cache
+def _exact_kernels() -> Kernels:
+    """Checked once. Below double ``auto`` may be kernels whose rows depend on their batch."""
+    return load_kernels("native" if native.supported_variants() else "torch")
+
+
 class RowKernels:
     """The host's kernels as a card's: layers read the rows of a step where they were staged."""
 
-    def __init__(self, name: str, dtype: torch.dtype) -> None:
-        # Below double ``auto`` may be kernels whose rows depend on their batch.
-        self._inner = load_kernels("native" if native.supported_variants() else "torch", dtype)
+    def __init__(self, name: str) -> None:
+        self._inner = _exact_kernels()
         self.name = name
 
     def __getattr__(self, name):
@@ -91,7 +96,7 @@ class PretendedBackEnd(CudaBackEnd):
     def load_kernels(self, name, dtype):
         name = self.resolve_kernels(name, dtype)
         self.card.start()
-        return RowKernels(name, dtype)
+        return RowKernels(name)
 
     def make_pool(self, budget_bytes, page_bytes):
         super().make_pool(budget_bytes, page_bytes)

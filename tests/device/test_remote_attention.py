@@ -127,7 +127,7 @@ def test_tokens_are_the_same_while_kv_lies_elsewhere(tiny_models, new_runner, mo
     """Two requests decode at a new stage; the context of one lies at the old home, fewer layers at each step."""
     made = {
         "host": {"kernels": load_kernels("auto")},
-        "card": {"kernels": RowKernels("cuda", torch.float64), "build": card_runner},
+        "card": {"kernels": RowKernels("cuda"), "build": card_runner},
     }[kind]
     old = new_runner(tiny_models[model], **made)
     new = new_runner(tiny_models[model], **made)
