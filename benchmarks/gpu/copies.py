@@ -85,7 +85,8 @@ def links(device: DeviceWorker, blocks: list[int], results: Results) -> None:
     per_piece = max(1, SLOT_BYTES // device.kv_block_bytes)
     for what, is_pinned in (("a pinned slot", True), ("memory that is not pinned", False)):
         slot = np.frombuffer(mmap.mmap(-1, SLOT_BYTES), dtype=np.uint8)
-        release = device.pin(slot) if is_pinned else lambda: None
+        pin = device.pin if is_pinned else None
+        release = (lambda: None) if pin is None else pin(slot)
         for direction, call in (("into", device.kv_gather), ("out of", device.kv_scatter)):
             begun, num_bytes = time.perf_counter(), 0
             for layer in ALL.layers():

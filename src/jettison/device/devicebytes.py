@@ -19,6 +19,7 @@ from torch import Tensor
 
 Bytes = npt.NDArray[np.uint8]
 """Flat, on the host."""
+Pin = Callable[[Bytes], Callable[[], None]]
 
 
 class DeviceBytes(Protocol):
@@ -51,9 +52,11 @@ class DeviceBytes(Protocol):
         does not have their number."""
         ...
 
-    def pin(self, memory: Bytes) -> Callable[[], None]:
-        """Make later copies to and from memory of the host, which is writable, fast. Returns what undoes it, which must
-        come before the memory goes. Where it cannot be, that is logged, and copies are as they were."""
+    @property
+    def pin(self) -> Pin | None:
+        """Makes later copies to and from memory of the host, which is writable, fast, and returns what undoes it, which
+        must come before the memory goes. Where it cannot be, that is logged, and copies are as they were. None: there
+        is nothing to gain."""
         ...
 
     def gather(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], out: Tensor) -> None:

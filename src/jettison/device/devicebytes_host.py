@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -40,9 +40,10 @@ class HostBytes:
             flat = flat.clone()
         return flat.view(dtype).view(shape)
 
-    def pin(self, memory: Bytes) -> Callable[[], None]:
-        """Nothing: it is one memory."""
-        return _nothing
+    @property
+    def pin(self) -> None:
+        """It is one memory."""
+        return None
 
     def gather(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], out: Tensor) -> None:
         """One copy of each row."""
@@ -57,7 +58,3 @@ class HostBytes:
         lines = widened(data.view(len(tables), len(rows), -1))
         for line, table in zip(lines, tables, strict=True):
             table.view(lines.dtype).index_copy_(0, index, line)
-
-
-def _nothing() -> None:
-    """There is nothing to undo."""

@@ -59,6 +59,8 @@ class FakeCopy:
 class FakeDevice:
     """``num_layers`` arenas of ``capacity_blocks`` blocks of ``kv_block_bytes``; shards of ``shard_num_bytes``."""
 
+    pin = None
+
     def __init__(self, worker_id=0, num_layers=4, capacity_blocks=16, kv_block_bytes=40, shard_num_bytes=1000):
         self.worker_id = worker_id
         self.ahead = SimpleNamespace(turn=lambda: False)
@@ -135,9 +137,6 @@ class FakeDevice:
     @property
     def num_host_slots(self):
         return self.host.shape[1]
-
-    def pin(self, memory):
-        return lambda: None
 
     def kv_gather(self, layers: LayerRange, block_ids, out, *, from_host=False):
         rows = (self.host if from_host else self.kv)[layers.lo : layers.hi][:, np.asarray(block_ids)]

@@ -17,6 +17,7 @@ from jettison.device.step import Int32s, Running, StepInput
 from jettison.live.wire.worker_config import WorkerSpec
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.transport.link import Bytes
+from jettison.transport.shm import Pin
 from jettison.types import LayerRange, ShardId
 
 if TYPE_CHECKING:
@@ -118,9 +119,11 @@ class Device(Protocol):
         self, spec: LayoutSpec, live_blocks: int, version: int, copies: list[tuple[int, int]]
     ) -> LayoutResult: ...
 
-    def pin(self, memory: Bytes) -> Callable[[], None]:
-        """Make copies to and from memory of the host fast that is used again and again: a link's slots. Returns what
-        undoes it, which is called before the memory goes. Never fails: copies are right without it."""
+    @property
+    def pin(self) -> Pin | None:
+        """Makes copies to and from memory of the host fast that is used again and again: a link's slots. Returns what
+        undoes it, which is called before the memory goes. Never fails: copies are right without it. None: there is
+        nothing to gain."""
         ...
 
     def kv_gather(self, layers: LayerRange, ids: Any, out: Bytes, *, from_host: bool = False) -> int:
