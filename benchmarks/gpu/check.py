@@ -111,6 +111,8 @@ PARTS = (
                             f"--junitxml={OUT}"), of_pytest, "pages, kernels against float64, runner and copies"),
     Part("pages", 60, bench("pages"), measured, "drops, restores, 1,000 cycles, sleep"),
     Part("kernels", 75, bench("kernels"), by_kind, "steps of 7B and 14B shapes beside the card's limits"),
+    Part("steps", 75, bench("steps"), measured, "a worker's whole steps of the 7B shape, sampling, prefill"),
+    Part("copies", 55, bench("copies"), measured, "KV to host pools and links' slots, alone and beside decoding"),
     Part("verify", 80, jettison("verify", "--alone", "--dtype", "bfloat16", "--device", "cuda", "--json", OUT), exact,
          "tokens through every move, equal to those of each request alone"),
 )  # fmt: skip

@@ -370,6 +370,8 @@ class WorkerLoop:
         except RemoteAttentionError as error:
             log.warning("step %d: %s", step.step_id, error)
             failure = Failure(str(error), error.lost_worker, True)
+        except WorkerLostError:
+            raise  # the device has failed for good, so this worker ends
         except Exception as error:
             log.exception("step %d failed", step.step_id)
             failure = Failure(f"{type(error).__name__}: {error}")
@@ -414,6 +416,7 @@ class WorkerLoop:
         try:
             while not running.poll():
                 peers.serve_urgent()
+                self._device.ahead.turn()
         except Exception:
             with contextlib.suppress(Exception):  # no step is left running beside what comes next
                 running.result()
