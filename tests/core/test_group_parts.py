@@ -80,7 +80,7 @@ def test_queues_alone_keep_their_sums_whatever_happens(acts: list[tuple[str, int
 
 def test_what_gives_way_is_the_first_to_be_evicted_whenever_it_began() -> None:
     tokens = VirtualTokens()
-    queues = Queues(3, {0: LayerRange(0, 2)}, LIMITS, Changes(), None, tokens)
+    queues = Queues(3, Residence({Place(0, is_host=False): LayerRange(0, 2)}), LIMITS, Changes(), None, tokens)
 
     def run(name: str, tenant: str, deadline_ns: int) -> RequestState:
         asked = Request(

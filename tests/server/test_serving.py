@@ -244,4 +244,4 @@ async def test_the_launcher_hands_every_limit_on(tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="enough"):
         await launch._serve(EngineConfig.resolve(model=str(tmp_path)))
     told = ServerSettings(model_names=("m",))
-    assert seen == {"max_template_chars": told.max_template_chars, "templates": told.templates}
+    assert seen == {"max_template_chars": told.max_template_chars, "templates": told.templates, "byte_tokens": None}
