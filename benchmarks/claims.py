@@ -1,5 +1,5 @@
 """README's claims, each with the file that its figures are read from, and the age of every result file. To measure
-all of them again takes about an hour and a half: a figure that takes longer has its place in benchmarks/results only.
+all of them again takes about an hour: a figure that takes longer has its place in benchmarks/results only.
 
     make claims                  # which files of benchmarks/results are of this code, and which of older
     make claims ARGS=--write     # README's table and those of all pages anew, from the files (figures.py)
@@ -86,18 +86,6 @@ def seen_deaths(*parts: Document) -> str:
             f"tokens compared, {problems} problems ([docs/reliability.md](docs/reliability.md))")  # fmt: skip
 
 
-def seen_vllm(document: Document) -> str:
-    """Of the rounds against vLLM's replicas."""
-    runs = {run["name"]: run for run in document["runs"]}
-    rounds = [name.removesuffix(": drop") for name in runs if name.endswith(": drop")]
-    pairs = [(runs[f"{r}: vllm"], runs[f"{r}: drop"]) for r in rounds]
-    ttft = spread([theirs["ttft_s"]["p99"] / ours["ttft_s"]["p99"] for theirs, ours in pairs])
-    tpot = spread([ours["tpot_s"]["p50"] / theirs["tpot_s"]["p50"] for theirs, ours in pairs])
-    rate = spread([ours["output_tokens_per_s"] / theirs["output_tokens_per_s"] for theirs, ours in pairs], 2)
-    return (f"vLLM's P99 TTFT is {ttft} times ours, in {len(pairs)} interleaved rounds; our tokens a second are {rate} "
-            f"times vLLM's, our P50 TPOT is {tpot} times as long")  # fmt: skip
-
-
 def seen_day(document: Document) -> str:
     """Of the demo's days."""
     rows = document["rows"]
@@ -137,9 +125,6 @@ CLAIMS = (
           seen_day, "`make demo`, `python -m benchmarks demo day`"),
     Claim("An instance that sleeps gives its memory back, and serves again in a fraction of a second",
           ("sleep_wake.json",), seen_sleep, "`python -m benchmarks moves sleep sources wake drop`"),
-    Claim("Against two real vLLM replicas with the same KV bytes, P99 TTFT in a burst is lower",
-          ("overload_vllm.json",), seen_vllm, "`python -m benchmarks overload vllm --vllm-python VLLM_ENV/bin/python` "
-          "([its environment](docs/performance.md#environments-of-the-peers))"),
 )  # fmt: skip
 
 
