@@ -198,7 +198,7 @@ class DoubleRunner(Runner):
             return
         if hidden is not None or len(step.token_ids) != len(buffers.residual):
             raise ValueError(f"step {step.step_id}: stage one takes token ids, no hidden states")
-        self._decoder.embed(wrapped(torch.tensor(step.token_ids, dtype=torch.int64)), buffers.residual)
+        self._decoder.embed(wrapped(torch.tensor(self._token_ids(step), dtype=torch.int64)), buffers.residual)
 
     def _leave(self, step, x):
         row_ends = np.cumsum(step.query_lens)
@@ -245,6 +245,7 @@ class DoubleBackEnd:
     """See ``BackEnd``."""
 
     bytes = DoubleBytes()
+    goes_ahead = True
 
     def check_addresses(self, budget_bytes, workspace_bytes, shape, sizes):
         pass

@@ -6,13 +6,9 @@ from dataclasses import replace
 
 import pytest
 from scenarios import COST, Watched, make_setup
-from test_faults import draw_migrations, draw_surroundings, expect_same_again, faulty
 
 from jettison.sim.executor import ModelledExecutor
 from jettison.sim.setup import ClusterSetup, Hops
-
-NUM_SCHEDULES = 24
-BATCH = 8
 
 
 def served(setup: ClusterSetup, seed: int = 0, **load: float) -> Watched:
@@ -87,20 +83,9 @@ def test_steps_are_told_of_one_by_one_however_quiet_the_cluster_is(seed: int) ->
         runs.append(watched)
     compressed, naive = runs
     assert compressed.cluster.fast_forwards.num_steps == 0
-    expect_same_again(compressed, naive)
+    assert compressed.cluster.log.hexdigest == naive.cluster.log.hexdigest
+    assert (compressed.times, compressed.ends) == (naive.times, naive.ends)
     assert compressed.records == naive.records
-
-
-@pytest.mark.parametrize("first", range(0, NUM_SCHEDULES, BATCH))
-def test_any_schedule_of_faults_leaves_every_request_with_one_end(first: int) -> None:
-    """Deaths, late reports, cut links and repeated messages, around steps ahead."""
-    num_ahead = 0
-    for seed in range(first, first + BATCH):
-        more = draw_migrations(seed) if seed % 2 else {}
-        watched = faulty(seed, steps_ahead=1, **draw_surroundings(seed) | more)
-        watched.expect_one_end_each()
-        num_ahead += watched.cluster.core.state.counters.num_steps_ahead
-    assert num_ahead
 
 
 def test_a_step_behind_one_that_has_sampled_nothing_fails_and_its_requests_run_again() -> None:

@@ -70,7 +70,7 @@ class Failure(NamedTuple):
 
 
     @classmethod
-    def of_lost_tokens(cls, step_id: int) -> Failure:
+    def of_lost_tokens(cls, step_id: int | None) -> Failure:
         """The step before, of this id, has not sampled the tokens that this one begins with."""
         return cls(f"step {step_id}, which samples this step's tokens, has sampled none", recompute=True)
 

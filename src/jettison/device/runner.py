@@ -22,6 +22,7 @@ from jettison.device.model.workspace import StepBuffers, Workspace
 from jettison.device.remote import AttentionPort, RemoteParts, attend_for_peer
 from jettison.device.sampler import Sampler
 from jettison.device.step import Ended, SamplingRow, StepInput, StepOutput
+from jettison.errors import TokensLostError
 from jettison.types import FAILED_TOKEN_ID, LayerRange, SampledToken, TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,9 @@ class Runner:
         """Of each row that is sampled."""
         self._buffers: StepBuffers | None = None
         """The last step's buffers; a step with as many tokens reuses them."""
+        self._sampled_in: int | None = None
+        """The last step that sampled, and what it has sampled."""
+        self._sampled: Sequence[SampledToken] = ()
         fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
 
     @property
@@ -88,7 +92,8 @@ class Runner:
         step runs; or, where the range ends with the last layer, the sampled tokens. None where the step was abandoned:
         nothing was sampled, and only the new positions of its own rows were written in blocks. Raises ValueError or
         IndexError for a step that does not fit the model or the limits; blocks of the step's own rows may have been
-        written by then, nothing else has changed.
+        written by then, nothing else has changed. Raises TokensLostError for one that follows a step that has sampled
+        nothing.
         """
         layers = LayerRange(step.layer_lo, step.layer_hi)
         batch = self._batch(step, layers, port)
@@ -100,7 +105,11 @@ class Runner:
             gives_up = None
         if not self._decoder.run_layers(layers, batch, buffers, is_last, poll, gives_up, step.safepoint_layers):
             return None
-        return self._leave(step, buffers.x) if is_last else buffers.residual.clone()
+        if not is_last:
+            return buffers.residual.clone()
+        output = self._leave(step, buffers.x)
+        self._sampled_in, self._sampled = step.step_id, output.tokens
+        return output
 
     def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
         """A peer's queries over blocks of ``layer`` that are mapped here; see ``remote.attend_for_peer``."""
@@ -146,12 +155,23 @@ class Runner:
         if is_first:
             if hidden is not None or len(step.token_ids) != expected[0]:
                 raise ValueError(f"step {step.step_id}: stage one takes {expected[0]} token ids, no hidden states")
-            self._decoder.embed(torch.tensor(step.token_ids, dtype=torch.int64), buffers.residual)
+            self._decoder.embed(torch.tensor(self._token_ids(step), dtype=torch.int64), buffers.residual)
             return
         if hidden is None or hidden.shape != expected or hidden.dtype != self.dtype:
             got = "none" if hidden is None else f"{hidden.dtype} {tuple(hidden.shape)}"
             raise ValueError(f"step {step.step_id}: expected {self.dtype} {tuple(expected)} hidden states, got {got}")
         buffers.residual.copy_(hidden)
+
+    def _token_ids(self, step: StepInput) -> Int32s:
+        """The step's token ids, with the tokens that the step before has sampled in their places."""
+        token_ids = step.token_ids
+        if step.follows_step is None:
+            return token_ids
+        if step.follows_step != self._sampled_in:
+            raise TokensLostError(f"step {step.step_id} follows step {step.follows_step}, which has sampled nothing")
+        # Any token in place of one that could not be sampled: nothing counts that follows on it.
+        sampled = np.array([max(0, token.token_id) for token in self._sampled], dtype=np.int32)
+        return np.where(token_ids < 0, sampled[-1 - np.minimum(token_ids, -1)], token_ids)
 
     def _leave(self, step: StepInput, x: Tensor) -> StepOutput:
         """Logits and tokens from final hidden states ``x`` [T, hidden]."""

@@ -10,6 +10,7 @@ from jettison.device.model.create import create_model
 from jettison.device.reference import TransformersReference, transformers_available
 from jettison.live.verify.run import compare
 from jettison.live.verify.scenarios import SCENARIOS, Setting
+from jettison.live.verify.scenarios_ahead import AHEAD, AHEAD_TOO
 from jettison.live.verify.scenarios_harvest import HARVEST, HARVEST_IN_PIPELINES
 from jettison.live.verify.scenarios_many import MANY
 from jettison.live.verify.scenarios_migration import MIGRATIONS
@@ -28,7 +29,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-EVENTS = SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | MANY | HARVEST | HARVEST_IN_PIPELINES | SLEEP | PACKING
+EVENTS = SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | MANY | HARVEST | HARVEST_IN_PIPELINES | SLEEP | PACKING | AHEAD
+WITH_STEPS_AHEAD = [name for name in AHEAD_TOO if name.removesuffix(", steps ahead") in SCENARIOS | MIGRATIONS]
 
 
 @pytest.mark.skipif(not transformers_available(), reason="the reference needs transformers")
@@ -39,3 +41,12 @@ def test_tokens_do_not_depend_on_memory_events(event: str, model_dir: Path) -> N
     assert outcome.happened, outcome.evidence
     assert row.mismatches == 0
     assert row.tokens_compared > 300
+
+
+@pytest.mark.skipif(not transformers_available(), reason="the reference needs transformers")
+@pytest.mark.parametrize("event", WITH_STEPS_AHEAD)
+def test_nor_do_they_depend_on_when_a_step_was_planned(event: str, model_dir: Path) -> None:
+    outcome = AHEAD_TOO[event](Setting(model_dir, "float64", 48, seed=1))
+    row = compare("qwen3", event, outcome, TransformersReference(model_dir, "float64"))
+    assert outcome.happened, outcome.evidence
+    assert row.mismatches == 0 and row.tokens_compared > 200

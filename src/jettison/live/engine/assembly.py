@@ -196,7 +196,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
             f"--max-model-len {max_model_len} exceeds the model's {model.max_position_embeddings} positions"
         )
     end_tokens = read_end_tokens(model_dir, model.vocab_size, config.model.generation_config)
-    limits = scheduler_limits(config, max_model_len, end_tokens.ids)
+    limits = scheduler_limits(config, max_model_len, end_tokens.ids, goes_ahead=choose_back_end().goes_ahead)
     # A pipeline may hold a decode of every request beside a full prefill budget.
     max_num_tokens = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
     room = _position_room(config, model, shape, dtype, max_num_tokens)

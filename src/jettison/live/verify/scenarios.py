@@ -72,6 +72,7 @@ class Setting:
     max_model_len: int | None = None
     """Context that is served; None: the model's."""
     kernels: str = "auto"
+    step_ahead: str = "auto"
 
     def rng(self) -> random.Random:
         """Prompts depend on the seed only."""
@@ -122,6 +123,7 @@ def make_config(setting: Setting, num_blocks: int, instances: int, **flags: obje
         "num_threads": 1,
         "max_model_len": setting.max_model_len,
         "kernels": setting.kernels,
+        "step_ahead": setting.step_ahead,
     } | flags
     sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
     base["memory"] = sized.memory_for_blocks(num_blocks)
