@@ -1,7 +1,8 @@
 """Records of one forward step of one stage, as sent to a worker and back.
 
 Plain arrays (numpy) in msgspec structs: no torch, no request objects, no state. A step is self-contained, so a worker
-can run it after any event (restart, drop, migration).
+can run it after any event (restart, drop, migration); but for one that was planned ahead (``follows_step``), which
+follows one other step or fails.
 """
 
 from __future__ import annotations

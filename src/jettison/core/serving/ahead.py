@@ -65,7 +65,8 @@ def step_to_follow(group: AheadView) -> RunStep | None:
     """The step in flight, if another may be planned behind it now; None: the next step waits for its end.
 
     Moves that wait for a request to be in no step find it so: with a request on the move, or a group that is held, none
-    is planned ahead. Offline requests give way between two steps, so where there are any none is, either.
+    is planned ahead. Offline requests give way between two steps, so where there are any none is, either. A request
+    that has ended is in no further step, so none has to wait for it.
     """
     if not group.limits.steps_ahead or len(group.stages) > 1 or len(group.in_flight) != 1:
         return None
@@ -78,7 +79,7 @@ def step_to_follow(group: AheadView) -> RunStep | None:
     if flight.step.safepoint_layers or flight.guests:
         return None
     for state in queues.running.values():
-        if state.holds or state.needs_each_token:
+        if state.ending is None and (state.holds or state.needs_each_token):
             return None
     return flight.step
 
