@@ -96,9 +96,9 @@ def has_unknown(state: RequestState, limits: SchedulerLimits) -> bool:
 
 def token_sources(before: RunStep, step: RunStep) -> TokenSources | None:
     """Which tokens of the step ``before`` the rows of the one behind it begin with; None where they are all known."""
-    unknown = [i for i, row in enumerate(step.rows) if row.context_len >= row.state.num_tokens]
+    unknown = [(i, state) for i, (state, context_len, *_) in enumerate(step.rows) if context_len >= state.num_tokens]
     if not unknown:
         return None
-    sampled = [row.state.request_id for row in before.rows if row.samples]
-    place_of = {request_id: place for place, request_id in enumerate(sampled)}
-    return TokenSources(before.step_id, {i: place_of[step.rows[i].state.request_id] for i in unknown})
+    sampled = [row.state for row in before.rows if row.samples]
+    place_of = dict(zip(sampled, range(len(sampled)), strict=True))
+    return TokenSources(before.step_id, {i: place_of[state] for i, state in unknown})
