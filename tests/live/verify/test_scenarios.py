@@ -17,6 +17,7 @@ from jettison.live.verify.scenarios_migration import MIGRATIONS
 from jettison.live.verify.scenarios_packing import PACKING
 from jettison.live.verify.scenarios_sleep import SLEEP
 from jettison.live.verify.scenarios_together import RUNGS_TOGETHER
+from longrun import part_of
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,10 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 EVENTS = SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | MANY | HARVEST | HARVEST_IN_PIPELINES | SLEEP | PACKING | AHEAD
-WITH_STEPS_AHEAD = [name for name in AHEAD_TOO if name.removesuffix(", steps ahead") in SCENARIOS | MIGRATIONS]
+SOME = (
+    "chunked prefill", "prefix hit", "migrate while decoding", "drop + exchange (live)", "drop again during restore",
+    "cancel in mid-exchange (transfer)", "migrate as tokens, instance to instance",
+)  # fmt: skip
 
 
 @pytest.mark.skipif(not transformers_available(), reason="the reference needs transformers")
@@ -44,7 +48,7 @@ def test_tokens_do_not_depend_on_memory_events(event: str, model_dir: Path) -> N
 
 
 @pytest.mark.skipif(not transformers_available(), reason="the reference needs transformers")
-@pytest.mark.parametrize("event", WITH_STEPS_AHEAD)
+@pytest.mark.parametrize("event", part_of(tuple(AHEAD_TOO), [f"{name}, steps ahead" for name in SOME]))
 def test_nor_do_they_depend_on_when_a_step_was_planned(event: str, model_dir: Path) -> None:
     outcome = AHEAD_TOO[event](Setting(model_dir, "float64", 48, seed=1))
     row = compare("qwen3", event, outcome, TransformersReference(model_dir, "float64"))
