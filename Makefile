@@ -17,7 +17,7 @@ UNIT := $(addprefix tests/,test_config.py cost core house memory policy report t
 export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
-.PHONY: help install test unit check claims lint types demo clean $(addprefix reproduce-,$(REPRODUCTIONS))
+.PHONY: help install test unit check claims lint types demo gpu-check gpu-wheels clean $(addprefix reproduce-,$(REPRODUCTIONS))
 
 help:
 	@echo "make install install into .venv"
@@ -26,6 +26,8 @@ help:
 	@echo "make demo    make a small model, serve it with little memory, play a day on it, plainly and elastically"
 	@echo "make reproduce-NAME  run the test of one bug (docs/reliability.md)"
 	@echo "make claims  which measured figures are of this code, and which of older; ARGS=--write: README's table anew"
+	@echo "make gpu-check  all that one card can show, in under nine minutes; needs PyTorch and Triton there, no network"
+	@echo "make gpu-wheels  what a bare image lacks for it, into .whl, to be carried there"
 	@echo "make check   ruff and mypy"
 	@echo "make clean   remove what was built, .venv included"
 
@@ -48,6 +50,17 @@ lint: $(VENV)/installed-dev
 
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
+
+gpu-check:
+	$(PYTHON) -m benchmarks gpu check $(ARGS)
+
+GPU_PYTHON := 3.12
+GPU_WHEELS := msgspec starlette uvicorn uvloop httptools python-multipart pytest-asyncio sortedcontainers xxhash \
+	backports.zstd prometheus-client tokenizers safetensors typer
+
+gpu-wheels: $(VENV)/installed
+	$(PIP) download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) --dest .whl \
+		$(foreach tag,manylinux2014_x86_64 manylinux_2_17_x86_64 manylinux_2_28_x86_64,--platform $(tag)) $(GPU_WHEELS)
 
 demo: $(VENV)/installed
 	$(BIN)/jettison demo $(ARGS)

@@ -18,9 +18,14 @@ from hypothesis import HealthCheck, settings
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode puts no test folder on the path
 pytest_plugins = ["leftovers", "schedule"]
 
+from longrun import LONG  # noqa: E402 - of that folder
+
 gc.disable()  # until all tests are collected: what is imported and collected stays
 
-settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "suite", deadline=None, derandomize=True, max_examples=100 if LONG else 60,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 

@@ -108,7 +108,7 @@ def one_size(instances: list[Instance], budget: int, page: int) -> dict[str, Any
         row["bytes_beyond_budget"] = before - free_bytes() - len(instances) * (budget // page * page)
         if name == "prepared":
             started = time.perf_counter_ns()
-            row["prepared_pages"] = sum(i.memory.prepare(i.drops[0], i.live) for i in instances)
+            row["prepared_pages"] = sum(i.memory.prepare(i.drops[0]) for i in instances)
             row["prepare_us_a_page"] = (time.perf_counter_ns() - started) / 1e3 / row["prepared_pages"]
         for step in ("drop", "restore", "second drop", "second restore"):
             for i in instances:

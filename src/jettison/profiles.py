@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from jettison import __version__
+from jettison.config.cards import visible_cards
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.profile_document import (
     Fingerprint,
@@ -23,6 +24,7 @@ from jettison.cost.profile_document import (
     from_document,
     to_document,
 )
+from jettison.device.spec import CUDA
 from jettison.errors import ConfigError, ModelError
 
 logger = logging.getLogger(__name__)
@@ -34,13 +36,16 @@ AUTO, NONE = "auto", "none"
 def fingerprint(model_dir: Path, dtype: str, num_threads: int, kernels: str) -> Fingerprint:
     """What a profile measured here and now is valid for. Raises ModelError when the folder has no configuration.
 
-    ``dtype``: as resolved, never "auto"; ``kernels``: the back end's own name.
+    ``dtype``: as resolved, never "auto"; ``kernels``: the back end's own name. A card's are valid for cards of the name
+    of the first that is visible.
     """
     try:
         config = (model_dir / "config.json").read_bytes()
     except OSError as error:
         raise ModelError(f"{model_dir / 'config.json'}: {error.strerror}") from None
-    return Fingerprint(_hardware(), hashlib.sha256(config).hexdigest()[:16], __version__, dtype, num_threads, kernels)
+    cards = visible_cards() if kernels.startswith(CUDA) else []
+    hardware = ", ".join([_hardware(), *(card.name for card in cards[:1])])
+    return Fingerprint(hardware, hashlib.sha256(config).hexdigest()[:16], __version__, dtype, num_threads, kernels)
 
 
 def default_path(model_dir: Path, mark: Fingerprint) -> Path:

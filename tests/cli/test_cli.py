@@ -242,7 +242,8 @@ def test_a_verify_that_is_told_to_end_leaves_nothing_behind(monkeypatch):
 
 def test_a_time_line_that_cannot_be_written_is_told_before_the_model_loads(tmp_path, monkeypatch, capsys):
     launch = pytest.importorskip("jettison.server.launch")
-    monkeypatch.setattr(launch.Engine, "prepare", lambda self: SimpleNamespace(end_tokens=EndTokens((), ())))
+    prepared = SimpleNamespace(end_tokens=EndTokens((), ()), byte_tokens=None)
+    monkeypatch.setattr(launch.Engine, "prepare", lambda self: prepared)
     monkeypatch.setattr(launch, "health_details", lambda _: {})
     monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: SimpleNamespace(turn_end=lambda: None))
     monkeypatch.setattr(launch, "_start", lambda *_: pytest.fail("it loaded"))
@@ -255,7 +256,8 @@ def test_a_time_line_that_cannot_be_written_is_told_before_the_model_loads(tmp_p
 
 def test_a_port_in_use_is_one_line(tmp_path, monkeypatch, capsys):
     launch = pytest.importorskip("jettison.server.launch")
-    monkeypatch.setattr(launch.Engine, "prepare", lambda self: SimpleNamespace(end_tokens=EndTokens((), ())))
+    prepared = SimpleNamespace(end_tokens=EndTokens((), ()), byte_tokens=None)
+    monkeypatch.setattr(launch.Engine, "prepare", lambda self: prepared)
     monkeypatch.setattr(launch, "health_details", lambda _: {})
     monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: SimpleNamespace(turn_end=lambda: None))
     with socket.socket() as taken:

@@ -11,7 +11,7 @@ import random
 
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jettison.core import ports
@@ -358,6 +358,9 @@ def test_anything_at_any_time(
     expect_all_well(cluster)
 
 
+# A group issues a step with tokens of a guest, and in the same event the source preempts the guest's request.
+@example(seed=487, policy="migrate+drop", offline="harvest", step_tokens=2, orders=[("drop", 80.0)], dies_ms=None,
+         prefix_caching=True)
 @settings(max_examples=N_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     seed=st.integers(0, 10**6), policy=st.sampled_from(["migrate", "swap+migrate+drop", "migrate+drop"]),

@@ -184,7 +184,7 @@ def start_as_tokens(
         found.state, source, found.destination, cluster.now,
         going=Going(TOKENS, 4, may_change=may_change),
     )
-    cluster.carry_out(actions + core.stepping.plan(cluster.now) + core.migrations.after_steps())
+    cluster.carry_out(actions + core.stepping.plan(cluster.now) + core.migrations.after_steps(cluster.now))
     return next(
         (m for m in core.migrations.under_way if m.state is found.state and isinstance(m, TokenRelocation)), None
     )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from calibrate_presets import calibrate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.cost.gpus import AMPERE, GIB, GPUS, HOPPER, LinkPreset
+from jettison.cost.gpus import AMPERE, GIB, GPUS, HOPPER, LinkPreset, network
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import ChunkShape
-from jettison.cost.models import MODELS
-from jettison.cost.presets import CLUSTERS, InstancePreset, cluster_preset, instance_preset
+from jettison.cost.models import MODELS, ModelPreset
+from jettison.cost.presets import CLUSTERS, ClusterPreset, InstancePreset, cluster_preset, instance_preset
 from jettison.cost.roofline import Collective, smooth_max
 from jettison.errors import ConfigError
 from jettison.types import EMBED_SHARD, HEAD_SHARD
@@ -178,7 +180,7 @@ def test_a_ring_sends_each_byte_nearly_twice():
 def test_clusters_give_a_profile_and_links(cluster):
     profile = cluster.profile()
     assert isinstance(profile, HardwareProfile)
-    assert profile.remap_cost_s(1) == 5e-3
+    assert profile.remap_cost_s(1) == profile.remap_cost_s(1, 99) == 5e-3, "as the papers say"
     # Inside the device a byte is read and written; through the host's link it takes far longer.
     gpus = cluster.instance.num_gpus
     assert profile.device_copy_cost_s(2**30) < profile.host_copy_cost_s(2**30) / 4
@@ -234,3 +236,26 @@ def test_constants_are_what_the_calibration_finds(data_dir):
     for family, ours in (("a100", AMPERE), ("h100", HOPPER)):
         fitted = calibrate(family, data_dir / "calibration")["efficiency"]
         assert {name: getattr(ours, name) for name in fitted} == pytest.approx(fitted, rel=0.02)
+
+
+@pytest.mark.parametrize("kernels", ["cuda", "cuda-invariant"])
+def test_h200_steps_are_those_that_were_measured(kernels):
+    """Our kernels' decodes and prefill, without the serving process."""
+    file = Path(__file__).parents[2] / "benchmarks/results/gpu/kernels.json"
+    measured = json.loads(file.read_text())[kernels]
+    seven = ModelPreset("qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, "config.json", qkv_bias=True)
+    for name, model, chunks in (
+        *((f"7b {rows}", seven, [(1024, 1)] * rows) for rows in (1, 16, 64, 256)),
+        *((f"14b {rows}", MODELS["qwen2.5-14b"], [(1024, 1)] * rows) for rows in (1, 64)),
+        ("7b prefill 8192", seven, [(0, 8192)]),
+    ):
+        cost = InstancePreset(GPUS["h200"], model, host_step_s=0.0).cost_model()
+        shapes = tuple(ChunkShape(*chunk) for chunk in chunks)
+        predicted_ms = 1e3 * cost.batch_cost_s(shapes, model.num_layers, is_first=True)
+        assert predicted_ms == pytest.approx(measured[f"step {name}: early"]["value"], rel=0.14), name
+
+
+def test_a_change_of_layout_takes_what_its_calls_take_but_in_papers():
+    profile = ClusterPreset("own", instance_preset("qwen2.5-14b", "h200"), 2, 2, network("RDMA", 400, 1e-5)).profile()
+    assert profile.remap_cost_s(1) == 3.2e-3 and profile.remap_cost_s(1, 1000) == pytest.approx(46.2e-3)
+    assert profile.keeps_mappings and not CLUSTERS["kunserve-a"].profile().keeps_mappings

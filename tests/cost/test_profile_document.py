@@ -29,6 +29,7 @@ profiles = st.builds(
     HardwareProfile, costs, rates, times, times, times, rates, rates, st.lists(points, max_size=4).map(tuple),
     st.none() | rates, st.none() | times, st.floats(1.0, 1e3), st.integers(1, 9),
     st.none() | rates, st.none() | times, st.none() | times, st.lists(prefills, max_size=3).map(tuple),
+    st.none() | times,
 )
 marks = st.builds(Fingerprint, *[st.text(max_size=9)] * 4, st.integers(1, 64), st.text(max_size=9))
 
@@ -118,6 +119,9 @@ def test_moves_cost_fixed_and_per_byte() -> None:
     profile = a_profile()
     assert profile.remap_cost_s(0) == 0.0
     assert profile.remap_cost_s(10**9) == pytest.approx(0.011)
+    assert profile.remap_cost_s(10**9, 100) == pytest.approx(0.011) and not profile.keeps_mappings
+    card = a_profile(remap_page_s=1e-4)
+    assert card.remap_cost_s(10**9, 100) == pytest.approx(0.021) and card.keeps_mappings
     assert profile.host_copy_cost_s(5 * 10**9) == pytest.approx(1.0)
     assert profile.disk_cost_s(10**9) == pytest.approx(1.0)
     assert profile.device_copy_cost_s(5 * 10**9) == pytest.approx(1.0)  # the device's memory is the host's

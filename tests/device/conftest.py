@@ -102,8 +102,11 @@ class PlainMemory:
         return self.space
 
 
-def make_runner(model_dir: Path, dtype=torch.float64, *, kernels, num_blocks=256, max_num_tokens=64, max_num_seqs=8):
-    """A loaded ``Runner`` on a ``PlainMemory``; parameters, KV and workspace start as garbage."""
+def make_runner(
+    model_dir: Path, dtype=torch.float64, *, kernels, num_blocks=256, max_num_tokens=64, max_num_seqs=8, build=None
+):
+    """A loaded ``Runner``, or what ``build`` makes of its arguments, on a ``PlainMemory``; parameters, KV and workspace
+    start as garbage."""
     config = read_config(model_dir)
     shape = model_shape(config, dtype)
     space = torch.full((Workspace.num_bytes(config, dtype, max_num_tokens, max_num_seqs),), 0xFF, dtype=torch.uint8)
@@ -111,7 +114,7 @@ def make_runner(model_dir: Path, dtype=torch.float64, *, kernels, num_blocks=256
     arena_shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
     arenas = [torch.full(arena_shape, torch.nan, dtype=dtype) for _ in range(config.num_layers)]
     memory = PlainMemory(slabs, arenas, space)
-    runner = Runner(config, dtype, memory, kernels, max_num_tokens, max_num_seqs, HostBytes())
+    runner = (build or Runner)(config, dtype, memory, kernels, max_num_tokens, max_num_seqs, HostBytes())
     folder = WeightFolder(model_dir, config, dtype, kernels)
     for shard, slab in slabs.items():
         folder.load_shard(shard, slab)

@@ -24,6 +24,7 @@ from jettison.device.pages_host import PagePool
 from jettison.device.runner import Runner
 from jettison.device.sampler import Sampler
 from jettison.device.step import StepOutput
+from jettison.device.stepcheck import check_input
 
 POLLS_A_STEP = 3
 """How often a step is asked whether it is over before it is."""
@@ -112,6 +113,8 @@ class DoubleBytes:
     def tensor(self, data, dtype, shape):
         return wrapped(self._host.tensor(data.copy(), dtype, shape))
 
+    pin = None
+
     def gather(self, tables, rows, out):
         self._host.gather([bare(table) for table in tables], rows, out)
 
@@ -192,13 +195,12 @@ class DoubleRunner(Runner):
     def start_step(self, step, hidden, port=None, gives_up=None):
         return DoubleStep(lambda: self.run(step, hidden, port, gives_up))
 
-    def _enter(self, step, hidden, buffers, is_first):
-        if not is_first:
-            super()._enter(step, hidden, buffers, is_first)
+    def _enter(self, step, hidden, buffers):
+        if hidden is not None:
+            super()._enter(step, hidden, buffers)
             return
-        if hidden is not None or len(step.token_ids) != len(buffers.residual):
-            raise ValueError(f"step {step.step_id}: stage one takes token ids, no hidden states")
-        self._decoder.embed(wrapped(torch.tensor(self._token_ids(step), dtype=torch.int64)), buffers.residual)
+        check_input(step, hidden, self.config.hidden_size, self.dtype)
+        self._decoder.embed(wrapped(torch.tensor(self._last.token_ids(step), dtype=torch.int64)), buffers.residual)
 
     def _leave(self, step, x):
         row_ends = np.cumsum(step.query_lens)

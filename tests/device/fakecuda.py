@@ -81,6 +81,8 @@ class FakeBindings:
         self._start: dict[int, int] = {}
         """Where a handle's bytes begin in the file."""
         self._next, self._end = 1, 0
+        self._largest = 0
+        """Of all handles so far, in bytes."""
         self._calls = LinuxSyscalls()
         self._file = self._calls.create("fake-card", 1 << 44)
         self._poison = self._calls.create("fake-poison", granularity)
@@ -169,6 +171,7 @@ class FakeBindings:
             return self._answer("cuMemCreate", problem, None)
         handle, self._next = self._next, self._next + 1
         self.size[handle], self._start[handle] = size, self._end
+        self._largest = max(self._largest, size)
         self._end += size
         return self._answer("cuMemCreate", None, handle)
 
@@ -288,8 +291,11 @@ class FakeBindings:
 
     def _inside(self, address: int, size: int) -> list[int]:
         """Mappings with a byte in the span."""
-        found = [at for at, handle in self.mapped.items() if at < address + size and address < at + self.size[handle]]
-        return sorted(found)
+        unit = self.granularity
+        first = address // unit * unit - self._largest
+        places = range(first, address + size, unit)
+        found = (at for at in (places if len(places) < len(self.mapped) else self.mapped) if at in self.mapped)
+        return sorted(at for at in found if at < address + size and address < at + self.size[self.mapped[at]])
 
     def _covers(self, address: int, size: int) -> bool:
         """Whole mappings, side by side, are exactly the span."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from cardbackend import PretendedBackEnd
 from device_shards import copy_shard, shard_of
 from doubledevice import BYPASSES, DeviceTensor, DoubleBackEnd, HostAccessError, wrapped
 
@@ -25,7 +26,7 @@ from jettison.errors import ConfigError, ModelError, NotReadyError, TokensLostEr
 from jettison.memory.layout import LayoutSpec
 from jettison.types import LayerRange
 
-BACK_ENDS = {"host": HostBackEnd, "double": DoubleBackEnd}
+BACK_ENDS = {"host": HostBackEnd, "double": DoubleBackEnd, "card": PretendedBackEnd}
 PAGE = 4096
 ALL, LOW, HIGH = LayerRange(0, 4), LayerRange(0, 1), LayerRange(1, 4)
 NUM_BLOCKS = 72
@@ -195,6 +196,22 @@ def run(driver, num_tokens: int) -> dict[str, list[int]]:
     return {name: (r.output, r.logprobs, r.prompt_logprobs) for name, r in driver.requests.items()}
 
 
+def assert_same(outputs: dict, expected: dict) -> None:
+    """Tokens, ranks and order are equal; log-probabilities are, but for how a device adds up their sum."""
+    assert outputs.keys() == expected.keys()
+    for name, (tokens, *described) in outputs.items():
+        assert tokens == expected[name][0], name
+        for mine, theirs in zip(described, expected[name][1:], strict=True):
+            assert [_without_values(each) for each in mine] == [_without_values(each) for each in theirs], name
+            for one, other in zip(mine, theirs, strict=True):
+                values = (one.logprob, *(v for _, v in one.top)), (other.logprob, *(v for _, v in other.top))
+                assert values[0] == pytest.approx(values[1], rel=0, abs=1e-12), name
+
+
+def _without_values(entry) -> tuple:
+    return entry.token_id, entry.rank, [token for token, _ in entry.top]
+
+
 @pytest.fixture(scope="module")
 def expected(tiny_models, new_driver):
     """Tokens and log-probabilities of an undisturbed device on the host."""
@@ -215,7 +232,7 @@ def expected(tiny_models, new_driver):
 def test_tokens_logprobs_and_the_weights_identity_are_the_same_everywhere(start, new_driver, expected):
     worker = start()
     assert worker.weights_identity == expected[1]
-    assert run(new_driver([(worker.run_step, ALL)], NUM_BLOCKS, with_logprobs=True), 30) == expected[0]
+    assert_same(run(new_driver([(worker.run_step, ALL)], NUM_BLOCKS, with_logprobs=True), 30), expected[0])
 
 
 def test_two_devices_that_each_hold_a_part_say_the_same(start, new_driver, expected):
@@ -225,7 +242,7 @@ def test_two_devices_that_each_hold_a_part_say_the_same(start, new_driver, expec
         return high.hidden_from_bytes(low.hidden_to_bytes(hidden), hidden.shape[0])
 
     stages = [(low.run_step, LOW), (high.run_step, HIGH)]
-    assert run(new_driver(stages, NUM_BLOCKS, with_logprobs=True, wire=wire), 30) == expected[0]
+    assert_same(run(new_driver(stages, NUM_BLOCKS, with_logprobs=True, wire=wire), 30), expected[0])
 
 
 def step(step_id: int, tokens: list[int], **more) -> StepInput:
@@ -246,6 +263,18 @@ def test_a_step_is_polled_until_it_is_over(start):
     output = running.result()
     assert output.step_id == 1 and output.compute_ns > 0
     assert worker.start_step(step(2, [3, 4, 5]), None).result().tokens == output.tokens, "the result waits for it"
+
+
+def test_what_makes_a_device_ready_is_written_to_the_first_blocks_alone(start):
+    worker = start()
+    unit, ids = worker.kv_block_bytes, list(range(worker.capacity_blocks))
+    content = noise(len(ALL) * len(ids) * unit)
+    worker.kv_scatter(ALL, ids, content)
+    num_written = worker._runner.warm_up(ALL, 3)
+    after = np.empty_like(content)
+    worker.kv_gather(ALL, ids, after)
+    same = (after == content).reshape(len(ALL), len(ids), unit).all(axis=2)
+    assert 0 <= num_written <= 3 and same[:, num_written:].all()
 
 
 def test_a_step_that_is_given_up_samples_nothing(start):
@@ -378,7 +407,7 @@ def test_a_drop_and_a_restore_from_a_peer_the_disk_and_the_hosts_copy(start, new
         first.load_shard_from_disk(shard)
     assert first.ready_for(ALL)
     assert all((shard_of(first, shard) == shard_of(second, shard)).all() for shard in first.shape.all_shards)
-    assert run(new_driver([(first.run_step, ALL)], NUM_BLOCKS, with_logprobs=True), 30) == expected[0]
+    assert_same(run(new_driver([(first.run_step, ALL)], NUM_BLOCKS, with_logprobs=True), 30), expected[0])
 
 
 def test_an_empty_device_is_filled_by_peers_once_it_knows_what_is_served(start, new_driver, expected):
@@ -388,17 +417,18 @@ def test_an_empty_device_is_filled_by_peers_once_it_knows_what_is_served(start, 
     for shard in sorted(worker.shape.all_shards):
         copy_shard(whole, worker, shard)
         worker.mark_shard_filled(shard)
-    assert run(new_driver([(worker.run_step, ALL)], NUM_BLOCKS, with_logprobs=True), 30) == expected[0]
+    assert_same(run(new_driver([(worker.run_step, ALL)], NUM_BLOCKS, with_logprobs=True), 30), expected[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_packed_matrices_are_filled_like_plain_ones(back_end, tiny_models, dtype):
-    """The same bytes in the slabs: float64 has no packed form."""
+    """The same bytes in the slabs, where the kernels have the same form: float64 and a card's have no packed one."""
     digests = []
-    for made in (back_end, HostBackEnd()):
+    packs = back_end.load_kernels("auto", getattr(torch, dtype)).packs((64, 64), getattr(torch, dtype))
+    for made, name in ((back_end, "auto"), (HostBackEnd(), "auto" if packs else "torch")):
         spec = DeviceSpec(
             model_dir=tiny_models["qwen3"], dtype=dtype, budget_bytes=4 << 20, block_size=4, max_num_tokens=64,
-            max_num_seqs=4, page_bytes=PAGE,
+            max_num_seqs=4, page_bytes=PAGE, kernels=name,
         )  # fmt: skip
         worker = DeviceWorker(spec, made)
         worker.start()
@@ -416,7 +446,7 @@ def test_a_back_end_is_chosen_by_name(tiny_models):
         "max_num_tokens": 64, "max_num_seqs": 4,
     }  # fmt: skip
     assert isinstance(choose_back_end(DeviceSpec(**options).back_end), HostBackEnd)
-    with pytest.raises(ConfigError, match="devices are host, not 'abacus'"):
+    with pytest.raises(ConfigError, match="devices are host or cuda, not 'abacus'"):
         make_device(DeviceSpec(**options, back_end="abacus"))
 
 

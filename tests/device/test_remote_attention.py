@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from attention_batch import VARIANTS, Batch, batches
+from cardbackend import RowKernels, card_runner
 from hypothesis import given, settings
 
 from jettison.device.devicebytes_host import HostBytes
@@ -120,12 +121,16 @@ class OldHome:
         pass
 
 
+@pytest.mark.parametrize("kind", ["host", "card"])
 @pytest.mark.parametrize("model", ["llama", "qwen3"])
-def test_tokens_are_the_same_while_kv_lies_elsewhere(tiny_models, new_runner, model: str) -> None:
+def test_tokens_are_the_same_while_kv_lies_elsewhere(tiny_models, new_runner, model: str, kind: str) -> None:
     """Two requests decode at a new stage; the context of one lies at the old home, fewer layers at each step."""
-    kernels = load_kernels("auto")
-    old = new_runner(tiny_models[model], kernels=kernels)
-    new = new_runner(tiny_models[model], kernels=kernels)
+    made = {
+        "host": {"kernels": load_kernels("auto")},
+        "card": {"kernels": RowKernels("cuda"), "build": card_runner},
+    }[kind]
+    old = new_runner(tiny_models[model], **made)
+    new = new_runner(tiny_models[model], **made)
     layers = old.config.num_layers
     random = np.random.default_rng(3)
     prompts = [random.integers(1, 200, 23), random.integers(1, 200, 9)]
@@ -138,7 +143,7 @@ def test_tokens_are_the_same_while_kv_lies_elsewhere(tiny_models, new_runner, mo
             query_lens=lens, context_lens=np.array(contexts, dtype=np.int32), block_tables=tables,
             sample_rows=np.arange(2, dtype=np.int32), remote=remote,
         )
-        return [t.token_id for t in runner.run(step, None, port).tokens]
+        return [t.token_id for t in runner.start_step(step, None, port).result().tokens]
 
     first = run(old, 1, prompts, [0, 0])
     # The second request is wholly at the new stage; of the first one only the block that was not full (and nothing
@@ -159,3 +164,5 @@ def test_tokens_are_the_same_while_kv_lies_elsewhere(tiny_models, new_runner, mo
         expected = run(old, 20 + i, tokens, contexts)
         assert got == expected
     assert port.num_asked == sum(layers - min(i // 2, layers) for i in range(6))
+    if kind == "card":
+        assert new._card.num_replays > 0, "layers whose KV is all here keep their graphs"

@@ -10,8 +10,10 @@ import threading
 import numpy as np
 import pytest
 import torch
+from cardbackend import PretendedBackEnd
 from device_shards import copy_shard, shard_of
 
+from jettison.device.backend_host import HostBackEnd
 from jettison.device.kernels import native
 from jettison.device.model import weights
 from jettison.device.sharedcopy import open_shared_copy
@@ -31,7 +33,10 @@ LOW, HIGH = LayerRange(0, 1), LayerRange(1, 4)
 PROMPTS = {name: random.Random(i).choices(range(256), k=9 + 7 * i) for i, name in enumerate("abc")}
 
 
-def make_worker(model_dir, **changes) -> DeviceWorker:
+BACK_ENDS = {"host": HostBackEnd, "card": PretendedBackEnd}
+
+
+def make_worker(model_dir, back_end=None, **changes) -> DeviceWorker:
     options = {
         "model_dir": model_dir,
         "dtype": "float64",
@@ -42,16 +47,22 @@ def make_worker(model_dir, **changes) -> DeviceWorker:
         "page_bytes": 4096,
         **changes,
     }
-    return make_device(DeviceSpec(**options))
+    return make_device(DeviceSpec(**options)) if back_end is None else DeviceWorker(DeviceSpec(**options), back_end)
+
+
+@pytest.fixture(params=BACK_ENDS)
+def kind(request) -> str:
+    """Of the back end of ``started``."""
+    return request.param
 
 
 @pytest.fixture
-def started(tiny_models):
+def started(kind, tiny_models):
     """Starts workers of the qwen2 model (four layers), and closes them."""
-    workers = []
+    workers, back_end = [], BACK_ENDS[kind]()
 
     def start(**changes) -> DeviceWorker:
-        workers.append(make_worker(changes.pop("model_dir", tiny_models["qwen2"]), **changes))
+        workers.append(make_worker(changes.pop("model_dir", tiny_models["qwen2"]), back_end, **changes))
         workers[-1].start()
         return workers[-1]
 
@@ -376,9 +387,9 @@ def test_a_shorter_context_takes_less_memory(started, tiny_models):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama3-rope", "qwen3"])
-def test_a_pipeline_in_lower_precisions(dtype, name, started, tiny_models, new_driver):
+def test_a_pipeline_in_lower_precisions(dtype, name, kind, started, tiny_models, new_driver):
     """Stages hand on the exact residual, so the same kernels give the same tokens there too. One embedding, tied."""
-    common = {"model_dir": tiny_models[name], "dtype": dtype, "kernels": EXACT}
+    common = {"model_dir": tiny_models[name], "dtype": dtype, "kernels": "auto" if kind == "card" else EXACT}
     whole = started(**common)
     ranges = [LayerRange(0, 2), LayerRange(2, 3)]
     parts = [started(**common, layers=layers) for layers in ranges]
@@ -404,7 +415,7 @@ def test_a_sleeper_is_filled_from_the_hosts_copy_where_that_has_what_is_served(s
         path.unlink()
     spoilt = "layer:1"
     worker._shared._sizes, sizes = {spoilt: 8}, worker._shared._sizes
-    for _ in worker._shared.writing(spoilt, np.zeros(8, dtype=np.uint8)):
+    for _ in worker._shared.writing(spoilt, torch.zeros(8, dtype=torch.uint8)):
         pass
     worker._shared._sizes = sizes
     for shard in sorted(missing - {spoilt}):

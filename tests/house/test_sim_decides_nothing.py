@@ -33,7 +33,7 @@ FROM_CORE = {
     "jettison.core.observing": None,
     "jettison.core.serving.group": {"SchedulerLimits"},
     "jettison.core.cluster": {"ClusterCore"},
-    "jettison.core.founding": {"initial_groups"},
+    "jettison.core.founding": {"initial_groups", "first_drop"},
     "jettison.core.driving.fastforward": None,
     "jettison.core.load.bubbles": {"BubbleMeter"},
     "jettison.core.controlstream": None,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jettison.errors import OutOfPagesError, StalePlanError
-from jettison.memory.extents import count_pages
+from jettison.memory.extents import Extent, count_pages
 from jettison.memory.layout import LayoutSpec, RetainedKV
 from jettison.memory.pagemap import WORKSPACE, PageMap, PageSizes, kv_owner, shard_owner
 from jettison.memory.pages import PagePlan, plan_layout
@@ -24,6 +24,8 @@ def each_page(extents):
 
 class Device:
     """Carries plans out page by page and remembers who wrote each page last."""
+
+    mapped_at = None
 
     def __init__(self, num_layers=4, layer_pages=6, ends_pages=(2, 3), spare_pages=40, workspace=2, block=3, page=4):
         shards = {layer_shard(i): layer_pages for i in range(num_layers)}
@@ -42,7 +44,7 @@ class Device:
 
     def plan(self, spec, live_blocks=0) -> PagePlan:
         before = (dict(self.map.contents), dict(self.map.homes), self.map.version)
-        plan = plan_layout(self.map, spec, self.sizes, live_blocks)
+        plan = plan_layout(self.map, spec, self.sizes, live_blocks, self.mapped_at)
         assert before == (self.map.contents, self.map.homes, self.map.version), "planning changed the map"
         return plan
 
@@ -135,12 +137,34 @@ class Device:
                     assert shard in plan.intact_shards, f"{shard} could have been had for nothing"
 
 
+class Card(Device):
+    """A device whose mappings stay until another page is needed at their position."""
+
+    def __init__(self, **sizes):
+        self.there = {}
+        super().__init__(**sizes)
+
+    def mapped_at(self, owner, lo, hi):
+        there = self.there.get(owner, {})
+        return tuple(Extent(position, there[position], 1) for position in range(lo, hi) if position in there)
+
+    def change(self, spec, live_blocks=0):
+        plan = super().change(spec, live_blocks)
+        self.num_calls = 0
+        for m in plan.maps:
+            there = self.there.setdefault(m.owner, {})
+            for i in range(m.num_pages):
+                self.num_calls += there.get(m.position + i) != m.page + i
+                there[m.position + i] = m.page + i
+        return plan
+
+
 # --- any sequence of layouts ---------------------------------------------------------------------------------------
 
 
 @st.composite
 def devices(draw):
-    return Device(
+    return draw(st.sampled_from([Device, Card]))(
         num_layers=draw(st.integers(1, 6)),
         layer_pages=draw(st.integers(1, 9)),
         ends_pages=(draw(st.integers(1, 5)), draw(st.integers(1, 5))),
@@ -287,6 +311,27 @@ def test_live_blocks_are_not_popped_for_a_shard():
     free, tight = device.plan(spec, live_blocks=small), device.plan(spec, live_blocks=grown)
     assert free.capacity_blocks == tight.capacity_blocks == tight.evacuate_from_block > free.evacuate_from_block
     assert not free.missing_shards and tight.missing_shards
+
+
+@pytest.mark.parametrize("num_retained", [0, 3, 7, 12])
+def test_what_is_mapped_at_a_position_stays_its_page(num_retained):
+    card = Card(num_layers=4, layer_pages=8, spare_pages=80, block=4)
+    there, calls = RetainedKV(LayerRange(2, 4), tuple(range(num_retained))), []
+    for _ in range(3):
+        card.change(card.stage(0, 2, there))
+        calls.append(card.num_calls)
+        card.change(card.stage(0, 2))
+        calls.append(card.num_calls)
+        card.change(card.full)
+        assert card.num_calls == 0, "the way back"
+    assert calls[0] > 0 and not any(calls[2:]), "the same drop again is had for nothing"
+
+
+def test_what_is_mapped_decides_no_size():
+    card, device = Card(), Device()
+    for spec in (card.stage(0, 2), card.full, card.stage(2, 4), card.stage(2, 3), card.full):
+        told, plain = card.change(spec), device.change(spec)
+        assert told.capacity_blocks == plain.capacity_blocks and told.bytes_to_kv == plain.bytes_to_kv
 
 
 def test_freed_retained_kv_counts_as_moved():

@@ -251,3 +251,20 @@ def test_what_a_template_writes_behind_an_answer(tmp_path, caplog, template, exp
     assert tokenizer.turn_end() == expected
     tell_of_turn_end(tokenizer, {EOS})
     assert ("<|user|> (259) behind an answer" in caplog.text) == (expected == USER)
+
+
+def test_a_folder_without_a_tokenizer_has_bytes_as_tokens_where_that_is_asked_for(tmp_path):
+    tokenizer = Tokenizer.from_dir(tmp_path, byte_tokens=300)
+    text = "Grüße 你好\n"
+    assert tokenizer.vocab_size == 300 and len(tokenizer.encode(text)) <= len(text.encode())
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.chat_template is not None
+    with pytest.raises(ModelError, match="too few for bytes"):
+        Tokenizer.from_dir(tmp_path, byte_tokens=200)
+
+
+def test_a_folder_s_own_tokenizer_is_used_whatever_is_asked_for(folder):
+    assert Tokenizer.from_dir(folder, byte_tokens=10**6).vocab_size == Tokenizer.from_dir(folder).vocab_size
+    (folder / "tokenizer.json").write_bytes(b"{")
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        Tokenizer.from_dir(folder, byte_tokens=300)

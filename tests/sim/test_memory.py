@@ -184,3 +184,27 @@ def test_a_report_after_a_drop_says_what_lies_where() -> None:
     assert report["dropped_parameter_bytes"] == 6 * PAGE
     # A block is a page here: 62 pages less 1 of workspace, 14 of parameters and 3 retained, in three even arenas.
     assert report["kv_bytes"] == (3 + 3 * 14) * PAGE and report["free_bytes"] == 2 * PAGE
+
+
+def test_on_a_card_a_drop_of_two_maps_nothing_and_one_of_more_does() -> None:
+    shape = make_shape(4, 6, 3)
+    halves = (LayerRange(0, 2), LayerRange(2, 4))
+    spec = LayoutSpec(shape.all_shards, shape.all_layers)
+    card = ModelledMemory(shape, 4, 200 * PAGE, PAGE, PAGE, spec, halves)
+
+    def change(layers: LayerRange, *retained: RetainedKV, shards: frozenset[str] | None = None) -> int:
+        new = LayoutSpec(shape.shards_for(layers) if shards is None else shards, layers, retained)
+        return card.apply(new, 0, card.version, ()).num_map_calls
+
+    before = card.capacity_blocks
+    for half, other in (halves, halves[::-1]):
+        assert change(half, RetainedKV(other, tuple(range(before)))) == change(half) == 0
+        card.note_written(card.capacity_blocks)
+        assert change(shape.all_layers) == 0 and card.capacity_blocks == before
+    assert change(halves[0], RetainedKV(halves[1], tuple(range(before // 2)))) > 0, "the rest is had at once"
+    change(shape.all_layers)
+    assert change(LayerRange(0, 1)) > 20, "a member of three or four"
+    change(shape.all_layers)
+    change(LayerRange(0, 0), shards=frozenset())
+    assert change(shape.all_layers) == 198, "after sleep all pages are mapped anew"
+    assert change(halves[1]) == 0

@@ -19,6 +19,7 @@ from jettison.simulate.cases import cases_of, run_case
 from jettison.simulate.machines import Machine, cluster_setup, resolve_machine
 from jettison.simulate.sizing import with_instances
 from jettison.simulate.spec import parse_spec
+from jettison.types import LayerRange
 
 
 def machine(**cluster: Any) -> Machine:
@@ -139,3 +140,13 @@ def test_a_node_may_have_one_card() -> None:
     with pytest.raises(ConfigError, match=r"^cluster.link.card_per_node goes with a preset only"):
         parse_spec({"cluster": {"model": "qwen2.5-14b", "gpu": "h200", "link": {"card_per_node": True}},
                     "workload": "burst"})  # fmt: skip
+
+
+@pytest.mark.parametrize(("cluster", "drops"), [
+    ({"model": "qwen2.5-14b", "gpu": "h200"}, (LayerRange(0, 24), LayerRange(24, 48))),
+    ({"preset": "kunserve-a"}, None),
+])  # fmt: skip
+def test_cards_map_the_first_drop_ahead_but_in_papers(cluster: dict[str, Any], drops: object) -> None:
+    parsed = parse_spec({"cluster": cluster, "workload": {"rows": [[0.0, 10, 10]]}})
+    memory = cluster_setup(resolve_machine(parsed.cluster, parsed.settings), parsed, parsed.variants[0], 0).memory
+    assert memory.drops == drops and (memory.page_bytes == 2 << 20) == (drops is None)

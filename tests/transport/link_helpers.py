@@ -24,10 +24,10 @@ def proven(a=1, b=2, purpose=Purpose.LINK):
     return ours, theirs
 
 
-def shm_pair(geometry=SMALL):
+def shm_pair(geometry=SMALL, pin=None):
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours, theirs = proven()
-    a, b = ShmLink(left, ours, geometry), ShmLink(right, theirs, geometry)
+    a, b = ShmLink(left, ours, geometry, pin=pin), ShmLink(right, theirs, geometry, pin=pin)
     a.wait_attached(1.0)
     b.wait_attached(1.0)
     return a, b
@@ -94,5 +94,6 @@ def make(bulk, urgent=None):
     return TcpLink(*bulk, urgent, activation_bytes=4096, bulk_bytes=8192)
 
 
-PAIRS = {"shm": shm_pair, "tcp": tcp_pair, "tcp, two connections": tcp_pair_of_two, "inproc": inproc_pair,
+PAIRS = {"shm": shm_pair, "shm, pinned": lambda: shm_pair(pin=lambda memory: lambda: None), "tcp": tcp_pair,
+         "tcp, two connections": tcp_pair_of_two, "inproc": inproc_pair,
          "dialled shm": lambda: dialled_pair("unix", 1), "dialled tcp": lambda: dialled_pair("tcp", 2)}

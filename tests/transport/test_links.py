@@ -390,3 +390,21 @@ def test_a_receiver_that_holds_all_it_may_is_not_woken_for_more():
     assert select.select([b], [], [], 5.0)[0] == [b]
     a.close()
     b.close()
+
+
+def test_slots_of_both_directions_are_pinned_while_the_link_is_open():
+    pinned: dict[int, int] = {}
+
+    def pin(memory):
+        memory[0] = memory[0]  # a driver needs memory that can be written
+        address = memory.ctypes.data
+        pinned[address] = memory.nbytes
+        return lambda: pinned.pop(address)
+
+    a, b = shm_pair(pin=pin)
+    assert list(pinned.values()) == [SMALL.total_bytes] * 4
+    a.close()
+    assert len(pinned) == 2
+    assert list(b.poll_frames()) == [] and not b.is_open  # the peer has closed it
+    assert not pinned
+    b.close()

@@ -41,7 +41,7 @@ def show(
 
 
 def _rows(config: EngineConfig) -> dict[str, dict[str, Any]]:
-    values = config.flat()
+    values = config.shown()
     shown = {name: "***" if name in SECRET_KEYS and value else value for name, value in values.items()}
     return {name: {"value": shown[name], "source": config.provenance[name]} for name in KEYS}
 

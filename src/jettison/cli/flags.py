@@ -16,11 +16,13 @@ from typing import Any, get_type_hints
 import typer
 
 from jettison.config import KEYS, EngineConfig, Key
+from jettison.config.cards import visible_cards
 from jettison.config.files import read_yaml_mapping
 from jettison.workload.options import Flag
 
 _PANELS = {
     "model": "Model",
+    "devices": "Devices",
     "memory": "Memory",
     "scheduler": "Scheduler",
     "overload": "Overload",
@@ -112,5 +114,6 @@ def resolve_config(
     from_file = None if file is None else read_yaml_mapping(file)
     place_in_file = None if from_file is None else from_file.place_of
     return EngineConfig.resolve(
-        file=from_file, place_in_file=place_in_file, environ=os.environ, needs_model=needs_model, **flags
+        file=from_file, place_in_file=place_in_file, environ=os.environ, look_for_cards=visible_cards,
+        needs_model=needs_model, **flags
     )

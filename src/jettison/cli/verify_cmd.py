@@ -28,6 +28,9 @@ def verify(
     kernels: Annotated[
         str, typer.Option(metavar="KERNELS", help="As in `jettison serve`: auto, native, native+torch-linear, torch.")
     ] = "auto",
+    device: Annotated[
+        str, typer.Option(metavar="cpu|cuda", help="As in `jettison serve`; all instances on the first card.")
+    ] = "cpu",
     alone: Annotated[
         bool, typer.Option("--alone", help="Compare with each request alone, by the same kernels.")
     ] = False,
@@ -48,6 +51,7 @@ def verify(
         model_dir = Path(model_folder(str(model_dir)))
     with ended_by_sigterm():
         code = run_verify(
-            model_dir, json_out, dtype, full=full, max_model_len=max_model_len, kernels=kernels, alone=alone
+            model_dir, json_out, dtype, full=full, max_model_len=max_model_len, kernels=kernels, alone=alone,
+            device=device,
         )
     raise typer.Exit(code)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
+from jettison.config.devices import MOST_HOST_BYTES, DeviceConfig, LookForCards, settle
 from jettison.config.hubcache import model_folder, model_name
 from jettison.config.network import CorsConfig, TlsConfig
 from jettison.config.offline import harvest_parts
@@ -47,6 +48,7 @@ class EngineConfig:
     in."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    devices: DeviceConfig = field(default_factory=DeviceConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     overload: OverloadConfig = field(default_factory=OverloadConfig)
@@ -88,7 +90,7 @@ class EngineConfig:
             # about.
             words = {name: [KEYS[name].flag, *([name] if "_" in name else [])] for name in self.places}
             named = [name for name in self.places if _has_word(told, *words[name])]
-            shown = {name: KEYS[name].show(self.flat()[name]) for name in self.places}
+            shown = {name: KEYS[name].show(self.shown()[name]) for name in self.places}
             about = named or [name for name, value in shown.items() if len(value) > 6 and _has_word(told, value)]
             if not about:
                 raise
@@ -102,6 +104,7 @@ class EngineConfig:
         place_in_file: Callable[[object], str] | None = None,
         environ: Mapping[str, str] | None = None,
         num_cores: int | None = None,
+        look_for_cards: LookForCards | None = None,
         needs_model: bool = True,
         **flags: object,
     ) -> EngineConfig:
@@ -109,9 +112,10 @@ class EngineConfig:
 
         ``flags`` are flat keys as in ``KEYS``, each a value or a text to parse. ``file`` is a parsed YAML mapping of
         the same keys; ``place_in_file`` maps a key, as written there, to its file and line. ``environ``, if given, is
-        searched for the API key only. ``num_cores`` defaults to the cores that this process may use. Without
-        ``needs_model`` a missing model folder is accepted (to show a configuration). Raises ConfigError: one line that
-        names the key.
+        searched for the API key only. ``num_cores`` defaults to the cores that this process may use.
+        ``look_for_cards``: for ``device`` auto; without it that is the cpu. Without ``needs_model`` a missing model
+        folder is accepted (to show a configuration). Raises ConfigError: one line that names the key; BudgetError where
+        a card has no room.
         """
         given: dict[str, _Given] = {}
         for source, mapping in _sources(file, environ, flags):
@@ -121,6 +125,7 @@ class EngineConfig:
             values[name] = _parsed(key, given[name]) if name in given else key.default
         if needs_model and not values["model"]:
             raise ConfigError("no model folder: name MODEL_DIR after the command, or `model: DIR` in --config")
+        settle(values, look_for_cards)
         _complete(values, num_cores or usable_cores(), given)
         provenance: dict[str, Source] = {name: given[name].source if name in given else "default" for name in KEYS}
         sections = {
@@ -132,7 +137,15 @@ class EngineConfig:
         return cls(**sections, **own, provenance=MappingProxyType(provenance), places=MappingProxyType(places))
 
     def flat(self) -> dict[str, Any]:
-        """Key -> value, in the order of ``KEYS``: ``resolve(**config.flat()) == config``, also by way of JSON."""
+        """Key -> value, in the order of ``KEYS``: ``resolve(**config.flat()) == config``, also by way of JSON, where a
+        card's memory is in use as it was."""
+        values = self.shown()
+        if self.memory.gpu_memory_utilization is not None:
+            values["memory"] = None  # it follows
+        return values
+
+    def shown(self) -> dict[str, Any]:
+        """Key -> value, each as it counts, for people."""
         return {
             key.name: getattr(getattr(self, key.section) if key.section else self, key.field) for key in KEYS.values()
         }
@@ -140,6 +153,7 @@ class EngineConfig:
 
 _SECTIONS: dict[str, Callable[..., Any]] = {
     "model": ModelConfig,
+    "devices": DeviceConfig,
     "memory": MemoryConfig,
     "scheduler": SchedulerConfig,
     "overload": OverloadConfig,
@@ -192,7 +206,9 @@ class Key:
             return format_bytes(value)
         if isinstance(value, bool):
             return str(value).lower()
-        return ", ".join(value) if isinstance(value, (tuple, list)) else str(value)
+        if isinstance(value, (tuple, list)):
+            return ", ".join(map(str, value)) or (self.unset or "")
+        return str(value)
 
 
 def _collect_keys() -> dict[str, Key]:
@@ -285,7 +301,8 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
         values["served_model_name"] = model_name(values["model"]) if values["model"] else ""
     if values["host_memory"] is None:
         uses_pool = uses_host_pool(values["overload"]) or "checkpoint" in harvest_parts(values["offline"])
-        values["host_memory"] = values["memory"] if uses_pool else 0
+        most = MOST_HOST_BYTES if values["device"] == "cuda" else values["memory"]
+        values["host_memory"] = min(values["memory"], most) if uses_pool else 0
     if "rebalance" not in given:
         # A dispatcher that counts connections, as a proxy does, sees no queues.
         values["rebalance"] = values["dispatch"] == "freest"
@@ -302,7 +319,7 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
         values["min_awake"] = min(values["min_awake"], values["max_awake"])
     if values["max_awake"] is not None and values["min_awake"] > values["max_awake"]:
         raise ConfigError(f"{told('min_awake')} is above {told('max_awake')}")
-    if values["memory"] < values["page_size"]:
+    if values["page_size"] is not None and values["memory"] < values["page_size"]:
         raise ConfigError(f"{told('memory')} is less than one page ({told('page_size')})")
 
 

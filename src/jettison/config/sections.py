@@ -28,7 +28,8 @@ from jettison.config.values import (
 )
 
 DType = Literal["auto", "float64", "float32", "bfloat16"]
-Kernels = Literal["auto", "native", "native+torch-linear", "torch"]
+Kernels = Literal["auto", "native", "native+torch-linear", "torch", "cuda", "cuda-invariant"]
+LoadFormat = Literal["auto", "random"]
 Lookahead = Literal["on", "off"]
 StepAhead = Literal["auto", "on", "off"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -48,6 +49,8 @@ API_KEY_VARIABLE = "JETTISON_API_KEY"
 SECRET_KEYS = ("api_key", "admin_key")
 """Keys with secret values, which are never shown."""
 DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_MEMORY_BYTES = 1 << 30
+DEFAULT_PAGE_BYTES = 64 << 10
 
 
 def all_or_int(value: object) -> int | None:
@@ -87,12 +90,17 @@ class ModelConfig:
         None, nonempty, "Name clients use for the model (auto: the folder's name; ORG/NAME of a snapshot in the "
         "hub's cache).",
         metavar="NAME", unset="auto", bare="")
+    load_format: LoadFormat = config_key(
+        "auto", Choice(LoadFormat), "Where the weights come from: the folder's safetensors (auto), or a fixed seed, "
+        "for trials of a shape (random): the folder needs its config.json only, and without a tokenizer tokens are "
+        "bytes.")
     dtype: DType = config_key(
         "auto", Choice(DType), "Precision of weights, activations and KV (auto: the checkpoint's).")
     kernels: Kernels = config_key(
-        "auto", Choice(Kernels), "What computes on the CPU: the compiled kernels, the same with torch's products in "
+        "auto", Choice(Kernels), "What computes. On the CPU: the compiled kernels, the same with torch's products in "
         "bfloat16, or torch alone (auto: compiled where they were built, with torch's products where the processor has "
-        "AMX). With torch's products rows depend on their batch in the last bits.")
+        "AMX). With torch's products rows depend on their batch in the last bits. On cards: cuda-invariant (auto), or "
+        "cuda, whose rows depend on their batch.")
     max_model_len: int | None = config_key(
         None, int_from(1), "Most tokens (prompt and output) of one request (auto: the model's context).",
         metavar="N", unset="auto")
@@ -113,14 +121,21 @@ class MemoryConfig:
     """A worker's memory: a hard limit that holds parameters, KV cache and workspace."""
 
     memory_bytes: int = config_key(
-        1 << 30, size_from(1 << 16), "Memory of each instance.", name="memory", metavar="SIZE")
-    page_bytes: int = config_key(
-        64 << 10, size_from(4096, power_of_two=True), "Unit in which memory moves between parameters and KV cache.",
-        name="page_size", metavar="SIZE")
+        None, size_from(1 << 16), "Memory of each instance (auto: 1GiB; on a card what --gpu-memory-utilization "
+        "leaves).", name="memory", metavar="SIZE", unset="auto", bare=DEFAULT_MEMORY_BYTES)
+    gpu_memory_utilization: float | None = config_key(
+        None, float_from(0.01, 1.0), "On a card, instead of --memory: the part of its memory that all instances on it "
+        "may use together; what other processes use at the start is taken off (auto: 0.9).",
+        metavar="FRACTION", unset="auto")
+    page_bytes: int | None = config_key(
+        None, size_from(4096, multiple=True), "Unit in which memory moves between parameters and KV cache (auto: "
+        "64KiB; on a card the multiple of 2MiB that loses the least KV).",
+        name="page_size", metavar="SIZE", unset="auto", bare=DEFAULT_PAGE_BYTES)
+    """None on a card: chosen by the model's shape where an engine is assembled."""
     block_size: int = config_key(16, int_from(1, 1024), "Tokens of one KV-cache block.", metavar="N")
     host_memory_bytes: int = config_key(
-        None, size_from(0), "Host memory of each instance for KV (auto: as --memory where --overload has swap or "
-        "--offline checkpoints, else none).",
+        None, size_from(0), "Host memory of each instance for KV (auto: as --memory, with cards at most 4GiB, where "
+        "--overload has swap or --offline checkpoints, else none).",
         name="host_memory", metavar="SIZE", unset="auto", bare=1 << 30)
     enable_prefix_caching: bool = config_key(
         True, truth, "Reuse the KV cache of equal prompt prefixes.", metavar="BOOL")

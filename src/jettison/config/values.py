@@ -44,26 +44,28 @@ def format_bytes(num_bytes: int) -> str:
     return str(num_bytes)
 
 
-def size_from(minimum: int, *, power_of_two: bool = False) -> Parser:
-    """A parser of sizes as ``parse_bytes`` reads them, from ``minimum`` bytes up."""
+def size_from(minimum: int, *, multiple: bool = False) -> Parser:
+    """A parser of sizes as ``parse_bytes`` reads them, from ``minimum`` bytes up; with ``multiple`` in steps of it."""
     def parse(value: object) -> int:
         num_bytes = parse_bytes(value)
         if num_bytes < minimum:
             raise ValueError(f"must be at least {format_bytes(minimum)}, not {format_bytes(num_bytes)}")
-        if power_of_two and num_bytes & (num_bytes - 1):
-            raise ValueError(f"must be a power of two, not {num_bytes}")
+        if multiple and num_bytes % minimum:
+            raise ValueError(f"must be a multiple of {format_bytes(minimum)}, not {num_bytes}")
         return num_bytes
 
     return parse
 
 
 def machine_list(value: object) -> tuple[int, ...]:
-    """Numbers of machines, separated by commas or as a list; empty for ``auto``."""
-    if value in ("auto", "", ("",), [""]):
+    """Numbers of machines or cards, separated by commas, as a list or as both (flags that are repeated); empty for
+    ``auto``."""
+    told = [value] if isinstance(value, str) else value
+    if not isinstance(told, list | tuple):
+        raise ValueError(f"needs a number for each instance (0,0,1,1) or auto, not {shown(value)}")
+    parts = [part for item in told for part in (item.split(",") if isinstance(item, str) else [item])]
+    if parts in ([""], ["auto"]):
         return ()
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple):
-        raise ValueError(f"needs the number of each instance's machine (0,0,1,1) or auto, not {shown(value)}")
     numbers = (int_from(0)(part) for part in parts)
     return tuple(number for number in numbers if isinstance(number, int))
 

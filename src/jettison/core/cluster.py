@@ -220,7 +220,8 @@ class ClusterCore:
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
         """Everything that follows from one event at one time."""
-        actions = self._on(event, now_ns)
+        actions = self.migrations.before_event() if self.migrations.left_late else []
+        actions += self._on(event, now_ns)
         if self.state.distrusted:
             self.state.recompute_distrusted()
         for waits_for, advance in self._passes:
@@ -232,7 +233,7 @@ class ClusterCore:
         if self.ladder.copying:
             actions += self.ladder.after_steps(now_ns)
         if self.migrations.under_way:
-            actions += self.migrations.after_steps()
+            actions += self.migrations.after_steps(now_ns)
         if preempted := self.state.changes.preempted:
             actions += [Record("preempted", now_ns, fields) for fields in told(preempted)]
             preempted.clear()
@@ -440,7 +441,7 @@ class ClusterCore:
         actions = self._orders.migrate(
             self.migrations, request_id, destination, now_ns, kind=kind, max_step_tokens=max_step_tokens
         )
-        return actions + self.stepping.plan(now_ns) + self.migrations.after_steps()
+        return actions + self.stepping.plan(now_ns) + self.migrations.after_steps(now_ns)
 
     def request_migrations(
         self, destinations: Mapping[RequestId, GroupId], now_ns: int,
@@ -449,7 +450,7 @@ class ClusterCore:
         """Have requests go to other groups whatever the load, each in the best of these kinds. A request that has to
         wait is to be asked for again in the next epoch (``params.moves.epoch_s``)."""
         actions = self._orders.migrate_all(self.migrations, destinations, now_ns, kinds)
-        return actions + self.stepping.plan(now_ns) + self.migrations.after_steps()
+        return actions + self.stepping.plan(now_ns) + self.migrations.after_steps(now_ns)
 
     def request_sleep(self, worker_ids: Sequence[WorkerId], level: int, now_ns: int) -> list[Action]:
         """Have workers that serve alone hand their requests on and give up all their layers (``Sleepers``). Raises

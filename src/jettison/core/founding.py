@@ -12,7 +12,8 @@ from jettison.memory.hostpool import HostPool
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.stages import StagePlan
 from jettison.policy.pipeline import plan_static_groups
-from jettison.types import ModelShape, WorkerId
+from jettison.policy.ranges import Member, plan_stages
+from jettison.types import LayerRange, ModelShape, WorkerId
 
 
 def initial_groups(
@@ -22,6 +23,14 @@ def initial_groups(
     if static_pipeline:
         return plan_static_groups(worker_ids, shape)
     return tuple((StagePlan(w, shape.all_layers),) for w in worker_ids)
+
+
+def first_drop(shape: ModelShape, kv_bytes: int) -> tuple[LayerRange, ...]:
+    """What a merge of two members that hold everything leaves to the one and to the other, each with so many bytes for
+    KV beside the parameters; empty where a model is never divided."""
+    members = [Member(worker, shape.all_layers, kv_bytes + shape.parameter_bytes) for worker in (0, 1)]
+    plan = plan_stages(members, shape)
+    return () if plan is None else tuple(stage.layers for stage in plan.stages)
 
 
 def initial_workers(

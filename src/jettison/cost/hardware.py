@@ -80,6 +80,9 @@ class HardwareProfile:
     """Seconds that a byte on a link adds to a step, while the link's ends decode. None: it was not measured."""
     prefill_points: tuple[PrefillPoint, ...] = ()
     """Measured steps of decodes with chunks beside them, which slow them down (MELL section V); empty: not measured."""
+    remap_page_s: float | None = None
+    """Seconds of the driver's calls for a page that is not mapped yet where it is to serve, beside the times of a remap
+    above; on a card, where mappings stay. None: those are all."""
 
     def __post_init__(self) -> None:
         rates = (
@@ -89,7 +92,7 @@ class HardwareProfile:
         bad = [name for name in rates if (rate := getattr(self, name)) is not None and not 0.0 < rate < float("inf")]
         times = ("link_latency_s", "remap_fixed_s", "remap_s_per_byte")
         bad += [name for name in times if not 0.0 <= getattr(self, name) < float("inf")]
-        rare = ("hop_s", "beside_byte_s", "link_beside_byte_s")
+        rare = ("hop_s", "beside_byte_s", "link_beside_byte_s", "remap_page_s")
         bad += [name for name in rare if (s := getattr(self, name)) is not None and not 0.0 <= s < float("inf")]
         if bad:
             raise ValueError(f"rates must be finite and > 0, times finite and >= 0: {', '.join(bad)}")
@@ -100,9 +103,16 @@ class HardwareProfile:
         if any(min(p.batch_size, p.seconds) <= 0 or p.num_tokens < 0 for p in self.prefill_points):
             raise ValueError("prefill points must be > 0")
 
-    def remap_cost_s(self, num_bytes: int) -> float:
-        """Seconds to turn ``num_bytes`` of parameters into KV, or back, without filling them."""
-        return self.remap_fixed_s + self.remap_s_per_byte * num_bytes if num_bytes > 0 else 0.0
+    def remap_cost_s(self, num_bytes: int, num_pages: int = 0) -> float:
+        """Seconds to turn ``num_bytes`` of parameters into KV, or back, without filling them. ``num_pages``: those that
+        have to be mapped, where others are mapped already."""
+        calls_s = num_pages * (self.remap_page_s or 0.0)
+        return self.remap_fixed_s + self.remap_s_per_byte * num_bytes + calls_s if num_bytes > 0 else 0.0
+
+    @property
+    def keeps_mappings(self) -> bool:
+        """Whether a device's mappings stay and are made ahead, as a card's are."""
+        return self.remap_page_s is not None
 
     @property
     def shares_cores(self) -> bool:

@@ -27,8 +27,16 @@ Preset = TypeVar("Preset")
 HOST_STEP_S = 2e-3
 """Assumed seconds that scheduling, launching and sampling add to a step; later published engines hide most of them."""
 
-REMAP_S = 5e-3
-"""Seconds of one change of layout (KunServe v3 section 4.1: "5 ms on our platform"), whatever its size."""
+REMAP_S = 3.2e-3
+"""Seconds of one change of layout without a call of the driver: planning and books, of half of 14B's layers on an H200
+(``benchmarks/results/gpu/pages.json``)."""
+
+REMAP_PAGE_S = 43e-6
+"""Seconds of the driver's calls for one page, whatever its size: map, access, and unmap at another place (H200)."""
+
+PAPERS_REMAP_S = 5e-3
+"""Seconds of one change of layout whatever its size (KunServe v3 section 4.1: "5 ms on our platform"), in clusters of
+papers."""
 
 DISK_BYTES_PER_S = 6e9
 """Assumed rate of loads: one NVMe drive of PCIe 4 for each instance."""
@@ -59,6 +67,9 @@ class InstancePreset:
     """Nominal rate of one processor's network card, which carries the collectives of instances that span nodes."""
     host_step_s: float = HOST_STEP_S
     disk_bytes_per_s: float = DISK_BYTES_PER_S
+    remap_s: float = REMAP_S
+    remap_page_s: float | None = REMAP_PAGE_S
+    """None: a change of layout takes ``remap_s`` whatever it maps."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.memory_utilisation <= 1.0:
@@ -177,8 +188,9 @@ class InstancePreset:
             cost=cost,
             link_bytes_per_s=link.bytes_per_s,
             link_latency_s=link.latency_s,
-            remap_fixed_s=REMAP_S,
+            remap_fixed_s=self.remap_s,
             remap_s_per_byte=0.0,
+            remap_page_s=self.remap_page_s,
             host_copy_bytes_per_s=self.host_link_bytes_per_s,
             disk_bytes_per_s=self.disk_bytes_per_s,
             batch_points=batch_points(cost),
@@ -301,14 +313,19 @@ _DEPLOYED = {("qwen3-235b", 8): (2, 0), ("deepseek-v3", 32): (4, 32)}
 split with the replicated weights nearest to Table 1: 1,625 GiB for 1,572, and 482.6 for 479."""
 
 
+def _of_paper(model: str, gpu: str, num_gpus: int | None = None) -> InstancePreset:
+    """An instance whose changes of layout take what KunServe says of its platform."""
+    return replace(instance_preset(model, gpu, num_gpus), remap_s=PAPERS_REMAP_S, remap_page_s=None)
+
+
 def _cluster_a() -> ClusterPreset:
-    instance = instance_preset("qwen2.5-14b", "a800-80g")
+    instance = _of_paper("qwen2.5-14b", "a800-80g")
     rdma = network("200 Gbps RDMA", 200, instance.gpu.efficiency.network_s)
     return ClusterPreset("kunserve-a", instance, 8, 1, rdma, source="KunServe v2, v3 Table 2; v1 section 5.1")
 
 
 def _cluster_b() -> ClusterPreset:
-    instance = instance_preset("qwen2.5-72b", "h800-80g")
+    instance = _of_paper("qwen2.5-72b", "h800-80g")
     instance = replace(instance, gpu=replace(instance.gpu, nvlink_bytes_per_s=300e9))  # as their Table 2 has it
     reached = instance.gpu.efficiency
     rdma = network("4 x 400 Gbps RDMA", 400, reached.network_s, num_links=4)
@@ -317,7 +334,7 @@ def _cluster_b() -> ClusterPreset:
 
 
 def _cluster_v1(name: str, model: str) -> ClusterPreset:
-    instance = instance_preset(model, "a800-80g")
+    instance = _of_paper(model, "a800-80g")
     reached = instance.gpu.efficiency
     rdma = network("4 x 100 Gbps RDMA", 100, reached.network_s, num_links=4)
     nvlink = LinkPreset("4 x NVLink, 200 GB/s", 4 * 200e9, reached.peer_s, efficiency=reached.peer)
@@ -325,7 +342,7 @@ def _cluster_v1(name: str, model: str) -> ClusterPreset:
 
 
 def _mell(name: str, model: str, gpu: str, num_instances: int, in_node: int) -> ClusterPreset:
-    instance = instance_preset(model, gpu, 1)
+    instance = _of_paper(model, gpu, 1)
     ethernet = network("10 Gbps", 10, instance.gpu.efficiency.network_s)
     pcie = LinkPreset("PCIe 4", 32e9, instance.gpu.efficiency.peer_s, efficiency=PCIE_REACHED)
     return ClusterPreset(name, instance, num_instances, in_node, ethernet, pcie, source="MELL section VIII")
@@ -341,7 +358,7 @@ CLUSTERS: dict[str, ClusterPreset] = {
         _mell("mell-4090", "llama-2-7b", "rtx-4090", 8, 8),
         _mell("mell-a100", "llama-2-13b", "a100-40g", 4, 4),
         ClusterPreset(
-            "conserve", instance_preset("llama-2-7b", "a100-40g", 1), 1, 1, network("none", 10, 24e-6),
+            "conserve", _of_paper("llama-2-7b", "a100-40g", 1), 1, 1, network("none", 10, 24e-6),
             source="ConServe section 6.1: one processor",
         ),
     )

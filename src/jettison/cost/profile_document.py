@@ -82,7 +82,7 @@ class StoredProfile:
 _OPTIONAL: dict[str, tuple[Any, Any]] = {
     "device_copy_bytes_per_s": (float, None), "hop_s": (float, None), "contention": (float, 1.0),
     "contention_instances": (int, 1), "beside_bytes_per_s": (float, None), "beside_byte_s": (float, None),
-    "link_beside_byte_s": (float, None), "prefill_points": (list, []),
+    "link_beside_byte_s": (float, None), "remap_page_s": (float, None), "prefill_points": (list, []),
 }  # fmt: skip
 """Optional keys, left out of a document at their default: kind, and default."""
 

@@ -60,6 +60,11 @@ class StepRunner(Protocol):
         """
         ...
 
+    def warm_up(self, layers: LayerRange, num_blocks: int) -> int:
+        """Have all that steps over ``layers`` need ready, before the first one: no request waits for it then. Returns
+        the number of blocks, at most ``num_blocks``, that were written. Parameters may be any bytes."""
+        ...
+
     def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
         """A peer's queries over blocks of ``layer`` that are mapped here; see ``remote.attend_for_peer``."""
         ...

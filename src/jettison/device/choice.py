@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 
 from jettison.device.backend import BackEnd
-from jettison.device.spec import HOST
+from jettison.device.spec import CUDA, HOST
 from jettison.errors import ConfigError
 
-_BACK_ENDS = {HOST: "jettison.device.backend_host:HostBackEnd"}
+_BACK_ENDS = {HOST: "jettison.device.backend_host:HostBackEnd", CUDA: "jettison.device.cuda.backend:CudaBackEnd"}
 """Name to ``module:class``, imported when it is chosen: one that is not needs nothing installed."""
 
 

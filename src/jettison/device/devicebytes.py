@@ -8,7 +8,7 @@ every device does: a copy between the two (``copy_``, ``dest[:] = source``), and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -19,11 +19,14 @@ from torch import Tensor
 
 Bytes = npt.NDArray[np.uint8]
 """Flat, on the host."""
+Pin = Callable[[Bytes], Callable[[], None]]
 
 
 class DeviceBytes(Protocol):
-    """Bytes of one device's tensors, which are contiguous in all calls. Every call is over when it returns; what was
-    launched on the device before it comes first."""
+    """Bytes of one device's tensors, which are contiguous in all calls. Every call is over when it returns, for all
+    that is called or launched after it. What was launched on the device before it comes first; but where a step is
+    under way, ``copy_out``, ``copy_in``, ``writing``, ``gather`` and ``scatter`` need not wait for it: the caller knows
+    that it does not touch their memory."""
 
     def read(self, source: Tensor) -> Bytes:
         """The bytes of a tensor of any dtype: the memory itself where the host sees it, else a copy that is the
@@ -47,6 +50,13 @@ class DeviceBytes(Protocol):
     def tensor(self, data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """A tensor on the device with these bytes, and over them where that can be. Raises RuntimeError where ``shape``
         does not have their number."""
+        ...
+
+    @property
+    def pin(self) -> Pin | None:
+        """Makes later copies to and from memory of the host, which is writable, fast, and returns what undoes it, which
+        must come before the memory goes. Where it cannot be, that is logged, and copies are as they were. None: there
+        is nothing to gain."""
         ...
 
     def gather(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], out: Tensor) -> None:

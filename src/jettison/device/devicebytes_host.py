@@ -40,6 +40,11 @@ class HostBytes:
             flat = flat.clone()
         return flat.view(dtype).view(shape)
 
+    @property
+    def pin(self) -> None:
+        """It is one memory."""
+        return None
+
     def gather(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], out: Tensor) -> None:
         """One copy of each row."""
         index = torch.from_numpy(rows).to(out.device)

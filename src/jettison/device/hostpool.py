@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from jettison.device.bytesview import as_tensor_uint8, widened
@@ -54,11 +55,7 @@ class HostBuffers:
                 self._opened[layer].view(rows.dtype).index_copy_(0, index, row)
 
     def _index(self, layers: LayerRange, slots: Sequence[int]) -> torch.Tensor:
-        ids = np.asarray(slots, dtype=np.int64)
-        is_inside = not len(ids) or (ids.min() >= 0 and ids.max() < self.num_slots)
-        if not is_inside or not 0 <= layers.lo <= layers.hi <= self._shape[0]:
-            raise IndexError(f"host slots {ids.min()} to {ids.max()} of {self.num_slots}, layers {tuple(layers)}")
-        return torch.from_numpy(ids)
+        return torch.from_numpy(check_slots(layers, slots, self.num_slots, self._shape[0]))
 
     @property
     def _opened(self) -> torch.Tensor:
@@ -112,3 +109,14 @@ class HostBuffers:
                 self.gather(one, slots, piece)
                 memory.kv_scatter(one, blocks, piece)
         return len(layers) * piece.numel()
+
+
+def check_slots(
+    layers: LayerRange, slots: Sequence[int], num_slots: int, num_layers: int
+) -> npt.NDArray[np.int64]:
+    """Slots as an array. Raises IndexError for a slot or a layer that a pool does not have."""
+    ids = np.asarray(slots, dtype=np.int64)
+    is_inside = not len(ids) or (ids.min() >= 0 and ids.max() < num_slots)
+    if not is_inside or not 0 <= layers.lo <= layers.hi <= num_layers:
+        raise IndexError(f"host slots {ids.tolist()[:8]} of {num_slots}, layers {tuple(layers)} of {num_layers}")
+    return ids

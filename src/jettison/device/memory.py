@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -38,7 +38,8 @@ from jettison.errors import (
     StalePlanError,
     WorkerLostError,
 )
-from jettison.memory.extents import Extents
+from jettison.memory.ahead import maps_ahead
+from jettison.memory.extents import Extent, Extents
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.memory.pagemap import WORKSPACE, Owner, PageMap, PageSizes, check_budget, kv_owner, shard_owner
 from jettison.memory.pages import PagePlan, plan_layout
@@ -200,6 +201,11 @@ class DeviceMemory:
 
     # --- layout -----------------------------------------------------------------------------------------------
 
+    @property
+    def prepares(self) -> bool:
+        """Whether ``prepare`` makes a later ``apply`` cheaper."""
+        return self._pool.prepares
+
     def offer(self, spec: LayoutSpec, live_blocks: int) -> LayoutOffer:
         """The needs and gains of an ``apply`` of ``spec``. Mappings stay as they are.
 
@@ -209,22 +215,38 @@ class DeviceMemory:
         plan = self._plan(spec, live_blocks)
         return LayoutOffer(plan.version, plan.evacuate_from_block, plan.capacity_blocks)
 
-    def prepare(self, spec: LayoutSpec, live_blocks: int, max_pages: int = sys.maxsize) -> int:
+    def prepare(self, spec: LayoutSpec, max_pages: int = sys.maxsize) -> int:
+        """The first turn of ``preparing``; returns the number of pages mapped, 0 where all are."""
+        return next(self.preparing(spec, max_pages), 0)
+
+    def preparing(self, spec: LayoutSpec, pages_a_turn: int) -> Iterator[int]:
         """Map pages ahead of an ``apply`` of ``spec``, which then need not map them. Kernels may be running.
 
-        Only positions that own nothing now are prepared; layout, bytes and version stay as they are. Returns the number
-        of pages mapped, at most ``max_pages`` (30 µs each on a card): 0 when all are mapped, or for a back end without
-        a gain. Raises like ``offer``, and MappingError, after which the layout is still as it was.
+        ``spec`` retains nothing; layouts on the way there are prepared with it (``memory.ahead``).
+
+        Only positions that own nothing now are prepared; layout, bytes and version stay as they are. Yields after each
+        ``pages_a_turn`` pages (30 µs each on a card) and at the end the number mapped: nothing where all are mapped, or
+        for a back end without a gain. Ends with the next change of layout. Raises like ``offer``, and MappingError,
+        after which the layout is still as it was.
         """
-        plan = self._plan(spec, live_blocks)
-        num_mapped = 0
-        for mapping in plan.maps:
+        version, left = self._map.version, pages_a_turn
+        if not self._pool.prepares:
+            return
+        self._check_open()
+        self._note_written_pages()
+        for mapping in maps_ahead(self._map, spec, self._sizes, self.capacity_blocks, self._mapped_at):
             arena, first = self._arenas[mapping.owner], 0
-            while first < mapping.num_pages and num_mapped < max_pages:
-                piece = min(mapping.num_pages - first, max_pages - num_mapped)
-                num_mapped += arena.prepare(mapping.position + first, mapping.page + first, piece)
+            while first < mapping.num_pages:
+                piece = min(mapping.num_pages - first, left)
+                left -= arena.prepare(mapping.position + first, mapping.page + first, piece)
                 first += piece
-        return num_mapped
+                if not left:
+                    yield pages_a_turn
+                    left = pages_a_turn
+                    if self._map.version != version:
+                        return
+        if left < pages_a_turn:
+            yield pages_a_turn - left
 
     def apply(
         self, spec: LayoutSpec, live_blocks: int, version: int, copies: Sequence[BlockCopy]
@@ -268,7 +290,8 @@ class DeviceMemory:
         self._written_blocks = max(self._written_blocks, num_blocks)
 
     def report(self) -> dict[str, int]:
-        """Bytes by use: parameters (mapped), KV (retained included), workspace and free add up to the budget.
+        """Bytes by use: parameters (mapped), KV (retained included), workspace and free add up to the budget; and what
+        is held of the device, whatever it is used for.
 
         And since the pool was made: calls that mapped or unmapped, and pages that needed none, for kept mappings.
         """
@@ -282,6 +305,7 @@ class DeviceMemory:
             "kv_bytes": kv,
             "workspace_bytes": workspace,
             "free_bytes": self._budget_bytes - parameters - kv - workspace,
+            "held_bytes": self._pool.held_bytes,
             "map_calls": self._pool.num_calls,
             "map_calls_saved": self._pool.num_calls_saved,
         }
@@ -366,10 +390,17 @@ class DeviceMemory:
 
     def _plan(self, spec: LayoutSpec, live_blocks: int) -> PagePlan:
         self._check_open()
+        self._note_written_pages()
+        return plan_layout(
+            self._map, spec, self._sizes, live_blocks, self._mapped_at if self._pool.prepares else None)
+
+    def _note_written_pages(self) -> None:
         written = self._sizes.pages_for_blocks(self._written_blocks)
         for layer in self._map.kv_layers.layers():
             self._mark_pages(layer, 0, written)
-        return plan_layout(self._map, spec, self._sizes, live_blocks)
+
+    def _mapped_at(self, owner: Owner, lo: int, hi: int) -> Extents:
+        return tuple(Extent(*run) for run in self._arenas[owner].mapped(lo, hi - lo))
 
     def _adopt(self, plan: PagePlan) -> None:
         """Make a plan that has been carried out the present state."""

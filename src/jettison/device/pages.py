@@ -62,6 +62,11 @@ class Arena(Protocol):
         """
         ...
 
+    def mapped(self, position: int, num_pages: int) -> list[tuple[int, int, int]]:
+        """``(position, page, num_pages)`` of each run of pages that a ``map`` at these positions would find there
+        already, owned or not."""
+        ...
+
     def copy(self, page: int, offset: int, at: int, num_bytes: int) -> None:
         """Copy bytes of the pool, from ``offset`` of ``page`` on, to byte ``at`` of the span. The source page need not
         be owned.
@@ -89,6 +94,11 @@ class PagePool(Protocol):
     @property
     def num_pages(self) -> int:
         """Whole pages in the budget."""
+        ...
+
+    @property
+    def prepares(self) -> bool:
+        """Whether ``Arena.prepare`` has a gain: a page may be mapped at several places, and mapping it costs a call."""
         ...
 
     @property

@@ -116,6 +116,9 @@ class PagePool:
         self._arenas: list[Arena] = []
         self._held: list[tuple[memoryview, bytearray]] = []
 
+    prepares = False
+    """A page is mapped where it is owned, and nowhere else."""
+
     num_calls_saved = 0
     """Always 0: every map and unmap is a call here."""
 
@@ -259,6 +262,10 @@ class Arena:
         """Does nothing: with a page at two addresses a stray access would not end the process."""
         self._at(position, num_pages)
         return 0
+
+    def mapped(self, position: int, num_pages: int) -> list[tuple[int, int, int]]:
+        """Nothing is mapped that is not owned, and what is owned is known."""
+        return []
 
     def copy(self, page: int, offset: int, at: int, num_bytes: int) -> None:
         """Copy from the file at once."""

@@ -15,14 +15,15 @@ from torch import Tensor
 
 from jettison.device.devicebytes import Bytes, DeviceBytes
 from jettison.device.kernels import Kernels
+from jettison.device.lasttokens import LastTokens
 from jettison.device.model.decoder import Batch, Decoder, GivesUp, Int32s, ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.rope import fill_rotary_tables
 from jettison.device.model.workspace import StepBuffers, Workspace
-from jettison.device.remote import AttentionPort, RemoteParts, attend_for_peer
+from jettison.device.remote import AttentionPort, attend_for_peer
 from jettison.device.sampler import Sampler
 from jettison.device.step import Ended, SamplingRow, StepInput, StepOutput
-from jettison.errors import TokensLostError
+from jettison.device.stepcheck import check_input, check_limits, remote_parts
 from jettison.types import FAILED_TOKEN_ID, LayerRange, SampledToken, TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -59,9 +60,7 @@ class Runner:
         """Of each row that is sampled."""
         self._buffers: StepBuffers | None = None
         """The last step's buffers; a step with as many tokens reuses them."""
-        self._sampled_in: int | None = None
-        """The last step that sampled, and what it has sampled."""
-        self._sampled: Sequence[SampledToken] = ()
+        self._last = LastTokens()
         fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
 
     @property
@@ -95,11 +94,12 @@ class Runner:
         written by then, nothing else has changed. Raises TokensLostError for one that follows a step that has sampled
         nothing.
         """
-        layers = LayerRange(step.layer_lo, step.layer_hi)
-        batch = self._batch(step, layers, port)
+        config = self.config
+        layers = check_limits(step, config, self.max_num_tokens, self.max_num_seqs)
+        batch = self._batch(step, port)
         buffers = self._buffers_for(len(batch.positions))
-        self._enter(step, hidden, buffers, is_first=layers.lo == 0)
-        is_last = layers.hi == self.config.num_layers
+        self._enter(step, hidden, buffers)
+        is_last = layers.hi == config.num_layers
         poll = None if port is None else port.poll
         if not step.safepoint_layers:
             gives_up = None
@@ -108,8 +108,12 @@ class Runner:
         if not is_last:
             return buffers.residual.clone()
         output = self._leave(step, buffers.x)
-        self._sampled_in, self._sampled = step.step_id, output.tokens
+        self._last.note(output)
         return output
+
+    def warm_up(self, layers: LayerRange, num_blocks: int) -> int:
+        """All is ready."""
+        return 0
 
     def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
         """A peer's queries over blocks of ``layer`` that are mapped here; see ``remote.attend_for_peer``."""
@@ -124,54 +128,20 @@ class Runner:
             self._buffers = StepBuffers(self._workspace, self.config, num_tokens)
         return self._buffers
 
-    def _batch(self, step: StepInput, layers: LayerRange, port: AttentionPort | None) -> Batch:
-        if not 0 <= layers.lo < layers.hi <= self.config.num_layers:
-            raise ValueError(f"step {step.step_id}: layers {layers.lo} to {layers.hi} of {self.config.num_layers}")
-        num_tokens, num_samples = step.num_tokens, len(step.sample_rows)
-        if not 0 < num_tokens <= self.max_num_tokens:
-            raise ValueError(f"step {step.step_id}: {num_tokens} tokens, the workspace holds {self.max_num_tokens}")
-        if num_samples > self.max_num_seqs:
-            raise ValueError(f"step {step.step_id}: samples {num_samples} of at most {self.max_num_seqs} rows")
+    def _batch(self, step: StepInput, port: AttentionPort | None) -> Batch:
         query_lens = step.query_lens
         first_positions = step.context_lens - (np.cumsum(query_lens, dtype=np.int32) - query_lens)
-        positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(first_positions, query_lens)
-        return Batch(query_lens, step.context_lens, step.block_tables, positions, self._remote(step, port))
+        positions = np.arange(step.num_tokens, dtype=np.int32) + np.repeat(first_positions, query_lens)
+        remote = remote_parts(step, port, self._kernels, self._bytes, self.config, self._memory)
+        return Batch(query_lens, step.context_lens, step.block_tables, positions, remote)
 
-    def _remote(self, step: StepInput, port: AttentionPort | None) -> RemoteParts | None:
-        if not step.remote:
-            return None
-        if port is None:
-            raise ValueError(f"step {step.step_id}: some KV lies elsewhere, and there is no peer to ask")
-        block_size = self._memory.kv_arena(step.layer_lo).shape[3]
-        parts = RemoteParts(
-            step, port, self._kernels, self._bytes, self.config.num_heads, block_size, self.config.head_dim**-0.5
-        )
-        port.begin(step)
-        return parts
-
-    def _enter(self, step: StepInput, hidden: Tensor | None, buffers: StepBuffers, is_first: bool) -> None:
+    def _enter(self, step: StepInput, hidden: Tensor | None, buffers: StepBuffers) -> None:
         """Fill the residual."""
-        expected = buffers.residual.shape
-        if is_first:
-            if hidden is not None or len(step.token_ids) != expected[0]:
-                raise ValueError(f"step {step.step_id}: stage one takes {expected[0]} token ids, no hidden states")
-            self._decoder.embed(torch.tensor(self._token_ids(step), dtype=torch.int64), buffers.residual)
-            return
-        if hidden is None or hidden.shape != expected or hidden.dtype != self.dtype:
-            got = "none" if hidden is None else f"{hidden.dtype} {tuple(hidden.shape)}"
-            raise ValueError(f"step {step.step_id}: expected {self.dtype} {tuple(expected)} hidden states, got {got}")
-        buffers.residual.copy_(hidden)
-
-    def _token_ids(self, step: StepInput) -> Int32s:
-        """The step's token ids, with the tokens that the step before has sampled in their places."""
-        token_ids = step.token_ids
-        if step.follows_step is None:
-            return token_ids
-        if step.follows_step != self._sampled_in:
-            raise TokensLostError(f"step {step.step_id} follows step {step.follows_step}, which has sampled nothing")
-        # Any token in place of one that could not be sampled: nothing counts that follows on it.
-        sampled = np.array([max(0, token.token_id) for token in self._sampled], dtype=np.int32)
-        return np.where(token_ids < 0, sampled[-1 - np.minimum(token_ids, -1)], token_ids)
+        check_input(step, hidden, self.config.hidden_size, self.dtype)
+        if hidden is None:
+            self._decoder.embed(torch.tensor(self._last.token_ids(step), dtype=torch.int64), buffers.residual)
+        else:
+            buffers.residual.copy_(hidden)
 
     def _leave(self, step: StepInput, x: Tensor) -> StepOutput:
         """Logits and tokens from final hidden states ``x`` [T, hidden]."""
@@ -214,8 +184,6 @@ class Runner:
         for asked in step.prompt_logprobs:
             first = int(row_ends[asked.row] - step.query_lens[asked.row])
             targets = asked.target_token_ids
-            if len(targets) > step.query_lens[asked.row]:
-                raise ValueError(f"step {step.step_id}: more prompt logprobs asked than row {asked.row} has tokens")
             described: list[TokenLogprobs] = []
             for start in range(0, len(targets), self.max_num_seqs):
                 piece = targets[start : start + self.max_num_seqs]

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 HOST = "host"
 """The back end of devices whose memory is the host's."""
+CUDA = "cuda"
+"""The back end of NVIDIA cards."""
+FILES, RANDOM = "auto", "random"
+"""Where weights come from: the model folder's files, or a seed (``device.model.seeded``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +35,14 @@ class DeviceSpec:
     back_end: str = HOST
     """What the device is: a name that ``choose_back_end`` knows."""
     kernels: str = "auto"
+    load_format: str = FILES
     page_bytes: int = 65536
     num_threads: int | None = None
     """Compute threads of this *process*; None = leave as they are."""
     layers: LayerRange | None = None
     """What is resident after ``start``; None = the whole model."""
+    drop_layers: tuple[LayerRange, ...] = ()
+    """What drops of the first layout are likely to leave; see ``PagePool.prepares``."""
     max_model_len: int | None = None
     """See ``read_config``; for a configuration that is not given."""
     config: DecoderConfig | None = None

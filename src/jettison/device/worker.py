@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jettison.device.ahead import MappedAhead
 from jettison.device.backend import BackEnd, HostPool, StepRunner
 from jettison.device.choice import choose_back_end
 from jettison.device.devicebytes import Bytes, as_bytes
@@ -34,8 +35,9 @@ from jettison.device.model.identity import (
     config_digest,
     explain_difference,
 )
+from jettison.device.model.seeded import weights_by
 from jettison.device.model.shards import model_shape
-from jettison.device.model.weights import PIECE_BYTES, WeightFolder
+from jettison.device.model.weights import PIECE_BYTES
 from jettison.device.model.workspace import Workspace
 from jettison.device.remote import AttentionPort
 from jettison.device.sharedcopy import SharedCopy
@@ -55,10 +57,11 @@ def make_device(spec: DeviceSpec) -> DeviceWorker:
 
 
 class DeviceWorker:
-    """One device with a model on it. Between ``start`` and ``close`` the attributes ``config``, ``shape`` and
-    ``kernels_name`` are set, and all other methods may be called."""
+    """One device with a model on it. Between ``start`` and ``close`` the attributes ``config``, ``shape``,
+    ``kernels_name`` and ``ahead`` are set, and all other methods may be called."""
 
     config: DecoderConfig
+    ahead: MappedAhead
     shape: ModelShape
     kernels_name: str
 
@@ -66,6 +69,8 @@ class DeviceWorker:
         self._spec = spec
         self._back_end = back_end
         self._bytes = back_end.bytes
+        self.pin = self._bytes.pin
+        """See ``DeviceBytes.pin``."""
         self._host: HostPool | None = None
         self._shared: SharedCopy | None = None
         self._memory: DeviceMemory | None = None
@@ -96,7 +101,7 @@ class DeviceWorker:
         config = spec.config or read_config(spec.model_dir, spec.max_model_len)
         dtype = resolve_dtype(spec.dtype, config)
         kernels = back_end.load_kernels(spec.kernels, dtype)
-        weights = WeightFolder(spec.model_dir, config, dtype, kernels, self._bytes)
+        weights = weights_by(spec.load_format)(spec.model_dir, config, dtype, kernels, self._bytes)
         if not spec.starts_empty:
             weights.open()
         shape = model_shape(config, dtype)
@@ -120,6 +125,10 @@ class DeviceWorker:
             self._runner = runner
             slots = num_host_slots(spec.host_bytes, shape, spec.block_size)
             self._host = back_end.make_host_pool(slots, shape.num_layers, self.kv_block_bytes)
+            self.ahead = MappedAhead(memory, shape, spec.drop_layers)
+            self.ahead.follow(LayoutSpec(self._resident, layers))
+            self.ahead.finish()
+            memory.note_written(runner.warm_up(layers, memory.capacity_blocks))
             if not spec.starts_empty:
                 self._load_first(runner.final_norm)
         except BaseException:
@@ -258,7 +267,10 @@ class DeviceWorker:
         self, spec: LayoutSpec, live_blocks: int, version: int, copies: Sequence[tuple[int, int]]
     ) -> LayoutResult:
         """Copy blocks, then remap; raises (StalePlanError, ...) with nothing changed. See ``DeviceMemory.apply``."""
-        result = self._open_memory.apply(spec, live_blocks, version, copies)
+        memory, was_asleep = self._open_memory, not self._kv_layers
+        result = memory.apply(spec, live_blocks, version, copies)
+        if memory.prepares and result.num_map_calls:
+            logger.info("layout %d was not prepared: %d calls of the driver", result.version, result.num_map_calls)
         self._ready.clear()
         # Pages that were not overwritten hold the shard only if it was complete when dropped.
         broken = result.intact_shards - self._complete
@@ -271,6 +283,9 @@ class DeviceWorker:
         self._complete -= result.missing_shards
         self._resident = spec.shards
         self._kv_layers = spec.kv_layers
+        self.ahead.follow(spec)
+        if was_asleep:  # it serves nothing yet, and its pages were given back
+            self.ahead.finish()
         return result
 
     def shard_num_bytes(self, shard: ShardId) -> int:

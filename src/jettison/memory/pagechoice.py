@@ -28,12 +28,14 @@ def best_page_bytes(
     """The page size, a multiple of ``granularity``, that loses the least share of the KV.
 
     The worst of three layouts counts: the whole model, and either half of it after a drop. Of equally good sizes the
-    largest is taken, as it makes the fewest pages. The budget is divided into at most ``most_pages`` pages.
+    largest is taken, as it makes the fewest pages; where no size keeps any, the smallest. The budget is divided into at
+    most ``most_pages`` pages.
     """
     least = budget_bytes // (most_pages + 1) // granularity + 1
     most = max(least, -(-max(shape.shard_bytes.values(), default=0) // granularity))
     sizes = range(least * granularity, most * granularity + 1, granularity)
-    return max(sizes, key=lambda size: (kept_part(shape, block_size, budget_bytes, workspace_bytes, size), size))
+    kept = {size: kept_part(shape, block_size, budget_bytes, workspace_bytes, size) for size in sizes}
+    return max(sizes, key=lambda size: (kept[size], size if kept[size] else -size))
 
 
 def kept_part(shape: ModelShape, block_size: int, budget_bytes: int, workspace_bytes: int, page_bytes: int) -> float:

@@ -13,6 +13,9 @@ Pages of dropped shards lie on top, the same number in every arena. A restore th
 nothing else in between, and so moves no more blocks than the smaller capacity demands anyway. These pages are also the
 last to be written, and a shard whose pages were not written needs no pull.
 
+Where pages may be mapped at several places (a card), that order gives way to another: a position keeps the page that is
+mapped at it already, wherever that page is to be had (``MappedAt``). A change that was mapped ahead then needs no call.
+
 KunServe v1 (section 4.3) instead makes a layer of a block the unit of a buddy allocator. Then nothing has to be spread
 evenly or moved on a shrink; but each request needs one block table a layer, kernels lose the plain
 ``[num_blocks, ...]`` tensor, and a table of n blocks costs n times the layers at every step. Here the cost falls on the
@@ -22,7 +25,7 @@ remapping alone, which is rare: a handful of maps for each layer that stays.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from jettison.errors import OutOfPagesError, StalePlanError
@@ -43,6 +46,9 @@ from jettison.memory.extents import (
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.pagemap import WORKSPACE, Home, Owner, PageMap, PageSizes, kv_owner, shard_owner
 from jettison.types import LayerRange, ShardId
+
+MappedAt = Callable[[Owner, int, int], Extents]
+"""``(owner, lo, hi)`` -> the pages that are mapped at these positions of its span, whether it owns them or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +102,15 @@ class PagePlan:
         page_map.version += 1
 
 
-def plan_layout(page_map: PageMap, target: LayoutSpec, sizes: PageSizes, live_blocks: int) -> PagePlan:
+def plan_layout(
+    page_map: PageMap, target: LayoutSpec, sizes: PageSizes, live_blocks: int, mapped_at: MappedAt | None = None
+) -> PagePlan:
     """The plan that leads to ``target``. Pure.
 
     ``live_blocks``: how many blocks stay alive; no arena is popped below the pages that these need, unless the target
     itself leaves less. Retained ids are present ids, before anything is copied. Arenas of layers that are in
-    ``target.kv_layers`` keep what they hold, retained KV included.
+    ``target.kv_layers`` keep what they hold, retained KV included. ``mapped_at``: what is mapped already, which decides
+    nothing but which page goes where in the arenas.
 
     Raises OutOfPagesError if shards and retained KV alone do not fit, StalePlanError if a block to be retained is
     not there.
@@ -121,7 +130,9 @@ def plan_layout(page_map: PageMap, target: LayoutSpec, sizes: PageSizes, live_bl
             supply.add_extents(minus(extents, retained.get(layer, ())))
     serving = {layer: arenas.get(layer, ()) for layer in target.kv_layers.layers()}
     min_line = min(sizes.pages_for_blocks(live_blocks), length)
-    wanted = [page_map.homes[s].extents for s in added if s in page_map.homes]
+    # A spoilt home is worth nothing where other pages have been mapped ahead.
+    own = {s: home for s, home in page_map.homes.items() if s in added and (home.is_intact or mapped_at is None)}
+    wanted = [own[s].extents for s in added if s in own]
     for extents in serving.values():
         supply.add_extents(minus(extents, clip(extents, 0, length)))
     # An arena is popped further than it must where an added shard then gets its own pages back, and so needs no pull.
@@ -132,12 +143,12 @@ def plan_layout(page_map: PageMap, target: LayoutSpec, sizes: PageSizes, live_bl
 
     homes = {s: home for s, home in page_map.homes.items() if s not in target.shards}
     homes |= {s: Home(page_map.of(shard_owner(s)), True) for s in sizes.shard_pages if s in dropped}
-    slabs, lent = _place_shards(added, page_map, sizes, supply, homes)
+    slabs, lent = _place_shards(added, own, sizes, supply, homes, mapped_at)
     contents: dict[Owner, Extents] = {WORKSPACE: page_map.of(WORKSPACE)}
     contents |= {shard_owner(s): page_map.of(shard_owner(s)) for s in sizes.shard_pages if s in mapped & target.shards}
     contents |= {shard_owner(s): extents for s, extents in slabs.items()}
     contents |= {kv_owner(layer): extents for layer, extents in retained.items()}
-    contents |= {kv_owner(layer): extents for layer, extents in _fill(kept, length, lent, supply.runs()).items()}
+    contents |= {kv_owner(layer): extents for layer, extents in _fill(kept, length, lent, supply, mapped_at).items()}
     contents = {owner: extents for owner, extents in contents.items() if extents}
 
     # Blocks above the lowest line of a popped arena lose their pages: one block id is good in every layer.
@@ -244,20 +255,24 @@ def _lines(
 
 
 def _place_shards(
-    added: list[ShardId], page_map: PageMap, sizes: PageSizes, supply: RunSet, homes: dict[ShardId, Home]
+    added: list[ShardId], own_homes: Mapping[ShardId, Home], sizes: PageSizes, supply: RunSet,
+    homes: dict[ShardId, Home], mapped_at: MappedAt | None,
 ) -> tuple[dict[ShardId, Extents], list[Run]]:
     """Pages for new shards, taken from ``supply``; and the pages that are left of dropped shards, one shard after the
     other.
 
-    Own pages first, except that homes may overlap where a spoilt one is involved: intact ones have the better claim.
-    The rest comes from pages that no dropped shard wants back, then from spoilt homes; an intact home that must give a
-    page is not intact any more (``homes`` is updated).
+    Own pages first (``own_homes``), except that homes may overlap where a spoilt one is involved: intact ones have the
+    better claim. Then what is mapped there already. The rest comes from pages that no dropped shard wants back, then
+    from spoilt homes; an intact home that must give a page is not intact any more (``homes`` is updated).
     """
-    claims = [(page_map.homes[s], s) for s in added if s in page_map.homes]
+    claims = [(own_homes[s], s) for s in added if s in own_homes]
     claims += [(homes[s], s) for s in reversed(homes)]
     claims.sort(key=lambda claim: not claim[0].is_intact)
     own = {shard: supply.take_extents(home.extents) for home, shard in claims}
     slabs = {s: own.get(s, ()) for s in added}
+    if mapped_at is not None:
+        slabs = {s: _as_mapped(shard_owner(s), extents, sizes.shard_pages[s], (supply,), mapped_at)
+                 for s, extents in slabs.items()}  # fmt: skip
     lent = {s: RunSet() for s in reversed(homes)}
     for shard, pages in lent.items():
         pages.add_extents(own[shard])
@@ -280,8 +295,17 @@ def _place_shards(
     return slabs, [run for pages in lent.values() for run in pages.runs()]
 
 
-def _fill(kept: Mapping[int, Extents], length: int, lent: list[Run], plain: list[Run]) -> dict[int, Extents]:
-    """Every arena at its full length: below its end the plain pages, on top the same number of shards' pages each."""
+def _fill(
+    kept: Mapping[int, Extents], length: int, lent: list[Run], supply: RunSet, mapped_at: MappedAt | None
+) -> dict[int, Extents]:
+    """Every arena at its full length: what is mapped there already, then below its end the pages of ``supply``, on top
+    the same number of shards' pages (``lent``) each."""
+    if mapped_at is not None:
+        shards_pages = RunSet(lent)
+        kept = {layer: _as_mapped(kv_owner(layer), extents, length, (shards_pages, supply), mapped_at)
+                for layer, extents in kept.items()}  # fmt: skip
+        lent = shards_pages.runs()
+    plain = supply.runs()
     needs = {layer: length - count_pages(extents) for layer, extents in kept.items()}
     num_lent, num_plain = sum(run.num_pages for run in lent), sum(run.num_pages for run in plain)
     needed = sum(needs.values())
@@ -294,6 +318,18 @@ def _fill(kept: Mapping[int, Extents], length: int, lent: list[Run], plain: list
         layer: coalesce([*extents, *place([*sorted(bottoms[layer]), *sorted(tops[layer])], gaps(extents, length))])
         for layer, extents in kept.items()
     }
+
+
+def _as_mapped(
+    owner: Owner, extents: Extents, length: int, pools: Iterable[RunSet], mapped_at: MappedAt
+) -> Extents:
+    """A span with the pages of ``pools`` that are mapped in its gaps already; they are taken out."""
+    filled = list(extents)
+    for position, count in gaps(extents, length):
+        there = mapped_at(owner, position, position + count)
+        for pool in pools:
+            filled += pool.take_extents(there)
+    return coalesce(filled)
 
 
 def _changes(

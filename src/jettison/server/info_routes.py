@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -65,6 +66,8 @@ class InfoRoutes:
         status: str = self._state.status
         document = {**self._state.settings.health_details, "status": status, "model": self._state.settings.model_name}
         snapshot = self._state.engine.snapshot()
+        if (card_uses := self._state.settings.card_uses) is not None:
+            document["cards"] = [asdict(use) for use in card_uses()]
         if snapshot.weights is not None:
             document["weights"] = snapshot.weights
         if workers := snapshot.workers:

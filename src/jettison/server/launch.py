@@ -16,6 +16,7 @@ from pathlib import Path
 from jettison.config import EngineConfig
 from jettison.cost.grouprate import prefill_token_s
 from jettison.live.engine.assembly import Assembly
+from jettison.live.engine.cards import watch_cards
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.sleep_orders import SleepOrders
 from jettison.live.experiments.server_process import ENDS_WITH_STDIN
@@ -89,7 +90,8 @@ def health_details(assembly: Assembly) -> dict[str, object]:
     """
     dtype, kind = assembly.worker_specs[0].dtype, assembly.config.overload.migration_kind
     return {
-        "dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "kernels": assembly.kernels,
+        "device": assembly.config.devices.kind, "dtype": dtype, "token_identity": dtype in EXACT_DTYPES,
+        "kernels": assembly.kernels,
         "batch_independent": assembly.rows_are_independent, "overload": assembly.config.overload.policy,
         "migration_kind": kind, "migration_may_change_near_ties": kind != "kv" and dtype not in EXACT_DTYPES,
     }  # fmt: skip
@@ -102,6 +104,7 @@ def batch_settings(config: EngineConfig, assembly: Assembly) -> BatchSettings:
     return BatchSettings(
         folder=own if told is None else Path(told),
         model_dir=Path(config.model.model),
+        byte_tokens=assembly.byte_tokens,
         is_made_at_once=told is not None,
         window=config.server.batch_window or 2 * config.scheduler.max_num_seqs * config.instances,
         max_file_bytes=config.server.batch_file_bytes,
@@ -191,6 +194,7 @@ def _settings(
         record_request=None if recorder is None else recorder.record,
         event_log=engine.event_document,
         deployment=engine.deployment_document,
+        card_uses=watch_cards(config, lambda: engine.snapshot().workers) if config.devices.kind == "cuda" else None,
         sleep_control=SleepOrders(engine),
     )
 
@@ -207,7 +211,8 @@ async def _serve(config: EngineConfig) -> int:
     recorder = _recorder(config, keys, api_keys)
     settings = _settings(config, engine, assembly, api_keys, keys, tls, recorder)
     tokenizer = Tokenizer.from_dir(
-        model_dir, max_template_chars=settings.max_template_chars, templates=settings.templates)
+        model_dir, max_template_chars=settings.max_template_chars, templates=settings.templates,
+        byte_tokens=assembly.byte_tokens)
     tell_of_turn_end(tokenizer, assembly.end_tokens.ids)
     app = create_app(engine, tokenizer, settings, batch_settings(config, assembly))
     batches = batch_service(app)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from jettison.core.counters import HELP
 from jettison.core.observing import NO_GROUP
 from jettison.live.engine.api import EngineClient, EngineSnapshot, RequestTimings
+from jettison.live.engine.cards import CardUse
 from jettison.server.attainment import Attainment
 
 NANOSECONDS = 1_000_000_000
@@ -113,8 +114,11 @@ class Histogram:
 class ServerMetrics(Collector):
     """Observations of one server, and the engine's state at each scrape."""
 
-    def __init__(self, engine: EngineClient, model_name: str) -> None:
+    def __init__(
+        self, engine: EngineClient, model_name: str, card_uses: Callable[[], list[CardUse]] | None = None
+    ) -> None:
         self._engine = engine
+        self._card_uses = card_uses
         self._model_name = model_name
         self.ttft = Histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", _TTFT_S)
         self.itl = Histogram("vllm:inter_token_latency_seconds", "Gap between neighbouring tokens.", _TOKEN_S)
@@ -173,6 +177,18 @@ class ServerMetrics(Collector):
             yield histogram.family(self._model_name)
         yield from self._groups(snapshot)
         yield from self._workers(snapshot)
+        if self._card_uses is not None:
+            yield from self._cards(self._card_uses())
+
+    def _cards(self, uses: Iterable[CardUse]) -> Iterator[Metric]:
+        rows = [
+            ((str(use.number), name), float(num_bytes)) for use in uses
+            for name, num_bytes in (
+                ("pages", use.pages_bytes), ("others", use.others_bytes), ("free", use.free_bytes))
+        ]
+        yield self._labelled(
+            "jettison:card_memory_bytes", "Memory of a card: of the instances' pages, of all else that uses it, free.",
+            ("card", "use"), rows)
 
     def _gauge(self, name: str, help_text: str, value: float) -> GaugeMetricFamily:
         return self._labelled(name, help_text, (), [((), value)])

@@ -9,6 +9,7 @@ from typing import Any
 
 from jettison.device.model.end_tokens import EndTokens
 from jettison.live.engine.api import SleepControl
+from jettison.live.engine.cards import CardUse
 from jettison.server.chat_renderer import TemplateSettings
 from jettison.server.cors import CorsSettings
 from jettison.server.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -110,6 +111,9 @@ class ServerSettings:
     endpoint."""
     deployment: Callable[[], Mapping[str, Any]] | None = None
     """Answers ``GET /jettison/deployment`` (``cost.deployment``); None: no such endpoint."""
+
+    card_uses: Callable[[], list[CardUse]] | None = None
+    """A look at the cards' memory, for ``/health`` and ``/metrics``; None: there are no cards."""
 
     sleep_control: SleepControl | None = None
     """Behind ``/sleep``, ``/wake_up`` and ``/is_sleeping``; None: no such endpoints."""

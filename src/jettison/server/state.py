@@ -34,7 +34,7 @@ class ServerState:
         self.engine = engine
         self.tokenizer = tokenizer
         self.settings = settings
-        self.metrics = ServerMetrics(engine, settings.model_name)
+        self.metrics = ServerMetrics(engine, settings.model_name, settings.card_uses)
         self.admission = Admission(engine, settings)
         self.keeper = StreamKeeper(settings)
         self.keys = KeyRing(settings.api_keys, may_change=settings.keys_may_change)

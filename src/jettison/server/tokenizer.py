@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tokenizers
 
-from jettison.device.model.tokenizer_files import read_tokenizer
+from jettison.device.model.tokenizer_files import byte_tokenizer_files, has_tokenizer, read_tokenizer
 from jettison.server.chat_renderer import ChatRenderer, ChatRequest, TemplateSettings
 from jettison.server.detokenizer import ByteDetokenizer, Detokenizer, JoinedSpecials, WindowDetokenizer
 from jettison.server.template_files import folder_templates
@@ -88,14 +88,19 @@ class Tokenizer:
 
     @classmethod
     def from_dir(
-        cls, model_dir: str | Path, *, max_template_chars: int = 8 << 20, templates: TemplateSettings | None = None
+        cls, model_dir: str | Path, *, max_template_chars: int = 8 << 20, templates: TemplateSettings | None = None,
+        byte_tokens: int | None = None,
     ) -> Tokenizer:
         """Load the folder's tokenizer, and try its chat templates. Raises ModelError, one line that names the file.
 
-        ``templates``: the operator's settings for them. Raises ConfigError for invalid ones.
+        ``templates``: the operator's settings for them. Raises ConfigError for invalid ones. ``byte_tokens``: a folder
+        without a tokenizer has so many tokens, which are bytes (None: it needs one).
         """
         folder = Path(model_dir)
-        files = read_tokenizer(folder)
+        if byte_tokens is None or has_tokenizer(folder):
+            files = read_tokenizer(folder)
+        else:
+            files = byte_tokenizer_files(byte_tokens)
         sources = folder_templates(folder, files.config)
         return cls(
             files.backend,

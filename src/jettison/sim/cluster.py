@@ -88,7 +88,7 @@ class SimulatedCluster:
         self._workers = {
             stage.worker_id: SimWorker(stage.worker_id, self, partial(
                 home_memory, setup.shape, setup.limits.block_size, setup.memory.budget_bytes,
-                setup.memory.workspace_bytes, setup.memory.page_bytes, stage.layers,
+                setup.memory.workspace_bytes, setup.memory.page_bytes, stage.layers, setup.memory.drops,
             ))
             for stages in initial_groups(
                 range(setup.num_workers), setup.shape, static_pipeline=setup.params.static_pipeline

@@ -9,7 +9,7 @@ from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.sim.executor import Executor, ModelledExecutor
 from jettison.sim.links import LinkClass, LinkSpec, Topology
-from jettison.types import NANOSECONDS, ModelShape
+from jettison.types import NANOSECONDS, LayerRange, ModelShape
 
 CUDA_PAGE_BYTES = 2 << 20
 
@@ -22,6 +22,9 @@ class MemorySetup:
     """Hard limit: parameters, KV and workspace."""
     workspace_bytes: int = 0
     page_bytes: int = CUDA_PAGE_BYTES
+    drops: tuple[LayerRange, ...] | None = None
+    """On a card, where a page stays mapped where it served: the layers that drops leave which are mapped ahead. None:
+    mappings do not stay."""
 
     @classmethod
     def for_blocks(

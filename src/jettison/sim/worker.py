@@ -372,7 +372,7 @@ class SimWorker:
             self._answer(ports.LayoutOffered(self.worker_id, command.call_id, offer), now_ns)
             return
         result = self.memory.apply(command.spec, command.live_blocks, command.version, command.copies)
-        took_s = self._plant.profile.remap_cost_s(max(1, abs(result.bytes_to_kv)))
+        took_s = self._plant.profile.remap_cost_s(max(1, abs(result.bytes_to_kv)), result.num_map_calls)
         copied = len(command.copies) * self.memory.sizes.kv_block_bytes * len(command.spec.kv_layers)
         took_s += self._plant.profile.device_copy_cost_s(copied)
         took_ns = round(took_s * NANOSECONDS)

@@ -14,6 +14,7 @@ from typing import Any
 from jettison.config import EngineConfig
 from jettison.config.values import shown
 from jettison.core.configured import cluster_params, scheduler_limits
+from jettison.core.founding import first_drop
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.deployment import Deployment, deployment_from_document
 from jettison.cost.gpus import LINE_RATE_REACHED, LinkPreset
@@ -23,6 +24,9 @@ from jettison.cost.profile_document import ProfileDocumentError, StoredProfile, 
 from jettison.errors import BudgetError, ConfigError
 from jettison.live.worker.pieces import MAX_PIECE_BYTES
 from jettison.memory.hostpool import num_host_slots
+from jettison.memory.layout import LayoutSpec
+from jettison.memory.pagechoice import best_page_bytes
+from jettison.memory.pagemap import PageSizes, first_capacity_blocks
 from jettison.profiles import AUTO, read_profile
 from jettison.sim.executor import ModelledExecutor
 from jettison.sim.links import LATENCY_S, LinkClass, LinkSpec, Topology
@@ -30,7 +34,7 @@ from jettison.sim.setup import CUDA_PAGE_BYTES, ClusterSetup, Hops, MemorySetup
 from jettison.simulate.clients import Edge
 from jettison.simulate.profiling import profile_of_preset, profiling_command, with_profile
 from jettison.simulate.spec import ClusterSpec, ExperimentSpec, LinkChange, Settings, SloSpec, Timing, VariantSpec
-from jettison.types import ModelShape
+from jettison.types import LayerRange, ModelShape
 
 DEFAULT_CONTEXT = 131_072
 """Most tokens of a request, where the model is a preset and the spec gives no ``max_model_len``."""
@@ -346,13 +350,24 @@ def objectives_of(spec: ExperimentSpec, config: EngineConfig) -> SloSpec:
     )
 
 
+def drops_ahead(machine: Machine, block_size: int, page_bytes: int) -> tuple[LayerRange, ...]:
+    """What the drop that comes first leaves to its members, which a card maps ahead."""
+    shape = machine.shape
+    sizes, whole = PageSizes.of(shape, block_size, page_bytes), LayoutSpec(shape.all_shards, shape.all_layers)
+    blocks = first_capacity_blocks(machine.budget_bytes, machine.workspace_bytes, whole, sizes)
+    return first_drop(shape, blocks * shape.num_layers * sizes.kv_block_bytes)
+
+
 def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, seed: int) -> ClusterSetup:
     """Everything but the requests. Raises ConfigError."""
     config = resolve_config(machine, spec, variant)
     limits = _limits(machine, config)
-    page_bytes = machine.page_bytes or CUDA_PAGE_BYTES
+    keeps_mappings, page_bytes = machine.profile.keeps_mappings, machine.page_bytes or CUDA_PAGE_BYTES
+    if machine.page_bytes is None and keeps_mappings:  # as `--page-size auto` chooses
+        page_bytes = best_page_bytes(
+            machine.shape, limits.block_size, machine.budget_bytes, machine.workspace_bytes, CUDA_PAGE_BYTES)
     if "page_size" in {**spec.settings, **variant.settings}:
-        page_bytes = config.memory.page_bytes
+        page_bytes = config.memory.page_bytes or page_bytes
     num_slots = num_host_slots(config.memory.host_memory_bytes, machine.shape, limits.block_size)
     _check_books(machine, limits.block_size, num_slots)
     params = cluster_params(
@@ -371,7 +386,10 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         limits=limits,
         params=params,
         num_workers=machine.num_instances,
-        memory=MemorySetup(machine.budget_bytes, machine.workspace_bytes, page_bytes),
+        memory=MemorySetup(
+            machine.budget_bytes, machine.workspace_bytes, page_bytes,
+            drops_ahead(machine, limits.block_size, page_bytes) if keeps_mappings else None,
+        ),
         profile=machine.profile,
         executor=step_executor(machine.profile, timing, seed),
         topology=machine.topology,

@@ -25,7 +25,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +49,10 @@ _MESSAGE_BYTES = _HEADER.size + MAX_AUX_BYTES
 _MIN_TAG, _MAX_TAG = -(1 << 63), (1 << 63) - 1
 _KINDS = tuple(FrameKind)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+Pin = Callable[[Bytes], Callable[[], None]]
+"""Makes memory of the host fast for a device to copy; what it returns undoes that, before the memory goes."""
 
 
 class SlotGeometry(NamedTuple):
@@ -98,14 +102,18 @@ class ShmLink(Link):
     queues_bulk = False  # an accepted piece is there at once, in slots that urgent frames do not use
 
     def __init__(
-        self, sock: socket.socket, handshake: Handshake, geometry: SlotGeometry | None = None, epoch: int = 0
+        self, sock: socket.socket, handshake: Handshake, geometry: SlotGeometry | None = None, epoch: int = 0,
+        pin: Pin | None = None,
     ) -> None:
+        """``pin``: for the slots of both directions."""
         geometry = geometry or SlotGeometry()
         geometry.check()
         self.peer: WorkerId = handshake.peer.worker_id
         self._sock = sock
         self._epoch = epoch
         self._geometry = geometry
+        self._pin = pin
+        self._unpin: list[Callable[[], None]] = []
         self._failure: str | None = None
         self._open = True
         self._blocked = False
@@ -121,6 +129,7 @@ class ShmLink(Link):
         self._outgoing_memory: Bytes = EMPTY
         sock.setblocking(False)
         self._outgoing_memory = self._send_memory()
+        self._pin_slots(self._outgoing_memory)
 
     # --- sending
 
@@ -228,7 +237,8 @@ class ShmLink(Link):
             return False
         try:
             geometry = self._parse_attach(message, fds)
-            memory = mmap.mmap(fds[0], geometry.total_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            prot = mmap.PROT_READ if self._pin is None else mmap.PROT_READ | mmap.PROT_WRITE  # drivers pin no less
+            memory = mmap.mmap(fds[0], geometry.total_bytes, flags=mmap.MAP_SHARED, prot=prot)
         except (ValueError, OSError, struct.error) as error:
             self._fail(f"attach: {error}")
             return False
@@ -236,8 +246,14 @@ class ShmLink(Link):
             for fd in fds:
                 os.close(fd)
         self._incoming_memory = np.frombuffer(memory, dtype=np.uint8)
+        self._pin_slots(self._incoming_memory)
+        self._incoming_memory.flags.writeable = False
         self._incoming = (_Room(geometry, False), _Room(geometry, True))
         return True
+
+    def _pin_slots(self, memory: Bytes) -> None:
+        if self._pin is not None:
+            self._unpin.append(self._pin(memory))
 
     def _parse_attach(self, message: bytes, fds: list[int]) -> SlotGeometry:
         if not message:
@@ -342,6 +358,8 @@ class ShmLink(Link):
         """Close this end. The mappings live on until the last payload of a frame is gone."""
         self._open = False
         self._sock.close()
+        while self._unpin:
+            self._unpin.pop()()
         self._outgoing_memory = self._incoming_memory = EMPTY
 
     def _fail(self, why: str) -> None:

@@ -182,22 +182,6 @@ def test_the_likeliest_is_the_lowest_of_equals(kernels: CudaKernels, device: tor
     assert out.tolist() == expected.tolist()
 
 
-def test_blocks_go_to_a_piece_and_back(kernels: CudaKernels, device: torch.device, dtype: torch.dtype) -> None:
-    (arena,) = on(device, randn(7, 2, 3, 16, 32, dtype=dtype))
-    block_bytes = arena[0].nbytes
-    ids = torch.tensor([5, 0, 6])
-    addresses = (arena.data_ptr() + ids * block_bytes).to(device)
-    piece = torch.zeros(3 * block_bytes, dtype=torch.uint8, device=device)
-    kernels.gather_blocks(addresses, piece)
-    assert torch.equal(piece.view(dtype).view(3, 2, 3, 16, 32).cpu(), arena.cpu()[ids])
-    before = arena.clone()
-    arena[ids.to(device)] = 0
-    kernels.scatter_blocks(addresses, piece)
-    assert torch.equal(arena, before)
-    with pytest.raises(ValueError, match="multiple of 16"):
-        kernels.gather_blocks(addresses, piece[:-3])
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("has_norm", [False, True], ids=["bias", "norm of heads"])
 def test_a_layer(kernels: CudaKernels, device: torch.device, dtype: torch.dtype, has_norm: bool) -> None:

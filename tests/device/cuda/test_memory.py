@@ -34,13 +34,13 @@ def fake():
     fake.close()
 
 
-def open_memory(fake: FakeBindings, num_pages: int = NUM_PAGES) -> DeviceMemory:
+def open_memory(fake: FakeBindings, num_pages: int = NUM_PAGES, first: LayoutSpec | None = None) -> DeviceMemory:
     budget_bytes = num_pages * PAGE + 7
     memory = DeviceMemory(
         PoisonedPool(budget_bytes, PAGE, bindings=fake), HostBytes(), budget_bytes=budget_bytes, shape=SHAPE,
         dtype=torch.bfloat16, block_size=4, workspace_bytes=PAGE,
     )
-    memory.start()
+    memory.start(first)
     return memory
 
 
@@ -81,8 +81,8 @@ def test_a_prepared_drop_calls_nothing_and_neither_do_later_cycles(memory, fake,
     before = memory.capacity_blocks
     mark_blocks(memory, DROPS[half].kv_layers, before)
     version, calls, used = memory.version, memory.report()["map_calls"], fake.used_bytes
-    num_prepared = memory.prepare(DROPS[half], before)
-    assert num_prepared > 0 and memory.prepare(DROPS[half], before) == 0
+    num_prepared = memory.prepare(DROPS[half])
+    assert num_prepared > 0 and memory.prepare(DROPS[half]) == 0
     assert (memory.version, memory.capacity_blocks, fake.used_bytes) == (version, before, used)
     assert memory.report()["map_calls"] > calls and is_right(memory)
     memory.check()
@@ -111,7 +111,7 @@ def test_preparing_can_be_done_a_few_pages_at_a_time(memory):
     fill(memory)
     portions = []
     while portions[-1:] != [0]:
-        portions.append(memory.prepare(DROPS["low"], 0, max_pages=3))
+        portions.append(memory.prepare(DROPS["low"], max_pages=3))
     assert len(portions) > 3 and max(portions) <= 3
     assert memory.apply(DROPS["low"], 0, memory.version, []).num_map_calls == 0
 
@@ -122,14 +122,14 @@ def test_a_host_s_pages_gain_nothing_by_preparing():
         dtype=torch.bfloat16, block_size=4, workspace_bytes=PAGE,
     )
     memory.start()
-    assert memory.prepare(DROPS["low"], 0) == 0
+    assert memory.prepare(DROPS["low"]) == 0
     memory.close()
 
 
 def test_sleep_gives_the_card_every_byte_back_and_waking_takes_them_again(memory, fake):
     fill(memory)
     for half in DROPS.values():  # pages are mapped at many addresses
-        memory.prepare(half, 0)
+        memory.prepare(half)
         memory.apply(half, 0, memory.version, [])
         memory.apply(FULL, 0, memory.version, [])
     memory.workspace().fill_(9)
@@ -166,9 +166,8 @@ def test_a_card_with_too_little_memory_is_refused_and_nothing_is_held(fake):
 def test_a_remap_that_fails_at_any_call_leaves_everything_as_it_was(fake, call):
     num_failures = 0
     for fail_at in range(200):
-        memory = open_memory(fake)
+        memory = open_memory(fake, first=DROPS["high"])
         fill(memory)
-        memory.apply(DROPS["high"], 0, memory.version, [])
         memory.apply(LayoutSpec(DROPS["low"].shards, LOW), 0, memory.version, [])
         blocks = memory.capacity_blocks
         mark_blocks(memory, LOW, blocks)
@@ -240,7 +239,7 @@ def test_on_a_card_bytes_are_right_through_cycles_and_sleep_gives_them_back():
         memory.shard_bytes(shard).fill_(number + 1)
     blocks = memory.capacity_blocks
     memory.kv_arena(1)[: blocks - 1].fill_(3)
-    assert memory.prepare(drop, blocks) > 0
+    assert memory.prepare(drop) > 0
     for _ in range(50):
         dropped = memory.apply(drop, blocks, memory.version, [])
         assert dropped.num_map_calls == 0 and memory.kv_arena(1)[: blocks - 1].eq(3).all()

@@ -169,6 +169,31 @@ async def test_a_worker_starts_where_its_keeper_is_and_with_no_descriptor_of_ano
         assert await ended(child) == -signal.SIGKILL
 
 
+def num_watched(pid):
+    """Descriptors that the process waits for, of all its epolls."""
+    infos = [path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir()]
+    return sum(info.count("tfd:") for info in infos)
+
+
+async def test_a_fork_server_waits_for_nothing_that_has_ended(keeper, tmp_path, capfd):
+    """A descriptor that stays ready would have it spin."""
+    with fork_servers_kept():
+        assert await ended(keeper.spawn(start_of(0, "say"), Placement(), has_far_peers=False)) == 0
+        server = int(capfd.readouterr().out.split()[1])
+        assert num_watched(server) == 3, "its parent, its door, the keeper's line"
+        child = keeper.spawn(start_of(1, "flag"), Placement(), has_far_peers=False)
+        async with asyncio.timeout(30):
+            while not child.pid:
+                await asyncio.sleep(0.001)
+        pidfd = os.dup(child._pidfd)  # as if the keeper were slow to close it
+        keeper.close()
+        async with asyncio.timeout(30):
+            while num_watched(server) > 2:
+                await asyncio.sleep(0.001)
+        os.close(pidfd)
+        assert await ended(child) == -signal.SIGKILL
+
+
 async def test_with_a_fork_server_its_workers_end_and_the_next_has_another(keeper, capfd):
     assert await ended(keeper.spawn(start_of(0, "say"), Placement(), has_far_peers=False)) == 0
     server = int(capfd.readouterr().out.split()[1])

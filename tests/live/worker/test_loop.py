@@ -7,7 +7,7 @@ import pytest
 from worker_fakes import HIDDEN, FakeDevice, expected_token, fresh_bytes, make_step, step_done, tokens_of
 
 from jettison.core import ports
-from jettison.errors import ModelError
+from jettison.errors import ModelError, WorkerLostError
 from jettison.live.engine.inprocess import InProcessCluster
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
@@ -561,6 +561,18 @@ def test_a_failing_stage_gives_one_step_failed_from_the_last_one(failing):
         (ports.StepFailed, 2, 1), (m.StepDone, 2, 2),
     ]
     assert "poisoned step 1" in ends[0][1].message
+
+
+def test_a_device_that_has_failed_for_good_ends_its_worker():
+    cluster = Cluster(1)
+
+    def fails(*arguments):
+        raise WorkerLostError("the card has failed")
+
+    cluster.devices[0].start_step = fails
+    cluster.send(0, codec.step_command(make_step(1, [3])))
+    with pytest.raises(WorkerLostError, match="the card has failed"):
+        cluster.pump()
 
 
 def test_a_step_of_an_older_epoch_is_refused():

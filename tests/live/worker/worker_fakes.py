@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -58,8 +59,11 @@ class FakeCopy:
 class FakeDevice:
     """``num_layers`` arenas of ``capacity_blocks`` blocks of ``kv_block_bytes``; shards of ``shard_num_bytes``."""
 
+    pin = None
+
     def __init__(self, worker_id=0, num_layers=4, capacity_blocks=16, kv_block_bytes=40, shard_num_bytes=1000):
         self.worker_id = worker_id
+        self.ahead = SimpleNamespace(turn=lambda: False)
         self.num_layers = num_layers
         self.capacity_blocks = capacity_blocks
         self.layout_version = 0

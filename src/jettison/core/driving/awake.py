@@ -23,7 +23,7 @@ WhyTooLarge = Callable[[RequestState, Collection[WorkerId]], str | None]
 
 
 class Awake:
-    """Wakes the workers that requests need."""
+    """Wakes the workers that requests cannot do without."""
 
     def __init__(
         self, cluster: ClusterState, moves: Moves, recoveries: Recoveries, sleepers: Sleepers,
@@ -37,7 +37,9 @@ class Awake:
         self.waits_for: WaitsFor = (cluster.unplaced,)
 
     def for_request(self, state: RequestState, now_ns: int) -> list[Action]:
-        """Wake as many workers as the request cannot run without."""
+        """Wake workers, in the order of ``Sleepers.can_wake``, until the memory of all workers that do not sleep could
+        hold the request, or no further worker can be woken. Returns the actions; none where that memory could hold it
+        already."""
         actions: list[Action] = []
         while (can_wake := self._sleepers.can_wake) and self._why_too_large(
             state, self._sleepers.out
@@ -46,7 +48,9 @@ class Awake:
         return actions
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Wake a worker where requests wait, no group is open to them, and none is about to be."""
+        """Wake the first worker that can be woken, and return the actions. Nothing where none can, a group is open to
+        requests, a recovery is under way, or a worker is already to be woken. The core calls it only while some request
+        has no group."""
         if not (can_wake := self._sleepers.can_wake):
             return []
         is_open = any(not self._moves.is_emptying(g) for g in self._cluster.groups.values())

@@ -33,7 +33,7 @@ _BatchLimits = Mapping[int, int]
 
 
 class Dispatcher:
-    """Queues requests in groups."""
+    """Chooses the queue that each request waits in, when it arrives and again while it waits."""
 
     def __init__(self, state: ClusterState, moves: Moves, hosted: Hosted, ladder: Ladder) -> None:
         self._state = state
@@ -48,14 +48,15 @@ class Dispatcher:
         """Orders by whether offline requests count in them; only those asked for since ``_ordered_by`` changed."""
 
     def place(self, state: RequestState) -> bool:
-        """Queue a request in the group that dispatch chooses; False if there is none and it has to wait for one."""
+        """Queue a request in the group that a rung names or, where no rung does, in the first group of dispatch's order
+        that could hold its tokens (the largest one where none could). Returns True, and the request is unplaced no
+        more. Where no group is open, note the request as unplaced and return False."""
         cluster = self._state
         if (packed := self._ladder.place(state)) is not None:
             cluster.unplaced.pop(state.request_id, None)
             cluster.groups[packed].queues.enqueue(state)
             return True
         order = self._order_of(counts_offline=state.is_offline or not cluster.params.offline.slo_aware)
-        # No rung has named a group (``pack`` does where there is no pressure): the order of dispatch decides.
         chosen = order.choose(-(-state.num_tokens // cluster.limits.block_size))
         if chosen is None:
             cluster.unplaced[state.request_id] = state
@@ -65,8 +66,13 @@ class Dispatcher:
         return True
 
     def _order_of(self, *, counts_offline: bool) -> GroupOrder:
-        """Groups in dispatch order, as they are now. Where offline requests make way for online ones, an online
-        request's order leaves offline requests out: the blocks that they hold would send all newcomers to one group."""
+        """The open groups in dispatch order, as they are now; the order is made where it is missing. Orders made for
+        other parameters are dropped, groups that may have become freer are ranked again in all others, and
+        ``changes.freer`` is emptied.
+
+        ``counts_offline`` False: offline requests count for nothing, as they make way for online ones. The blocks that
+        they hold would send all newcomers to one group.
+        """
         cluster, orders = self._state, self._orders
         cluster.resolve_ledgers()
         if self._ordered_by is not cluster.params:
@@ -114,8 +120,13 @@ class Dispatcher:
     # --- rebalancing ------------------------------------------------------------------------------------------
 
     def rebalance(self, now_ns: int) -> list[Action]:
-        """Send waiting requests that a full batch, full memory or the size of their group keeps out to groups that can
-        run them."""
+        """Dispatch waiting requests anew that are too large for their own group, where an open group could hold them.
+        Then, if ``params.rebalance`` is set, move waiting requests that a full batch or full memory keeps out to the
+        queues of groups that can run them: online requests first, then offline ones.
+
+        Counts the latter moves and returns one record of them; no record without one. Nothing happens with fewer than
+        two groups, or while no request waits.
+        """
         groups, queued = self._state.groups, sorted(self._state.changes.queued)
         if len(groups) < 2 or not queued:
             return []
@@ -138,12 +149,13 @@ class Dispatcher:
         return [Record("rebalanced", now_ns, {"requests": len(destinations), "to": sorted(set(destinations))})]
 
     def rebalance_merged(self, now_ns: int) -> list[Action]:
-        """``rebalance`` after this event has executed a merge: before the merged group plans a step."""
+        """Forget which groups have just merged, then ``rebalance``; return its records. The core calls it in the event
+        that has executed a merge, before the merged group plans a step."""
         self._state.changes.merged.clear()
         return self.rebalance(now_ns)
 
     def _fitting_elsewhere(self, oversized: list[RequestState]) -> list[RequestState]:
-        """The oversized requests that some open group could hold."""
+        """Those of the oversized requests that the largest open group could hold; none without an open group."""
         if not oversized:
             return []
         is_open = (g for g in self._state.groups.values() if not self._moves.is_emptying(g))
@@ -151,7 +163,9 @@ class Dispatcher:
         return [s for s in oversized if -(-s.num_tokens // self._state.limits.block_size) <= largest]
 
     def _group_queues(self, limits: _BatchLimits) -> list[GroupQueue]:
-        """Groups that have too many online requests, and groups that could take some; none unless there are both."""
+        """The views, for ``plan_rebalance``, of groups with too many online requests (more of them wait than there are
+        free places, or memory blocks the head) and of groups that may take some (``_takers``); all of these are caught
+        up. Empty unless there are both."""
         groups = self._state.groups
         queued = [groups[g] for g in sorted(self._state.changes.queued_online)]
         full = {
@@ -168,7 +182,8 @@ class Dispatcher:
         ]
 
     def _offline_queues(self, limits: _BatchLimits) -> list[GroupQueue]:
-        """Groups where offline requests wait, and groups with an empty queue; none unless there are both."""
+        """The views, for ``plan_rebalance``, of groups where offline requests wait, and of takers (``_takers``) where
+        no request waits; all of these are caught up. Empty unless there are both."""
         groups, changes = self._state.groups, self._state.changes
         queued = [groups[g] for g in sorted(changes.queued) if groups[g].queues.waiting_offline]
         if not queued:
@@ -177,7 +192,8 @@ class Dispatcher:
         return [self._offline_queue(g, limits) for g in (*queued, *dry)] if dry else []
 
     def _takers(self, limits: _BatchLimits) -> set[GroupId]:
-        """Groups with a place that no online request will take, and without a move or a rung at work on them."""
+        """Ids of the groups with more free places than waiting online requests, without a cap on admission, and whose
+        workers no move, recovery or rung uses."""
         busy = self._ladder.worker_ids().union(self._moves.moving_workers())
         return {
             g.group_id for g in self._state.groups.values()
@@ -186,11 +202,12 @@ class Dispatcher:
         }
 
     def _is_blocked(self, group: Group) -> bool:
-        """Memory keeps its queue out."""
+        """Whether memory keeps the head of the group's online queue out."""
         return group.head_blocked_by is BlockedBy.MEMORY
 
     def _num_free_places(self, group: Group, limits: _BatchLimits) -> int:
-        """Free places for online requests; where offline requests make way for them, their places count as free."""
+        """Places of the group's batch limit that no admitted request has; negative above the limit. Where offline
+        requests make way for online ones, only online requests count."""
         return limits[len(group.stages)] - _served(group, counts_offline=not self._state.params.offline.slo_aware)
 
     def _batch_limit(self, num_stages: int) -> int:
@@ -229,7 +246,8 @@ class Dispatcher:
 
 
 def _taken(group: Group, *, counts_offline: bool) -> tuple[int, int]:
-    """Blocks and places that requests have, of both classes or of online ones alone."""
+    """(held blocks, places of admitted requests) of a group. ``counts_offline`` False: without the places of offline
+    requests, and without the blocks that one of them holds alone."""
     blocks, num_served = group.blocks, _served(group, counts_offline=counts_offline)
     if num_served == group.queues.num_served:
         return blocks.num_used, num_served
@@ -237,7 +255,8 @@ def _taken(group: Group, *, counts_offline: bool) -> tuple[int, int]:
 
 
 def _served(group: Group, *, counts_offline: bool) -> int:
-    """Places alone: counting blocks takes long, and is done for few groups."""
+    """How many requests the group has admitted; ``counts_offline`` False: how many online ones. Blocks are counted
+    apart (``_taken``): that takes long, and is done for few groups."""
     return group.queues.num_served if counts_offline else group.queues.num_served_online
 
 

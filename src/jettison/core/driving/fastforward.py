@@ -49,11 +49,13 @@ class FastForward:
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing is under way by which a step of one group could decide about another."""
+        """Whether no step of one group could decide about another: no move, recovery or migration is under way, no
+        request is unplaced or distrusted, no group is a pipeline, memory blocks no queue's head, and no rung may decide
+        at any moment."""
         return self._is_quiet(self._ladder.decides_nothing_before())
 
     def _is_quiet(self, calm: Calm) -> bool:
-        """The same, with the ladder's answer (``most_steps`` asks for it once)."""
+        """``is_quiet``, given the ladder's answer, so that ``most_steps`` asks the ladder only once."""
         return (
             self._moves.is_idle and self._recoveries.is_idle and self._migrations.is_idle
             and not self._state.unplaced and not self._state.distrusted and not self._state.pipelines
@@ -65,14 +67,17 @@ class FastForward:
 
     @property
     def due_ns(self) -> int | None:
-        """The first step that ends then or later must be reported by itself, with all groups caught up; None: never."""
+        """The time (ns) from which a rung may decide something after a step; 0: at any moment, None: never. The driver
+        must report the first step that ends then or later by itself, with all groups caught up."""
         return self._ladder.decides_nothing_before().until_ns
 
     def most_steps(self, group_id: GroupId) -> int:
-        """How many steps may be reported together, the one in flight included; 0 if that one has to be reported by
-        itself.
+        """How many steps of a group, the one in flight included, may be reported together by ``advance``: as many as
+        end no request and find free blocks, with blocks left for the further steps that rungs want room for.
 
-        The step after them is in flight then and is reported as usual: it may end a request, or need a decision.
+        0 if the step in flight has to be reported by itself: the cluster is not quiet, another group uses the group's
+        worker, or the group's next plan could be another one. The step after the last of these is in flight then and is
+        reported as usual: it may end a request, or need a decision.
         """
         group, calm = self._state.groups[group_id], self._ladder.decides_nothing_before()
         if not self._is_quiet(calm) or self._shares_worker(group) or not _is_steady(group):
@@ -95,14 +100,16 @@ class FastForward:
         return low
 
     def _shares_worker(self, group: Group) -> bool:
-        """Another group's blocks come from the same ledger."""
+        """Whether another group uses a worker of this one: its blocks come from the same ledger."""
         return any(len(self._state.groups_of[w]) > 1 for w in group.worker_ids)
 
     def advance(self, group_id: GroupId, ends_ns: Sequence[int], token_id: int) -> RunStep:
-        """The step in flight and the following ones have ended at these times; every row got ``token_id`` in each.
+        """Commit the step in flight and the following ones, which have ended at these times (ns, ascending) and in
+        which every row got ``token_id``. They are at most as many as ``most_steps`` answered when the first one began.
 
-        At most ``most_steps`` of them, as that was when the first one began. Returns the step that is in flight now,
-        issued at the last of the times; it keeps the id of the previous one.
+        The predictor and the group's monitor learn of the steps. Where the group took blocks, rungs are told that it
+        changed; it is not planned again for that. Returns the step that is in flight now, issued at the last of the
+        times; it keeps the id of the previous one.
         """
         group = self._state.groups[group_id]
         (flight,) = group.in_flight.values()
@@ -126,7 +133,9 @@ class FastForward:
 
 
 def _is_steady(group: Group) -> bool:
-    """The step in flight decodes one token of every running request, and the next plan could do nothing else.
+    """Whether the step in flight is the group's only one and decodes one token of every running request, and the next
+    plan could do nothing else: no request waits, moves, is a suspect or is stranded; no hold and no incoming KV binds
+    the group; prefixes are not cached, and the step's time does not bound its content.
 
     A step with safepoints is reported by itself: how many the next one has is predicted from all steps that ended
     before. So is every step where groups plan ahead: two are under way then, each begins when the other ends, and one
@@ -149,7 +158,8 @@ def _is_steady(group: Group) -> bool:
 
 
 def _steps_left(rows: Iterable[StepRow], max_model_len: int) -> int:
-    """Steps, the one in flight included, after which all these decoding requests go on all the same."""
+    """How many steps, the one in flight included, leave all of these decoding requests running. 0 where one of them has
+    no first token, is held, wants logprobs of its prompt, or could end at an end-of-sequence or stop token."""
     most = max_model_len
     for state, *_ in rows:
         params = state.request.params
@@ -168,6 +178,6 @@ def _steps_left(rows: Iterable[StepRow], max_model_len: int) -> int:
 
 
 def _growth_within(slots: Sequence[int], num_steps: int, block_size: int) -> int:
-    """Blocks that rows with so many free slots behind the step in flight take while so many more steps of one token
-    each are planned."""
+    """Blocks that rows take while ``num_steps`` more steps of one token each are planned. ``slots``: for each row, the
+    free token slots of its blocks behind the step in flight."""
     return sum([-((held - num_steps) // block_size) for held in slots if held < num_steps])

@@ -18,8 +18,9 @@ from jettison.types import GroupId
 
 
 class GroupOrder:
-    """``view_of`` a group is None while the group takes nothing new, or is no more. It may show the group some steps
-    ago, freer than it is; after ``catch_up`` it shows its present state."""
+    """The open groups in one order of dispatch. ``view_of`` a group is None while the group takes nothing new, or is no
+    more. It may show the group some steps ago, freer than it is; after ``catch_up`` of the group it shows the present
+    state."""
 
     def __init__(
         self, view_of: Callable[[GroupId], GroupFreeness | None], catch_up: Callable[[GroupId], None] = lambda _: None
@@ -32,7 +33,7 @@ class GroupOrder:
         """The best entry of each listed group: its other entries in the heap are dead."""
 
     def reorder(self, order: DispatchOrder, group_ids: Iterable[GroupId]) -> None:
-        """Put all groups that exist into another order; all known keys are dropped."""
+        """Forget all keys, and rank these groups by another order. Groups that take nothing new are left out."""
         self._order = order
         self._heap.clear()
         self._key_of.clear()
@@ -40,7 +41,8 @@ class GroupOrder:
             self.refresh(group_id)
 
     def refresh(self, group_id: GroupId) -> None:
-        """The group may be freer than it was, or new, or open again."""
+        """Rank a group that may be freer than it was, or new, or open again. Nothing changes where it takes nothing
+        new, or is listed with a key as good as its present one."""
         view = self._view_of(group_id)
         if view is None:
             return
@@ -50,9 +52,12 @@ class GroupOrder:
             heapq.heappush(self._heap, key)
 
     def choose(self, needed_blocks: int) -> GroupId | None:
-        """The result of ``choose_group`` over all open groups; None without any. O(log groups), and as much for each
-        group that comes up first but has got fuller or is too small; O(groups) where none could hold
-        ``needed_blocks``."""
+        """The first open group that could hold ``needed_blocks``; where none could, the largest; None without an open
+        group. It is what ``choose_group`` over all open groups returns, and all of them stay ranked.
+
+        O(log groups), and as much for each group that comes up first but has got fuller or is too small; O(groups)
+        where none could hold ``needed_blocks``.
+        """
         too_small: list[GroupFreeness] = []
         try:
             chosen = self._first_of(needed_blocks, too_small)
@@ -62,8 +67,9 @@ class GroupOrder:
         return choose_group(too_small, needed_blocks, self._order) if chosen is None else chosen
 
     def _first_of(self, needed_blocks: int, too_small: list[GroupFreeness]) -> GroupId | None:
-        """The first group that could hold ``needed_blocks``; groups before it are moved from the heap into
-        ``too_small``."""
+        """The first open group that could hold ``needed_blocks``, caught up; None where none could. Groups before it
+        that are too small are moved from the heap into ``too_small``. Dead entries and closed groups are dropped, and
+        groups that have got fuller are ranked again."""
         heap = self._heap
         while heap:
             key = heap[0]

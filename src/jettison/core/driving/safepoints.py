@@ -28,13 +28,17 @@ from jettison.types import NANOSECONDS
 
 
 class Safepoints:
-    """Safepoints of the steps of all groups."""
+    """Gives steps of offline requests safepoints, and has such a step given up where an online request would miss its
+    deadline otherwise."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
 
     def arm(self, group: Group, step: RunStep) -> RunStep:
-        """Give a step that was just planned safepoints, if all of its requests are offline."""
+        """Give a step that was just planned safepoints, if all of its requests are offline and objectives are kept
+        (``slo_aware``). Returns the step to be issued, unchanged otherwise. ``safepoint_layers`` of the parameters says
+        after how many layers each comes; where it is None, ``policy.safepoints`` chooses by the predicted time of the
+        first stage."""
         params = self._state.params.offline
         if not params.slo_aware or not all(row.state.is_offline for row in step.rows):
             return step
@@ -46,9 +50,14 @@ class Safepoints:
         return group.arm(step.step_id, every)
 
     def online_arrived(self, state: RequestState, now_ns: int) -> list[Action]:
-        """An online request has been queued: where a step of offline requests is in its way, keep its deadline if that
-        is possible (ConServe Algorithm 2). An idle group has nothing to give up, and a mixed step cannot be given
-        up."""
+        """Keep the deadline of an online request that has just been queued, if that is possible, where the group's
+        newest step has offline requests alone (ConServe Algorithm 2). The newest offline requests sit the next batch
+        out and, if that is not enough, the step is asked to give up; then a record and the order to the first stage's
+        worker are returned.
+
+        Nothing happens without a group, in an idle group, beside a step without safepoints (a mixed one cannot be given
+        up), without an online request that waits for its first token, or while objectives or step times are not known.
+        """
         group = self._state.groups.get(state.group_id)
         flight = None if group is None else next(reversed(group.in_flight.values()), None)
         if group is None or flight is None or not flight.step.safepoint_layers:
@@ -78,7 +87,9 @@ class Safepoints:
     # --- views ------------------------------------------------------------------------------------------------
 
     def _view(self, group: Group, newest: InFlight, now_ns: int) -> ArrivalView | None:
-        """The policy's view; None where there is no deadline, or step times are not known."""
+        """The group as ``policy.safepoints`` sees it: the time left to the deadline, and how long the next batch has to
+        wait if the step ``newest`` runs on (None once it was asked to give up) and if it is given up. None where no
+        online request waits for its first token, or objectives or step times are not known."""
         goals = self._objectives()
         left_s = self._left_s(group, goals, now_ns)
         if left_s is None or goals.tpot_s is None:
@@ -103,16 +114,17 @@ class Safepoints:
         return ArrivalView(left_s, len(group.stages), None if is_asked else runs_on, given_up, goals.tpot_s)
 
     def _left_s(self, group: Group, goals: Objectives, now_ns: int) -> float | None:
-        """Seconds until the earliest deadline of its waiting requests; None without any, or while the objective is not
-        known."""
+        """Seconds until the earliest deadline of the waiting online requests without a first token; negative once it
+        has passed. None without such a request, or while the TTFT objective is not known."""
         arrivals = [s.request.arrival_ns for s in group.queues.waiting if s.first_token_ns is None]
         if goals.ttft_s is None or not arrivals:
             return None
         return goals.ttft_s - (now_ns - min(arrivals)) / NANOSECONDS
 
     def _works(self, group: Group, offline: list[RequestState], *, given_up: bool) -> Callable[[int], StepWork]:
-        """The next batch's work, by how many of the offline requests are in it. Online requests that run and wait go
-        first, as far as one step's tokens go."""
+        """A function of a number: the next batch's work with so many of these offline requests in it, the first ones.
+        Online requests, running ones before waiting ones, go in before them; all together take at most one step's
+        tokens. ``given_up``: tokens of the steps under way count as not computed."""
         queues, room = group.queues, group.limits.max_num_batched_tokens
         online = (s for s in queues.running.values() if not s.is_offline)
         work = NOTHING
@@ -141,7 +153,9 @@ class Safepoints:
 
 
 def _with(work: StepWork, state: RequestState, room: int, *, given_up: bool) -> StepWork:
-    """A batch's work with one more request in it, within ``room`` tokens."""
+    """A batch's work with one more request: its tokens that are left to compute, at least one, as far as ``room``
+    tokens in all allow; unchanged where the batch is full. Tokens under way count as computed, unless their step is
+    ``given_up``."""
     context = state.num_computed + (0 if given_up else state.num_pending)
     return work.with_prompt(min(max(1, state.num_tokens - context), room - work.num_tokens), context)
 

@@ -47,7 +47,8 @@ class _Told:
 
 
 class StandingWatch:
-    """Watches the offline work of all groups."""
+    """Watches the offline work of all groups: ``look``, on every tick, says where it begins to stand and where it goes
+    on."""
 
     def __init__(self, state: ClusterState, moves: Moves, store: CheckpointStore) -> None:
         self._state = state
@@ -63,13 +64,15 @@ class StandingWatch:
 
     @property
     def awaits_tick(self) -> bool:
-        """Admitted offline work stands, or a recorded standstill may be over. (Where offline work waits, a tick is
-        awaited anyway.)"""
+        """Whether the next tick may yield a record: a recorded standstill may be over, or admitted offline work may
+        stand. (Where offline work waits, a tick is awaited anyway.)"""
         groups, harvesting = self._state.groups, self._state.changes.harvesting
         return bool(self._told) or any(g in groups and _may_stand(groups[g]) for g in harvesting)
 
     def look(self, now_ns: int) -> list[Record]:
-        """Records of work that has begun to stand, or goes on."""
+        """The records of this tick: ``offline_stands`` of work that has stood for ``LEAST_NS`` and was not recorded
+        yet, or has another reason now; ``offline_goes_on`` of recorded work that has made progress or has ended. The
+        next tick compares with what is recorded here."""
         if not self._told and not self._has_work():
             self._was_idle = True
             return []
@@ -97,7 +100,8 @@ class StandingWatch:
         return records
 
     def _has_work(self) -> bool:
-        """Some offline request may exist."""
+        """Whether some offline request may exist: one runs, is stored, waits or is unplaced, or workers are in a
+        move."""
         state = self._state
         if state.changes.harvesting or self._moves.moving_workers():
             return True
@@ -106,7 +110,10 @@ class StandingWatch:
         return any(state.groups[group_id].queues.waiting_offline for group_id in state.changes.queued)
 
     def _is_over(self, subject: Subject, since_ns: int) -> bool:
-        """Whether a subject that no longer stands has made progress since: a step under way may still be given up."""
+        """Whether a recorded standstill, which is not among those of this tick, is over. A group's offline work must
+        have computed a token for the first time since, as a step under way may still be given up; the group is caught
+        up for that. All else is over at once: of a single request, of requests without a group, of a group that is gone
+        or has no offline requests."""
         group_id, request_id = subject
         group = None if group_id is None else self._state.groups.get(group_id)
         if group is None or request_id is not None or not _has_offline(group):
@@ -115,7 +122,12 @@ class StandingWatch:
         return group.counters.fresh.offline_ns > since_ns
 
     def _standing(self, now_ns: int) -> Iterator[tuple[Subject, int, Reason]]:
-        """The subjects that stand, since when, and the function that names the reason."""
+        """Yield all that stands: (subject, since when in ns, function that names the reason). Offline requests without
+        a group stand together, and so does all offline work of a group without progress; that group is caught up. In a
+        group with progress, the next request of each key without one in service stands by itself.
+
+        The times at which groups and waiting requests were first seen are kept for the next tick.
+        """
         state, before = self._state, self._waiting_ns
         self._waiting_ns = {}
         if num_unplaced := len(state.unplaced) - len(state.unplaced_online()):
@@ -196,8 +208,8 @@ class StandingWatch:
         return group.blocks.cached_prefix(head)[1] + (group.blocks.watermark if group.queues.running else 0)
 
     def _changes_layout(self, group: Group) -> bool:
-        """Its steps are held; or its workers move, and none of its offline requests can run or come back before they
-        have settled."""
+        """Whether a move keeps the group's offline work out. Its steps are held; or its workers move, and none of its
+        offline requests can run or come back before they have settled."""
         if group.paused:
             return True
         if self._moves.moving_workers().isdisjoint(group.worker_ids):
@@ -214,15 +226,15 @@ def _has_offline(group: Group) -> bool:
 
 
 def _may_stand(group: Group) -> bool:
-    """No step under way computes something of an offline request for the first time, or the last such step was given
-    up."""
+    """Whether the group has offline requests, and no step under way computes something of one for the first time, or
+    the last such step was given up."""
     return _has_offline(group) and (group.counters.fresh.num_abandoned_steps > 0 or not any(
         _is_fresh(row) for flight in group.in_flight.values() for row in reversed(flight.step.rows)
     ))
 
 
 def _kept_waiting(group: Group) -> list[RequestState]:
-    """The next requests of the keys that have no request in service."""
+    """The next waiting offline request of each key (tenant) that has no offline request in service; empty: none."""
     heads = group.queues.waiting_offline.heads()
     if not heads:
         return []
@@ -237,12 +249,12 @@ def _is_fresh(row: StepRow) -> bool:
 
 
 def _in_step(group: Group) -> bool:
-    """The last row of a step is offline, if any is."""
+    """Whether a step under way has an offline request in it: offline rows come last."""
     return any(flight.step.rows[-1].state.is_offline for flight in group.in_flight.values())
 
 
 def _lacks_block(group: Group, state: RequestState) -> bool:
-    """Its next token needs a block, and none can be allocated."""
+    """Whether the request's next token needs a block, and none can be allocated."""
     ledger = group.blocks.ledgers[0]
     held = ledger.num_blocks_of(state.request_id) * group.limits.block_size
     return state.num_computed + state.num_pending >= held and not group.blocks.num_allocatable
@@ -253,11 +265,11 @@ def _num_places(group: Group) -> int:
 
 
 def _num_free(group: Group) -> int:
-    """Free blocks for a request that comes back or is admitted."""
+    """Free blocks for a request that comes back or is admitted; 0 where reservations or the cap on admission leave
+    none."""
     return max(0, group.blocks.num_free)
 
 
 def _named(subject: Subject) -> dict[str, Any]:
     group_id, request_id = subject
     return {"group": group_id} | ({} if request_id is None else {"request": request_id})
-

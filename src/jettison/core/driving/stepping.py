@@ -24,13 +24,14 @@ from jettison.types import NANOSECONDS, FinishReason
 
 
 class Stepping:
-    """Steps under way, of all groups."""
+    """Plans the steps of all groups, and takes their ends: completed, failed or abandoned."""
 
     def __init__(
         self, state: ClusterState, loads: Loads, moves: Moves,
         safepoints: Safepoints, stop_moves_of: Callable[[RequestState], list[Action]], ladder: Ladder,
     ) -> None:
-        """``stop_moves_of`` is called with a request that is ending."""
+        """``stop_moves_of`` is called with a request that is ending; it stops the request's moves and returns the
+        actions."""
         self._state = state
         self._loads = loads
         self._moves = moves
@@ -41,11 +42,14 @@ class Stepping:
         """The group of each step that has not ended; steps of groups that died meanwhile may be among them."""
 
     def forget_ended(self) -> None:
-        """Drop the steps of groups that have died."""
+        """Forget the steps that their group no longer waits for: the groups of a dead worker have given theirs up."""
         self._group_of_step = {i: g for i, g in self._group_of_step.items() if i in g.in_flight}
 
     def plan(self, now_ns: int) -> list[Action]:
-        """Plan what every touched group can run, in order of formation.
+        """Have every touched group, in order of formation, plan as many steps as it can begin now. Returns the steps,
+        which are remembered until they end, those of offline requests alone with safepoints; and a record where a step
+        is the first to serve the queue of a merge. Planned groups are touched no more, unless they have changed since;
+        ``changes.unnoted`` names them.
 
         Groups that share a worker change each other's room: groups after a planned one are planned after it in the same
         event, groups before it in the next event.
@@ -90,7 +94,12 @@ class Stepping:
         return actions
 
     def on_completed(self, event: StepCompleted, now_ns: int) -> list[Action]:
-        """Emit tokens, end requests, and have predictors learn; nothing for a step that no group waits for any more."""
+        """Commit a step: emit its tokens, end the requests that end with it, free requests that were ending, and have
+        the monitors and the predictor learn. A request whose chunk has overtaken an earlier one is distrusted, with a
+        record. A step with safepoints that came to its end eases the bound on such steps' time, where there is one.
+
+        Returns the actions; none for a step that no group waits for any more.
+        """
         group = self._take_step(event.step_id)
         if group is None:
             return []
@@ -138,8 +147,14 @@ class Stepping:
         return actions + self._stop_moves_of(state)
 
     def on_failed(self, event: StepFailed, now_ns: int) -> list[Action]:
-        """End the step's requests with an error, unless a worker's death or a peer's silence is to blame: then they go
-        on."""
+        """Record that a step has failed, and count nothing of it. Where a worker is lost, its requests are stranded:
+        the group begins no step until the death is declared, and a request with a later chunk under way is distrusted.
+        Where a peer did not compute attention, they are computed again (``_compute_again``). Else the step's requests
+        end with an error, and their moves stop.
+
+        Guests in the step are marked as failed, unless only a peer's attention is missing. Requests that were ending
+        are freed. Returns the actions; none for a step that no group waits for any more.
+        """
         group = self._take_step(event.step_id)
         if group is None:
             return []
@@ -163,8 +178,14 @@ class Stepping:
         return actions
 
     def on_abandoned(self, event: StepAbandoned, now_ns: int) -> list[Action]:
-        """The step's requests are as they were before it: the KV that it has written lies behind the tokens that count
-        as computed."""
+        """Take back a step that was given up. Its requests are as they were before it: the KV that it has written lies
+        behind the tokens that count as computed. A request with a later chunk under way is distrusted, and its moves
+        stop.
+
+        The step and its tokens are counted. If it is not the first in a row that was given up, the next steps of
+        offline requests get a shorter bound. Returns a record and the actions; none for a step that no group waits for
+        any more.
+        """
         group = self._take_step(event.step_id)
         if group is None:
             return []
@@ -188,8 +209,9 @@ class Stepping:
         return actions
 
     def _compute_again(self, group: Group, step_id: int) -> list[Action]:
-        """A peer did not compute attention: rows without remote attention run again; the others start again from their
-        tokens."""
+        """Take back a step in which a peer did not compute attention, and return the actions. Rows without remote
+        attention run again. Requests with remote attention, or with a later chunk under way, are distrusted: they start
+        again from their tokens, and their moves stop."""
         remote = {r.state.request_id for r in group.in_flight[step_id].step.rows if r.remote}
         actions: list[Action] = []
         for state in group.fail(step_id):
@@ -201,6 +223,7 @@ class Stepping:
         return actions
 
     def _take_step(self, step_id: int) -> Group | None:
-        """The group that waits for a step; None for a step that no group waits for any more."""
+        """The group that waits for a step, which is forgotten here; None for a step that no group waits for any
+        more."""
         group = self._group_of_step.pop(step_id, None)
         return group if group is not None and step_id in group.in_flight else None

@@ -20,7 +20,8 @@ from jettison.types import NANOSECONDS, FinishReason, RequestId, WorkerId
 
 
 class Unplaced:
-    """``place`` queues a request in some group and takes it out of ``unplaced``, or says that there is no group."""
+    """The requests without a group, and the room that one request can have. ``place`` queues a request in some group
+    and takes it out of ``unplaced``, or returns False: there is no group."""
 
     def __init__(self, cluster: ClusterState, place: Callable[[RequestState], bool]) -> None:
         self._cluster = cluster
@@ -34,8 +35,8 @@ class Unplaced:
         """Tokens that one instance has for a request: the bound for an offline one, as no groups merge for it."""
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Queue unplaced requests, in order, as soon as some group can take them; end the requests that have waited too
-        long."""
+        """Queue unplaced requests, in the order of service, until there is no group for one. End with an error the
+        requests that have now been unplaced for ``max_outage_s`` without a break. Returns the actions of these ends."""
         waiting = self._cluster.unplaced
         for state in in_service_order(waiting.values(), self._cluster.limits.scheduling_policy):
             if not self._place(state):
@@ -54,14 +55,15 @@ class Unplaced:
         ]
 
     def note_room(self, num_blocks: int, num_home_blocks: int) -> None:
-        """A worker is gone for good, or back after all: one request can have ``num_blocks`` now, ``num_home_blocks``
-        while nothing merges."""
+        """Note that one request can have ``num_blocks`` now, and ``num_home_blocks`` while nothing merges, which bounds
+        offline requests. Online requests are bounded only while some worker is gone for good."""
         is_whole = not any(w.is_gone for w in self._cluster.workers.values())
         self._room_tokens = None if is_whole else num_blocks * self._cluster.limits.block_size
         self._home_tokens = num_home_blocks * self._cluster.limits.block_size
 
     def cut_to_room(self, state: RequestState) -> str | None:
-        """Cut a default length where memory now ends; returns why the request can never be held, if it cannot."""
+        """Cut a request's default length to the noted room; return why the request can never be held, None if it can.
+        An online request is neither cut nor refused while no worker is gone for good."""
         room = self._home_tokens if state.is_offline else self._room_tokens
         if room is None:
             return None
@@ -70,7 +72,7 @@ class Unplaced:
 
     def why_too_large(self, state: RequestState, num_blocks: int, num_home_blocks: int) -> str | None:
         """Why ``num_blocks`` (for an offline request ``num_home_blocks``, of one instance) could never hold the
-        request; None where they could."""
+        request; None where they could. Nothing is cut."""
         room = (num_home_blocks if state.is_offline else num_blocks) * self._cluster.limits.block_size
         return self._why_too_long(state, room)
 
@@ -82,7 +84,8 @@ class Unplaced:
         return why_too_long(state.num_prompt, num_more, longest, room)
 
     def share_queues(self) -> None:
-        """A new group has been formed: deal the waiting requests out again."""
+        """Dispatch the waiting requests of all groups anew, in the order of service: a new group has been formed.
+        Requests that are ending, and requests of groups whose steps are held, stay where they are."""
         groups = self._cluster.groups
         queued = [groups[g] for g in sorted(self._cluster.changes.queued)]
         queues = [g.queues for g in queued if not g.paused]
@@ -98,7 +101,8 @@ def max_request_blocks(
     without: Collection[WorkerId] = (),
 ) -> int:
     """Blocks that one request could ever get: those of the poorest undropped member (any member may be given the
-    request), or of the tightest stage when all members merge, each with its own capacity.
+    request) or, where ``may_merge`` and that is more, of the tightest stage when all members merge, each with its own
+    capacity.
 
     Dead workers count unless they are gone for good: requests can wait for them. So do sleeping workers, as a request
     that needs them wakes them; the workers ``without`` do not. A home of several (a static pipeline) that has lost a

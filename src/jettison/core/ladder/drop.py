@@ -158,7 +158,7 @@ class DropRung(Rung):
     def _relieve(self, group: Group, assessment: Assessment, now_ns: int) -> Iterator[Offer | Record]:
         """Yield what would relieve an overloaded group: its restore called off, merges, or more memory. Where a sleeper
         will serve sooner, or a plan is not worth it, yield a record of that. Nothing while a move touches the group or
-        its dwell time lasts."""
+        its dwell time lasts. Where no plan relieves the group, none is made again before the next tick."""
         if self._moves.restore_of(group) is not None:
             yield DropOffer(groups=(group.group_id,), why=assessment.reason)
             return

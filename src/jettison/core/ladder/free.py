@@ -41,7 +41,7 @@ class FreeRung(Rung):
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
         """Yield one offer for each changed group whose next online request lacks room: the offline requests that give
-        it their blocks. Nothing for a group without such requests."""
+        it their blocks. Nothing for a group without such requests, without a free place, or with a worker in a move."""
         state = self.means.state
         if not state.changes.harvesting:
             return

@@ -88,7 +88,7 @@ class MigrateRung(Rung):
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
         """Yield offers of migrations, when a period has passed since the last look or when a migration has ended; else
-        nothing."""
+        nothing. Pairs of groups between which a transfer was lost are avoided for a while."""
         self._stale |= {g.group_id for g in self.means.state.changed_groups()}
         ended, self._ended = self._ended, []
         self._note_lost(ended, now_ns)

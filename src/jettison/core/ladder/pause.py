@@ -76,7 +76,8 @@ class PauseRung(Rung):
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
         """Pause the group, if it is not paused yet, and take from it every offline request that can give its blocks up
-        now. Returns the record of a new pause, else no action."""
+        now. If blocks have come free by that, the head of its queue counts as blocked by nothing until the next plan.
+        Returns the record of a new pause, else no action."""
         group = self.means.state.groups[offer.groups[0]]
         actions: list[Action] = []
         if group.group_id not in self._pressed_ns:

@@ -30,12 +30,15 @@ class OfflineAnswers:
     _mean_longest: float = 0.0
 
     def note_accepted(self, state: RequestState) -> None:
-        """An offline request has come."""
+        """Note of an offline request that was accepted whether it has a deadline: ``has_deadlines`` stays True after
+        one."""
         if state.request.deadline_ns is not None:
             self.has_deadlines = True
 
     def note_end(self, state: RequestState) -> None:
-        """An offline request has its answer."""
+        """Count the answer of an offline request, in its batch and in the means over the last ones: its tokens, and the
+        most that it may have had. Beyond ``MOST_BATCHES``, the batch that has had no answer for longest is
+        forgotten."""
         key, longest = key_of(state), state.request.params.max_tokens
         num, tokens = self._of_batch.pop(key, (0, 0))
         self._of_batch[key] = num + 1, tokens + state.num_output
@@ -46,12 +49,13 @@ class OfflineAnswers:
         self._mean_longest += (longest - self._mean_longest) / self._num
 
     def of_batch(self, key: BatchKey) -> tuple[int, int]:
-        """(answers, their tokens) so far."""
+        """(answers, their tokens) of a batch so far; (0, 0) where it has none, or was forgotten."""
         return self._of_batch.get(key, (0, 0))
 
     def usual_tokens(self, longest: float) -> float:
-        """Expected tokens of an answer that may have ``longest``: the recent mean in tokens, or the recent mean share
-        of the longest lengths, whichever gives more. ``longest`` while no answer has been seen."""
+        """Expected tokens of an answer that may have ``longest``: the recent mean in tokens or the recent mean share of
+        the longest lengths, whichever gives more, and never more than ``longest``. ``longest`` while no answer has been
+        seen."""
         if not self._num:
             return longest
         part = self._mean_tokens / self._mean_longest if self._mean_longest else 1.0

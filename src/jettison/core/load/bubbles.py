@@ -36,7 +36,8 @@ class _OpenStep:
 
 
 class BubbleMeter:
-    """Fed by the driver: steps as they are issued, stages as they report, steps as they end."""
+    """Measures in ``totals`` how long each worker is busy as a stage, and how long it stands still. The driver feeds
+    it: steps as they are issued, stages as they report, steps as they end."""
 
     def __init__(self) -> None:
         self.totals: dict[WorkerId, StageTimes] = {}
@@ -45,7 +46,8 @@ class BubbleMeter:
         self._last_end_ns: dict[tuple[GroupId, WorkerId], int] = {}
 
     def issued(self, step: RunStep) -> None:
-        """A step goes to its stages."""
+        """Note a step that goes to its stages, and whether another step of its group is in flight. Steps of one stage
+        are not counted."""
         if len(step.stages) < 2:
             return
         num_open = self._num_open.get(step.group_id, 0)
@@ -53,7 +55,9 @@ class BubbleMeter:
         self._open[step.step_id] = _OpenStep(step.group_id, tuple(s.worker_id for s in step.stages), num_open > 0)
 
     def stage_done(self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int) -> None:
-        """A stage has computed its part; times are of the worker's clock."""
+        """Count a stage's part of a step, given in ns of its worker's clock, as busy time. Its bubble time grows by the
+        gap since its last part, if another step was in flight when this one was issued, else by the time that the
+        stages before it took. Nothing for a step that is not under way here."""
         step = self._open.get(step_id)
         if step is None:
             return
@@ -69,13 +73,16 @@ class BubbleMeter:
             total.bubble_ns += sum(step.busy_ns.get(w, 0) for w in before)
 
     def keep_groups(self, groups: Container[GroupId]) -> None:
-        """A worker has died: forget the steps of all other groups, which will not end, or no longer matter."""
+        """Forget the steps under way of all groups but these. After a worker's death they will not end, or no longer
+        matter. The totals stay."""
         self._open = {i: step for i, step in self._open.items() if step.group_id in groups}
         self._num_open = {g: num for g, num in self._num_open.items() if g in groups}
         self._last_end_ns = {key: end_ns for key, end_ns in self._last_end_ns.items() if key[0] in groups}
 
     def ended(self, step_id: int) -> None:
-        """The step is over, or has failed; call after its last stage's ``stage_done``."""
+        """A step is over, or has failed; call after its last stage's ``stage_done``. Where its group has no other step
+        in flight, each stage's bubble time grows by the time that the stages after it took, and the pipeline counts as
+        empty. Nothing for a step that is not under way here."""
         step = self._open.pop(step_id, None)
         if step is None:
             return

@@ -13,7 +13,8 @@ from jettison.policy.computeload import Arrangement, compute_load, steady_step
 
 
 class ComputeLoads:
-    """Of one cluster, by the number of stages of its groups."""
+    """Compute loads of one cluster, by the number of stages of its groups; computed once, until ``Loads`` clears
+    ``known``."""
 
     def __init__(self, state: ClusterState, traffic: TrafficMonitor) -> None:
         self._state = state
@@ -22,8 +23,9 @@ class ComputeLoads:
         """Loads that were asked for, by number of stages."""
 
     def load(self, num_stages: int) -> float | None:
-        """Compute load of the whole cluster if all its groups had ``num_stages`` members; None while too little is
-        known."""
+        """Online requests that arrive, over those that all workers together could serve, if all groups had
+        ``num_stages`` members; 1.0: as fast as they can be served. None while traffic or step times are not known, or
+        no worker can serve. The answer is remembered in ``known``."""
         if num_stages in self.known:
             return self.known[num_stages]
         traffic, arrangement = self._traffic.traffic(), self._arrangement(num_stages)
@@ -34,16 +36,17 @@ class ComputeLoads:
         return load
 
     def steady_step(self, num_stages: int) -> StepWork | None:
-        """A steady step of an instance in such a cluster; None while too little is known."""
+        """The work of an instance's step in a steady state under the present online traffic, if all groups had
+        ``num_stages`` members. None while the traffic is not known, or no worker can serve."""
         traffic, arrangement = self._traffic.traffic(), self._arrangement(num_stages)
         return None if traffic is None or arrangement is None else steady_step(traffic, arrangement)
 
     def group_rates(self) -> dict[int, float]:
-        """Output tokens a second of groups, by their number of stages, for the present traffic; empty without a
-        profile.
+        """Output tokens a second that a group serves, by its number of stages, as profiled, with as many prompt tokens
+        beside them as the present traffic has; empty without a profile.
 
-        For a number of stages that pipelines have served with, the rate is theirs: it has their bubbles and uneven
-        microbatches in it.
+        For a number of stages that pipelines have served with, the rate is that of as many profiled instances, times
+        the predicted efficiency of such a pipeline: it has the bubbles and uneven microbatches in it.
         """
         profile, traffic = self._state.params.profile, self._traffic.traffic()
         if profile is None:
@@ -56,7 +59,9 @@ class ComputeLoads:
         return rates
 
     def _arrangement(self, num_stages: int) -> Arrangement | None:
-        """All live workers as groups of ``num_stages`` stages; None without a live worker."""
+        """The workers that can serve, as groups of ``num_stages`` stages. Each counts with the least capacity that one
+        of them has undropped, and with its share of the memory that a drop would free. None while no worker can
+        serve."""
         shape, limits = self._state.shape, self._state.limits
         token_bytes = shape.num_layers * shape.block_bytes_per_layer(limits.block_size) / limits.block_size
         num_alive, least_full_blocks = self._state.alive_workers()

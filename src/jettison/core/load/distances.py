@@ -34,7 +34,8 @@ def known_links(cluster: ClusterState) -> Links | None:
 
 
 def network_rates(cluster: ClusterState) -> dict[tuple[MachineId, MachineId], float]:
-    """By (from, to) of two machines, bytes per second of the best transfers between them; only measured pairs."""
+    """Bytes per second of the fastest measured link between two different machines, by (from, to). Pairs without a
+    measured link are left out."""
     machine = Links(cluster.params.machine_of).machine
     rates: dict[tuple[MachineId, MachineId], float] = {}
     for (src, dst), rate in cluster.link_rates.items():
@@ -45,7 +46,9 @@ def network_rates(cluster: ClusterState) -> dict[tuple[MachineId, MachineId], fl
 
 
 def _slow_networks(cluster: ClusterState) -> dict[tuple[MachineId, MachineId], float]:
-    """Distances of the pairs of machines with slow best transfers; a pair that was never used counts as fast."""
+    """Distances of the pairs of machines, by (from, to), whose rate (``network_rates``) is at least ``SLOWER`` times
+    below the fastest: ``FAR``, and one step more for each such factor. All other pairs are left out, as they are
+    ``FAR``; so are pairs that were never used."""
     rates = network_rates(cluster)
     fastest = max(rates.values(), default=0.0)
     steps = {pair: math.floor(math.log(fastest / rate, SLOWER)) for pair, rate in rates.items()}

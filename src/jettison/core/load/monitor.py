@@ -52,7 +52,7 @@ TRAFFIC_WINDOW_NS = 10 * NANOSECONDS
 
 @dataclass(slots=True)
 class TrafficMonitor:
-    """Arrivals of one class at the whole cluster, and how long its answers are."""
+    """Arrivals of one class at the whole cluster, how long its answers are, and how long its requests stay."""
 
     ticks: TickTimes = field(default_factory=TickTimes)
     num_arrived: int = 0
@@ -77,18 +77,18 @@ class TrafficMonitor:
         self._totals = Totals(self.ticks, self.num_arrived, self.num_prompt_tokens)
 
     def note_arrival(self, num_prompt_tokens: int) -> None:
-        """A request was accepted."""
+        """Count a request that was accepted, and its prompt's tokens."""
         self.num_arrived += 1
         self.num_prompt_tokens += num_prompt_tokens
         self._totals.note(self.num_arrived, self.num_prompt_tokens)
 
     def note_end(self, num_output_tokens: int) -> None:
-        """A request has produced its last token."""
+        """Count a request that has ended, and take its output tokens into the mean over about the last 200 answers."""
         self.num_ended += 1
         self.mean_output_tokens += (num_output_tokens - self.mean_output_tokens) / min(self.num_ended, 200)
 
     def note_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """A prompt has been computed; ``num_cached_tokens`` of its tokens were in the prefix cache."""
+        """Take a computed prompt into the recent means: its tokens, and how many of these were in the prefix cache."""
         self.num_prompts += 1
         weight = 1.0 / min(self.num_prompts, NUM_PROMPTS)
         self._mean_prompt_tokens += (num_tokens - self._mean_prompt_tokens) * weight
@@ -96,12 +96,14 @@ class TrafficMonitor:
 
     @property
     def prefix_hit_share(self) -> float:
-        """Share of prompt tokens that the prefix cache has spared, over the last few hundred prompts."""
+        """Share of prompt tokens that the prefix cache has spared, over the last few hundred prompts; 0.0 before the
+        first."""
         return self._mean_cached_tokens / self._mean_prompt_tokens if self.num_prompts else 0.0
 
     def note_stay(self, num_first_blocks: int, num_blocks: int, stay_s: float) -> None:
-        """A request has given ``num_blocks`` back, ``stay_s`` after it was first scheduled with
-        ``num_first_blocks``."""
+        """Take a request that has given ``num_blocks`` back, ``stay_s`` after it was first scheduled with
+        ``num_first_blocks``, into the means over about the last ``NUM_STAYS``: the mean stay of a block, and the share
+        of blocks at admission."""
         self.num_stays += 1
         weight = 1.0 / min(self.num_stays, NUM_STAYS)
         self._mean_blocks += (num_blocks - self._mean_blocks) * weight
@@ -111,11 +113,14 @@ class TrafficMonitor:
 
     @property
     def admitted_share(self) -> float:
-        """Share of the blocks that a request gives back with which it was admitted; it took the others as it grew."""
+        """Share of the blocks that a request gives back with which it was admitted, over the last ended ones; it took
+        the others as it grew. 1.0 before one has ended."""
         return self._mean_first_blocks / self._mean_blocks if self._mean_blocks else 1.0
 
     def traffic(self) -> Traffic | None:
-        """The traffic of the last seconds; None while too little has been seen."""
+        """Requests a second over ``TRAFFIC_WINDOW_NS``, with their mean prompt tokens (less the share that the prefix
+        cache spares) and the mean output tokens of recent answers. None while too few ticks have been seen, no request
+        has arrived in that time, or none has ever ended."""
         changes = self._totals.changes(TRAFFIC_WINDOW_NS)
         if changes is None or not self.num_ended:
             return None
@@ -145,7 +150,7 @@ class BlockRates(NamedTuple):
 
 
 class Stays(NamedTuple):
-    """How long requests of each class have stayed of late; None until one has ended."""
+    """How long, in seconds, a block stays with requests of each class of late; None until one has ended."""
 
     online_s: float | None = None
     offline_s: float | None = None
@@ -155,7 +160,9 @@ UNKNOWN_STAYS = Stays()
 
 
 def _stay_of_used(group: Group, stays: Stays, now_ns: int) -> float | None:
-    """Mean stay of a block that the group holds, in seconds, over both classes; None while no online stay is known."""
+    """Mean stay, in seconds, of a block that the group holds: of its online requests or, where offline ones run, over
+    the blocks of both classes. A class's stay is that of ended requests (an unknown offline one is taken as the online
+    one) or the mean age of its running ones, whichever is longer. None while no online stay is known."""
     if not stays.online_s:
         return None
     # A burst of answers longer than the ended ones shows in the age of running requests.
@@ -171,7 +178,7 @@ def _stay_of_used(group: Group, stays: Stays, now_ns: int) -> float | None:
 
 @dataclass(slots=True)
 class GroupMonitor:
-    """History of one group between two looks at it."""
+    """What is remembered of one group: its rates, and since when what has been the case."""
 
     ticks: TickTimes = field(default_factory=TickTimes)
     num_arrived_blocks: int = 0
@@ -198,7 +205,8 @@ class GroupMonitor:
     """Blocks freed, grown, arrived, held and let in, since they were first noted."""
 
     def note_behind(self, is_behind: bool, now_ns: int) -> float:
-        """Follow for how long compute has bound a pipeline; returns seconds."""
+        """Follow for how long compute has bound a pipeline without a break; returns seconds, 0.0 where it does not
+        now."""
         if not is_behind:
             self.behind_since_ns = None
         elif self.behind_since_ns is None:
@@ -206,30 +214,35 @@ class GroupMonitor:
         return 0.0 if self.behind_since_ns is None else (now_ns - self.behind_since_ns) / NANOSECONDS
 
     def note_fill(self, share: float) -> None:
-        """A step has ended in which online prompts took this share of the token budget."""
+        """Take a step that has ended, in which online prompts took this share of the token budget, into
+        ``prefill_fill``, a mean over about ``NUM_FILLS`` steps. A mean below ``LEAST_FILL`` becomes 0."""
         fill = self.prefill_fill + (share - self.prefill_fill) / NUM_FILLS
         self.prefill_fill = fill if fill >= LEAST_FILL else 0.0
 
     def note_decodes(self, num_steps: int) -> None:
-        """``num_steps`` steps have ended in which no request had a prompt to compute."""
+        """Take ``num_steps`` ended steps in which no request had a prompt to compute into ``prefill_fill``, until it is
+        0."""
         for _ in range(num_steps):
             if self.prefill_fill == 0.0:
                 break
             self.note_fill(0.0)
 
     def patience(self, dwell_s: float) -> float:
-        """Seconds to the next move: doubled for each move in a row that failed."""
+        """Seconds that the group waits between two moves: ``dwell_s``, doubled for each move in a row that failed, at
+        most ``MAX_DOUBLINGS`` times."""
         return dwell_s * 2.0 ** min(self.num_failures, MAX_DOUBLINGS)
 
     def is_news(self, now_ns: int) -> bool:
-        """Whether a decision not to act should be recorded again: not more often than every few seconds."""
+        """Whether a decision not to act should be recorded again: at most once in ``NEWS_INTERVAL_NS``. The answer True
+        counts as a record made now."""
         news = self._last_news_ns is None or now_ns - self._last_news_ns >= NEWS_INTERVAL_NS
         if news:
             self._last_news_ns = now_ns
         return news
 
     def note_totals(self, group: Group) -> None:
-        """Follow the group's totals (after every event that touched it): the next tick sees them."""
+        """Note the group's present totals of blocks, for its rates; called after every event that touched it, so that
+        the next tick sees them."""
         counters = group.counters
         totals = (
             counters.num_freed_blocks, counters.num_grown_blocks, self.num_arrived_blocks, group.blocks.num_used,
@@ -241,7 +254,9 @@ class GroupMonitor:
             self._totals.note(*totals)
 
     def note_growth(self, group: Group, times_ns: Sequence[int]) -> None:
-        """The last blocks that the group took were taken one by one at these times, some of them before ticks."""
+        """Note the totals again after steps that were reported together. The group's last blocks were taken one by one
+        at these times (ns), and each tick since then sees those taken before it. Nothing before the first
+        ``note_totals``."""
         counters, late = group.counters, len(times_ns)
         if self._totals is None:
             return
@@ -253,7 +268,7 @@ class GroupMonitor:
             )
 
     def rates(self) -> BlockRates | None:
-        """Rates of the last seconds, as the last tick saw them; None while too little has been seen."""
+        """Rates over the last ``WINDOW_NS``, as the last tick saw them; None while too little has been seen."""
         changes = None if self._totals is None else self._totals.changes(WINDOW_NS)
         if changes is None:
             return None
@@ -262,8 +277,8 @@ class GroupMonitor:
         return BlockRates(*(per_s(change, duration_ns) for change in blocks))
 
     def note_online_used(self, num_blocks: int) -> float:
-        """Follow on every tick the blocks that online requests of a merged group hold. Returns their change a second, a
-        mean over the last window; 0.0 while too little has been seen."""
+        """Note the blocks that online requests of a merged group hold; called on every tick. Returns their change a
+        second, a mean over the last ``WINDOW_NS``; 0.0 while too little has been seen."""
         if self._online_used is None:
             self._online_used = Totals(self.ticks, num_blocks)
         else:
@@ -272,15 +287,17 @@ class GroupMonitor:
         return 0.0 if changes is None else per_s(changes[0][0], changes[1])
 
     def let_in_per_s(self, window_ns: int) -> float:
-        """Blocks a second of requests that were admitted, less those of preempted ones, a mean over the last window;
-        0.0 while too little has been seen."""
+        """Blocks a second of online requests that were admitted, less those of preempted ones, a mean over the last
+        ``window_ns``; 0.0 while too little has been seen."""
         changes = None if self._totals is None else self._totals.changes(window_ns)
         return 0.0 if changes is None else per_s(changes[0][-1], changes[1])
 
     def note_verdict(self, overloaded: bool, declines: bool, now_ns: int) -> float:
-        """Follow for how long the group has been overloaded without a verdict against a drop; returns seconds.
+        """Follow for how long the group has been overloaded; returns seconds since the first such verdict of the
+        present burst, 0.0 without one. A verdict against a drop (``declines``) ends the burst, and so does any verdict
+        more than ``EPISODE_NS`` after the last one of overload.
 
-        A moment in which nothing waits for memory is no such verdict: each request that ends lets the next one in.
+        A moment in which nothing waits for memory does not: each request that ends lets the next one in.
         """
         if declines or (self.overloaded_seen_ns is not None and now_ns - self.overloaded_seen_ns > EPISODE_NS):
             self.overloaded_since_ns = None
@@ -291,16 +308,18 @@ class GroupMonitor:
         return 0.0 if self.overloaded_since_ns is None else (now_ns - self.overloaded_since_ns) / NANOSECONDS
 
     def note_unrelieved(self) -> None:
-        """No plan relieves the group: until the next tick another plan would come to the same."""
+        """Note that no plan relieves the group: until the next tick another plan would come to the same
+        (``awaits_tick``)."""
         self._unrelieved_tick = self.ticks.num_ticks
 
     @property
     def awaits_tick(self) -> bool:
-        """No plan has relieved the group since the last tick."""
+        """Whether a plan since the last tick has found nothing that relieves the group."""
         return self._unrelieved_tick == self.ticks.num_ticks
 
     def note_foreseen(self, missing_blocks: float, now_ns: int) -> float:
-        """Follow for how long memory has been foreseen to run out; returns seconds."""
+        """Follow for how long memory has been foreseen to run out without a break; returns seconds, 0.0 where no blocks
+        are foreseen to be missing now."""
         if missing_blocks <= 0.0:
             self.foreseen_since_ns = None
         elif self.foreseen_since_ns is None:
@@ -308,7 +327,7 @@ class GroupMonitor:
         return 0.0 if self.foreseen_since_ns is None else (now_ns - self.foreseen_since_ns) / NANOSECONDS
 
     def note_blocked(self, group: Group, now_ns: int) -> None:
-        """Follow whether the head of the queue is blocked by memory without a break."""
+        """Follow since when memory has kept the head of the online queue out without a break."""
         if group.queues.waiting and group.head_blocked_by is BlockedBy.MEMORY:
             if self.blocked_since_ns is None:
                 self.blocked_since_ns = now_ns
@@ -319,7 +338,8 @@ class GroupMonitor:
         self, group: Group, rates: BlockRates | None, stays: Stays, now_ns: int
     ) -> float | None:
         """Blocks a second that come free in the near future: as measured, net of growth, or as the present load will
-        give back.
+        give back, whichever is more. Where blocks stay longer than the traffic's window, as ended requests gave back in
+        that window, within bounds. None while neither is known.
 
         The measured rate is a mean over seconds. At the start of a burst it still reflects the calm before, and would
         make a wait of a few steps look long. Blocks held now come free within about one mean stay (Little's law).
@@ -339,8 +359,8 @@ class GroupMonitor:
         return expected if rates is None else max(rates.freed, expected)
 
     def _released_per_s(self, expected_per_s: float) -> float:
-        """Blocks given back by ended requests, a mean over the window of the traffic; the part of the window that was
-        not seen (of a new group) counts as expected."""
+        """Blocks a second given back by ended requests, a mean over the window of the traffic; the part of the window
+        that was not seen (of a new group) counts as expected."""
         changes = None if self._totals is None else self._totals.changes(TRAFFIC_WINDOW_NS)
         if changes is None:
             return expected_per_s
@@ -349,18 +369,21 @@ class GroupMonitor:
         return (freed * NANOSECONDS + expected_per_s * unseen_ns) / (duration_ns + unseen_ns)
 
     def head_need_blocks(self, group: Group) -> int:
-        """Blocks that the head of the queue needs to be admitted, watermark included; 0 when nothing waits."""
+        """Blocks that the head of the online queue needs to be admitted, watermark included, whatever is cached; 0 when
+        no online request waits."""
         head = group.queues.waiting.head
         return 0 if head is None else group.limits.blocks_for(head.num_tokens) + group.blocks.watermark
 
     def blocked_s(self, now_ns: int) -> float | None:
-        """How long memory has kept the head of the queue out without a break; None while it does not."""
+        """How long, in seconds, memory has kept the head of the online queue out without a break; None while it does
+        not."""
         return None if self.blocked_since_ns is None else (now_ns - self.blocked_since_ns) / NANOSECONDS
 
     def load(
         self, group: Group, predictor: StepTimePredictor, now_ns: int, stays: Stays = UNKNOWN_STAYS
     ) -> GroupLoad:
-        """The group as the overload policy sees it."""
+        """The group as the overload policy sees it, as far as this monitor and the predictor know; ``Loads.assess``
+        adds the rest. ``stays``: how long requests of each class have stayed of late."""
         queues = group.queues
         unfinished = queues.unfinished_tokens()
         # Decodes beside a step's prompts; where prompts come first, a step has room for nothing else.
@@ -396,7 +419,8 @@ class GroupMonitor:
 
     def _admitted_per_s(self, group: Group, rates: BlockRates | None, blocked_s: float | None) -> float | None:
         """Blocks a second that the queue was given while memory kept its head out over the whole window; at least as if
-        its head were admitted now. None where memory did not keep it out so long."""
+        its head were admitted within one window. None where memory did not keep it out so long, or no rates are
+        known."""
         if rates is None or blocked_s is None or blocked_s < WINDOW_SPAN * WINDOW_S:
             return None
         return max(rates.let_in, self.head_need_blocks(group) / WINDOW_S)

@@ -18,7 +18,8 @@ class PortRates:
     """Rates of the ports that some links take."""
 
     def __init__(self, cluster: ClusterState, links: Iterable[LinkId]) -> None:
-        """``links``: the links that rates are wanted of."""
+        """``links``: the links whose ports are asked for. Rates of other measured links count where these take one of
+        the ports."""
         self._ports, rates = cluster.params.ports, PullRates(cluster)
         self._rates: dict[PortId, float | None] = {}
         for link in dict.fromkeys(links):
@@ -36,11 +37,11 @@ class PortRates:
             self._rates[port] = rate if before is None else max(before, rate or before)
 
     def of(self, port: PortId) -> float | None:
-        """Bytes a second of a port; None where its rate is not known."""
+        """Bytes a second of a port; None where its rate is not known, or none of the links takes it."""
         return self._rates.get(port)
 
     def by_port(self, link_bytes: Mapping[LinkId, int]) -> dict[PortId, int]:
-        """Bytes over links, as bytes through ports."""
+        """Bytes over links, as bytes through ports: each port that a link takes carries all of the link's bytes."""
         found: dict[PortId, int] = {}
         for link, num_bytes in link_bytes.items():
             for port in self._ports.of(*link):

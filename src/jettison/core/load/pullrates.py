@@ -33,7 +33,9 @@ class PullRates:
         self._networks = {} if self._is_shared_memory else network_rates(cluster)
 
     def of(self, link: LinkId) -> float | None:
-        """Bytes per second of one direction of a link; None where its rate is not known."""
+        """Bytes per second of one direction of a link: as profiled or, where links were not profiled, as measured. A
+        link without a measured transfer has shared memory's rate inside one machine, else the best rate measured
+        between its two machines. None where its rate is not known."""
         if self._profiled is not None:
             return self._profiled
         rate = self._cluster.link_rates.get(link)
@@ -43,14 +45,19 @@ class PullRates:
         return self._shared_memory if self._is_shared_memory or src == dst else self._networks.get((src, dst))
 
     def of_kv(self, link: LinkId) -> float | None:
-        """The same for a request's KV. Its ends are known when this is asked, so the near rate may be used; plans of
-        drops count on the slowest link that they might use."""
+        """Bytes per second of one direction of a link for a request's KV: the near rate, if the parameters give one and
+        both workers are on one machine; else as ``of`` says. None where it is not known.
+
+        A request's ends are known when this is asked, so the near rate may be used; plans of drops count on the slowest
+        link that they might use.
+        """
         if self._near is not None and self._machine(link[0]) == self._machine(link[1]):
             return self._near
         return self.of(link)
 
     def slowest(self, worker_ids: Iterable[WorkerId]) -> float:
-        """The slowest measured rate between these workers; without a measured link, shared memory's."""
+        """Bytes per second of the slowest measured link between these workers; without a measured one, shared memory's
+        rate. Where links were profiled, the profiled rate."""
         if self._profiled is not None:
             return self._profiled
         among = set(worker_ids)

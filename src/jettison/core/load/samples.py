@@ -34,13 +34,13 @@ class TickTimes:
         return self._first + len(self._times)
 
     def add(self, now_ns: int) -> None:
-        """Note a tick."""
+        """Note a tick at this time; ticks before the longest window are forgotten from time to time."""
         self._times.append(now_ns)
         if len(self._times) >= self._trim_at:
             self._trim()
 
     def add_all(self, times_ns: Iterable[int]) -> None:
-        """Note ticks between which nothing has changed."""
+        """Note ticks at these times, ascending, between which nothing has changed."""
         self._times += times_ns
         if len(self._times) >= self._trim_at:
             self._trim()
@@ -54,7 +54,7 @@ class TickTimes:
         self._trim_at = 2 * len(self._times) + 256
 
     def number_at(self, time_ns: int) -> int:
-        """Number of the first tick at that time or later; the next tick's where there was none yet."""
+        """Number of the first tick at that time or later; the next tick's number where there was none yet."""
         return self._first + bisect_left(self._times, time_ns)
 
     def window(self, window_ns: int, not_before: int = 0) -> tuple[int, int, int] | None:
@@ -73,7 +73,8 @@ class TickTimes:
 
 
 class Totals:
-    """A few totals that belong together, by the tick that sees them first."""
+    """The history of a few totals that are noted together: what they were at each change, and which tick saw that
+    first."""
 
     __slots__ = ("_born", "_notes", "_ticks", "_trim_at")
 
@@ -86,11 +87,13 @@ class Totals:
         self._trim_at = 64
 
     def note(self, *totals: int) -> None:
-        """Note the present totals."""
+        """Note the present totals, which the next tick sees. Nothing where they have not changed."""
         self.note_since(self._ticks.num_ticks, *totals)
 
     def note_since(self, tick: int, *totals: int) -> None:
-        """Note the totals that this tick saw, or will see; nothing later has been noted."""
+        """Note the totals that the tick with this number saw first, or will see; nothing later may have been noted.
+        They replace what that tick would have seen. Nothing where they have not changed; notes before the longest
+        window are forgotten from time to time."""
         number, before = self._notes[-1]
         if totals == before:
             return
@@ -105,13 +108,13 @@ class Totals:
             self._trim_at = 2 * len(self._notes) + 64
 
     def _index_at(self, tick: int) -> int:
-        """Index of the note that a tick has seen."""
+        """Index of the note that a tick has seen; -1 where it came before the first."""
         # A pair with an empty tuple sorts before all others of its tick.
         return bisect_right(self._notes, (tick + 1, ())) - 1
 
     def changes(self, window_ns: int) -> tuple[tuple[int, ...], int] | None:
-        """By how much each total has changed over the last window, and its length (ns); None while too little was
-        seen."""
+        """By how much each total has changed over the last window of ``window_ns``, as its first and last tick saw it,
+        and the window's length in ns. None while too little was seen."""
         window = self._ticks.window(window_ns, self._born)
         if window is None:
             return None
@@ -122,5 +125,5 @@ class Totals:
 
 
 def per_s(change: int, duration_ns: int) -> float:
-    """A change as a rate."""
+    """A change over ``duration_ns`` as a rate a second."""
     return change * NANOSECONDS / duration_ns

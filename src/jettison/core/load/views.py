@@ -27,7 +27,7 @@ from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 
 class Loads:
-    """Everything that is measured of a cluster's load."""
+    """Everything that is measured of a cluster's load: the core feeds it with events, rungs read it."""
 
     def __init__(self, state: ClusterState) -> None:
         self.ticks = TickTimes()
@@ -46,24 +46,25 @@ class Loads:
         """Since when online requests have waited without a break."""
 
     def forget_predictions(self) -> None:
-        """Parameters have changed: compute again what was computed from them."""
+        """Forget the compute loads, as parameters have changed: each is computed again when it is asked for."""
         self.compute.known.clear()
 
     # --- feeding ----------------------------------------------------------------------------------------------
 
     def note_tick(self, now_ns: int) -> None:
-        """A tick: it sees the totals that were noted before it (``core.load.samples``)."""
+        """Note a tick: it sees the totals that were noted before it (``core.load.samples``). Compute loads are
+        forgotten."""
         self.compute.known.clear()
         self.ticks.add(now_ns)
 
     def note_ticks(self, times_ns: Sequence[int]) -> None:
-        """Several ticks between which nothing has changed."""
+        """Note several ticks, at these times, between which nothing has changed. Compute loads are forgotten."""
         self.compute.known.clear()
         self.ticks.add_all(times_ns)
 
     def note_group(self, group: Group, now_ns: int) -> None:
-        """Follow a group that an event has touched, at the event's end: its totals, and whether memory keeps its queue
-        out."""
+        """Follow a group that an event has touched, at the event's end: its totals, and since when memory keeps its
+        queue out. While it does, the group is in ``kept_out``."""
         monitor = self.monitor(group)
         monitor.note_blocked(group, now_ns)
         monitor.note_totals(group)
@@ -73,14 +74,17 @@ class Loads:
             self.kept_out.add(group.group_id)
 
     def note_waiting(self, waits: bool, now_ns: int) -> None:
-        """Follow since when online requests have been waiting, at every event's end."""
+        """Follow since when online requests have been waiting without a break; called at every event's end. ``waits``:
+        one waits now, in a queue or without a group."""
         if not waits:
             self._waiting_since_ns = None
         elif self._waiting_since_ns is None:
             self._waiting_since_ns = now_ns
 
     def predicted_wait_s(self, now_ns: int) -> float:
-        """Seconds that an online request that came now would wait, behind all waiting ones; 0.0 where none waits."""
+        """Seconds that an online request that came now would wait, behind all waiting ones: their blocks, at the rate
+        at which groups have admitted blocks since requests wait, or in the traffic's window if that is shorter. 0.0
+        where none waits. Where none was admitted, as long as requests have waited already."""
         if self._waiting_since_ns is None:
             return 0.0
         state, waited_ns = self._state, now_ns - self._waiting_since_ns
@@ -94,20 +98,24 @@ class Loads:
         return predicted_wait_s(queued + unplaced, let_in_per_s, waited_ns / NANOSECONDS)
 
     def note_totals(self, group: Group) -> None:
-        """Note the totals alone, where a tick comes before the event that touched the group has been followed up."""
+        """Note a group's totals alone, where a tick comes before the event that touched the group has been followed
+        up."""
         self.monitor(group).note_totals(group)
 
     def _traffic_of(self, state: RequestState) -> TrafficMonitor:
         return self.offline_traffic if state.is_offline else self.traffic
 
     def note_accepted(self, state: RequestState) -> None:
-        """A new request has come."""
+        """Count a request that was accepted in its class's traffic; of an offline one, note whether it has a
+        deadline."""
         self._traffic_of(state).note_arrival(state.num_prompt)
         if state.is_offline:
             self.offline_answers.note_accepted(state)
 
     def note_arrival(self, group: Group, state: RequestState) -> None:
-        """A new request was dispatched to a group. A request that changes its queue later is no new demand."""
+        """Count the blocks of a new request's prompt, less the share that the prefix cache usually spares, as arrived
+        in the group that it was dispatched to, and forget compute loads. Offline requests do not count. A request that
+        changes its queue later is no new demand."""
         if state.is_offline:
             return
         self.compute.known.clear()
@@ -115,12 +123,15 @@ class Loads:
         self.monitor(group).num_arrived_blocks += round(fresh)
 
     def note_first_token(self, state: RequestState) -> None:
-        """A request has got its first token: its prompt is computed."""
+        """Count the prompt of a request that has got its first token as computed, in its class's traffic, and forget
+        compute loads."""
         self.compute.known.clear()
         self._traffic_of(state).note_prompt(state.num_prompt, state.num_cached)
 
     def note_end(self, group: Group, state: RequestState, now_ns: int) -> None:
-        """A request of the group has produced its last token."""
+        """Count a request that has produced its last token in its class's traffic: the length of its answer, the time
+        since it was first scheduled and, if it has no output, its prompt. An offline answer also counts in its batch.
+        Compute loads are forgotten."""
         self.compute.known.clear()
         traffic = self._traffic_of(state)
         traffic.note_end(state.num_output)
@@ -134,7 +145,8 @@ class Loads:
             traffic.note_stay(first, last, stay_s)
 
     def note_cut_short(self, state: RequestState) -> None:
-        """A request ends before its answer is complete."""
+        """Count the tokens so far of a request that ends before its answer is complete as an answer, and forget compute
+        loads. Nothing where it has none."""
         if state.num_output:
             self.compute.known.clear()
             self._traffic_of(state).note_end(state.num_output)
@@ -144,9 +156,12 @@ class Loads:
     def note_step(
         self, group: Group, step: RunStep, work: StepWork, issued_ns: int, compute_ns: int, now_ns: int
     ) -> None:
-        """A step of the group has ended, of which its last stage has computed for ``compute_ns``.
+        """A step of the group has ended, of which its last stage has computed for ``compute_ns``. The predictor learns
+        its time; the monitor learns when it ended, and the share that online prompts of the group's own requests had in
+        it. Compute loads are forgotten.
 
-        A pipeline's period is known if all its stages have been busy since the step before ended.
+        Of a pipeline, the predictor learns the step's way through all stages, the last stage's time and, if all stages
+        have been busy since the step before ended, the time between both ends (the period).
         """
         self.compute.known.clear()
         monitor = self.monitor(group)
@@ -171,9 +186,9 @@ class Loads:
             observe(work, (since_ns, now_ns), group.group_id, period_of(num_stages))
 
     def note_steps(self, group: Group, work: StepWork, times_ns: Sequence[int]) -> None:
-        """Decode steps of a group of one stage have followed each other. The first, of this work, was issued at the
-        first of the times; each ended, and the next was issued, at the next time.
-        """
+        """Decode steps of a group of one stage have followed each other; the predictor and the monitor learn of all of
+        them, and compute loads are forgotten. The first, of this work, was issued at the first of the times (ns); each
+        ended, and the next was issued, at the next time."""
         self.compute.known.clear()
         monitor = self.monitor(group)
         self._state.predictor.observe(work, times_ns, group.group_id)
@@ -181,7 +196,8 @@ class Loads:
         monitor.step_ended_ns = times_ns[-1]
 
     def note_settled(self, worker_ids: tuple[WorkerId, ...], now_ns: int, *, failed: bool = False) -> None:
-        """A move that touched these workers has ended: their groups' dwell times begin."""
+        """A move that touched these workers has ended: their groups' dwell times begin, and compute loads are
+        forgotten. If the move ``failed``, the next dwell time is longer; if not, it has its usual length again."""
         self.compute.known.clear()
         touched = {g.group_id: g for w in worker_ids for g in self._state.groups_of[w]}
         for group in touched.values():
@@ -190,7 +206,8 @@ class Loads:
             monitor.num_failures = monitor.num_failures + 1 if failed else 0
 
     def forget_dissolved(self) -> None:
-        """Drop the monitors of dissolved groups."""
+        """Drop the monitors of dissolved groups, which are no longer ``kept_out`` either. O(1) where no group was
+        dissolved since the last call."""
         if self._num_dissolved != self._state.num_dissolved:
             self._num_dissolved = self._state.num_dissolved
             for group_id in [g for g in self._monitors if g not in self._state.groups]:
@@ -200,7 +217,7 @@ class Loads:
     # --- reading ----------------------------------------------------------------------------------------------
 
     def monitor(self, group: Group) -> GroupMonitor:
-        """The monitor of a group, made if need be."""
+        """The monitor of a group; an empty one is made where the group has none."""
         found = self._monitors.get(group.group_id)
         if found is None:
             found = self._monitors[group.group_id] = GroupMonitor(self.ticks)
@@ -208,15 +225,19 @@ class Loads:
 
     def blocks_beside_step(self, group: Group, time_share: float) -> int | None:
         """How many blocks can be copied to or from the host so that a step like the group's last one (without one in
-        flight, its next decodes) takes at most ``time_share`` longer. None while too little is known."""
+        flight, its next decodes) takes at most ``time_share`` longer, at most as many as a host pool holds. The step
+        waits for the copies. None while too little is known."""
         return self.blocks_within(group, lambda step_s: (1.0 + time_share) * step_s)
 
     def blocks_within(
         self, group: Group, bound_s: Callable[[float], float], *, beside_steps: bool = False
     ) -> int | None:
-        """The same where the step may take as long as ``bound_s`` says, given its time without copies.
+        """How many blocks can be copied to or from the host so that a step like the group's last one (without one in
+        flight, its next decodes) takes at most ``bound_s`` of its time without copies. At most as many as a host pool
+        holds; None while too little is known.
 
-        ``beside_steps``: copies run during the step, and no more than the link is known to carry in that time.
+        ``beside_steps``: copies run during the step, and no more than the link is known to carry in that time; else the
+        step waits for them.
         """
         state, part = self._state, step_of(len(group.stages))
         last = next(reversed(group.in_flight.values()), None)
@@ -233,12 +254,14 @@ class Loads:
         )
 
     def _most_beside(self, group: Group, seconds: float, most: int) -> int:
-        """Blocks that the links of all its workers carry in ``seconds``; ``most`` where their rate is not known."""
+        """Blocks that the host links of all the group's workers carry in ``seconds``, at most ``most``; ``most`` where
+        their rate is not known."""
         block_s = self.copied_beside_s(group, 1)
         return int(min(most, seconds / block_s)) if block_s > 0.0 else most
 
     def copied_beside_s(self, group: Group, num_blocks: int) -> float:
-        """Seconds that the links of all its workers need for ``num_blocks``; 0 where their rate is not known."""
+        """Seconds that copies of ``num_blocks`` beside steps take on the host link of the worker with most layers; 0.0
+        without a profile, as the rate is not known."""
         state, profile = self._state, self._state.params.profile
         if profile is None:
             return 0.0
@@ -247,13 +270,14 @@ class Loads:
         return num_blocks * largest / profile.copies_beside_bytes_per_s
 
     def has_dwelled(self, group: Group, now_ns: int) -> bool:
-        """Its last move ended long enough ago for the next drop."""
+        """Whether the group's last move ended long enough ago for the next drop; True where it had none."""
         monitor = self.monitor(group)
         since = monitor.settled_since_ns
         return since is None or now_ns - since >= monitor.patience(self._state.params.drop_dwell_s) * NANOSECONDS
 
     def dwell_left_s(self, group: Group, now_ns: int) -> float:
-        """Seconds until ``has_dwelled``."""
+        """Seconds until the group has dwelled long enough since its last move for the next drop (``has_dwelled``); 0.0
+        once it has, or where it had no move."""
         monitor = self.monitor(group)
         since = monitor.settled_since_ns
         if since is None:
@@ -261,7 +285,8 @@ class Loads:
         return max(0.0, monitor.patience(self._state.params.drop_dwell_s) - (now_ns - since) / NANOSECONDS)
 
     def may_be_overloaded(self, group: Group, now_ns: int) -> bool:
-        """Whether ``assess`` could find the group overloaded, or a drop not worth it: a look at its queue alone."""
+        """Whether ``assess`` could find the group overloaded, or a drop not worth it: a look at its queue alone. Always
+        True where a shortage of memory is foreseen (``horizon_s``)."""
         params = self._state.params.overload
         if params.horizon_s > 0.0:
             return True  # a shortage of memory is foreseen from rates, too
@@ -275,9 +300,11 @@ class Loads:
     def assess(
         self, group: Group, now_ns: int, *, is_restoring: bool, num_merged: int | None = None
     ) -> Assessment:
-        """Whether the group is overloaded. ``is_restoring``: the question is whether to go on, not to merge more.
+        """The overload policy's verdict on a group. ``is_restoring``: the question is whether to go on restoring, not
+        to merge more. ``num_merged``: stages of the group that a plan would make of it; None = the least that any merge
+        would make.
 
-        ``num_merged``: stages of the group that a plan would make of it; None = the least that any merge would make.
+        It follows for how long memory has been foreseen to run out, as part of the verdict's inputs.
         """
         load = self.monitor(group).load(group, self._state.predictor, now_ns, self.stays)
         num_stages = len(group.stages)
@@ -297,12 +324,13 @@ class Loads:
 
     @property
     def stays(self) -> Stays:
-        """How long requests of each class have stayed of late."""
+        """Mean seconds that a block of each class's requests has stayed of late; None for a class without an ended
+        request."""
         return Stays(self.traffic.mean_stay_s, self.offline_traffic.mean_stay_s)
 
     def _stay_s(self, group: Group, now_ns: int) -> float:
-        """Seconds that its online requests stay: as ended ones did, or their own mean age if that is more; 0 while
-        nothing is known."""
+        """Seconds that the group's online requests stay: as a block of ended ones of the cluster did, or the mean age
+        of its running ones if that is more; 0 while nothing is known."""
         return max(self.traffic.mean_stay_s or 0.0, group.queues.mean_age_s(now_ns) or 0.0)
 
     def _least_partner(self, group: Group) -> int:
@@ -312,7 +340,8 @@ class Loads:
         return partner_size([1] if num_single else (len(g.stages) for g in state.pipelines.values() if g is not group))
 
     def merged_load(self, group: Group, now_ns: int) -> MergedLoad:
-        """A merged group as the restore policy sees it."""
+        """A merged group as the restore policy sees it. It follows for how long the group has fallen behind its
+        traffic, as part of that."""
         monitor = self.monitor(group)
         since = monitor.settled_since_ns
         load = MergedLoad(
@@ -332,7 +361,8 @@ class Loads:
         return load._replace(behind_s=monitor.note_behind(is_behind, now_ns))
 
     def without_offline(self, group: Group, load: MergedLoad) -> MergedLoad:
-        """The load of the group if its offline requests had given their blocks up; to be asked on every tick.
+        """The load of a merged group if its offline requests had given their blocks up. To be asked on every tick: it
+        notes the online requests' blocks, for their trend.
 
         A request that has come since the last step was planned counts as admitted: filled steps keep newcomers waiting
         longer, and on a busy group some request would wait at every look.
@@ -348,7 +378,8 @@ class Loads:
         return load._replace(used_blocks=used, usage_trend_blocks_per_s=trend, num_waiting=num_waiting)
 
     def _separate_pace(self, group: Group) -> float | None:
-        """Time of a decode step on one member as an instance, over its time through the pipeline; both as learned.
+        """Time of a decode step on one member as an instance, over its time through the pipeline; both as learned. None
+        while one of them is not known.
 
         Both have the same share of the requests in a step: a microbatch of the pipeline, or a member's own batch.
         """
@@ -361,8 +392,8 @@ class Loads:
         return None if not rate else self._state.limits.block_size / (rate * len(group.stages))
 
     def _recomputed_tokens_per_s(self, group: Group, num_tokens: int, num_stages: int) -> float | None:
-        """Tokens a second at which requests of ``num_tokens`` are prefilled again on a group of ``num_stages``
-        stages."""
+        """Tokens a second at which requests of ``num_tokens`` are prefilled again on a group of ``num_stages`` stages;
+        None while too little is known."""
         budget = self._state.limits.max_num_batched_tokens
         # A request longer than the budget is computed in chunks; on average half of the other tokens precede a chunk.
         return self._state.predictor.prefill_tokens_per_s(
@@ -370,12 +401,14 @@ class Loads:
         )
 
     def _mean_tokens(self, group: Group) -> int:
-        """Cached tokens of a request of the group."""
+        """Mean tokens with KV of the group's running and moving requests; at least 1."""
         num_requests = len(group.queues.running) + len(group.queues.moving)
         return max(1, group.blocks.num_used * self._state.limits.block_size // max(1, num_requests))
 
     def exchange_costs(self, group: Group) -> ExchangeCosts:
-        """Prices as measured so far: links by ended transfers (before any: as profiled), compute by the steps."""
+        """Prices of an exchange, as known so far: links as measured by ended transfers (before any: as profiled),
+        computing tokens of the group's requests again and a decode step of it as predicted, and the profiled round trip
+        of a link, at least the usual one."""
         num_stages, mean_tokens = len(group.stages), self._mean_tokens(group)
         assumed, round_trip_s = self._state.params.profiled_link or (None, 0.0)
         usual = ExchangeCosts()
@@ -392,7 +425,8 @@ class Loads:
         )
 
     def _microbatch(self, group: Group) -> StepWork:
-        """A decode step: the requests' share of each stage."""
+        """The work of one decode microbatch: the group's running and moving requests, at least one, and their KV,
+        divided among its stages."""
         num_stages = len(group.stages)
         rows = max(1, (len(group.queues.running) + len(group.queues.moving)) // num_stages)
         return StepWork.decodes(rows, group.blocks.num_used * self._state.limits.block_size // num_stages)

@@ -41,9 +41,9 @@ class TokenRelocation(Passage):
         num_cached_blocks: int = 0, is_paced: bool = False,
         on_kv: Callable[[TokenRelocation, int, int], list[Action]] | None = None,
     ) -> None:
-        """The request must decode. ``max_step_tokens``: most tokens of guests in a step that has tokens of this one;
-        ``is_paced``: it may be changed on the way. ``on_kv``: has the request go on as KV, called with this relocation,
-        the number of blocks that are there, and the time; None: it may not."""
+        """Make a request that decodes a guest at the destination. ``max_step_tokens``: most tokens of guests in a step
+        that has tokens of this one; ``is_paced``: it may be changed on the way. ``on_kv``: has the request go on as KV,
+        called with this relocation, the number of blocks that are there, and the time; None: it may not."""
         super().__init__(cluster, trip, max_rounds=max_rounds, num_cached_blocks=num_cached_blocks)
         state, source, destination = trip[:3]
         assert state.num_output and not state.remote and not set(source.worker_ids) & set(destination.worker_ids), state
@@ -61,8 +61,8 @@ class TokenRelocation(Passage):
         destination.touch()
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Go as far as the state allows, unless a step computes tokens of the request at the destination; return the
-        actions."""
+        """Go as far as the state allows, unless a step computes tokens of the request at the destination: compute on,
+        stand still, hand over, send the rest as KV, or fall back. Returns the actions."""
         guest, state = self._guest, self.state
         if self.is_over:
             return []
@@ -132,6 +132,11 @@ class TokenRelocation(Passage):
     def has_left(self) -> bool:
         """Whether the request is ending, or has left its source, or the source had to let go of its KV."""
         return self._has_left or self.state.num_preemptions != self._num_preemptions
+
+    def is_computed_since(self, since_ns: int) -> bool:
+        """Whether a step with tokens of it at the destination was issued then or later, and has not ended."""
+        flights = self.destination.in_flight.values()
+        return any(self._guest in flight.guests and flight.issued_ns >= since_ns for flight in flights)
 
     def _is_close(self, num_tokens: int) -> bool:
         """Whether the destination lacks few enough of ``num_tokens`` for the last step."""

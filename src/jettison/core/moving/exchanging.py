@@ -155,8 +155,9 @@ class Exchange:
     # --- the merged group -------------------------------------------------------------------------------------
 
     def begin(self, group: Group, states: Iterable[RequestState], now_ns: int) -> None:
-        """Put the requests of the old groups into the merged one: they are queued, run on, stall until their KV comes,
-        or are computed again."""
+        """Put the requests of the old groups into the merged one: they are queued, stay stored, run on, stall until
+        their KV comes, or are computed again. Requests that are ending are freed as soon as no step and no transfer
+        touches them."""
         self.group = group
         self._started_ns = now_ns
         self._landing = []
@@ -212,7 +213,8 @@ class Exchange:
     # --- events -----------------------------------------------------------------------------------------------
 
     def note_answers(self, now_ns: int) -> list[Action]:
-        """Forget layout changes that are over; a failed one is tried again later. Returns no actions."""
+        """Forget layout changes that are over. Where one has failed, no pages are given back for a while. Returns no
+        actions."""
         for relayout in [r for r in self._relayouts if r.is_over]:
             self._relayouts.remove(relayout)
             failed = relayout.phase is RelayoutPhase.FAILED
@@ -243,7 +245,8 @@ class Exchange:
         return actions
 
     def _account(self, transfer: SendKV, event: TransferEnded) -> None:
-        """Book what a transfer has carried."""
+        """Count the bytes that a transfer has carried, and have its link's rate learn from them. From time to time the
+        blocks still to be sent are to be counted again."""
         self.num_moved_bytes += event.num_bytes
         self._cluster.counters.exchanged_bytes += event.num_bytes
         link = LinkEnds(transfer.src, transfer.dst)
@@ -414,7 +417,8 @@ class Exchange:
 
     def _try_resume(self, entry: Arriving, now_ns: int) -> None:
         """Run the request if the transfers that it cannot run without have ended; note which KV is still at its old
-        home."""
+        home. Once none is, its sealed blocks are registered in the prefix cache. Nothing for a request that is ending
+        or starts again."""
         group, state = self.group, entry.state
         if group is None or state.ending is not None or state.recompute or entry.first:
             return

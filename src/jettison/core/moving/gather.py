@@ -89,8 +89,8 @@ class Gather:
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
-        """Take the end of a transfer. A shard that did not arrive is fetched from elsewhere, unless the gathering is
-        called off."""
+        """Take the end of a transfer, and count its bytes. A shard that did not arrive is fetched from elsewhere,
+        unless the gathering is called off. Returns the actions."""
         transfer = self.transfers.pop(event.transfer_id)
         self.num_bytes += event.num_bytes
         self._cluster.counters.pulled_bytes += event.num_bytes

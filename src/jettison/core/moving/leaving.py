@@ -145,8 +145,8 @@ class Leaving:
     # --- progress ---------------------------------------------------------------------------------------------
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Go as far as the state allows: write the host copy, send requests away, and end when none is left. Returns
-        the actions."""
+        """Go as far as the state allows: write the host copy, send requests away, and end when none is left, or when
+        the worker has to stay. Returns the actions."""
         if self.is_over:
             return []
         if (why := self._around.why_stay(self)) is not None:

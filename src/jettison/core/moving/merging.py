@@ -219,7 +219,7 @@ class Merging:
 
     def _revert(self, now_ns: int) -> list[Action]:
         """Give the merge up, as some member refused: members that have dropped map everything again. No request has
-        used the new blocks. Returns the actions."""
+        used the new blocks; cached ones are forgotten. Returns the actions."""
         self.phase = MergePhase.REVERTING
         self.failure = next(r.failure for r in self._relayouts if r.failure is not None)
         self._exchange.call_off()
@@ -281,8 +281,8 @@ class Merging:
     # --- merge ------------------------------------------------------------------------------------------------
 
     def _form(self, now_ns: int) -> list[Action]:
-        """Make the members one group; return the record. Requests with their KV in place go on; others stall; queues
-        are joined."""
+        """Make the members one group, and dissolve the old ones; return the record. Requests with their KV in place go
+        on; others stall; queues are joined."""
         self.phase = MergePhase.EXCHANGE
         results = [r.result for r in self._relayouts if r.result is not None]
         self._relayouts = []

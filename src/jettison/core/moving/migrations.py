@@ -47,6 +47,8 @@ class Migrations:
         self._cluster = cluster
         self.under_way: list[Passage] = []
         self.waits_for: WaitsFor = (self.under_way,)
+        self.left_late: list[TokenRelocation] = []
+        """To be cancelled at the begin of the next event (``after_steps``)."""
         self._left: dict[TransferId, tuple[WorkerId, RequestId]] = {}
         """Transfers of migrations that gave way -> the destination's table that they still write to, under a name of
         its own."""
@@ -131,7 +133,8 @@ class Migrations:
         return migration.advance(now_ns)
 
     def _over(self, migration: Passage, on_over: Callable[[Passage], None]) -> list[Action]:
-        """Take out a migration that has ended or failed, and count it; return its record, none for a failed one."""
+        """Take out a migration that has ended or failed, call ``on_over`` with it, and count it; return its record,
+        none for a failed one."""
         self.under_way.remove(migration)
         on_over(migration)
         counters = self._cluster.counters
@@ -170,11 +173,21 @@ class Migrations:
                 actions += migration.advance(now_ns)
         return actions
 
-    def after_steps(self) -> list[Action]:
+    def after_steps(self, now_ns: int) -> list[Action]:
         """Cancel migrations as tokens whose request a newly planned step has taken away from its source (by a
-        preemption), so that nothing of it is left at the destination at the end of an event. Returns the actions."""
+        preemption), so that nothing of it is left at the destination at the end of an event. Returns the actions.
+
+        A migration with tokens in a step of this event is cancelled at the begin of the next one: the driver has yet
+        to look the step's blocks up, by the request's id.
+        """
         left = [m for m in self.under_way if isinstance(m, TokenRelocation) and m.has_left]
-        return [action for migration in left for action in migration.cancel()]
+        self.left_late = [m for m in left if m.is_computed_since(now_ns)]
+        return [action for m in left if m not in self.left_late for action in m.cancel()]
+
+    def before_event(self) -> list[Action]:
+        """Cancel what ``after_steps`` has put off; return the actions."""
+        late, self.left_late = self.left_late, []
+        return [action for migration in late if migration in self.under_way for action in migration.cancel()]
 
     # --- effects of other moves -------------------------------------------------------------------------------
 
@@ -197,8 +210,8 @@ class Migrations:
         return actions
 
     def _leave(self, migration: Passage) -> list[Action]:
-        """Break one migration off, with its blocks at the destination kept under another name; return the actions that
-        cancel its transfers."""
+        """Break one migration off, with its blocks at the destination kept under another name while a transfer may
+        write to them; return the actions that cancel its transfers. A request that was ending is freed."""
         book, state = self._cluster.book, migration.state
         transfers = book.transfers_of(migration)
         migration.let_go()
@@ -224,7 +237,7 @@ class Migrations:
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
         """Take the end of a transfer of a migration that gave way: free the blocks that it could write to, once no
-        other writes to them."""
+        other writes to them. Returns no actions."""
         left = self._left.pop(event.transfer_id, None)
         if left is not None:
             worker_id, name = left
@@ -256,8 +269,8 @@ class Migrations:
         return moves, actions
 
     def check(self) -> None:
-        """No request takes part in two migrations, and each one as tokens is a guest at its destination, and nowhere
-        else. Raises AssertionError otherwise."""
+        """Check that no request takes part in two migrations, and that each one as tokens is a guest at its
+        destination, and nowhere else. Raises AssertionError."""
         ids = [migration.state.request_id for migration in self.under_way]
         assert len(set(ids)) == len(ids), "a request takes part in two migrations"
         as_tokens = [m for m in self.under_way if m.kind is MigrationKind.TOKENS]

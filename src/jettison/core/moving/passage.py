@@ -156,8 +156,8 @@ class Passage(ABC):
         self._cluster.touch(self.state)
 
     def _hand_over(self, now_ns: int) -> list[Action]:
-        """Make the destination the owner of the request; return what ``on_over`` does. Its full blocks can be found in
-        the prefix cache there."""
+        """Make the destination the owner of the request, and give its blocks at the source back; return what
+        ``on_over`` does. Its full blocks can be found in the prefix cache at the destination."""
         state = self.state
         self.phase, self.ended_ns = RelocationPhase.DONE, now_ns
         self.source.queues.take_out(state)

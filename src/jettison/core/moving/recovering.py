@@ -125,7 +125,7 @@ class Recovery:
             pending.waiter = self
 
     def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
-        """Take the end of a load that was inherited; return the record of a new trouble, else nothing."""
+        """Take the end of an inherited load; a failed one is tried again later. Returns the record of a new trouble."""
         assert isinstance(pending.call, LoadShard), pending
         if isinstance(event, CallFailed):
             self._retry_ns = now_ns + RETRY_NS
@@ -134,8 +134,8 @@ class Recovery:
         return []
 
     def go_on(self, now_ns: int) -> list[Action]:
-        """Note calls and transfers that were answered; return the record of a new trouble. All recoveries are advanced
-        at each event."""
+        """Note calls and transfers that were answered; failed ones are tried again later. Returns the record of a new
+        trouble. All recoveries are advanced at each event."""
         for relayout in [r for r in self.relayouts if r.is_over]:
             self.relayouts.remove(relayout)
             self._retry_ns = now_ns + RETRY_NS if relayout.failure is not None else 0
@@ -153,8 +153,8 @@ class Recovery:
     # --- progress ---------------------------------------------------------------------------------------------
 
     def advance(self, now_ns: int, *, is_fenced: bool, is_waiting: bool) -> list[Action]:
-        """Go as far as the state allows; return the actions. ``is_waiting``: a transfer of a past move, to or from
-        here, has not ended."""
+        """Go as far as the state allows; return the actions. ``is_fenced``: it has answered all fences. ``is_waiting``:
+        a transfer of a past move, to or from here, has not ended."""
         actions: list[Action] = []
         if self.phase is RecoveryPhase.FENCE:
             if not is_fenced:
@@ -356,7 +356,8 @@ class Recoveries:
         self._cluster.num_roster_changes += 1
 
     def _break_up(self, group: Group, dead: WorkerId) -> list[RequestState]:
-        """Dissolve a group; return its requests, which become unplaced, except those that had ended already."""
+        """Dissolve a group; return its requests, which become unplaced, except those that had ended already. A member's
+        death counts against the requests under way with it."""
         if dead in group.worker_ids:
             rows = [row for flight in group.in_flight.values() for row in flight.step.rows]
             near = group.stranded | {row.state.request_id: row.state for row in rows}
@@ -378,7 +379,7 @@ class Recoveries:
         return unplaced
 
     def _leave_ghosts(self, state: RequestState) -> None:
-        """Separate a request from its blocks; it starts again from its tokens."""
+        """Leave a request's blocks to ghosts, and count its tokens as lost; it starts again from its tokens."""
         cluster = self._cluster
         for worker in cluster.workers.values():
             if worker.alive and worker.ledger.has(state.request_id):

@@ -74,7 +74,8 @@ class Relayout:
 
     def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
         """Take the worker's answer to the offer, or to the change itself. Returns the call that applies an accepted
-        offer, else nothing."""
+        offer, else nothing. A failure ends the change; cached blocks are forgotten if some may have been
+        overwritten."""
         if isinstance(event, CallFailed):
             if self._copies:
                 # Blocks may have been copied before the mapping failed, over cached blocks: their content is lost.

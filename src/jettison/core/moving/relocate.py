@@ -66,8 +66,8 @@ class Relocation(Passage):
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
-        """Take the end of one of its transfers: go on after the last of the final round, fall back after an incomplete
-        one. Returns the actions."""
+        """Take the end of one of its transfers, and have the link's rate learn from it: go on after the last of the
+        final round, fall back after an incomplete one. Returns the actions."""
         del self._transfers[event.transfer_id]
         self._cluster.touch(self.state)
         self.num_bytes += event.num_bytes
@@ -166,7 +166,8 @@ class Relocation(Passage):
     # --- ends -------------------------------------------------------------------------------------------------
 
     def _fall_back(self, reason: str) -> list[Action]:
-        """Leave the request at its source for this reason, and return the actions that cancel its transfers."""
+        """Leave the request at its source for this reason, and return the actions that cancel its transfers. Where none
+        is under way, the failed move ends at once."""
         self.phase = RelocationPhase.FALLING_BACK
         self.failure = reason
         self._resides_there(None)
@@ -176,7 +177,8 @@ class Relocation(Passage):
         return [CancelTransfer(src, transfer_id) for transfer_id, src in self._transfers.items()]
 
     def _give_back(self) -> list[Action]:
-        """End a failed move: give its blocks at the destination back, and return what follows from the failure."""
+        """End a failed move: give its blocks at the destination back, and free the request if it was ending. Returns
+        what follows from the failure."""
         for ledger in self._new_ledgers():
             if ledger.has(self.state.request_id):
                 ledger.release(self.state.request_id)

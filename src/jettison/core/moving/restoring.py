@@ -71,7 +71,8 @@ class Restoring:
         homes: list[Group] | None = None, *, with_queue: bool = False, max_overflow_blocks: int = 0,
         reason: str = "",
     ) -> None:
-        """With ``homes`` the group has been split already, and its requests go on returning to them.
+        """Begin a restore. It holds the group's steps, unless there are ``homes``: with these the group has been split
+        already, and its requests go on returning to them.
 
         ``with_queue``: split although requests wait (they wait for compute, and the members have more of it apart).
         ``max_overflow_blocks``: most blocks of requests that do not fit at the split, to be given up and computed
@@ -251,7 +252,8 @@ class Restoring:
         return self._change_layouts(specs, shrinks=True)
 
     def _pull(self, now_ns: int) -> list[Action]:
-        """Let the group serve on while missing shards are fetched; return the record and the actions."""
+        """Let the group serve on while missing shards are fetched; return the record and the actions. Where a member
+        could not map its shards, call the restore off."""
         self._reap_ended()
         self.group.release(RESTORE, GroupHold.STEPS)
         failure = self._relayout_failure()
@@ -296,8 +298,8 @@ class Restoring:
         )
 
     def _give_up_overflow(self) -> None:
-        """Preempt requests that do not fit; they are computed again at home. The last steps may have made them a few
-        more."""
+        """Preempt requests that do not fit; they are computed again at home, and the queue goes along. The last steps
+        may have made them a few more. Nothing where no overflow was allowed."""
         if not self._max_overflow_blocks:
             return
         for state in overflow(self._cluster, self.group, self.split_plan, self.group.blocks.capacity) or ():
@@ -306,7 +308,8 @@ class Restoring:
             self._with_queue = True
 
     def _spread(self, now_ns: int) -> list[Action]:
-        """Begin to give KV pages to all layers that members will run; return the actions."""
+        """Begin to give KV pages to all layers that members will run; return the actions. Cached blocks are forgotten,
+        and none is sealed from now on."""
         self.phase = RestorePhase.SPREAD
         for worker_id in self.worker_ids:
             # The new layers' arenas start empty, so no cached block is complete any more.
@@ -318,7 +321,8 @@ class Restoring:
         return self._change_layouts(specs, shrinks=True)
 
     def _split(self, now_ns: int) -> list[Action]:
-        """Form the new groups, and begin to send requests home; return the record and the actions."""
+        """Form the new groups, and begin to send requests home; return the record and the actions. Where a member could
+        not change its layout, call the restore off."""
         self._reap_ended()
         self.group.release(RESTORE, GroupHold.STEPS)
         failure = self._relayout_failure()
@@ -369,7 +373,7 @@ class Restoring:
 
     def _turned(self, now_ns: int) -> list[Action]:
         """End a restore that was called off and is quiet: after the split at once, else begin to drop the mapped shards
-        again."""
+        again. Its requests run on. Returns the actions."""
         self._reap_ended()
         self.group.touch()
         for state in self.group.queues.running.values():
@@ -384,7 +388,8 @@ class Restoring:
         return self._change_layouts(specs, shrinks=False)
 
     def _redropped(self, now_ns: int) -> list[Action]:
-        """End a called-off restore whose members have dropped again; members that failed to are tried again later."""
+        """End a called-off restore whose members have dropped again; members that failed to are tried again later. The
+        group serves on either way, and seals blocks again. Returns the actions."""
         self.group.release(RESTORE, GroupHold.STEPS)
         self.group.blocks.seals = self._cluster.limits.enable_prefix_caching
         failed = [r for r in self._relayouts if r.phase is RelayoutPhase.FAILED]

@@ -129,7 +129,8 @@ class Sleepers:
 
     @property
     def is_waking(self) -> bool:
-        """Whether a worker that is still emptying its layout is to be woken."""
+        """Whether a worker that is still emptying its layout is to be woken; others that are being woken are in
+        recovery."""
         return bool(self._to_wake)
 
     @property
@@ -279,7 +280,7 @@ class Sleepers:
         return fields
 
     def _note(self, worker: WorkerState, *, is_asleep: bool) -> None:
-        """Note whether a worker sleeps."""
+        """Note whether a worker sleeps, and that other workers may serve than before."""
         worker.is_asleep = is_asleep
         self._cluster.num_roster_changes += 1
         (self.asleep.add if is_asleep else self.asleep.discard)(worker.worker_id)
@@ -373,7 +374,7 @@ class Sleepers:
         return [action for worker_id in refused for action in self._empty(worker_id)]
 
     def check(self) -> None:
-        """No group has a worker that sleeps. Raises AssertionError otherwise."""
+        """Check that no group and no recovery has a worker that sleeps. Raises AssertionError."""
         for worker in self._cluster.workers.values():
             assert worker.is_asleep == (worker.worker_id in self.asleep)
             if worker.is_asleep:

@@ -51,8 +51,9 @@ class Swap(HostBook):
         return min(self.pools[w].num_free for w in worker_ids)
 
     def send_out(self, state: RequestState) -> None:
-        """Begin to swap a running request out: it stops, and its blocks will be copied. A checkpoint of it is dropped.
-        The caller has made sure of free slots for all of its blocks."""
+        """Begin to swap a running request out: it stops, and its blocks will be copied. This counts as a preemption,
+        and a checkpoint of it is dropped. The caller has made sure of free slots for all of its blocks, which are taken
+        here."""
         group = self._cluster.groups[state.group_id]
         if (checkpoint := self._store.entry(state)) is not None:
             self._store.forget(checkpoint)

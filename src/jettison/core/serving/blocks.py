@@ -20,7 +20,8 @@ from jettison.types import GroupId, RequestId, WorkerId
 
 
 class GroupBlocks:
-    """Blocks in every stage of a group."""
+    """The blocks of a group's requests in every stage: counts of them, and the calls that take, share and give them
+    back."""
 
     def __init__(
         self,
@@ -54,7 +55,9 @@ class GroupBlocks:
 
     @property
     def seals(self) -> bool:
-        """False while its blocks hold fewer layers than others in the same ledgers."""
+        """Whether full blocks are registered in the prefix cache, and prefixes taken from it. False where prefixes are
+        not cached, and while the group's blocks hold fewer layers than others in the same ledgers. Changing it has the
+        group planned again."""
         return self._seals
 
     @seals.setter
@@ -64,7 +67,8 @@ class GroupBlocks:
             self._changes.touch(self._group_id)
 
     def reserve(self, owner: Holder, blocks: Mapping[WorkerId, int]) -> None:
-        """Admission leaves ``blocks`` free at each worker for ``owner``, beside the reservations of others.
+        """Have admission leave ``blocks`` free at each worker for ``owner``, beside the reservations of others. A
+        change has the group planned again.
 
         They replace the owner's earlier reservation; an empty one removes it.
         """
@@ -80,16 +84,18 @@ class GroupBlocks:
         self._changes.touch(self._group_id)
 
     def reserve_everywhere(self, owner: Holder, num_blocks: int) -> None:
-        """``reserve`` as many at each of the group's workers."""
+        """``reserve`` as many at each of the group's workers; 0 removes the owner's reservation."""
         self.reserve(owner, dict.fromkeys(self._worker_ids, num_blocks) if num_blocks else {})
 
     def cap_admission(self, owner: Holder, num_blocks: int) -> None:
-        """Admission stops at ``num_blocks`` until ``owner`` removes its cap; of several caps the least holds."""
+        """Have admission stop at ``num_blocks`` held ones until ``owner`` removes its cap, which replaces its earlier
+        one. Of several owners' caps the least holds; where that changes, the group is planned again."""
         self.caps[owner] = num_blocks
         self._note_caps()
 
     def uncap_admission(self, owner: Holder) -> None:
-        """Remove the cap of ``owner``. Idempotent."""
+        """Remove the cap of ``owner``, if it has one; where the least cap changes by that, the group is planned
+        again."""
         self.caps.pop(owner, None)
         self._note_caps()
 
@@ -103,14 +109,14 @@ class GroupBlocks:
 
     @property
     def version(self) -> int:
-        """Grows with every change of a ledger, by any group."""
+        """Grows with every change of a ledger of the group's workers, by any group."""
         if self._only_ledger is not None:
             return self._only_ledger.version
         return sum(ledger.version for ledger in self.ledgers)
 
     @property
     def capacity(self) -> int:
-        """Blocks of the tightest stage."""
+        """All blocks of the tightest stage, held ones included."""
         if self._only_ledger is not None:
             return self._only_ledger.capacity
         return min(ledger.capacity for ledger in self.ledgers)
@@ -124,7 +130,9 @@ class GroupBlocks:
 
     @property
     def num_free(self) -> int:
-        """Allocatable blocks of the tightest stage, less those reserved for incoming KV; negative above the cap."""
+        """Blocks that admission may take, watermark included: allocatable blocks of the tightest stage, less those
+        reserved for incoming KV there, and no more than the cap on admission leaves. Negative where more are reserved
+        than allocatable, or more held than the cap."""
         if self.landing:
             num_free = min(
                 ledger.num_free - self.landing.get(worker_id, 0)
@@ -144,24 +152,26 @@ class GroupBlocks:
         return max(ledger.num_held for ledger in self.ledgers)
 
     def num_used_by(self, request_ids: Iterable[RequestId]) -> int:
-        """Blocks of these requests (the ledgers may hold blocks of other groups' requests, too)."""
+        """Blocks of these requests in the first stage, a shared block once for each of them; none for an unknown
+        request. (The ledgers may hold blocks of other groups' requests, too.)"""
         tables = self.ledgers[0].tables
         return sum([len(tables[request_id].ids) for request_id in request_ids if request_id in tables])
 
     def num_distinct(self, request_ids: Iterable[RequestId]) -> int:
-        """Blocks of these requests, each block once. O(their blocks), where any is shared."""
+        """Blocks of these requests in the first stage, each block once; none for an unknown request. O(their blocks),
+        where any is shared."""
         tables, shared = self.ledgers[0].tables, self.ledgers[0].shared
         held = [tables[request_id].ids for request_id in request_ids if request_id in tables]
         twice = [i for ids in held if not shared.isdisjoint(ids) for i in ids if i in shared] if shared else []
         return sum(map(len, held)) - len(twice) + len(set(twice))
 
     def num_used_without(self, request_ids: Iterable[RequestId]) -> int:
-        """Held blocks, without the blocks that one of these requests holds alone."""
+        """Blocks held in the fullest stage, without those that one of these requests holds alone in the first stage."""
         ledger = self.ledgers[0]
         return self.num_used - sum(ledger.num_exclusive_blocks(r) for r in request_ids if ledger.has(r))
 
     def num_to_grow(self, states: Iterable[RequestState], num_steps: int) -> int:
-        """Blocks that these requests take in ``num_steps`` more steps of a token each."""
+        """Blocks that these requests lack for their present tokens and ``num_steps`` more, one a step."""
         tables, size = self.ledgers[0].tables, self._limits.block_size
         total = 0
         for state in states:
@@ -173,17 +183,19 @@ class GroupBlocks:
 
     @property
     def watermark(self) -> int:
-        """Blocks that admission leaves free."""
+        """Blocks that admission leaves free, so that running requests can grow: a share of the capacity."""
         return int(self._limits.watermark * self.capacity)
 
     def is_oversized(self, state: RequestState) -> bool:
-        """The group could not hold the request even if it were alone: it has to wait for a larger group."""
+        """Whether the group could not hold the request's tokens even if it were alone: it has to wait for a larger
+        group."""
         return self._limits.blocks_for(state.num_tokens) > self.capacity
 
     # --- taking and giving ------------------------------------------------------------------------------------
 
     def admit(self, state: RequestState, num_cached_tokens: int) -> int:
-        """Take blocks for all tokens of a request; the blocks of its cached prefix are shared.
+        """Take blocks in every stage for all tokens of a request, which must have none; the blocks of its cached prefix
+        are shared.
 
         Returns how many tokens are cached after all: an admission before this one in the same plan may have evicted
         cached blocks that the plan counted on. The plan counted these as allocatable as well, so there is room to
@@ -203,9 +215,9 @@ class GroupBlocks:
         return num_cached_blocks * self._limits.block_size
 
     def can_admit(self, state: RequestState, num_cached_tokens: int) -> bool:
-        """Whether there is room for a request that was planned with so many cached tokens. A plan counts on blocks that
-        other requests hold. Where these come after a cached block in the chain, and growth in the same plan has evicted
-        that one, the look-up finds none of them."""
+        """Whether every stage has room for a request that was planned with so many cached tokens, as its cached prefix
+        is now; True without any such tokens. A plan counts on blocks that other requests hold. Where these come after a
+        cached block in the chain, and growth in the same plan has evicted that one, the look-up finds none of them."""
         if not num_cached_tokens:
             return True
         hashes = state.hashes[: num_cached_tokens // self._limits.block_size]
@@ -215,22 +227,25 @@ class GroupBlocks:
         )
 
     def grow(self, state: RequestState, num_blocks: int) -> None:
-        """Make the request's table longer in every stage."""
+        """Append ``num_blocks`` allocatable blocks to the request's table in every stage. Raises OutOfBlocksError where
+        a stage has too few."""
         for ledger in self.ledgers:
             ledger.allocate(state.request_id, num_blocks)
 
     def release(self, state: RequestState) -> None:
-        """Give back the request's blocks in every stage that has some."""
+        """Give back the request's blocks in every stage that has some; sealed ones stay in the prefix cache."""
         for ledger in self.ledgers:
             if ledger.has(state.request_id):
                 ledger.release(state.request_id)
 
     def num_tokens_held(self, state: RequestState) -> int:
-        """Tokens that the request's blocks have room for, in every stage."""
+        """Tokens that the request's blocks have room for, in the stage that has the fewest of them; 0 without
+        blocks."""
         return min(ledger.num_blocks_of(state.request_id) for ledger in self.ledgers) * self._limits.block_size
 
     def num_exclusive(self, state: RequestState) -> int:
-        """Blocks that the request shares with no other, in the stage that has the most of them."""
+        """Blocks that the request shares with no other, in the stage that has the most of them; 0 for a request without
+        blocks."""
         most = 0
         for ledger in self.ledgers:
             if ledger.has(state.request_id):
@@ -240,17 +255,19 @@ class GroupBlocks:
     # --- prefix cache -----------------------------------------------------------------------------------------
 
     def uses_cache(self, state: RequestState) -> bool:
-        """Whether the request takes a prefix from the cache; logprobs of a prompt need all of it to be computed."""
+        """Whether the request takes a prefix from the cache: the group seals blocks, and the client wants no logprobs
+        of the prompt, which need all of it to be computed."""
         return self._seals and state.prompt_logprobs is None
 
     def prompt_names(self, state: RequestState) -> list[bytes]:
-        """Names of the full blocks of its prompt; none where it takes nothing from the cache."""
+        """Chain hashes of the full blocks of the request's prompt; none where it takes nothing from the cache."""
         if not self.uses_cache(state):
             return []
         return self._hashes(state, state.num_prompt // self._limits.block_size)
 
     def cached_prefix(self, state: RequestState, most_tokens: int | None = None) -> tuple[int, int]:
-        """(tokens found in the cache of every stage, allocatable blocks that admission takes).
+        """(tokens found in the cache of every stage, allocatable blocks that admission takes). A request that takes
+        nothing from the cache has (0, all blocks of its tokens).
 
         ``most_tokens``: most tokens to look up; None: all but the last, which is to be computed.
         """
@@ -277,14 +294,16 @@ class GroupBlocks:
         )
 
     def seal(self, state: RequestState) -> None:
-        """Register the blocks that have become full."""
+        """Register the request's computed full blocks in the prefix cache. Nothing for a request that is ending, or
+        that attends to KV on other workers."""
         # A stage that attends to a block remotely must not have it in its prefix cache.
         if state.ending is None and not state.remote:
             state.num_sealed = self.seal_between(state, state.num_sealed, state.num_computed)
 
     def seal_between(self, state: RequestState, num_sealed: int, num_tokens: int) -> int:
-        """Register the full blocks of ``num_tokens`` leading tokens, except for the first ``num_sealed``, which are
-        registered. Returns how many are registered now."""
+        """Register the full blocks of ``num_tokens`` leading tokens in every stage's prefix cache, except for the first
+        ``num_sealed``, which are registered. Returns how many are registered now. Nothing while the group does not
+        seal."""
         if not self._seals:
             return num_sealed
         num_full = num_tokens // self._limits.block_size
@@ -295,7 +314,8 @@ class GroupBlocks:
         return num_full
 
     def _hashes(self, state: RequestState, num_blocks: int) -> list[bytes]:
-        """Chain hashes of the request's first ``num_blocks`` full blocks; computed once."""
+        """Chain hashes of the request's first ``num_blocks`` full blocks; missing ones are computed and kept in the
+        request."""
         known = len(state.hashes)
         if known < num_blocks:
             size = self._limits.block_size
@@ -308,12 +328,13 @@ class GroupBlocks:
     # --- checks -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Invariants of the ledgers, for tests and idle moments. Raises AssertionError."""
+        """Check the ledgers' invariants, for tests and idle moments. Raises AssertionError."""
         for ledger in self.ledgers:
             ledger.check()
 
     def check_holds(self, state: RequestState) -> None:
-        """A running request has blocks for all that it computes. Raises AssertionError."""
+        """Check that a running request has blocks for all that it has computed or has in flight. Raises
+        AssertionError."""
         for ledger in self.ledgers:
             have = ledger.num_blocks_of(state.request_id) * self._limits.block_size
             assert have >= state.num_computed + state.num_pending, state

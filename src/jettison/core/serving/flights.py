@@ -23,12 +23,12 @@ class InFlight:
 
     @property
     def own_rows(self) -> tuple[StepRow, ...]:
-        """Rows of the group's own requests."""
+        """Rows of the group's own requests, without those of guests."""
         return self.step.rows[len(self.guests) :]
 
 
 def work_of(rows: Sequence[StepRow]) -> StepWork:
-    """``StepWork.of`` these rows, faster where most are decodes."""
+    """The work of a step with these rows, as ``StepWork.of`` gives it; faster where most rows are decodes."""
     num_tokens = num_kv_tokens = num_more_pairs = 0
     for _, context_len, num, _, _ in rows:
         num_kv_tokens += context_len

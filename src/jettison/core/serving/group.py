@@ -98,13 +98,11 @@ class Group:
         self.counters = GroupCounters()
         self.in_flight: dict[int, InFlight] = {}
         self.copies: dict[TransferId, int] = {}
-        """Bytes of copies to or from the host that its workers have queued behind its last step: the next step waits
-        for them."""
+        """Bytes of copies to or from the host, queued behind its last step: the next step waits for them."""
         self.copies_beside: dict[TransferId, int] = {}
         """Bytes of copies beside steps that began while no step was under way: they go on beside the next one."""
         self.stranded: dict[RequestId, RequestState] = {}
-        """Requests of steps that failed because a member is lost: they were under way when it died, though its death is
-        not known yet."""
+        """Requests of steps that failed because a member is lost, while its death is not known yet."""
         self.head_blocked_by: BlockedBy | None = None
         """What keeps the head of the online queue out; an offline head that has to wait does not count."""
         self.prices = prices
@@ -112,8 +110,7 @@ class Group:
         self._kept_tokens = shared.kept_tokens
         self.planner = StepPlanner(self)
         self.sitting_out: Collection[RequestId] = ()
-        """Sitting out: running offline requests that the next step is planned without, as an online request's deadline
-        needs the time. Until then no offline newcomer is admitted."""
+        """Running offline requests that the next step is planned without; it admits no offline newcomer either."""
         self.abandoning: int | None = None
         """The last step that was told to give up; it may have ended."""
         self.longest_alone_s: float | None = None
@@ -127,7 +124,7 @@ class Group:
         """Owners that keep it from preempting for recomputation: missing blocks will come free without that."""
 
     def touch(self) -> None:
-        """Note that the group has changed: its next step has to be planned again."""
+        """Note that the group has changed: its next step is planned again, and it may be freer for dispatch."""
         self._changes.touch(self.group_id)
 
     # --- read and set by other modules ------------------------------------------------------------------------
@@ -139,11 +136,12 @@ class Group:
 
     @property
     def max_running(self) -> int:
-        """Requests that it may run at once: as many as its instances by themselves."""
+        """Requests that it may run at once: ``max_num_seqs`` for each stage, as its instances by themselves."""
         return self.limits.max_num_seqs * len(self.stages)
 
     def hold(self, owner: Holder, what: GroupHold) -> None:
-        """``owner`` keeps the group from ``what`` until the same owner releases it. Idempotent."""
+        """Keep the group from ``what`` until ``owner`` releases it. Where no other owner does so already, the group is
+        planned again and, for steps, counted as reshaped. Idempotent."""
         owners = self._held[what]
         if not owners:
             self._changes.reshaped += what is GroupHold.STEPS
@@ -151,7 +149,8 @@ class Group:
         owners.add(owner)
 
     def release(self, owner: Holder, what: GroupHold) -> None:
-        """``owner`` no longer keeps the group from ``what``; other owners may. Idempotent."""
+        """``owner`` no longer keeps the group from ``what``. Where no other owner does, the group is planned again and,
+        for steps, counted as reshaped. Idempotent."""
         owners = self._held[what]
         if owner in owners:
             owners.remove(owner)
@@ -161,8 +160,8 @@ class Group:
 
     @property
     def shares_steps(self) -> bool:
-        """Offline requests fill its steps as far as objectives of online ones allow, so a step's content depends on its
-        predicted time."""
+        """Whether offline requests fill its steps as far as online objectives allow: these are kept, and it has
+        requests of both classes. Then a step's content depends on its predicted time."""
         pace = self.pace()
         return pace is not None and pace.offline.slo_aware and self.queues.has_both_classes
 
@@ -176,12 +175,12 @@ class Group:
 
     @property
     def pending_copies(self) -> tuple[int, int]:
-        """(bytes that its next step waits for, bytes copied beside it)."""
+        """(bytes of copies that its next step waits for, bytes copied beside that step)."""
         return sum(self.copies.values()), sum(self.copies_beside.values())
 
     def note_copy(self, transfer_id: TransferId, num_bytes: int, *, beside_steps: bool) -> None:
-        """Its workers begin a copy to or from the host. Each byte counts in one step: bytes beside steps in the newest
-        step, which began with the copy or just before."""
+        """Note a copy to or from the host that its workers begin. Its bytes count in one step, the next one; those of a
+        copy ``beside_steps`` in the newest step under way, if there is one."""
         if not beside_steps:
             self.copies[transfer_id] = num_bytes
         elif not self.in_flight:
@@ -191,25 +190,27 @@ class Group:
             flight.work = flight.work._replace(num_beside_bytes=flight.work.num_beside_bytes + num_bytes)
 
     def note_copied(self, transfer_id: TransferId) -> None:
-        """A copy has ended: no further step counts it."""
+        """A copy to or from the host has ended: no further step counts it."""
         self.copies.pop(transfer_id, None)
         self.copies_beside.pop(transfer_id, None)
 
     def have_sit_out(self, request_ids: Iterable[RequestId]) -> None:
-        """Plan the next step without these running requests."""
+        """Plan the next step without these running requests, instead of earlier ones, and admit no offline ones."""
         self.sitting_out = frozenset(request_ids)
 
     def oversized(self) -> list[RequestState]:
-        """Waiting requests that have to wait for a larger group. O(1) where there can be none."""
+        """Waiting requests that are too large for this group. O(1) where there can be none."""
         queues = self.queues
         if self.limits.blocks_for(queues.largest_queued_tokens) <= self.blocks.capacity:
             return []
         return [s for s in (*queues.waiting, *queues.waiting_offline) if self.blocks.is_oversized(s)]
 
-    # --- plan -------------------------------------------------------------------------------------------------
+    # --- plan and apply ---------------------------------------------------------------------------------------
 
     def next_step(self, step_id: int, now_ns: int) -> RunStep | None:
-        """Plan the next microbatch and apply the plan. None when there is nothing to run now."""
+        """Plan the next microbatch and apply the plan, which may preempt. Returns the step, which is in flight from now
+        on; None where steps are held, every stage has one, or no request can run. Sitting out ends here, and does not
+        count where no other request can run."""
         if self.paused or len(self.in_flight) >= len(self.stages):
             return None
         queues = self.queues
@@ -238,8 +239,6 @@ class Group:
         flight.step = step._replace(follows=token_sources(before, step))
         return flight.step
 
-    # --- apply ------------------------------------------------------------------------------------------------
-
     def _apply(self, plan: BatchPlan, step_id: int, now_ns: int) -> RunStep | None:
         if plan.version != self.version:
             raise StalePlanError(f"batch plan of version {plan.version}, group is at {self.version}")
@@ -266,7 +265,6 @@ class Group:
                 rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
         if not queues.waiting:
             self.head_blocked_by = None
-        # After the group's own rows are chosen: guests get only the room that these leave.
         guests = self._add_guests(rows) if self.guests else ()
         if not rows:
             return None
@@ -283,8 +281,8 @@ class Group:
         return step
 
     def _add_guests(self, rows: list[StepRow]) -> tuple[Guest, ...]:
-        """Put chunks of guests before the rows of a step, as many as it has room for. A group with suspects computes no
-        guests."""
+        """Put chunks of guests before the group's own rows of a step, in the room that these leave, and note them as
+        under way. Returns these guests. A group with suspects computes no guests."""
         if self.queues.suspects:
             return ()
         limits = self.planner.limits()
@@ -321,7 +319,7 @@ class Group:
         return step_row((state, context, num_tokens, samples, state.remote))
 
     def arm(self, step_id: int, safepoint_layers: int) -> RunStep:
-        """Give a step that was just planned safepoints."""
+        """Give a step in flight a safepoint after every ``safepoint_layers`` layers. Returns the step as it is now."""
         flight = self.in_flight[step_id]
         flight.step = flight.step._replace(safepoint_layers=safepoint_layers)
         return flight.step
@@ -329,8 +327,8 @@ class Group:
     # --- commit -----------------------------------------------------------------------------------------------
 
     def overtaking(self, step_id: int) -> list[RequestState]:
-        """Requests of a step with a chunk that has ended before the chunk that it follows. The earlier chunk got stuck
-        in the stages (the report of its failure may come later), so this one ran on KV that was not there."""
+        """Requests of a step whose chunk has ended before the chunk that it follows, which got stuck in the stages: it
+        ran on KV that was not there. Requests that are ending or start again anyway are left out."""
         if len(self.in_flight) < 2:
             return []
         return [
@@ -339,7 +337,9 @@ class Group:
         ]
 
     def commit(self, done: StepCompleted, now_ns: int) -> StepOutcome:
-        """Take the tokens of a finished step. Requests that end here are reported, not yet released."""
+        """Take a finished step: its tokens and guests' chunks count as computed, full blocks are sealed, and requests
+        get what they sampled, which is counted and charged; a suspect may be cleared by that. Requests that start again
+        get nothing, ending ones no token. Returns the outcome, with the requests that end here, not yet released."""
         queues = self.queues
         queues.note_change()
         flight = self.in_flight.pop(done.step_id)
@@ -396,7 +396,7 @@ class Group:
         return outcome
 
     def _count(self, outcome: StepOutcome, num_offline: int) -> None:
-        """Count the tokens of a step (``num_offline`` of them offline), by class and for their tenants."""
+        """Count a step's output tokens (``num_offline`` offline) by class and tenant, and note prompts as computed."""
         queues, fresh = self.queues, self.counters.fresh
         with_token = outcome.with_token() if outcome.ended else outcome.going_on
         fresh.offline_output += num_offline
@@ -408,7 +408,8 @@ class Group:
                 queues.charge(state, 0, 1)
 
     def _add_prompt_logprobs(self, state: RequestState, row: StepRow, entries: list[TokenLogprobs]) -> None:
-        """Append new entries only: after a preemption the same positions are computed again."""
+        """Append the entries that are new to the request's: after a preemption the same positions are computed again.
+        Nothing is appended behind a gap."""
         assert state.prompt_logprobs is not None
         # Entry i belongs to prompt position context_len + 1 + i.
         known = len(state.prompt_logprobs) - (row.context_len + 1)
@@ -416,7 +417,7 @@ class Group:
             state.prompt_logprobs += entries[known:]
 
     def fail(self, step_id: int) -> list[RequestState]:
-        """A step raised or was given up. Returns the group's own requests in it; nothing of the step counts."""
+        """Take a failed or abandoned step back: nothing of it counts. Returns the group's own requests in it."""
         self.queues.note_change()
         flight = self.in_flight.pop(step_id)
         end_chunks(flight.guests, self.blocks, are_computed=False)
@@ -425,7 +426,7 @@ class Group:
         return [row.state for row in flight.own_rows]
 
     def _end_of(self, state: RequestState, token: SampledToken) -> RowEnd | None:
-        """How a request ends with a token; None while it goes on."""
+        """How a request ends with a token: by a stop from ``min_tokens`` on, or by length; None while it goes on."""
         params = state.request.params
         num_output = state.num_tokens - state.num_prompt
         if num_output >= params.min_tokens:
@@ -440,15 +441,15 @@ class Group:
     # --- ends -------------------------------------------------------------------------------------------------
 
     def release_blocks(self, state: RequestState) -> None:
-        """Give back the blocks of a request that has ended, in every stage."""
+        """Give an ended request's blocks back in every stage, and count them. Its KV in host pools stays."""
         self.queues.note_change()
         self.counters.num_freed_blocks += self.blocks.num_exclusive(state)
         self.blocks.release(state)
         state.residences = hosted_only(state.residences)
 
     def preempt(self, state: RequestState, why: Preemption) -> None:
-        """Have the request give its blocks up, at once. With a checkpoint it is stored from now on and later computes
-        the tokens beyond it again; without one it is queued, and recomputed from all its tokens."""
+        """Have a request that is not in flight give its blocks up; this is counted and logged. With a checkpoint it is
+        stored and later computes the tokens beyond it again; without one it is queued, and recomputed in whole."""
         assert state.num_pending == 0 and not state.transfers, "a request in flight cannot be preempted"
         num_kept = self._kept_tokens(state)
         self.queues.take_out(state)
@@ -469,7 +470,7 @@ class Group:
         self.queues.enqueue(state)
 
     def check(self, *, with_ledgers: bool = True) -> None:
-        """Invariants of the group, for tests and idle moments. Raises AssertionError."""
+        """Check the group's invariants, those of its ledgers only ``with_ledgers``. Raises AssertionError."""
         if with_ledgers:
             self.blocks.check()
         self.queues.check()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from jettison.core.ports import StepRow
-from jettison.core.requests import RequestState
+from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.blocks import GroupBlocks
 from jettison.types import RequestId
 
@@ -60,22 +60,25 @@ class Guests:
         return sum(guest.state.num_computed - guest.num_computed for guest in self._by_id.values())
 
     def num_missing_before(self, state: RequestState) -> int:
-        """The same for guests that came before this one, which get their chunks first."""
+        """Tokens that are computed at the sources and not here, of the guests that came before this request's guest,
+        which get their chunks first. Of all guests, where the request has none."""
         before = takewhile(lambda guest: guest.state is not state, self._by_id.values())
         return sum(guest.state.num_computed - guest.num_computed for guest in before)
 
     def add(self, guest: Guest) -> None:
-        """Add a guest. Its request has blocks here, and no step has tokens of it."""
+        """Add a guest, as the last. Its request has blocks here, no step has tokens of it, and it is no guest yet."""
         assert guest.state.request_id not in self._by_id, f"{guest.state} is a guest already"
         self._by_id[guest.state.request_id] = guest
 
     def remove(self, guest: Guest) -> None:
-        """It gets no more chunks."""
+        """Take a guest out: it gets no more chunks. A step with its last chunk may still be under way."""
         del self._by_id[guest.state.request_id]
 
     def plan_rows(self, num_tokens: int, num_rows: int, blocks: GroupBlocks) -> tuple[tuple[Guest, ...], list[StepRow]]:
-        """Chunks for a step with room for ``num_tokens`` and ``num_rows`` more, in the order in which guests came;
-        changes nothing."""
+        """(guests, their rows) for a step with room for ``num_tokens`` and ``num_rows`` more, a chunk for each guest in
+        the order in which they came; changes nothing. A guest's chunk ends where its request is computed at its source,
+        or its blocks end. A guest with a chunk under way, or nothing to compute, is passed over, and so is one whose
+        request its source has just let go of."""
         guests: list[Guest] = []
         rows: list[StepRow] = []
         num_taken = 0
@@ -83,7 +86,7 @@ class Guests:
             state, first = guest.state, guest.num_computed
             end = min(state.num_computed, blocks.num_tokens_held(state))
             chunk = min(end - first, num_tokens - num_taken, guest.max_step_tokens - num_taken)
-            if guest.num_pending or chunk <= 0 or len(rows) >= num_rows:
+            if guest.num_pending or chunk <= 0 or len(rows) >= num_rows or state.phase is not Phase.RUNNING:
                 continue
             num_taken += chunk
             guests.append(guest)
@@ -92,14 +95,14 @@ class Guests:
 
 
 def begin_chunks(guests: Sequence[Guest], rows: Sequence[StepRow]) -> None:
-    """A step with these rows is issued."""
+    """Note the tokens of each guest's row as under way: the step is issued."""
     for guest, row in zip(guests, rows, strict=True):
         guest.num_pending = row.num_tokens
 
 
 def end_chunks(guests: Sequence[Guest], blocks: GroupBlocks, *, are_computed: bool) -> None:
-    """Their step has ended. Full blocks are final, so they can be found in the prefix cache at once, whatever becomes
-    of the guest."""
+    """Their step has ended, with their chunks if ``are_computed``. Full blocks are final, so they can be found in the
+    prefix cache at once, whatever becomes of the guest. Of a former guest nothing counts, and ``on_left`` is called."""
     for guest in guests:
         num_tokens, guest.num_pending = guest.num_pending, 0
         if guest.on_left is not None:

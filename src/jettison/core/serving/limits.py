@@ -31,5 +31,5 @@ class SchedulerLimits:
     (``core.serving.ahead``)."""
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that ``num_tokens`` tokens fill."""
+        """Blocks that ``num_tokens`` tokens take, the last of them perhaps in part."""
         return -(-num_tokens // self.block_size)

@@ -20,7 +20,7 @@ class RowEnd(NamedTuple):
 
     @property
     def is_fresh(self) -> bool:
-        """It got a token before it ended."""
+        """Whether the request got a token in this step: it asked for one, and sampling did not fail."""
         return self.token is not None and self.finish_reason is not FinishReason.ERROR
 
 

@@ -14,8 +14,9 @@ from jettison.policy.batching import RunningRow, VictimRow, WaitingRow, running_
 def running_rows(
     group: GroupView, states: Iterable[RequestState], *, is_ahead: bool = False
 ) -> list[RunningRow]:
-    """Rows of the running requests that have tokens to schedule. ``is_ahead``: a token that the step in flight will
-    sample counts as well."""
+    """Rows of those running requests that have tokens neither computed nor in flight, in the order given. Requests
+    whose holds keep them from steps, and requests that the next step is planned without (``absent``), have none.
+    ``is_ahead``: a token that the step in flight will sample counts as well."""
     block_size = group.limits.block_size
     tables = group.blocks.ledgers[0].tables
     absent = group.absent
@@ -37,7 +38,8 @@ def running_rows(
 
 
 def waiting_row(group: GroupView, state: RequestState) -> WaitingRow:
-    """The row of a waiting request, with the blocks that its admission takes."""
+    """The row of a waiting request, with the tokens found in the prefix cache and the blocks that its admission takes.
+    For an oversized request the cache is not asked."""
     blocks = group.blocks
     if blocks.is_oversized(state):
         total = group.limits.blocks_for(state.num_tokens)
@@ -47,7 +49,8 @@ def waiting_row(group: GroupView, state: RequestState) -> WaitingRow:
 
 
 def waiting_row_beside_victims(group: GroupView, state: RequestState) -> WaitingRow:
-    """The same where other requests may give way: they may be the only holders of blocks of its cached prefix."""
+    """The row of a waiting request where running requests may give way. It also counts the blocks of its cached prefix
+    that one request alone holds: they are lost if that one gives way."""
     row = waiting_row(group, state)
     if not row.num_cached_tokens:
         return row
@@ -55,7 +58,8 @@ def waiting_row_beside_victims(group: GroupView, state: RequestState) -> Waiting
 
 
 def victim_rows(group: GroupView, states: Iterable[RequestState]) -> list[VictimRow]:
-    """Rows of the running requests that may be preempted, in the order given."""
+    """Rows of those running requests that may be preempted, in the order given: no token of theirs is in flight, and no
+    hold is on them."""
     ledgers = group.blocks.ledgers
     return [
         VictimRow(
@@ -68,7 +72,7 @@ def victim_rows(group: GroupView, states: Iterable[RequestState]) -> list[Victim
 
 
 class EachTime:
-    """Rows that are made anew in each iteration, and only as far as it goes."""
+    """Rows that each iteration makes anew, and only as far as it goes."""
 
     def __init__(self, make: Callable[[], Iterator[WaitingRow]]) -> None:
         self._make = make

@@ -21,7 +21,7 @@ from jettison.types import NANOSECONDS, GroupId, RequestId
 
 
 class Queues:
-    """The requests of one group."""
+    """The requests of one group, by what they do: wait, run, move, or are stored."""
 
     def __init__(
         self,
@@ -32,7 +32,8 @@ class Queues:
         tokens: VirtualTokens | None = None,
         offline_tokens: VirtualTokens | None = None,
     ) -> None:
-        """``residence``: the one in which its requests run; all of them share it."""
+        """``residence``: the one in which its requests run; all of them share it. ``tokens``, ``offline_tokens``:
+        counts of tenants by class, shared by all groups of a cluster; None: its own."""
         self._tokens = tokens or VirtualTokens()
         self._offline_tokens = offline_tokens or VirtualTokens()
         self.waiting = WaitingQueue(self._tokens, limits.scheduling_policy)
@@ -81,7 +82,8 @@ class Queues:
         self._counts_priority = counts_priority(limits.scheduling_policy)
 
     def note_change(self) -> None:
-        """Note that the queues, or the progress of their requests, have changed."""
+        """Note that the queues, or the progress of their requests, have changed: plans made before are stale, the group
+        has to be planned again, and it may be freer."""
         self.version += 1
         self._touched.add(self._group_id)
         self._freer.add(self._group_id)
@@ -90,17 +92,17 @@ class Queues:
 
     @property
     def has_waiting(self) -> bool:
-        """Requests of some class wait."""
+        """Whether requests of some class wait."""
         return bool(self.waiting) or bool(self.waiting_offline)
 
     @property
     def has_offline(self) -> bool:
-        """Some offline request runs or waits."""
+        """Whether some offline request runs or waits; moving and stored ones do not count."""
         return self._num_offline > 0 or bool(self._offline_ids)
 
     @property
     def serves_online(self) -> bool:
-        """Some online request has been admitted: it runs, moves or is stored."""
+        """Whether some online request has been admitted: it runs, moves or is stored."""
         if len(self.running) > self._num_offline:
             return True
         if not (self.moving or self.stored):
@@ -109,12 +111,12 @@ class Queues:
 
     @property
     def has_both_classes(self) -> bool:
-        """Offline requests run or wait here, and online ones have been admitted or wait."""
+        """Whether offline requests run or wait here, and online ones have been admitted or wait."""
         return self.has_offline and (bool(self.waiting) or self.serves_online)
 
     @property
     def num_running_offline(self) -> int:
-        """Running offline requests."""
+        """How many offline requests run."""
         return self._num_offline
 
     def queue_of(self, state: RequestState) -> WaitingQueue:
@@ -122,11 +124,11 @@ class Queues:
         return self.waiting_offline if state.is_offline else self.waiting
 
     def all_requests(self) -> list[RequestState]:
-        """Waiting, running, moving and stored."""
+        """Requests that wait, run, move or are stored, in this order; a new list."""
         return [*self.waiting, *self.waiting_offline, *self.served()]
 
     def online_requests(self) -> list[RequestState]:
-        """All online requests of the group."""
+        """All online requests of the group, waiting ones first; a new list."""
         return [*self.waiting, *(s for s in self.served() if not s.is_offline)]
 
     def served(self) -> Iterator[RequestState]:
@@ -134,7 +136,7 @@ class Queues:
         return chain(self.running.values(), self.moving.values(), self.stored.values())
 
     def running_offline(self) -> list[RequestState]:
-        """Running offline requests, the last first: O(their number), as they come after all online ones."""
+        """Running offline requests, the last in order first: O(their number), as they come after all online ones."""
         return list(takewhile(lambda s: s.is_offline, reversed(self.running.values())))
 
     def holding_offline(self) -> list[RequestState]:
@@ -143,12 +145,13 @@ class Queues:
 
     @property
     def admits_offline(self) -> bool:
-        """Waiting offline requests may be admitted: offline work is not paused, and no stored offline request waits to
-        come back."""
+        """Whether waiting offline requests may be admitted: offline work is not paused, and no stored offline request
+        waits to come back."""
         return not (self.offline_holders or any(s.is_offline for s in self.stored.values()))
 
     def newcomers(self) -> Iterator[RequestState]:
-        """Waiting requests that may be admitted, in the order of service."""
+        """Waiting requests that may be admitted, in the order of service: online ones, then offline ones unless
+        ``admits_offline`` is False."""
         return chain(self.waiting, self.waiting_offline) if self.admits_offline else iter(self.waiting)
 
     @property
@@ -158,14 +161,14 @@ class Queues:
 
     @property
     def num_served_online(self) -> int:
-        """How many online requests have been admitted."""
+        """How many online requests have been admitted: running, moving, or stored."""
         if not (self._num_offline or self.moving or self.stored):
             return len(self.running)
         others = chain(self.moving.values(), self.stored.values())
         return len(self.running) - self._num_offline + sum(not s.is_offline for s in others)
 
     def queued_blocks(self) -> int:
-        """Blocks that all waiting online requests need."""
+        """Blocks that all waiting online requests need, whatever the prefix cache knows."""
         return self._num_queued_blocks
 
     def queued_tokens(self) -> int:
@@ -173,22 +176,24 @@ class Queues:
         return self._num_queued_tokens
 
     def unfinished_tokens(self) -> int:
-        """Tokens that running online requests have to compute before they decode."""
+        """Tokens that running online requests have to compute, of those with more than one left: they do not decode
+        yet."""
         return sum(
             ready for s in self.prefilling.values()
             if (ready := s.num_tokens - s.num_computed) > 1 and not s.is_offline
         )
 
     def mean_age_s(self, now_ns: int, *, is_offline: bool = False) -> float | None:
-        """How long ago the running requests of a class were first scheduled, on average; None without any."""
+        """How long ago, in seconds, the running requests of a class were first scheduled, on average; None where none
+        runs."""
         num, sum_ns = self._num_offline, self._sum_offline_ns
         if not is_offline:
             num, sum_ns = len(self.running) - num, self._sum_scheduled_ns - sum_ns
         return (num * now_ns - sum_ns) / NANOSECONDS / num if num else None
 
     def in_order(self, states: Iterable[RequestState]) -> list[RequestState]:
-        """Requests in the group's order of service: batches that give way (``policy.lending``) go last, as in a
-        queue."""
+        """These requests in the group's order of service (``policy.order``), except that batches that give way
+        (``policy.lending``) go last, as in a queue."""
         in_order = in_service_order(states, self._limits.scheduling_policy)
         return sorted(in_order, key=self._gives_way) if self._offline_tokens.gives_way else in_order
 
@@ -198,7 +203,9 @@ class Queues:
     # --- changing ------------------------------------------------------------------------------------------------
 
     def enqueue(self, state: RequestState) -> None:
-        """Put a request into the waiting queue."""
+        """Put a request that is in none of its queues into the group's waiting queue of its class. It belongs to this
+        group from now on, which has to be planned again but counts as no freer. A request on trial is noted as a
+        suspect."""
         self.version += 1
         self._touched.add(self._group_id)
         self._queued.add(self._group_id)
@@ -217,7 +224,7 @@ class Queues:
             self._queued_online.add(self._group_id)
 
     def note_suspect(self, state: RequestState) -> None:
-        """Note a request of the group as a suspect, if it is on trial."""
+        """Note a request of the group as a suspect, if it is on trial; else nothing."""
         if state.on_trial:
             self.suspects[state.request_id] = state
 
@@ -236,7 +243,8 @@ class Queues:
     def take_waiting(
         self, request_ids: Sequence[RequestId], steps_aside: Callable[[RequestState], bool]
     ) -> list[RequestState]:
-        """Take these out of the queue, in order; requests that have stepped aside stay in front."""
+        """Take these requests out of the waiting queues and return them, in the order of service, which ids must come
+        in. Waiting requests before them stay; those for which ``steps_aside`` is true have had their turn."""
         online = [r for r in request_ids if r not in self._offline_ids] if self._offline_ids else request_ids
         offline = request_ids[len(online) :]
         taken = self.waiting.take(online, steps_aside) if online else []
@@ -248,7 +256,9 @@ class Queues:
         return taken
 
     def resume(self, state: RequestState) -> None:
-        """Take a request with complete KV in every stage into the running set."""
+        """Take a request with complete KV in every stage into the running set, in the order of service: it was admitted
+        just now, or was moving here. It belongs to this group from now on, which is planned again, and its KV is at the
+        group's workers and, if some was, in host pools."""
         assert state.first_scheduled_ns is not None, f"{state} has never been admitted"
         self.note_change()
         self._stir(state.request_id)
@@ -275,7 +285,8 @@ class Queues:
             self._harvesting.add(self._group_id)
 
     def _goes_last(self, state: RequestState) -> bool:
-        """Whether a request is certainly the last of the running ones in service order. Hardly ever more than O(1)."""
+        """Whether a request is certainly the last of the running ones in service order; False: sort them. Its tenant
+        and turn are noted for later calls. Hardly ever more than O(1)."""
         last = next(reversed(self.running.values()), None)
         if last is None:
             self._tenants.clear()
@@ -297,33 +308,36 @@ class Queues:
         return own is None or own.order <= state.order
 
     def note_lending(self) -> None:
-        """Other batches give way than before."""
+        """Put the running requests in order again, as other batches give way than before. Nothing in a group where no
+        offline request runs or waits; else it has to be planned again."""
         if self.has_offline:
             self.note_change()
         if self._num_offline:
             self.running = {s.request_id: s for s in self.in_order(self.running.values())}
 
     def note_tokens(self, states: Iterable[RequestState]) -> None:
-        """Each of these has got a token: its prompt is computed."""
+        """Note that each of these has got a token: its prompt is computed, so it leaves ``prefilling``."""
         for state in states:
             self.prefilling.pop(state.request_id, None)
 
     @property
     def are_charged(self) -> bool:
-        """Whether the tenants' counts matter, as there are several."""
+        """Whether tenants are charged for tokens: of some class, several are known, so that their counts matter."""
         return self._tokens.are_shared or self._offline_tokens.are_shared
 
     def charge(self, state: RequestState, num_prompt: int, num_output: int = 0) -> None:
-        """Charge its tenant for tokens that have been computed for the first time, or will be from now on."""
+        """Charge a request's tenant, in the request's class, for tokens that have been computed for the first time, or
+        will be from now on. A lone tenant is not charged."""
         tokens = self._offline_tokens if state.is_offline else self._tokens
         tokens.charge(state.tenant, PROMPT_WEIGHT * num_prompt + OUTPUT_WEIGHT * num_output)
 
     def note_trusted(self, state: RequestState) -> None:
-        """A suspect has shown that it kills no worker."""
+        """Note that a suspect has shown that it kills no worker: it is a suspect no more."""
         self.suspects.pop(state.request_id, None)
 
     def keep_stored(self, state: RequestState) -> None:
-        """Take a request with KV in host pools only: it was moving here, or comes from another group."""
+        """Take a request with KV in host pools only, which is in no other queue but perhaps moving here, among the
+        stored ones. It belongs to this group from now on, which has to be planned again."""
         self.note_change()
         self._stir(state.request_id)
         self.moving.pop(state.request_id, None)
@@ -333,7 +347,8 @@ class Queues:
         self._harvesting.add(self._group_id)
 
     def take_all(self) -> list[RequestState]:
-        """Empty all queues (the group is about to be dissolved); returns their requests."""
+        """Empty all queues and return their requests: the group is about to be dissolved. The requests' blocks, phases
+        and places in line for a turn stay as they are."""
         self.note_change()
         states = self.all_requests()
         for state in states:
@@ -352,7 +367,8 @@ class Queues:
         return states
 
     def take_out(self, state: RequestState) -> None:
-        """Remove a request from the queue that it is in; its blocks stay where they are."""
+        """Remove a request from the queue that it is in, and have the group planned again; the request's blocks stay
+        where they are. A suspect is no longer noted here."""
         self.note_change()
         self._stir(state.request_id)
         self.suspects.pop(state.request_id, None)
@@ -371,7 +387,7 @@ class Queues:
     # --- checks -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Invariants, for tests and idle moments. Raises AssertionError."""
+        """Check the queues' invariants, for tests and idle moments. Raises AssertionError."""
         for state in self.running.values():
             assert state.phase is Phase.RUNNING and state.group_id == self._group_id, state
             num_unknown = self._limits.steps_ahead if state.num_pending else 0

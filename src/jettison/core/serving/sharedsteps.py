@@ -31,7 +31,9 @@ Planned = Callable[[BatchView, BatchLimits], BatchPlan]
 
 
 def plan_shared(group: GroupView, pace: Pace, limits: BatchLimits, planned: Planned, now_ns: int) -> BatchPlan:
-    """The next microbatch; ``planned``: how online requests alone would be planned."""
+    """The next microbatch of a group with requests of both classes (``policy.filling``): online ones as ``planned``
+    would plan them alone, offline ones in the tokens, blocks and time that are left. Where a flag bounds online steps,
+    too, prompts beside online decodes are cut to that bound first."""
     goals = pace.objectives()
     num_stages, copies = len(group.stages), group.pending_copies
     planned = partial(planned_within, group, pace, planned) if pace.bounds_online else planned
@@ -50,7 +52,7 @@ def plan_shared(group: GroupView, pace: Pace, limits: BatchLimits, planned: Plan
 def planned_within(
     group: GroupView, pace: Pace, planned: Planned, view: BatchView, limits: BatchLimits
 ) -> BatchPlan:
-    """The plan that ``planned`` makes of online requests, cut to the TPOT objective where they decode.
+    """The plan that ``planned`` makes, with no more prompt tokens beside decodes than the TPOT objective has room for.
 
     Where prompts come first, nothing is cut: decodes wait for prompts, however long these take.
     """
@@ -63,7 +65,9 @@ def planned_within(
 
 
 def _seconds(group: GroupView, offline: OfflineParams, goals: Objectives, now_ns: int) -> float | None:
-    """Seconds that a step may take; None: no bound, as no online request here waits for it."""
+    """Seconds that a step with offline tokens may take, by the objectives and by how long online requests have waited
+    for their first token. 0.0 where online requests hold more of the blocks than ``fill_below``. None: no bound, as no
+    online request here waits for it."""
     queues = group.queues
     if not queues.serves_online and all(group.blocks.is_oversized(s) for s in queues.waiting):
         return None
@@ -82,8 +86,8 @@ def online_share(group: GroupView, enough: float = 0.0) -> float:
 
 
 def _longest_wait_s(group: GroupView, now_ns: int) -> float | None:
-    """Longest wait of the running and waiting online requests without a first token; None without any. O(their
-    number)."""
+    """The longest time, in seconds, that an online request here has waited for its first token; None where none does.
+    Requests that are too large for the group do not count. O(running and waiting online requests)."""
     queues, blocks = group.queues, group.blocks
     arrivals = [s.request.arrival_ns for s in online_states(group) if s.first_token_ns is None]
     arrivals += [
@@ -95,7 +99,8 @@ def _longest_wait_s(group: GroupView, now_ns: int) -> float | None:
 def room_of_last_step(
     group: GroupView, limits: BatchLimits, state: RequestState | None, now_ns: int
 ) -> StepRoom | None:
-    """The size of the newest step under way, and its time with one token more of ``state``, an offline request; None
+    """The size of the newest step under way beside its limits; where objectives bound it, also its predicted time with
+    one token more of ``state``, an offline request, the time that it may take, and the online share of blocks. None
     without a step or a request."""
     flight = next(reversed(group.in_flight.values()), None)
     if flight is None or state is None:
@@ -119,14 +124,15 @@ def room_of_last_step(
 
 
 def online_states(group: GroupView) -> list[RequestState]:
-    """Running online requests, in the order of service."""
+    """Running online requests, in the order of service; a new list."""
     queues = group.queues
     return list(islice(queues.running.values(), len(queues.running) - queues.num_running_offline))
 
 
 def online_view(group: GroupView) -> BatchView:
-    """Online requests as if they were alone, with the free blocks. Its waiting rows may be iterated over again; they
-    are made anew each time."""
+    """The group as ``policy.batching`` sees it, with online requests alone and all blocks that are free now. Online
+    requests are victims of each other, but for while preemption is held. Its waiting rows may be iterated over again;
+    they are made anew each time."""
     blocks, states = group.blocks, online_states(group)
     num_allocatable = blocks.num_allocatable
     make = waiting_row_beside_victims if blocks.seals else waiting_row
@@ -139,8 +145,9 @@ def online_view(group: GroupView) -> BatchView:
 
 
 def offline_view(group: GroupView) -> OfflineView:
-    """Offline requests. They give way even while preemption is held: online requests do not wait for swaps while
-    offline ones have blocks."""
+    """The group's offline requests as ``policy.filling`` sees them. None of them may be admitted while offline work is
+    paused, a stored one waits to come back, or running ones sit out. They give way even while preemption is held:
+    online requests do not wait for swaps while offline ones have blocks."""
     queues = group.queues
     newest_first = queues.running_offline()
     waiting = queues.waiting_offline if queues.admits_offline and not group.sitting_out else ()

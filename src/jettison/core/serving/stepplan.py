@@ -52,7 +52,10 @@ class StepPlanner:
         self._limits_capacity = -1
 
     def next_plan(self, now_ns: int) -> BatchPlan:
-        """The next microbatch, for the group as it is now."""
+        """The plan of the next microbatch, for the group as it is now. A suspect is tried alone. Where objectives bound
+        steps, offline tokens fill what online requests leave, online requests alone keep to TPOT if a flag names it,
+        and offline requests alone keep to the bound on their steps. Else all requests are planned together, by
+        lookahead in pipelines."""
         group = self._group
         queues = group.queues
         if queues.suspects:
@@ -80,20 +83,21 @@ class StepPlanner:
         return None if plan.is_empty or plan.preemptions or plan.lacks_blocks else plan
 
     def _saturating_limits(self, pace: Pace) -> BatchLimits:
-        """Limits of a microbatch of offline requests alone: all decodes, and as many prompt tokens as saturate the
-        device."""
+        """Limits of a microbatch of offline requests alone: a token for each running request, and as many prompt tokens
+        as saturate the device, never more than the plain limit."""
         limits = self.limits()
         num_tokens = saturating_tokens(pace.predictor, limits.max_num_tokens, len(self._group.stages))
         return limits._replace(
             max_num_tokens=min(limits.max_num_tokens, len(self._group.queues.running) + num_tokens))
 
     def note_applied(self) -> None:
-        """The plan was applied: microbatches planned ahead stay valid until the group changes in another way."""
+        """Note that the group has applied the plan: microbatches planned ahead stay valid until it changes in another
+        way."""
         self._ahead_version = self._group.version
 
     def _planned(self, *, online_only: bool = False) -> Planned:
-        """The function that plans the next microbatch: within shares planned ahead, or by plain budgets where there is
-        little to balance."""
+        """The function that plans the next microbatch: within the next shares planned ahead, in a pipeline with
+        lookahead, or by plain budgets where there is little to balance."""
         limits = self._group.limits
         if len(self._group.stages) > 1 and limits.lookahead.enabled:
             shares = self._next_shares(online_only)
@@ -102,7 +106,8 @@ class StepPlanner:
         return plan_prefill_first if limits.prefill_first else plan_batch
 
     def _next_shares(self, online_only: bool) -> dict[RequestId, int] | None:
-        """The next of the microbatches planned ahead, if any; they are planned anew whenever the group has changed."""
+        """Take the next of the microbatches planned ahead, as tokens a request; None: plain budgets apply. They are
+        planned anew where none is left, or the group has changed."""
         if not self._ahead or self._ahead_version != self._group.version:
             least_tokens = self._group.limits.lookahead.min_tokens or LEAST_TOKENS
             view = self._lookahead_view(online_only)
@@ -110,7 +115,8 @@ class StepPlanner:
         return self._ahead.popleft() if self._ahead else None
 
     def _plan_balanced(self, shares: dict[RequestId, int], view: BatchView, limits: BatchLimits) -> BatchPlan:
-        """Plan within shares; by plain budgets where memory allows none of the shares."""
+        """Plan within shares; by plain budgets where memory allows none of the shares. If it does not, or a request is
+        preempted, the microbatches planned ahead are dropped."""
         plan = plan_batch(view, limits, shares)
         if plan.is_empty or plan.preemptions:
             self._ahead.clear()
@@ -120,10 +126,11 @@ class StepPlanner:
 
     def _trial_plan(self) -> BatchPlan:
         """The plan while some request may be what kills workers (a suspect): it runs alone, in turn with steps of all
-        others.
+        others. Where one side has nothing to run, the other goes on. Of several suspects a running one is tried, else
+        the first in the order of service; the rest wait.
 
-        One step is in flight at a time, so the requests under way at a worker's death are known. Suspects wait for each
-        other. No request passes a suspect that waits for memory or a place, or the suspect would never be tried.
+        The plan is empty while a step is in flight, so the requests under way at a worker's death are known. No request
+        passes a suspect that waits for memory or a place, or the suspect would never be tried.
         """
         group = self._group
         if group.in_flight:
@@ -135,8 +142,6 @@ class StepPlanner:
         alone = plan_batch(
             self.view()._replace(waiting=own_row), limits, {suspect.request_id: limits.max_num_tokens}
         )
-        # Turns: a step of the suspect alone, then one of the others. Where one side has nothing to run, the other goes
-        # on.
         if not alone.is_empty and not self._was_alone:
             self._was_alone = True
             return alone
@@ -155,7 +160,7 @@ class StepPlanner:
     # --- views ------------------------------------------------------------------------------------------------
 
     def limits(self) -> BatchLimits:
-        """Bounds of one microbatch of this group."""
+        """Bounds of one microbatch of this group; they change with its capacity alone."""
         group = self._group
         capacity = group.blocks.capacity
         if self._limits is None or capacity != self._limits_capacity:
@@ -170,8 +175,8 @@ class StepPlanner:
         return self._limits
 
     def view(self, *, is_ahead: bool = False) -> BatchView:
-        """The group as ``policy.batching`` sees it, all its requests together. ``is_ahead``: with the tokens that the
-        step in flight will sample, and nothing that could be preempted."""
+        """The group as ``policy.batching`` sees it, all its requests together; it has no victims while preemption is
+        held. ``is_ahead``: with the tokens that the step in flight will sample, and without victims."""
         group, blocks, running = self._group, self._group.blocks, self._group.queues.running
         num_allocatable = blocks.num_allocatable
         return BatchView(
@@ -184,8 +189,8 @@ class StepPlanner:
         return map(partial(waiting_row, self._group), self._waiting())
 
     def _waiting(self) -> Iterator[RequestState]:
-        """Online requests, then offline ones that may be admitted, unless running ones sit out; each class in the order
-        of service."""
+        """Waiting online requests, then offline ones that may be admitted, unless running ones sit out; each class in
+        the order of service."""
         queues = self._group.queues
         return iter(queues.waiting) if self._group.sitting_out else queues.newcomers()
 
@@ -221,7 +226,9 @@ class StepPlanner:
         )
 
     def _admissible(self, horizon: int, limits: BatchLimits, online_only: bool) -> list[QueuedChunk]:
-        """Waiting requests that memory would admit now, up to ``horizon`` tokens."""
+        """Chunks of waiting requests that memory and places would admit now, in the order of service, until they have
+        ``horizon`` tokens; oversized ones are passed over. ``online_only``: as if the places and blocks of offline
+        requests were free, where online requests wait."""
         group = self._group
         queues, num_free, rows = group.queues, group.blocks.num_free, self._waiting_rows()
         num_running = len(queues.running)

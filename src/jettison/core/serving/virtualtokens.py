@@ -28,7 +28,7 @@ LEAST_SWEEP = 64
 
 
 def key_of(state: RequestState) -> BatchKey:
-    """Key of the batch that an offline request belongs to."""
+    """Key of the batch that an offline request belongs to: its tenant and its deadline."""
     return state.tenant, state.request.deadline_ns
 
 
@@ -57,7 +57,7 @@ class VirtualTokens:
     # --- reading ----------------------------------------------------------------------------------------------
 
     def of(self, tenant: TenantId) -> int:
-        """A tenant's count; 0 for one that is not known."""
+        """A tenant's count of virtual tokens; 0 for a tenant that is not known."""
         return self._counts.get(tenant, 0)
 
     @property
@@ -67,13 +67,14 @@ class VirtualTokens:
         return len(self._counts) > 1
 
     def catch_up(self) -> None:
-        """Counts are about to be compared."""
+        """Have all groups commit the steps that have ended: counts are about to be compared."""
         self._catch_up()
 
     # --- changing ---------------------------------------------------------------------------------------------
 
     def queue(self, state: RequestState) -> None:
-        """A request waits in a group. Idempotent; nothing where it has had its turn."""
+        """Put a request that waits in a group in line. If it is its tenant's first there, the tenant's count is lifted
+        (rule 2), and tenants may be forgotten (rule 3). Nothing where it is in line, or has had its turn."""
         if state.is_in_line or state.turn is not None:
             return
         state.is_in_line = True
@@ -83,13 +84,15 @@ class VirtualTokens:
         self._in_line[state.tenant] = num + 1
 
     def take_turn(self, state: RequestState) -> None:
-        """A request is served for the first time, or steps aside."""
+        """Take a request that is served for the first time, or steps aside, out of the line, and give it the next
+        turn."""
         self.leave(state)
         self.num_turns += 1
         state.turn = self.num_turns
 
     def leave(self, state: RequestState) -> None:
-        """A request is no longer in line, if it was."""
+        """Take a request out of the line, if it is in it. Where its tenant has no other request there, remember that
+        this tenant left the line last."""
         if not state.is_in_line:
             return
         state.is_in_line = False
@@ -100,7 +103,7 @@ class VirtualTokens:
             self._last = tenant
 
     def charge(self, tenant: TenantId, num_virtual: int) -> None:
-        """A tenant has been served ``num_virtual`` virtual tokens."""
+        """Add ``num_virtual`` virtual tokens to a tenant's count; nothing while fewer than two tenants are known."""
         if self.are_shared:
             self._counts[tenant] += num_virtual
 
@@ -118,7 +121,8 @@ class VirtualTokens:
         counts[tenant] = max(counts.get(tenant, 0), least)
 
     def _least(self) -> int:
-        """The count that idle tenants are lifted to."""
+        """The least count of the tenants in line; without any, the count of the tenant that left the line last, or
+        0."""
         if self._in_line:
             return min(map(self._counts.__getitem__, self._in_line))
         return 0 if self._last is None else self._counts[self._last]
@@ -126,7 +130,8 @@ class VirtualTokens:
     # --- checks -----------------------------------------------------------------------------------------------
 
     def check(self, requests: Iterable[RequestState]) -> None:
-        """Invariants, for tests and idle moments; ``requests``: all requests of the class. Raises AssertionError."""
+        """Check the line against ``requests``, all requests of the class; for tests and idle moments. Raises
+        AssertionError."""
         in_line = [s for s in requests if s.is_in_line]
         assert self._in_line == Counter(s.tenant for s in in_line) and all(s.turn is None for s in in_line)
         assert self._in_line.keys() <= self._counts.keys()

@@ -19,10 +19,11 @@ from jettison.types import RequestId
 
 
 class WaitingQueue:
-    """Iterates in the order of service. Must not change while it is iterated over."""
+    """Waiting requests of one class in one group; iterating gives them in the order of service. They must not change
+    meanwhile."""
 
     def __init__(self, tokens: VirtualTokens | None = None, policy: SchedulingPolicy = "fcfs") -> None:
-        """``tokens``: shared by all groups of a cluster."""
+        """``tokens``: the counts of tenants, shared by all groups of a cluster; None: its own."""
         self._tokens = tokens or VirtualTokens()
         self._policy: SchedulingPolicy = policy
         self._lines: dict[TenantId, deque[RequestState]] = {}
@@ -52,18 +53,19 @@ class WaitingQueue:
         return iter(next(iter(self._lines.values()), ()))
 
     def num_by_tenant(self) -> dict[TenantId, int]:
-        """Requests that wait, of each tenant that has any."""
+        """How many requests wait, by tenant; tenants without any are left out."""
         return {tenant: len(line) for tenant, line in self._lines.items()}
 
     def heads(self) -> dict[TenantId, RequestState]:
-        """The next request of each tenant that has any."""
+        """The next request of each tenant, by tenant; tenants without any are left out."""
         if self._gave_way is not self._tokens.gives_way:
             self._refresh()
         return {tenant: line[0] for tenant, line in self._lines.items()}
 
     @property
     def head(self) -> RequestState | None:
-        """The request that is next; None where none waits."""
+        """The request that is next; None where none waits. Where several tenants wait, all groups commit the steps that
+        have ended first, and tenants that were served meanwhile are ranked again."""
         if self._gave_way is not self._tokens.gives_way:
             self._refresh()
         if not self._ranked:
@@ -78,7 +80,8 @@ class WaitingQueue:
         return [s for line in self._lines.values() for s in line if goes_before(s, served, self._policy)]
 
     def _by_tokens(self) -> Iterator[RequestState]:
-        """The order in which ``take`` would serve them, each charged for its prompt as it comes."""
+        """Yield the requests of several tenants in the order in which ``take`` would serve them, each tenant charged
+        for each prompt as it comes."""
         self._tokens.catch_up()
         heap = self._ranked.copy()  # sorted, so a heap
         lines: dict[TenantId, Iterator[RequestState]] = {}
@@ -109,7 +112,8 @@ class WaitingQueue:
     # --- changing ---------------------------------------------------------------------------------------------
 
     def add(self, state: RequestState) -> None:
-        """Put a request into its tenant's line."""
+        """Put a request among its tenant's own, in the tenant's order. It is in line for a turn
+        (``core.serving.virtualtokens``), unless it has had one."""
         if self._gave_way is not self._tokens.gives_way:
             self._refresh()
         tenant = state.tenant
@@ -126,7 +130,8 @@ class WaitingQueue:
             self._rank(tenant)
 
     def remove(self, state: RequestState) -> None:
-        """Take out a request that was not served. Raises ValueError where it does not wait here."""
+        """Take a request out that was not served: its turn, or its place in line for one, stays as it is. Raises
+        ValueError where it does not wait here."""
         if self._gave_way is not self._tokens.gives_way:
             self._refresh()
         line = self._lines.get(state.tenant, deque())
@@ -138,7 +143,7 @@ class WaitingQueue:
         self._rank(state.tenant)
 
     def clear(self) -> list[RequestState]:
-        """Empty the queue; returns its requests, in the order of service."""
+        """Empty the queue and return its requests, in the order of service."""
         states = list(self)
         for part in (self._lines, self._keys, self._ranked):
             part.clear()
@@ -148,10 +153,10 @@ class WaitingQueue:
     def take(
         self, request_ids: Sequence[RequestId], steps_aside: Callable[[RequestState], bool]
     ) -> list[RequestState]:
-        """Serve these, which come in the order of service.
+        """Serve these requests, which come in the order of service: take them out, give each its turn, and return them.
 
         A request that is passed over stays. A request that steps aside has thereby had its turn, and is first again as
-        soon as the group can hold it.
+        soon as the group can hold it. Raises AssertionError for ids in another order.
         """
         taken: list[RequestState] = []
         seen: list[RequestState] = []
@@ -179,7 +184,8 @@ class WaitingQueue:
             self._tokens.take_turn(state)
 
     def _rank(self, tenant: TenantId) -> None:
-        """Rank a tenant again: its next request may have changed or had its turn, or the tenant has been served."""
+        """Rank a tenant again: its next request may have changed or had its turn, or the tenant has been served. A
+        tenant without waiting requests is dropped; below two tenants there are no ranks."""
         if not self._lines[tenant]:
             del self._lines[tenant]
         if len(self._lines) < 2:
@@ -205,7 +211,7 @@ class WaitingQueue:
         return key_of(state) in self._gave_way, state.order
 
     def _refresh(self) -> None:
-        """Put the lines in order again: other batches give way than before."""
+        """Put all lines and ranks in order again: other batches give way than before."""
         self._gave_way = self._tokens.gives_way
         self._lines = {tenant: deque(sorted(line, key=self._own_key)) for tenant, line in self._lines.items()}
         if len(self._lines) > 1:
@@ -213,7 +219,7 @@ class WaitingQueue:
             self._ranked = sorted((key, name) for name, key in self._keys.items())
 
     def check(self) -> None:
-        """Invariants, for tests and idle moments. Raises AssertionError."""
+        """Check the queue's invariants, for tests and idle moments. Raises AssertionError."""
         if self._gave_way is not self._tokens.gives_way:
             self._refresh()
         assert self._num == sum(map(len, self._lines.values())) and all(self._lines.values())

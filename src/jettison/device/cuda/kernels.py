@@ -15,18 +15,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 from torch import Tensor
 
 from jettison.device.cuda import elementwise
 from jettison.device.cuda.attention import Launch, Parts, attend, early_launch
+from jettison.device.cuda.rows import StepRows, lay_out
 from jettison.device.cuda.tiles import Tile, choose_tile
-from jettison.device.cuda.worklist import WorkShape, fill_places, fill_work, num_words
+from jettison.device.cuda.worklist import WorkShape
 from jettison.device.kernels.base import (
     CUDA,
     CUDA_INVARIANT,
@@ -46,27 +45,11 @@ from jettison.device.kernels.base import (
 from jettison.device.kernels.layer import feed_forward
 from jettison.device.kernels.operands import Activations, Int32Array, LayerConstants, LayerWeights, PackedMatrix, Weight
 from jettison.device.kernels.registry import KernelsUnavailableError
-from jettison.device.kernels.torch_kernels import check_rows
 from jettison.errors import ConfigError
 
 _HEADS_A_PROGRAM = 4
 _SILU_BLOCK = 1024
 _GATHER_BLOCK = 2048
-
-
-class StepRows(NamedTuple):
-    """The rows of a step on the device, which its layers read instead of lengths on the host."""
-
-    tables: Tensor
-    """int32 [R, max_blocks]"""
-    positions: Tensor
-    """int32 [T]"""
-    slots: Tensor
-    """int32 [T]: where keys and values go (``worklist.fill_places``); negative: nowhere."""
-    work: Tensor
-    """int32: ``worklist.fill_work`` for ``tile``."""
-    tile: Tile
-    only_context: bool = False
 
 
 def load_fast(variant: str | None = None, among: Sequence[str] | None = None) -> CudaKernels:
@@ -124,22 +107,14 @@ class CudaKernels:
         num_tokens: int, only_context: bool = False,
     ) -> StepRows:
         """Check a step's rows, and copy to the device what its layers need. Raises as ``Kernels.attention`` does."""
-        tables, queries, contexts = check_rows(
-            arena, block_tables, query_lens, context_lens, num_tokens, only_context
-        )
-        shape = self.work_shape(heads, arena, int(queries.max(initial=0)))
-        words = np.empty(num_words(shape, num_tokens, len(queries)), dtype=np.int32)
-        fill_work(words, queries, contexts, shape, only_context)
-        positions, slots = np.empty(num_tokens, dtype=np.int32), np.empty(num_tokens, dtype=np.int32)
-        if not only_context:
-            fill_places(tables, queries, contexts, arena.shape[3], positions, slots)
-        return StepRows(
-            self._copied(tables), self._copied(positions), self._copied(slots), self._copied(words), shape.tile,
+        laid = lay_out(
+            partial(self.work_shape, heads, arena), arena, block_tables, query_lens, context_lens, num_tokens,
             only_context,
         )
-
-    def _copied(self, array: npt.NDArray[np.integer]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        # The driver puts memory that is not pinned aside before a call returns, so none has to wait for the card.
+        return laid.on_card({
+            name: torch.from_numpy(array).to(self.device, non_blocking=True) for name, array in laid.arrays().items()
+        })
 
     def attend(
         self, q: Tensor, arena: Tensor, rows: StepRows, out: Tensor, scale: float, lse: Tensor | None = None
@@ -264,7 +239,7 @@ class CudaKernels:
         index = torch.as_tensor(positions)
         if not index.is_cuda and index.numel() and not 0 <= int(index.min()) <= int(index.max()) < cos.shape[0]:
             raise IndexError(f"a position lies outside the {cos.shape[0]} of the rotary tables")
-        index = index.to(self.device, torch.int32)
+        index = index.to(torch.int32).to(self.device, non_blocking=True)
         for heads in (q, k):
             self._heads(heads, cos=cos, sin=sin, positions=index)
 
@@ -324,27 +299,6 @@ class CudaKernels:
         elementwise.argmax_kernel[(rows,)](
             best, at_best, out, num_parts, BLOCK=triton.next_power_of_2(num_parts), PDL=self.launches_early,
             num_warps=1, **self._launch(),
-        )
-
-    def gather_blocks(self, addresses: Tensor, piece: Tensor) -> None:
-        """Copy rows of memory, KV blocks as a rule, one after the other into a piece of staging.
-
-        ``addresses``: int64 [n], multiples of 16, on the device; ``piece``: uint8, n rows of equal length, a multiple
-        of 16 bytes. Raises ValueError for other sizes.
-        """
-        self._copy_rows(addresses, piece, to_piece=True)
-
-    def scatter_blocks(self, addresses: Tensor, piece: Tensor) -> None:
-        """The inverse of ``gather_blocks``."""
-        self._copy_rows(addresses, piece, to_piece=False)
-
-    def _copy_rows(self, addresses: Tensor, piece: Tensor, *, to_piece: bool) -> None:
-        row_bytes, rest = divmod(piece.numel(), max(1, len(addresses)))
-        if rest or row_bytes % 16 or piece.dtype != torch.uint8 or addresses.dtype != torch.int64:
-            fail(f"{len(addresses)} rows of a multiple of 16 bytes are not {piece.numel()} of {piece.dtype}")
-        words, block = row_bytes // 4, elementwise.COPY_WORDS
-        elementwise.copy_rows_kernel[(len(addresses), triton.cdiv(words, block))](
-            addresses, piece.view(torch.int32), words, TO_PIECE=to_piece, BLOCK=block, num_warps=8
         )
 
     # ----------------------------------------------------------------------------------------------------- packing

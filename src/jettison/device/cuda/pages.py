@@ -42,6 +42,9 @@ class PagePool:
     Each page has its own handle, because the driver cannot map a part of a handle.
     """
 
+    prepares = True
+    """Mappings that nothing owns stay, and cost nothing."""
+
     def __init__(self, budget_bytes: int, page_bytes: int, driver: Driver | None = None) -> None:
         if page_bytes < 1:
             raise ValueError(f"pages of {page_bytes} bytes")
@@ -193,6 +196,16 @@ class Arena:
         self._handles.check_pages(page, num_pages)
         is_free = self.owned[position : position + num_pages] == NONE
         return sum(self._put(position + lo, page + lo, count) for lo, count in runs(is_free))
+
+    def mapped(self, position: int, num_pages: int) -> list[tuple[int, int, int]]:
+        """See ``device.pages``."""
+        self._check_positions(position, num_pages)
+        there = self.span.there[position : position + num_pages]
+        ends = np.flatnonzero(np.diff(there) != 1) + 1
+        starts = np.concatenate(([0], ends)).tolist()
+        lengths = np.diff([*starts, num_pages]).tolist()
+        found = zip(starts, there[starts].tolist(), lengths)
+        return [(position + lo, page, count) for lo, page, count in found if page >= 0]
 
     def copy(self, page: int, offset: int, at: int, num_bytes: int) -> None:
         """Copy on the card, from the pool's own view."""

@@ -10,6 +10,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -51,7 +52,13 @@ def byte_level_tokenizer(vocab_size: int) -> Tokenizer:
 def write_tokenizer(model_dir: Path, vocab_size: int, max_length: int) -> None:
     """Write ``tokenizer.json`` and ``tokenizer_config.json``."""
     byte_level_tokenizer(vocab_size).save(str(model_dir / "tokenizer.json"))
-    config = {
+    text = json.dumps(tokenizer_config(max_length), indent=2, ensure_ascii=False) + "\n"
+    (model_dir / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def tokenizer_config(max_length: int) -> dict[str, Any]:
+    """The contents of ``tokenizer_config.json``."""
+    return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
         "eos_token": EOS,
@@ -62,8 +69,6 @@ def write_tokenizer(model_dir: Path, vocab_size: int, max_length: int) -> None:
         "model_max_length": max_length,
         "chat_template": CHAT_TEMPLATE,
     }
-    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-    (model_dir / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
 def _merged_texts() -> Iterator[str]:

@@ -60,6 +60,8 @@ class Batch(NamedTuple):
     """[T]"""
     remote: RemoteParts | None = None
     """Rows with KV at other workers in some layers."""
+    attend: Callable[[LayerWeights, StepBuffers, LayerConstants], None] | None = None
+    """``Kernels.attend_layer`` for these rows, from where the back end has put them; None: from the arrays here."""
 
 
 class Decoder:
@@ -98,27 +100,38 @@ class Decoder:
         ``between_layers`` is called after attention and after the MLP of a layer, when nothing is half written. After
         the run the residual holds every addition and, where ``is_last``, ``buffers.x`` holds its final norm.
         """
-        kernels, eps = self._kernels, self.config.rms_norm_eps
-        x, residual = buffers.x, buffers.residual
-        weights = self._layer(layers.lo)
-        kernels.rms_norm(x=residual, weight=weights.input_norm, eps=eps, out=x)
         for layer in layers.layers():
+            is_first = layer == layers.lo
             if gives_up is not None and (layer - layers.lo) % every == 0 and gives_up():
                 return False
-            if layer > layers.lo:
-                if between_layers is not None:
-                    between_layers()
-                weights = self._layer(layer)
-                kernels.add_rms_norm(x, residual, weights.input_norm, eps, x)
-            self._attend(layer, weights, batch, buffers)
-            if between_layers is not None:
+            if between_layers is not None and not is_first:
                 between_layers()
-            kernels.feed_forward(weights, buffers, self._constants)
-        if is_last:
-            kernels.add_rms_norm(x, residual, self._workspace.final_norm, eps, x)
-        else:
-            residual.add_(x)
+            self.run_layer(layer, batch, buffers, is_first, between_layers)
+        self.end_layers(buffers, is_last)
         return True
+
+    def run_layer(
+        self, layer: int, batch: Batch, buffers: StepBuffers, is_first: bool,
+        between_halves: Callable[[], None] | None = None,
+    ) -> None:
+        """Run one layer of a range. ``is_first``: of the range, so that ``buffers.x`` adds nothing to the residual."""
+        kernels, eps, weights = self._kernels, self.config.rms_norm_eps, self._layer(layer)
+        if is_first:
+            kernels.rms_norm(x=buffers.residual, weight=weights.input_norm, eps=eps, out=buffers.x)
+        else:
+            kernels.add_rms_norm(buffers.x, buffers.residual, weights.input_norm, eps, buffers.x)
+        self._attend(layer, weights, batch, buffers)
+        if between_halves is not None:
+            between_halves()
+        kernels.feed_forward(weights, buffers, self._constants)
+
+    def end_layers(self, buffers: StepBuffers, is_last: bool) -> None:
+        """After the last layer of a range; see ``run_layers``."""
+        if is_last:
+            norm, eps = self._workspace.final_norm, self.config.rms_norm_eps
+            self._kernels.add_rms_norm(buffers.x, buffers.residual, norm, eps, buffers.x)
+        else:
+            buffers.residual.add_(buffers.x)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits of final hidden states ``x`` [n, hidden], n <= max_num_seqs: a view that the next call overwrites."""
@@ -131,6 +144,9 @@ class Decoder:
         kernels = self._kernels
         rows = (batch.block_tables, batch.query_lens, batch.context_lens)
         remote = None if batch.remote is None else batch.remote.at(layer)
+        if (batch.remote is None or remote is None) and batch.attend is not None:
+            batch.attend(weights, buffers, self._constants)
+            return
         if batch.remote is None or remote is None:
             kernels.attend_layer(weights, buffers, self._constants, *rows, batch.positions)
             return

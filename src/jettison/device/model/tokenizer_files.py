@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import tokenizers
 
+from jettison.device.model import byte_tokenizer
 from jettison.device.model.added_tokens import PARTS, added_tokens, token_text
 from jettison.device.model.jsonfile import JsonObject
 from jettison.device.model.standins import why_not_itself
@@ -61,6 +62,11 @@ class TokenizerFiles:
     """A line for each token that got another id than the folder states."""
 
 
+def has_tokenizer(model_dir: Path) -> bool:
+    """Whether a folder has a tokenizer, be it a broken one."""
+    return why_not_itself(model_dir / TOKENIZER) is not None or (model_dir / TOKENIZER).exists()
+
+
 def read_tokenizer(model_dir: Path) -> TokenizerFiles:
     """The tokenizer files of a folder. Raises ModelError, one line that names the file."""
     path = model_dir / TOKENIZER
@@ -80,6 +86,16 @@ def read_tokenizer(model_dir: Path) -> TokenizerFiles:
     return TokenizerFiles(
         backend, parts.is_byte_level, config.values, first | second if is_legacy else second | first, said, doubts
     )
+
+
+def byte_tokenizer_files(vocab_size: int) -> TokenizerFiles:
+    """What a folder without tokenizer files has instead, where its weights are random: see ``byte_tokenizer``. Raises
+    ModelError where a model has too few tokens for it."""
+    if vocab_size < byte_tokenizer.MIN_VOCAB_SIZE:
+        raise ModelError(f"{vocab_size} tokens are too few for bytes: {TOKENIZER} is needed")
+    config = byte_tokenizer.tokenizer_config(max_length=1 << 30)
+    parts = _parts(config)
+    return TokenizerFiles(byte_tokenizer.byte_level_tokenizer(vocab_size), True, config, parts, {CONFIG: parts}, ())
 
 
 def _tokenizer(path: Path) -> tuple[_TokenizerFile, tokenizers.Tokenizer]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -34,6 +34,14 @@ from jettison.types import ShardId
 
 PIECE_BYTES = 4 << 20
 """Most bytes of a piece, counted in float64: a millisecond or two from memory."""
+
+
+class Rows(Protocol):
+    """The rows of a model's tensors."""
+
+    def copy_rows(self, source: TensorSource, start: int, dest: Tensor) -> None:
+        """Rows from ``start`` on, as many as ``dest`` has, in its dtype. Raises ModelError."""
+        ...
 
 
 class WeightFolder:
@@ -111,8 +119,8 @@ class WeightFolder:
         self.open()
         layout = self.layouts[shard]
         views = layout.views(slab, self._dtype)
-        digester, end = Digester(), 0
-        with _Files(self._file_of) as files:
+        digester, end = self._digester(shard), 0
+        with self._reading() as rows_of:
             for slot in layout.slots:
                 self._skip(slab[end : slot.offset], digester)
                 end = slot.offset + math.prod(slot.shape) * self._dtype.itemsize
@@ -120,9 +128,9 @@ class WeightFolder:
                 for source in slot.sources:
                     rows = views[slot.name][row : row + source.shape[0]]
                     if is_packed:
-                        yield from self._packing(files, source, row, PackedMatrix(views[slot.name]))
+                        yield from self._packing(rows_of, source, row, PackedMatrix(views[slot.name]))
                     else:
-                        yield from self._copying(files, source, rows, digester)
+                        yield from self._copying(rows_of, source, rows, digester)
                     row += source.shape[0]
                 if is_packed:
                     yield from self._digesting(slab[slot.offset : end], digester)
@@ -132,9 +140,17 @@ class WeightFolder:
     def load_final_norm(self, dest: Tensor) -> None:
         """Fill the final norm, [hidden_size] of any float dtype."""
         self.open()
-        with _Files(self._file_of) as files:
-            for _ in self._copying(files, self._final_norm, dest, Digester()):
+        with self._reading() as rows_of:
+            for _ in self._copying(rows_of, self._final_norm, dest, Digester()):
                 pass
+
+    def _digester(self, shard: ShardId) -> Digester:
+        """For one reading of a shard."""
+        return Digester()
+
+    def _reading(self) -> AbstractContextManager[Rows]:
+        """Where the rows of tensors come from, for one reading."""
+        return _Files(self._file_of)
 
     def _sources(self) -> Iterator[TensorSource]:
         for layout in self.layouts.values():
@@ -146,12 +162,12 @@ class WeightFolder:
         """Whether a tensor is one that old exporters wrote although it follows from others."""
         return name.endswith("rotary_emb.inv_freq") or (self._tied and name == "lm_head.weight")
 
-    def _copying(self, files: _Files, source: TensorSource, dest: Tensor, digester: Digester) -> Iterator[None]:
+    def _copying(self, rows_of: Rows, source: TensorSource, dest: Tensor, digester: Digester) -> Iterator[None]:
         """Copy a tensor to its place in the slab, a piece at a time."""
-        for start, end in _pieces(source):
+        for start, end in pieces_of(source, PIECE_BYTES // 8):
             started_ns = time.perf_counter_ns()
             with self._bytes.writing(dest[start:end]) as piece:
-                files.copy_rows(source, start, piece)
+                rows_of.copy_rows(source, start, piece)
                 copied_ns = time.perf_counter_ns()
                 digester.update(piece)
                 if not _is_finite(piece):
@@ -159,13 +175,13 @@ class WeightFolder:
             self._note_time(started_ns, copied_ns)
             yield
 
-    def _packing(self, files: _Files, source: TensorSource, row: int, matrix: PackedMatrix) -> Iterator[None]:
+    def _packing(self, rows_of: Rows, source: TensorSource, row: int, matrix: PackedMatrix) -> Iterator[None]:
         """Pack a tensor's rows into a matrix, from its row ``row`` on, a piece at a time."""
         assert self._kernels is not None
-        for start, end in _pieces(source):
+        for start, end in pieces_of(source, PIECE_BYTES // 8):
             started_ns = time.perf_counter_ns()
             piece = torch.empty((end - start, *source.shape[1:]), dtype=self._dtype)
-            files.copy_rows(source, start, piece)
+            rows_of.copy_rows(source, start, piece)
             on_device = self._bytes.tensor(as_numpy_uint8(piece), self._dtype, tuple(piece.shape))
             self._kernels.pack_rows(on_device, row + start, matrix)
             copied_ns = time.perf_counter_ns()
@@ -217,7 +233,7 @@ class _Files:
         self._stack.close()
 
     def copy_rows(self, source: TensorSource, start: int, dest: Tensor) -> None:
-        """Rows from ``start`` on, as many as ``dest`` has. Raises ModelError."""
+        """See ``Rows``."""
         path = self._file_of[source.name]
         with errors_of(path):
             if path not in self._open:
@@ -228,10 +244,10 @@ class _Files:
             dest[:] = stored[start : start + dest.shape[0]]
 
 
-def _pieces(source: TensorSource) -> Iterator[tuple[int, int]]:
+def pieces_of(source: TensorSource, most_elements: int) -> Iterator[tuple[int, int]]:
     """Row ranges [start, end) of a tensor, one for each piece."""
     num_rows = source.shape[0]
-    step = max(1, PIECE_BYTES // (8 * math.prod(source.shape[1:])))
+    step = max(1, most_elements // math.prod(source.shape[1:]))
     for start in range(0, num_rows, step):
         yield start, min(start + step, num_rows)
 

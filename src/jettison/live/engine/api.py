@@ -82,6 +82,8 @@ class WorkerSnapshot:
     stage_bubble_seconds: float = 0.0
     rss_bytes: int = 0
     """Of its process, as the operating system counts: mapped pages of the budget among them."""
+    held_bytes: int = 0
+    """Of its device, behind the pages of the budget: what sleep gives back is not held."""
     sleep: str = "awake"
     """awake, leaving, emptying, asleep or waking."""
 

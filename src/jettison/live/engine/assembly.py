@@ -8,11 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from jettison.config import EngineConfig, usable_cores
+from jettison.config.devices import CARD_PAGE_BYTES
+from jettison.config.sections import DEFAULT_PAGE_BYTES
 from jettison.config.values import format_bytes
 from jettison.core.cluster import ClusterCore
 from jettison.core.configured import cluster_params, scheduler_limits
-from jettison.core.founding import initial_groups
+from jettison.core.founding import first_drop, initial_groups
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
@@ -22,19 +26,22 @@ from jettison.device.memory import span_bytes
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.end_tokens import EndTokens, read_end_tokens
 from jettison.device.model.hf_config import DecoderConfig, read_config
+from jettison.device.model.seeded import weights_by
 from jettison.device.model.shards import model_shape
-from jettison.device.model.weights import WeightFolder
 from jettison.device.model.workspace import Workspace
+from jettison.device.spec import HOST, RANDOM
 from jettison.errors import BudgetError, ConfigError
+from jettison.live.engine.cards import BACK_ENDS, cards_of, environment, unused_cards
 from jettison.live.engine.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.engine.positions import PositionRoom
-from jettison.live.machine.address_space import spans_complaint
+from jettison.live.machine.address_space import gib, spans_complaint
 from jettison.live.machine.memory import Wanted, cores_warning, memory_limit
 from jettison.live.wire.worker_config import WorkerSpec
 from jettison.live.worker.pieces import MAX_PIECE_BYTES
 from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutSpec
-from jettison.memory.pagemap import MIN_BLOCKS, PageSizes, check_budget
+from jettison.memory.pagechoice import best_page_bytes
+from jettison.memory.pagemap import MIN_BLOCKS, PageSizes, check_budget, first_capacity_blocks
 from jettison.policy.links import MachineId
 from jettison.profiles import fingerprint, load_profile
 from jettison.types import LayerRange, ModelShape, WorkerId
@@ -70,6 +77,16 @@ class Assembly:
         return self.worker_specs[0].kernels
 
     @property
+    def page_bytes(self) -> int:
+        """Bytes of a page: what the configuration says, or what was chosen for this model and memory."""
+        return self.worker_specs[0].page_bytes
+
+    @property
+    def byte_tokens(self) -> int | None:
+        """Tokens of a folder without a tokenizer; None where it needs one."""
+        return self.shape.vocab_size if self.config.model.load_format == RANDOM else None
+
+    @property
     def rows_are_independent(self) -> bool:
         """Whether what a request computes has the same bits whatever shares its steps."""
         return rows_are_independent(self.kernels, resolve_dtype(self.worker_specs[0].dtype, self.model))
@@ -86,7 +103,7 @@ class Assembly:
 
         The workspace is that of a worker with so much memory (``sized_for``), not of this one.
         """
-        page = self.config.memory.page_bytes
+        page = self.page_bytes
         arena = num_blocks * self.shape.block_bytes_per_layer(self.config.memory.block_size)
         parts = [*self.shape.shard_bytes.values(), *([arena] * self.shape.num_layers)]
         others = sum(-(-part // page) * page for part in parts)
@@ -98,7 +115,8 @@ class Assembly:
 
     def sized_for(self, num_blocks: int) -> Assembly:
         """The same with that memory for each instance."""
-        memory = replace(self.config.memory, memory_bytes=self.memory_for_blocks(num_blocks))
+        num_bytes = self.memory_for_blocks(num_blocks)
+        memory = replace(self.config.memory, memory_bytes=num_bytes, gpu_memory_utilization=None)
         return assemble(replace(self.config, memory=memory))
 
     def check(self) -> None:
@@ -109,12 +127,14 @@ class Assembly:
         headers are read). Logs a warning where the workers may come to use more than the machine has, or
         none of them will ever fall asleep.
         """
-        memory = self.config.memory
-        sizes = PageSizes.of(self.shape, memory.block_size, memory.page_bytes)
-        too_many = spans_complaint(span_bytes(memory.memory_bytes, self.workspace_bytes, self.shape, sizes))
+        memory, spec = self.config.memory, self.worker_specs[0]
+        sizes = PageSizes.of(self.shape, memory.block_size, self.page_bytes)
+        too_many = None
+        if spec.back_end == HOST:  # a card's driver reserves more addresses than any limit would leave
+            too_many = spans_complaint(span_bytes(memory.memory_bytes, self.workspace_bytes, self.shape, sizes))
         flag = f"--memory {format_bytes(memory.memory_bytes)} for each instance"
         try:
-            choose_back_end().check_addresses(memory.memory_bytes, self.workspace_bytes, self.shape, sizes)
+            choose_back_end(spec.back_end).check_addresses(memory.memory_bytes, self.workspace_bytes, self.shape, sizes)
         except BudgetError as error:
             raise BudgetError(f"{flag}: {too_many or error}") from error
         if too_many is not None:
@@ -122,11 +142,16 @@ class Assembly:
         for layers in {LayerRange(*spec.layers) for spec in self.worker_specs if spec.layers is not None}:
             layout = LayoutSpec(self.shape.shards_for(layers), layers)
             self._check_budget(layout, sizes)
-        spec = self.worker_specs[0]
-        weights = WeightFolder(Path(spec.model_dir), self.model, resolve_dtype(spec.dtype, self.model))
+        dtype = resolve_dtype(spec.dtype, self.model)
+        weights = weights_by(spec.load_format)(Path(spec.model_dir), self.model, dtype)
         weights.open()
         log.info("end tokens: %s", self.end_tokens)
-        for doubt in (*self.end_tokens.left_out, weights.doubt):
+        if spec.back_end != HOST:
+            log.info(
+                "each instance has %s in pages of %s; they are on cards %s",
+                gib(memory.memory_bytes), format_bytes(self.page_bytes), self.config.devices.cards,
+            )
+        for doubt in (*self.end_tokens.left_out, weights.doubt, unused_cards(self.config)):
             if doubt is not None:
                 log.warning("%s", doubt)
         self._check_machine()
@@ -139,13 +164,22 @@ class Assembly:
         except BudgetError:
             num_positions = self.room.positions(self.memory_for_blocks(MIN_BLOCKS))
             workspace_bytes = max(self.workspace_bytes, self._workspace_for(num_positions))
-            check_budget(memory.memory_bytes, workspace_bytes, layout, sizes, memory.block_size)
+            try:
+                check_budget(memory.memory_bytes, workspace_bytes, layout, sizes, memory.block_size)
+            except BudgetError as error:
+                if (share := memory.gpu_memory_utilization) is None:
+                    raise
+                raise BudgetError(
+                    f"the model does not fit: --gpu-memory-utilization {share:g} leaves {gib(memory.memory_bytes)} of a"
+                    f" card for each instance; put fewer on a card, or raise it, or free the card; {error}"
+                ) from error
 
     def _check_machine(self) -> None:
         """Raise BudgetError where the processes and parameters do not fit into this machine's memory; warn of less."""
         specs = self.worker_specs
-        budget_bytes = sum(spec.memory_bytes + spec.host_bytes for spec in specs)
-        wanted = Wanted(len(specs), budget_bytes, self.parameter_bytes)
+        is_hosted = specs[0].back_end == HOST  # else all but the host memory is a card's
+        budget_bytes = sum(spec.host_bytes + is_hosted * spec.memory_bytes for spec in specs)
+        wanted = Wanted(len(specs), budget_bytes, is_hosted * self.parameter_bytes)
         limit = memory_limit()
         if (complaint := wanted.complaint(limit)) is not None:
             raise BudgetError(complaint)
@@ -181,10 +215,12 @@ class Assembly:
 
 
 def assemble(config: EngineConfig, processor: Processor | None = None) -> Assembly:
-    """Read the model folder and make the plan of the cluster. Raises ModelError, ConfigError.
+    """Read the model folder and make the plan of the cluster. Raises ModelError, ConfigError; of those that name
+    cards before anything is read.
 
     ``processor``: by which kernels are chosen (None: this one).
     """
+    cards = cards_of(config)
     model_dir = Path(config.model.model)
     model = read_config(model_dir, config.model.max_model_len)
     torch_dtype = resolve_dtype(str(config.model.dtype), model)
@@ -196,42 +232,71 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
             f"--max-model-len {max_model_len} exceeds the model's {model.max_position_embeddings} positions"
         )
     end_tokens = read_end_tokens(model_dir, model.vocab_size, config.model.generation_config)
-    limits = scheduler_limits(config, max_model_len, end_tokens.ids, goes_ahead=choose_back_end().goes_ahead)
+    back_end = BACK_ENDS[config.devices.kind]
+    device = choose_back_end(back_end)
+    limits = scheduler_limits(config, max_model_len, end_tokens.ids, goes_ahead=device.goes_ahead)
     # A pipeline may hold a decode of every request beside a full prefill budget.
     max_num_tokens = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
     room = _position_room(config, model, shape, dtype, max_num_tokens)
     model = replace(model, max_model_len=room.positions(config.memory.memory_bytes))
     _check_step_size(limits, model.max_model_len)
-    num_threads = config.num_threads or max(1, (os.cpu_count() or 1) // config.instances)
+    num_positions = model.max_model_len
+    workspace_bytes = _workspace_bytes(model, num_positions, dtype, max_num_tokens, config.scheduler.max_num_seqs)
+    config = _with_pages(config, shape, workspace_bytes)
+    memory = config.memory
+    sizes = PageSizes.of(shape, memory.block_size, memory.page_bytes or DEFAULT_PAGE_BYTES)
     ladder = parse_overload(config.overload.policy)
     stages = initial_groups(range(config.instances), shape, static_pipeline=ladder.static_pipeline)
     if ladder.static_pipeline and all(len(group) == 1 for group in stages):
         has = "one layer" if config.instances > 1 else "--instances 1"
         raise ConfigError(f"--overload pipeline divides the layers between two instances: it cannot with {has}")
-    layers_of = {s.worker_id: s.layers for group in stages for s in group}
-    kernels = choose_back_end().resolve_kernels(str(config.model.kernels), torch_dtype, processor)
+    kernels = device.resolve_kernels(str(config.model.kernels), torch_dtype, processor)
+    spec = WorkerSpec(
+        worker_id=0,
+        model_dir=str(model_dir),
+        model=model,
+        dtype=dtype,
+        memory_bytes=memory.memory_bytes,
+        block_size=memory.block_size,
+        page_bytes=sizes.page_bytes,
+        max_num_tokens=max_num_tokens,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        back_end=back_end,
+        kernels=kernels,
+        load_format=str(config.model.load_format),
+        num_threads=config.num_threads or max(1, (os.cpu_count() or 1) // config.instances),
+        piece_bytes=config.overload.exchange_piece_bytes or MAX_PIECE_BYTES,
+        coordinate=config.overload.coordinate_links,
+        adapt_pieces=config.overload.exchange_piece_bytes is None,
+        host_bytes=memory.host_memory_bytes,
+        drop_layers=_drop_layers(config, shape, sizes, workspace_bytes) if "drop" in ladder.rungs else [],
+    )
+    layers = {stage.worker_id: (stage.layers.lo, stage.layers.hi) for group in stages for stage in group}
     specs = [
-        WorkerSpec(
-            worker_id=worker_id,
-            model_dir=str(model_dir),
-            model=model,
-            dtype=dtype,
-            memory_bytes=config.memory.memory_bytes,
-            block_size=config.memory.block_size,
-            page_bytes=config.memory.page_bytes,
-            max_num_tokens=max_num_tokens,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            kernels=kernels,
-            num_threads=num_threads,
-            piece_bytes=config.overload.exchange_piece_bytes or MAX_PIECE_BYTES,
-            coordinate=config.overload.coordinate_links,
-            adapt_pieces=config.overload.exchange_piece_bytes is None,
-            host_bytes=config.memory.host_memory_bytes,
-            layers=(layers_of[worker_id].lo, layers_of[worker_id].hi),
-        )
-        for worker_id in range(config.instances)
+        structs.replace(spec, worker_id=worker, layers=layers[worker], environment=environment(card))
+        for worker, card in enumerate(cards or [None] * config.instances)
     ]
     return Assembly(config, model, shape, limits, specs, end_tokens, room)
+
+
+def _with_pages(config: EngineConfig, shape: ModelShape, workspace_bytes: int) -> EngineConfig:
+    """The configuration with a page size, which on a card follows from the model and the memory."""
+    memory = config.memory
+    if memory.page_bytes is not None:
+        return config
+    page_bytes = best_page_bytes(shape, memory.block_size, memory.memory_bytes, workspace_bytes, CARD_PAGE_BYTES)
+    return replace(config, memory=replace(memory, page_bytes=page_bytes))
+
+
+def _drop_layers(
+    config: EngineConfig, shape: ModelShape, sizes: PageSizes, workspace_bytes: int
+) -> list[tuple[int, int]]:
+    """What the drop that comes first leaves to either of its members."""
+    if config.instances < 2:
+        return []
+    whole = LayoutSpec(shape.all_shards, shape.all_layers)
+    blocks = first_capacity_blocks(config.memory.memory_bytes, workspace_bytes, whole, sizes)
+    return [(layers.lo, layers.hi) for layers in first_drop(shape, blocks * shape.num_layers * sizes.kv_block_bytes)]
 
 
 def _workspace_bytes(

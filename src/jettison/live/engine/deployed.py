@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 LEFT_OUT = frozenset({
     "model", "served_model_name", "generation_config", "override_generation_config", "instances", "memory", "profile",
-    "num_threads", "launcher", "log_level",
+    "num_threads", "launcher", "log_level", "device", "cards", "gpu_memory_utilization", "page_size",
 })
 """Keys that a deployment says in another way, or that do not decide what it does; the server's are left out as well."""
 
@@ -42,7 +42,7 @@ def deployment_of(assembly: Assembly, *, kv_tokens: int | None = None) -> Deploy
         num_instances=config.instances,
         budget_bytes=config.memory.memory_bytes,
         workspace_bytes=assembly.workspace_bytes,
-        page_bytes=config.memory.page_bytes,
+        page_bytes=assembly.page_bytes,
         max_model_len=assembly.limits.max_model_len,
         profile=known if known is not None else _elsewhere(config),
         core_knows_profile=known is not None,

@@ -49,6 +49,7 @@ def take_snapshot(
                 kv_bytes=memory.get("kv_bytes", 0),
                 workspace_bytes=memory.get("workspace_bytes", 0),
                 free_bytes=memory.get("free_bytes", 0),
+                held_bytes=memory.get("held_bytes", 0),
                 stage_busy_seconds=times.busy_ns / NANOSECONDS,
                 stage_bubble_seconds=times.bubble_ns / NANOSECONDS,
                 rss_bytes=rss_bytes(pids[worker_id]) if worker_id in pids else 0,

@@ -47,12 +47,15 @@ class ExperimentSetup:
     block_size: int = 16
     max_num_batched_tokens: int = 256
     max_num_seqs: int = 256
+    device: str = "cpu"
+    """As ``--device``: what is compared must not change with the machine."""
     extra_flags: dict[str, object] = field(default_factory=dict)
 
     def flags(self) -> dict[str, object]:
         """Flags of ``jettison serve``, memory included: sized so that each instance holds the KV tokens asked for."""
         base: dict[str, object] = {
             "instances": self.instances,
+            "device": self.device,
             "dtype": self.dtype,
             "block_size": self.block_size,
             "max_num_batched_tokens": self.max_num_batched_tokens,
@@ -64,8 +67,9 @@ class ExperimentSetup:
 
     def _assembly_config(self) -> EngineConfig:
         return EngineConfig.resolve(
-            model=str(self.model_dir), dtype=self.dtype, instances=self.instances, block_size=self.block_size,
-            max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs,
+            model=str(self.model_dir), device=self.device, dtype=self.dtype, instances=self.instances,
+            block_size=self.block_size, max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
         )
 
     def deployment(self) -> Deployment:

@@ -140,6 +140,9 @@ class _Line:
         if self.is_open:
             self._loop.remove_reader(self._sock)
             self._sock.close()
+        for child in self._children.values():
+            child.on_end(-signal.SIGKILL if child.pid else 1)
+        self._children.clear()
 
     def _on_readable(self) -> None:
         while True:
@@ -165,9 +168,6 @@ class _Line:
         """Its workers have ended with it."""
         self.close()
         FORK_SERVERS.forget(self._server)
-        for child in self._children.values():
-            child.on_end(-signal.SIGKILL if child.pid else 1)
-        self._children.clear()
 
 
 class Keeper:

@@ -95,9 +95,9 @@ def _probed(config: EngineConfig, num_instances: int) -> EngineConfig:
     blocks = num_instances * BATCH * (-(-(PROMPT + OUTPUT) // config.memory.block_size) + 1) + SPARE_BLOCKS
     memory = assembly.memory_for_blocks(blocks)
     return EngineConfig.resolve(**config.flat() | {
-        "instances": num_instances, "memory": memory, "host_memory": memory, "overload": "recompute",
-        "profile": "none", "enable_prefix_caching": False, "timeline": None,
-        "max_num_queued_reqs": None,
+        "instances": num_instances, "memory": memory, "gpu_memory_utilization": None, "host_memory": memory,
+        "cards": config.devices.cards[:num_instances], "overload": "recompute", "profile": "none",
+        "enable_prefix_caching": False, "timeline": None, "max_num_queued_reqs": None,
     })  # fmt: skip
 
 

@@ -36,6 +36,7 @@ def kills(
     """
     base: dict[str, object] = {
         "dtype": setting.dtype, "max_model_len": setting.max_model_len, "kernels": setting.kernels,
+        "device": setting.device, "page_size": setting.page_bytes,
     }  # fmt: skip
     # What has been freed comes back between two moves.
     load = DEFAULT_LOAD if set(failpoints) <= set(OFFLINE_NAMES) else TABLE_LOAD

@@ -108,7 +108,7 @@ class FaultOrders:
             actions = core.migrations.start(
                 state, source, destination, now_ns, going=Going(kind, step_tokens, final_blocks)
             )
-            return actions + core.stepping.plan(now_ns) + core.migrations.after_steps()
+            return actions + core.stepping.plan(now_ns) + core.migrations.after_steps(now_ns)
 
         self._engine.orders.order(order)
         if self._schedule.point == "kv_back":

@@ -67,6 +67,9 @@ class Architecture:
     head_dim: int | None = None
 
 
+SEED = 0
+"""Of prompts, and of the first model."""
+
 SCENARIOS = STEPS | AHEAD | scenarios.SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | HARVEST | SLEEP | PACKING
 FULL_ONLY = MANY | HARVEST_IN_PIPELINES | AHEAD_TOO
 
@@ -80,8 +83,8 @@ ARCHITECTURES = (
 
 
 def run_verify(
-    model_dir: Path | None, json_out: Path | None, dtype: str = "float64", seed: int = 0, *, full: bool = False,
-    max_model_len: int | None = None, kernels: str = "auto", alone: bool = False,
+    model_dir: Path | None, json_out: Path | None, dtype: str = "float64", *, full: bool = False,
+    max_model_len: int | None = None, kernels: str = "auto", alone: bool = False, device: str = "cpu",
 ) -> int:
     """Run the table, print it, write it; 0 if every event that the models can have happened, every request was answered
     in full and nothing differs, else 1; also 1 where that leaves no event. What has been found is in ``json_out`` after
@@ -90,8 +93,8 @@ def run_verify(
     ``full``: also three and four instances, offline requests in pipelines, events with steps planned ahead, and real
     worker processes that are killed at every named place of a move in every mode of exchange (each of these on one of
     the architectures in turn).
-    ``max_model_len``: context that is served, as ``jettison serve`` has it. ``alone``: compare with each request alone,
-    computed by the same kernels, whatever is installed.
+    ``max_model_len``: context that is served, as ``jettison serve`` has it. ``device``: cpu or cuda, all instances on
+    the first card. ``alone``: compare with each request alone, computed by the same kernels, whatever is installed.
 
     Raises ModelError or ConfigError for a folder or precision that cannot be served, before the first event.
     """
@@ -101,8 +104,8 @@ def run_verify(
         console.print(f"[red]{NO_REFERENCE}[/red]")
     with tempfile.TemporaryDirectory(prefix="jettison-verify-") as scratch:
         models = [
-            (name, Setting(folder, dtype, NUM_OUTPUT_TOKENS, seed, max_model_len, kernels))
-            for name, folder in _models(model_dir, Path(scratch), seed, max_model_len)
+            (name, Setting(folder, dtype, NUM_OUTPUT_TOKENS, SEED, max_model_len, kernels, device))
+            for name, folder in _models(model_dir, Path(scratch), device, max_model_len)
         ]
         served = [check_served(setting) for _, setting in models]
         of_all = served[0].worker_specs[0]
@@ -151,7 +154,7 @@ def make_reference(setting: Setting) -> Reference:
 
 def solo_reference(setting: Setting) -> Reference:
     """Each request alone, by the kernels of the events."""
-    return SoloReference(setting.model_dir, setting.dtype, setting.max_model_len, setting.kernels)
+    return SoloReference(setting.model_dir, setting.dtype, setting.max_model_len, setting.kernels, setting.device)
 
 
 class _Bar:
@@ -229,21 +232,29 @@ class _Run:
 
 
 def _models(
-    model_dir: Path | None, scratch: Path, seed: int, max_model_len: int | None
+    model_dir: Path | None, scratch: Path, device: str, max_model_len: int | None
 ) -> Iterator[tuple[str, Path]]:
     if model_dir is not None:
         yield read_config(model_dir, max_model_len).architecture, model_dir
         return
     for index, architecture in enumerate(ARCHITECTURES):
         in_shards = 40_000 if index % 2 else None
-        yield architecture.name, make_own(architecture, scratch / str(index), seed + index, shard_bytes=in_shards)
+        own = make_own(
+            architecture, scratch / str(index), SEED + index, shard_bytes=in_shards, is_for_cards=device == "cuda")
+        yield architecture.name, own
 
 
-def make_own(architecture: Architecture, folder: Path, seed: int, *, shard_bytes: int | None = None) -> Path:
-    """One of the models that are verified where none is named."""
+def make_own(
+    architecture: Architecture, folder: Path, seed: int, *, shard_bytes: int | None = None, is_for_cards: bool = False
+) -> Path:
+    """One of the models that are verified where none is named. ``is_for_cards``: with so much KV for a token that few
+    tokens fill the larger pages of a card."""
     a = architecture
+    sizes = {"hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": a.head_dim}
+    if is_for_cards:
+        sizes = {"hidden": 128, "heads": 64, "kv_heads": 32, "head_dim": 128}
     create_model(
-        folder, arch=a.arch, layers=4, hidden=32, heads=4, kv_heads=2, head_dim=a.head_dim, seed=seed, tied=a.tied,
-        rope_scaling=a.rope_scaling, max_position_embeddings=1024, std=0.2, shard_bytes=shard_bytes,
+        folder, arch=a.arch, layers=4, seed=seed, tied=a.tied, rope_scaling=a.rope_scaling,
+        max_position_embeddings=1024, std=0.2, shard_bytes=shard_bytes, **sizes,  # type: ignore[arg-type]
     )
     return folder

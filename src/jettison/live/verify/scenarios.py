@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jettison.config import EngineConfig
+from jettison.config.devices import CARD_PAGE_BYTES
 from jettison.core.moving.merging import MergePhase
 from jettison.core.moving.restoring import RestorePhase
 from jettison.core.requests import RequestState
@@ -73,6 +74,13 @@ class Setting:
     """Context that is served; None: the model's."""
     kernels: str = "auto"
     step_ahead: str = "auto"
+    device: str = "cpu"
+    """As ``--device``."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Small pages, so that little memory is divided into many."""
+        return CARD_PAGE_BYTES if self.device == "cuda" else PAGE_BYTES
 
     def rng(self) -> random.Random:
         """Prompts depend on the seed only."""
@@ -115,7 +123,7 @@ def make_config(setting: Setting, num_blocks: int, instances: int, **flags: obje
         "dtype": setting.dtype,
         "instances": instances,
         "memory": "1GiB",
-        "page_size": PAGE_BYTES,
+        "page_size": setting.page_bytes,
         "block_size": BLOCK_SIZE,
         "max_num_seqs": MAX_NUM_SEQS,
         "max_num_batched_tokens": MAX_NUM_TOKENS,
@@ -124,6 +132,7 @@ def make_config(setting: Setting, num_blocks: int, instances: int, **flags: obje
         "max_model_len": setting.max_model_len,
         "kernels": setting.kernels,
         "step_ahead": setting.step_ahead,
+        "device": setting.device,
     } | flags
     sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
     base["memory"] = sized.memory_for_blocks(num_blocks)

@@ -22,12 +22,13 @@ class SoloReference:
     """Runs each prompt alone and undisturbed. It shares our kernels, so it shows less than ``transformers``."""
 
     def __init__(
-        self, model_dir: Path, dtype: str, max_model_len: int | None = None, kernels: str = "auto"
+        self, model_dir: Path, dtype: str, max_model_len: int | None = None, kernels: str = "auto",
+        device: str = "cpu",
     ) -> None:
         flags: dict[str, object] = {
             "model": str(model_dir), "dtype": dtype, "instances": 1, "overload": "recompute", "num_threads": 1,
             "enable_prefix_caching": False, "max_num_seqs": 1, "max_num_batched_tokens": 128,
-            "max_model_len": max_model_len, "kernels": kernels,
+            "max_model_len": max_model_len, "kernels": kernels, "device": device,
         }  # fmt: skip
         sized = assemble(EngineConfig.resolve(**flags | {"memory": "1GiB"}))  # type: ignore[arg-type]
         num_blocks = -(-min(MAX_TOKENS, sized.limits.max_model_len) // sized.limits.block_size) + 4

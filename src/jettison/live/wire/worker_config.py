@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from jettison.device.model.hf_config import DecoderConfig
+from jettison.device.spec import FILES, HOST
 from jettison.types import WorkerId
 
 
@@ -26,7 +27,13 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     page_bytes: int
     max_num_tokens: int
     max_num_seqs: int
+    back_end: str = HOST
+    """What the device is (``device.choice``)."""
+    environment: dict[str, str] = {}
+    """Variables that the process sets before it loads any library: the card that it may see."""
     kernels: str = "auto"
+    load_format: str = FILES
+    """Where every life's weights come from."""
     num_threads: int = 1
     piece_bytes: int = 1 << 20
     """The most a bulk piece has (one block of one layer is always allowed)."""
@@ -40,6 +47,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Inherited memory file: the machine's copy of the parameters, for workers that sleep."""
     layers: tuple[int, int] | None = None
     """Decoder layers (from, to) to map at the start, and to load; None = all."""
+    drop_layers: list[tuple[int, int]] = []
+    """Layers (from, to) that drops are likely to leave: their pages are mapped ahead where the device can."""
     starts_empty: bool = False
     """Load nothing: a later life's shards are fetched by its recovery, from peers first, and compared with what is
     being served. The folder may hold other weights by now."""

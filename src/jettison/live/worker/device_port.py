@@ -17,6 +17,7 @@ from jettison.device.step import Int32s, Running, StepInput
 from jettison.live.wire.worker_config import WorkerSpec
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.transport.link import Bytes
+from jettison.transport.shm import Pin
 from jettison.types import LayerRange, ShardId
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ def device_spec(spec: WorkerSpec) -> DeviceSpec:
         block_size=spec.block_size,
         max_num_tokens=spec.max_num_tokens,
         max_num_seqs=spec.max_num_seqs,
+        back_end=spec.back_end,
         kernels=spec.kernels,
+        load_format=spec.load_format,
         page_bytes=spec.page_bytes,
         num_threads=spec.num_threads,
         config=spec.model,
@@ -41,11 +44,25 @@ def device_spec(spec: WorkerSpec) -> DeviceSpec:
         host_bytes=spec.host_bytes,
         shared_copy_fd=spec.shared_copy_fd,
         layers=None if spec.layers is None else LayerRange(*spec.layers),
+        drop_layers=tuple(LayerRange(*layers) for layers in spec.drop_layers),
     )
+
+
+class Ahead(Protocol):
+    """What a device does ahead of its next layout, in the shadow of steps."""
+
+    def turn(self) -> bool:
+        """A tenth of a millisecond of it; False where nothing is left."""
+        ...
 
 
 class Device(Protocol):
     """One device's memory, layers and KV cache. Any call may raise; what failed has changed nothing."""
+
+    @property
+    def ahead(self) -> Ahead:
+        """Between ``start`` and ``close``."""
+        ...
 
     @property
     def capacity_blocks(self) -> int:
@@ -101,6 +118,13 @@ class Device(Protocol):
     def apply_layout(
         self, spec: LayoutSpec, live_blocks: int, version: int, copies: list[tuple[int, int]]
     ) -> LayoutResult: ...
+
+    @property
+    def pin(self) -> Pin | None:
+        """Makes copies to and from memory of the host fast that is used again and again: a link's slots. Returns what
+        undoes it, which is called before the memory goes. Never fails: copies are right without it. None: there is
+        nothing to gain."""
+        ...
 
     def kv_gather(self, layers: LayerRange, ids: Any, out: Bytes, *, from_host: bool = False) -> int:
         """Copy blocks of the arenas out, or slots of the host pool, layer by layer, one after the other:

@@ -19,7 +19,7 @@ from jettison.transport.dialling import DialledLink
 from jettison.transport.handshake import Identity, Purpose
 from jettison.transport.link import Link
 from jettison.transport.pacing import Pacer
-from jettison.transport.shm import ShmLink, SlotGeometry
+from jettison.transport.shm import Pin, ShmLink, SlotGeometry
 from jettison.transport.sockets import Acceptor
 from jettison.transport.tcp import Connection, TcpLink
 
@@ -37,10 +37,12 @@ class Doors:
 
     def __init__(
         self, listeners: Sequence[socket.socket], secret: bytes, me: Identity, *, bulk_bytes: int, coordinate: bool,
-        bytes_per_s: float | None, clock_ns: Callable[[], int] = time.monotonic_ns,
+        bytes_per_s: float | None, clock_ns: Callable[[], int] = time.monotonic_ns, pin: Pin | None = None,
     ) -> None:
         """``bulk_bytes``: the most a bulk frame has. ``coordinate=False``: one connection for all, over a network (for
-        comparison only). ``bytes_per_s``: what is sent over each link to another host at most; None: no limit."""
+        comparison only). ``bytes_per_s``: what is sent over each link to another host at most; None: no limit.
+        ``pin``: for shared memory (``Device.pin``)."""
+        self._pin = pin
         self._secret = secret
         self._me = me
         self._geometry = SlotGeometry(bulk_bytes=-(-bulk_bytes // _PAGE) * _PAGE)
@@ -137,7 +139,7 @@ class Doors:
 
     def _make(self, bulk: Connection, urgent: Connection | None = None) -> ShmLink | TcpLink:
         if bulk.sock.family == socket.AF_UNIX:
-            return ShmLink(*bulk, self._geometry)
+            return ShmLink(*bulk, self._geometry, pin=self._pin)
         rate = self._bytes_per_s
         return TcpLink(
             *bulk, urgent, bulk_bytes=self._bulk_bytes, coordinate=self._coordinate,

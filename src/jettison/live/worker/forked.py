@@ -125,12 +125,14 @@ class ForkServer:
         for worker in self._workers.values():
             if worker.line is line:
                 os.kill(worker.pid, signal.SIGKILL)
+        self._epoll.unregister(line)
         del self._lines[line.fileno()]
         line.close()
 
     def _reap(self, worker: _Worker) -> None:
         """Collect the exit code and tell the keeper."""
         _, status = os.waitpid(worker.pid, 0)
+        self._epoll.unregister(worker.pidfd)  # closing it is not enough: the keeper has it, too, and it stays ready
         os.close(worker.pidfd)
         self._tell(worker.line, WorkerEnded(worker.order, os.waitstatus_to_exitcode(status)))
 

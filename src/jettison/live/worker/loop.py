@@ -373,6 +373,8 @@ class WorkerLoop:
         except TokensLostError as error:
             log.warning("%s", error)
             failure = Failure.of_lost_tokens(step.follows_step)
+        except WorkerLostError:
+            raise  # the device has failed for good, so this worker ends
         except Exception as error:
             log.exception("step %d failed", step.step_id)
             failure = Failure(f"{type(error).__name__}: {error}")
@@ -417,6 +419,7 @@ class WorkerLoop:
         try:
             while not running.poll():
                 peers.serve_urgent()
+                self._device.ahead.turn()
         except Exception:
             with contextlib.suppress(Exception):  # no step is left running beside what comes next
                 running.result()

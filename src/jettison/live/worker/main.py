@@ -115,7 +115,7 @@ class WorkerProcess:
         return Doors(
             [socket.socket(fileno=fd) for fd in config.listen_fds], config.secret, self._me,
             bulk_bytes=bulk_frame_bytes(config.spec.piece_bytes, device.kv_block_bytes),
-            coordinate=config.spec.coordinate, bytes_per_s=config.link_bytes_per_s,
+            coordinate=config.spec.coordinate, bytes_per_s=config.link_bytes_per_s, pin=device.pin,
         )
 
     # --- service
@@ -160,6 +160,7 @@ class WorkerProcess:
 def run_worker(config: WorkerConfig, make_device: DeviceFactory = make_device_worker) -> int:
     """Serve as the worker of ``config``, to its end; returns the exit code. ``make_device`` is for tests: no input can
     name code to run."""
+    os.environ.update(config.spec.environment)  # in time: no CUDA has been opened before the fork
     logging.basicConfig(
         stream=sys.stderr,
         level=config.log_level,

@@ -78,7 +78,8 @@ async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) 
         max_stops=config.server.max_stop_strings, max_logprobs=config.server.max_logprobs,
         sampling_defaults=sampling_defaults(config), templates=template_settings(config.templates))
     tokenizer = Tokenizer.from_dir(
-        settings.model_dir, max_template_chars=server.max_template_chars, templates=server.templates)
+        settings.model_dir, max_template_chars=server.max_template_chars, templates=server.templates,
+        byte_tokens=settings.byte_tokens)
     service = BatchService(ServerState(engine, tokenizer, server), settings)
     try:
         await service.start()

@@ -41,6 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     endpoint: str
     model_dir: str
+    byte_tokens: int | None = None
     model_names: tuple[str, ...]
     max_model_len: int
     max_request_tokens: int
@@ -83,7 +84,7 @@ def endpoint_for(job: Job) -> GenerationEndpoint:
         templates=job.templates,
     )
     engine = cast(EngineClient, SimpleNamespace(info=info, state="ready"))
-    tokenizer = Tokenizer.from_dir(Path(job.model_dir), templates=job.templates)
+    tokenizer = Tokenizer.from_dir(Path(job.model_dir), templates=job.templates, byte_tokens=job.byte_tokens)
     state = ServerState(engine, tokenizer, settings)
     return ENDPOINT_OF[job.endpoint](state, thread_chars=1 << 62, is_offline=True)
 

@@ -20,6 +20,8 @@ class BatchSettings:
     folder: Path
     model_dir: Path
     """Folder of the model; its tokenizer counts the tokens of lines."""
+    byte_tokens: int | None = None
+    """See ``Tokenizer.from_dir``."""
     is_made_at_once: bool = True
     """Whether the folder is made at the start; if not, it is made when it is first needed, and opened at the start only
     if it exists."""

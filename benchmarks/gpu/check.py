@@ -1,0 +1,214 @@
+"""Everything that one card can show, in under nine minutes: ``make gpu-check``.
+
+    python3 -m benchmarks gpu check --out gpu_check.json            # all parts
+    python3 -m benchmarks gpu check --parts pages verify            # some
+    python3 -m benchmarks gpu check --list
+
+Each part is a process with a limit of its own, and leaves what it has found where it dies or runs over. One line a
+check: figure, target, whether it is met. The file is written anew after each part. What a bare image lacks is
+installed from wheels in ``.whl`` (``--wheels``) where that folder is there, without a network; ``make gpu-wheels``
+fills it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.evidence import REPOSITORY, commit
+
+Document = dict[str, Any]
+PYTHON = sys.executable
+OUT = "{out}"
+"""In a command: the file that the part writes."""
+
+
+class Check(NamedTuple):
+    """A figure beside its target."""
+
+    name: str
+    value: float | int | str
+    target: str
+    passed: bool
+
+
+class Part(NamedTuple):
+    """One process."""
+
+    name: str
+    limit_s: float
+    command: Sequence[str]
+    checks_of: Callable[[Path], list[Check]]
+    """Reads what the part has written, as far as it came."""
+    told: str
+
+
+def measured(path: Path) -> list[Check]:
+    """Of a benchmark of this family: figures that have a target, one a line of its file."""
+    document = json.loads(path.read_text())
+    found = document.get("checks", document)
+    rows = found.items() if isinstance(found, dict) else [(row["name"], row) for row in found]
+    return [
+        Check(name, row["value"], str(row["target"]), bool(row["pass"]))
+        for name, row in rows if isinstance(row, dict) and row.get("target") is not None
+    ]  # fmt: skip
+
+
+def by_kind(path: Path) -> list[Check]:
+    """Of both kinds of kernels."""
+    checks = []
+    for kind, rows in json.loads(path.read_text()).items():
+        for name, row in rows.items():
+            if row["target"] is not None:
+                checks.append(Check(f"{kind}: {name}", row["value"], str(row["target"]), bool(row["pass"])))
+    return checks
+
+
+def of_pytest(path: Path) -> list[Check]:
+    """Of pytest's report: no test failed, and some ran."""
+    suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
+    count = {name: sum(int(suite.get(name, 0)) for suite in suites)
+             for name in ("tests", "failures", "errors", "skipped")}  # fmt: skip
+    ran, bad = count["tests"] - count["skipped"], count["failures"] + count["errors"]
+    return [Check("tests that fail", bad, "0", bad == 0), Check("tests that run", ran, ">= 30", ran >= 30)]
+
+
+def exact(path: Path) -> list[Check]:
+    """Of ``jettison verify --json``."""
+    proof = json.loads(path.read_text())
+    happened = sum(row["happened"] for row in proof["rows"])
+    return [
+        Check("tokens that differ", proof["mismatches"], f"0 of {proof['tokens_compared']:,}",
+              proof["mismatches"] == 0 and proof["incomplete"] == 0 and proof["tokens_compared"] > 0),
+        Check("events that happened", happened, str(len(proof["rows"])), happened == len(proof["rows"])),
+    ]  # fmt: skip
+
+
+def bench(name: str, *options: str) -> tuple[str, ...]:
+    """A part of this family of benchmarks."""
+    return (PYTHON, "-m", "benchmarks", "gpu", name, "--out", OUT, *options)
+
+
+def jettison(*arguments: str) -> tuple[str, ...]:
+    """A command of the package."""
+    return (PYTHON, "-m", "jettison", *arguments)
+
+
+PARTS = (
+    Part("contracts", 110, (PYTHON, "-m", "pytest", "-m", "cuda", "tests/device", "-q", "-p", "no:cacheprovider",
+                            f"--junitxml={OUT}"), of_pytest, "pages, kernels against float64, runner and copies"),
+    Part("pages", 60, bench("pages"), measured, "drops, restores, 1,000 cycles, sleep"),
+    Part("kernels", 75, bench("kernels"), by_kind, "steps of 7B and 14B shapes beside the card's limits"),
+    Part("steps", 75, bench("steps"), measured, "a worker's whole steps of the 7B shape, sampling, prefill"),
+    Part("copies", 55, bench("copies"), measured, "KV to host pools and links' slots, alone and beside decoding"),
+    Part("verify", 80, jettison("verify", "--alone", "--dtype", "bfloat16", "--device", "cuda", "--json", OUT), exact,
+         "tokens through every move, equal to those of each request alone"),
+)  # fmt: skip
+
+
+def run_part(part: Part, folder: Path, env: dict[str, str]) -> Document:
+    """Run it to its end or its limit; what it found, how it ended, and the end of what it said."""
+    out, log = folder / f"{part.name}.out", folder / f"{part.name}.log"
+    begun = time.monotonic()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [word.replace(OUT, str(out)) for word in part.command], cwd=REPOSITORY, env=env, stdout=file, stderr=file,
+            start_new_session=True,
+        )
+        try:
+            ended = f"exit code {process.wait(part.limit_s)}"
+        except subprocess.TimeoutExpired:
+            ended = f"over its limit of {part.limit_s:g} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also what a part that has ended left behind
+            process.wait()
+    checks: list[Check] = []
+    try:
+        checks = part.checks_of(out)
+    except (OSError, ValueError, KeyError, TypeError, ElementTree.ParseError) as error:
+        ended += f"; nothing to read: {type(error).__name__}: {error}"
+    is_whole = ended == "exit code 0"
+    return {
+        "ended": ended, "seconds": round(time.monotonic() - begun, 1),
+        "checks": [check._asdict() for check in checks],
+        "passed": is_whole and bool(checks) and all(check.passed for check in checks),
+        "said": "" if is_whole else log.read_text(errors="replace")[-2000:],
+    }
+
+
+def lines_of(name: str, found: Document) -> Iterator[str]:
+    """One a check, and one where the part did not come to its end."""
+    for check in found["checks"]:
+        value = f"{check['value']:.4g}" if isinstance(check["value"], float) else check["value"]
+        yield f"{'pass' if check['passed'] else 'FAIL'}  {name}: {check['name']}: {value} (target {check['target']})"
+    if found["ended"] != "exit code 0" or not found["checks"]:
+        yield f"FAIL  {name}: {found['ended']} after {found['seconds']} s"
+
+
+def is_there(distribution: str) -> bool:
+    """Whether it is installed, in whatever version."""
+    try:
+        return bool(metadata.version(distribution))
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def installed(wheels: Path, folder: Path) -> str | None:
+    """A folder with those packages of ``wheels`` that this interpreter lacks; None where it lacks none. Raises
+    CalledProcessError."""
+    files = [file for file in sorted(wheels.glob("*.whl")) if not is_there(file.name.partition("-")[0])]
+    if not files:
+        return None
+    target = folder / "site"
+    subprocess.run(
+        [PYTHON, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", target, *files], check=True
+    )
+    return str(target)
+
+
+def check_all(parts: Sequence[Part], out: Path, wheels: Path) -> bool:
+    """Run the parts one after the other; whether all of them passed."""
+    document: Document = {"benchmark": "gpu_check", "commit": commit(), "parts": {}}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        env = dict(os.environ)
+        paths = [str(REPOSITORY / "src"), installed(wheels, folder), env.get("PYTHONPATH")]
+        env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        for part in parts:
+            found = document["parts"][part.name] = run_part(part, folder, env)
+            out.write_text(json.dumps(document, indent=1) + "\n")
+            for line in lines_of(part.name, found):
+                print(line, flush=True)
+    passed = [found["passed"] for found in document["parts"].values()]
+    seconds = sum(found["seconds"] for found in document["parts"].values())
+    print(f"{sum(passed)} of {len(passed)} parts passed in {seconds:.0f} s; {out}")
+    return all(passed)
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu_check.json"))
+    parser.add_argument("--parts", nargs="+", choices=[part.name for part in PARTS], metavar="PART")
+    parser.add_argument("--wheels", type=Path, default=REPOSITORY / ".whl")
+    parser.add_argument("--list", action="store_true", help="say what the parts are, and run none")
+    options = parser.parse_args()
+    parts = [part for part in PARTS if options.parts is None or part.name in options.parts]
+    if options.list:
+        for part in parts:
+            print(f"{part.name:10} {part.limit_s:4g} s  {part.told}")
+        return 0
+    return 0 if check_all(parts, options.out, options.wheels) else 1

@@ -1,0 +1,71 @@
+"""A graph for each layer and number of rows of a decode step, so that a layer is one launch.
+
+Addresses never change, so a graph holds through drops and restores: a layer that is not resident is not run. Its memory
+is the card's own, outside of the page pool. A graph reads a step's rows where ``staging`` puts them, so all graphs go
+when the staging moves. All of them run on one stream, one after the other, as they share cuBLAS's workspace.
+
+Not here: which steps may be run so (``rows.bucket_of``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jettison.device.cuda.card import Card, Graph
+
+logger = logging.getLogger(__name__)
+
+
+class GraphKey(NamedTuple):
+    """What makes one graph differ from another."""
+
+    layer: int
+    is_first: bool
+    """Of the stage: it adds nothing to the residual."""
+    bucket: int
+
+
+class LayerGraphs:
+    """The graphs of one runner."""
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self._graphs: dict[GraphKey, Graph] = {}
+        self._generation = 0
+        self._can_capture = True
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def run(self, key: GraphKey, generation: int, launch: Callable[[], None]) -> None:
+        """Launch what ``launch`` launches, by a graph from the second time on. ``generation``: of the memory that it
+        reads rows from."""
+        if generation != self._generation:
+            self._graphs.clear()
+            self._generation = generation
+        graph = self._graphs.get(key)
+        if graph is not None:
+            graph.replay()
+        elif self._can_capture:
+            self._run_and_capture(key, launch)
+        else:
+            launch()
+
+    def _run_and_capture(self, key: GraphKey, launch: Callable[[], None]) -> None:
+        """Launch for this step, and capture for the next ones: a failure of the second is no failure of the step."""
+        num_launched = 0
+
+        def counted() -> None:
+            nonlocal num_launched
+            launch()
+            num_launched += 1
+
+        try:
+            self._graphs[key] = self._card.capture(counted)
+        except RuntimeError as error:
+            if not num_launched:
+                raise
+            logger.warning("%s cannot be captured, so steps run without graphs: %s", key, error)
+            self._can_capture = False

@@ -1,0 +1,119 @@
+"""A worker's host pool where its device is a card: slots in pinned memory, which grows with the slots in use.
+
+A slot holds its block's layers one after the other, so that a copy to or from it is one, however many layers there are.
+Pinned memory is taken in parts of some slots each, at the first copy that touches one of them; it is not given back.
+Copies run in ``device.cuda.copies``; the controller keeps the book of the slots' contents (``memory.hostpool``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from jettison.device.bytesview import as_tensor_uint8
+from jettison.device.cuda.card import Card
+from jettison.device.cuda.copies import CardCopy
+from jettison.device.cuda.pieces import PIECE_BYTES, Addresses, Pieces
+from jettison.device.hostpool import check_slots
+from jettison.device.memory import DeviceMemory
+from jettison.types import LayerRange
+
+PART_BYTES = 64 << 20
+"""Pinned at once, in some ten milliseconds."""
+
+
+class PinnedPool:
+    """See ``HostPool``. Blocks are multiples of 16 bytes."""
+
+    def __init__(
+        self, card: Card, num_slots: int, num_layers: int, block_bytes: int, *, piece_bytes: int = PIECE_BYTES,
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        self.num_slots = num_slots
+        self._card = card
+        self._num_layers = num_layers
+        self._block_bytes = block_bytes
+        self._slots_a_part = max(1, min(num_slots, part_bytes // (num_layers * block_bytes)))
+        self._parts: dict[int, Tensor] = {}
+        piece_bytes = max(piece_bytes, block_bytes)  # a piece has at least one row
+        self._pieces, self._pieces_beside = Pieces(card, piece_bytes), Pieces(card, piece_bytes)
+
+    def gather(self, layers: LayerRange, slots: Sequence[int], out: Any) -> int:
+        """Copies of the host's. Raises MappingError, too, where no memory can be pinned; so do all that follow."""
+        flat, rows = as_tensor_uint8(out), self._slots(layers, slots)
+        num_bytes = sum(map(len, rows))
+        if len(flat) < num_bytes:
+            raise ValueError(f"{num_bytes} bytes of KV do not fit in {len(flat)}")
+        lines = flat[:num_bytes].view(len(layers), -1, self._block_bytes)
+        for i, row in enumerate(rows):
+            lines[:, i] = row.view(len(layers), -1)
+        return num_bytes
+
+    def scatter(self, layers: LayerRange, slots: Sequence[int], data: Any) -> None:
+        """The inverse."""
+        flat, rows = as_tensor_uint8(data), self._slots(layers, slots)
+        num_bytes = sum(map(len, rows))
+        if len(flat) != num_bytes:
+            raise ValueError(f"{num_bytes} bytes of KV expected, got {len(flat)}")
+        lines = flat.view(len(layers), -1, self._block_bytes)
+        for i, row in enumerate(rows):
+            row.view(len(layers), -1)[:] = lines[:, i]
+
+    def copy_out(
+        self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int]
+    ) -> int:
+        """See ``HostPool``."""
+        return self._copy(memory, layers, blocks, slots, to_host=True)
+
+    def copy_in(
+        self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int]
+    ) -> int:
+        """See ``HostPool``."""
+        return self._copy(memory, layers, blocks, slots, to_host=False)
+
+    def beside(
+        self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int], *, to_host: bool,
+        skip_bytes: int = 0,
+    ) -> CardCopy:
+        """See ``HostPool``. Copies of one pool run one after the other."""
+        addresses, rows = self._checked(memory, layers, blocks, slots, to_host)
+        return CardCopy(
+            self._card, self._pieces_beside, addresses, rows, row_bytes=self._block_bytes, to_host=to_host,
+            skip_bytes=skip_bytes,
+        )
+
+    def _copy(
+        self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int], *, to_host: bool
+    ) -> int:
+        addresses, rows = self._checked(memory, layers, blocks, slots, to_host)
+        copy = CardCopy(self._card, self._pieces, addresses, rows, row_bytes=self._block_bytes, to_host=to_host)
+        copy.run()
+        return copy.num_bytes
+
+    def _checked(
+        self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int], to_host: bool
+    ) -> tuple[Addresses, list[Tensor]]:
+        """Addresses of the blocks' rows, block by block, and the slots' bytes."""
+        if len(slots) != len(blocks):
+            raise ValueError(f"{len(blocks)} blocks for {len(slots)} host slots")
+        check_slots(layers, slots, self.num_slots, self._num_layers)
+        by_layer = memory.block_addresses(layers, blocks, are_written=not to_host)
+        by_block = np.ascontiguousarray(by_layer.reshape(len(layers), len(blocks)).T).reshape(-1)
+        return by_block, self._slots(layers, slots)
+
+    def _slots(self, layers: LayerRange, slots: Sequence[int]) -> list[Tensor]:
+        """For each slot, uint8 of these layers."""
+        ids = check_slots(layers, slots, self.num_slots, self._num_layers)
+        lo, hi = layers.lo * self._block_bytes, layers.hi * self._block_bytes
+        return [self._part(slot // self._slots_a_part)[slot % self._slots_a_part, lo:hi] for slot in ids.tolist()]
+
+    def _part(self, number: int) -> Tensor:
+        part = self._parts.get(number)
+        if part is None:
+            slot_bytes = self._num_layers * self._block_bytes
+            part = self._card.pinned(self._slots_a_part * slot_bytes).view(-1, slot_bytes)
+            self._parts[number] = part
+        return part

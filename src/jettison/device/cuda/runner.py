@@ -1,0 +1,285 @@
+"""Steps on a card: a step's rows in one copy, its layers as graphs or launches, tokens drawn there, one copy back.
+
+Nothing waits for the card but ``Running.result``. One step at a time: buffers, staging and graphs belong to it.
+
+Not here: how far the host runs ahead (``running``), rows as arrays (``rows``), draws (``sampler``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from jettison.device.cuda.card import Card
+from jettison.device.cuda.draws import describe
+from jettison.device.cuda.graphs import GraphKey, LayerGraphs
+from jettison.device.cuda.rows import BUCKETS, HostRows, StepRows, bucket_of, lay_out, padded
+from jettison.device.cuda.running import CudaStep, Launches, Safepoints
+from jettison.device.cuda.sampler import CudaSampler, prompt_logprobs
+from jettison.device.cuda.staging import Results, Staging
+from jettison.device.cuda.warmup import num_warm_blocks, warm_steps
+from jettison.device.cuda.worklist import WorkShape
+from jettison.device.devicebytes import Bytes, DeviceBytes
+from jettison.device.kernels import Kernels
+from jettison.device.kernels.operands import Activations, LayerConstants, LayerWeights
+from jettison.device.lasttokens import LastTokens
+from jettison.device.model.decoder import Batch, Decoder, GivesUp, ModelMemory
+from jettison.device.model.hf_config import DecoderConfig
+from jettison.device.model.rope import fill_rotary_tables
+from jettison.device.model.workspace import StepBuffers, Workspace
+from jettison.device.remote import AttentionPort, attend_for_peer
+from jettison.device.step import Int32s, PromptLogprobsRow, StepInput, StepOutput
+from jettison.device.stepcheck import check_input, check_limits, remote_parts
+from jettison.types import LayerRange
+
+_STAGED_BYTES = 1 << 20
+_ASKED_BYTES, _MADE_BYTES = 1 << 16, 1 << 14
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class CardKernels(Kernels, Protocol):
+    """``Kernels`` whose layers may read a step's rows from the card."""
+
+    def work_shape(self, heads: int, arena: Tensor, most_tokens: int) -> WorkShape:
+        """See ``CudaKernels.work_shape``."""
+        ...
+
+    def attend_rows(
+        self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, rows: StepRows
+    ) -> None:
+        """See ``CudaKernels.attend_rows``."""
+        ...
+
+
+class Limits(NamedTuple):
+    """Of one step."""
+
+    max_num_tokens: int
+    max_num_seqs: int
+    """Rows that are sampled."""
+
+
+class _Stage(NamedTuple):
+    """One step, whose rows are checked and on the card."""
+
+    step: StepInput
+    batch: Batch
+    buffers: StepBuffers
+    """Of the rows, with padding."""
+    bucket: int | None
+    staged: dict[str, Tensor]
+
+
+class CudaRunner:
+    """A ``StepRunner``. Cheap to construct over open memory: it cuts the workspace and fills the rotary tables."""
+
+    def __init__(
+        self, config: DecoderConfig, dtype: torch.dtype, memory: ModelMemory, kernels: CardKernels, limits: Limits,
+        device_bytes: DeviceBytes, card: Card,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self._limits = limits
+        self._memory = memory
+        self._kernels = kernels
+        self._bytes = device_bytes
+        self._card = card
+        self._workspace = Workspace(memory.workspace(), config, dtype, *limits)
+        self._decoder = Decoder(config, memory, kernels, dtype, self._workspace)
+        self._sampler = CudaSampler(config.vocab_size)
+        self._staging = Staging(card, _STAGED_BYTES)
+        self._asked = Staging(card, _ASKED_BYTES)
+        """Of sampling, after the layers."""
+        self._results = Results(card, _MADE_BYTES)
+        self._graphs = LayerGraphs(card)
+        self._likeliest = torch.empty(limits.max_num_seqs, dtype=torch.int64, device=card.device)
+        self._buffers: dict[int, StepBuffers] = {}
+        """Of decode steps, by tokens."""
+        self._last = LastTokens()
+        fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
+
+    @property
+    def final_norm(self) -> Tensor:
+        """[hidden_size], a view of the workspace."""
+        return self._workspace.final_norm
+
+    def start_step(
+        self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None,
+        gives_up: GivesUp | None = None,
+    ) -> CudaStep:
+        """See ``StepRunner.start_step``. Copies the step's arrays, and launches its first layers."""
+        layers = check_limits(step, self.config, *self._limits)
+        check_input(step, hidden, self.config.hidden_size, self.dtype)
+        stage = self._begin(step, hidden, port)
+        every = step.safepoint_layers
+        safepoints = Safepoints(gives_up, every) if gives_up is not None and every else None
+        launches = Launches(layers, partial(self._run_layer, stage), partial(self._end, stage))
+        return CudaStep(self._card, launches, safepoints, None if port is None else port.poll)
+
+    def warm_up(self, layers: LayerRange, num_blocks: int) -> int:
+        """Compile and load what steps launch. See ``StepRunner.warm_up``."""
+        block_size = self._memory.kv_arena(layers.lo).shape[3]
+        most_tokens = min(num_blocks * block_size, self._limits.max_num_tokens, self.config.max_model_len)
+        steps = warm_steps(self.config, layers, most_tokens, block_size)
+        for step in steps:
+            shape = step.num_tokens, self.config.hidden_size
+            hidden = torch.zeros(shape, dtype=self.dtype, device=self._card.device) if layers.lo else None
+            stage = self._begin(step, hidden, None)
+            for layer in layers.layers():
+                self._run_layer(stage, layer)
+            self._end(stage)
+        self._card.synchronize()
+        return num_warm_blocks(steps)
+
+    def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
+        """A peer's queries over blocks of ``layer`` that are mapped here; see ``remote.attend_for_peer``."""
+        config = self.config
+        return attend_for_peer(
+            self._kernels, self._bytes, self._memory.kv_arena(layer), block_ids, rows, q, config.num_heads,
+            config.head_dim**-0.5,
+        )
+
+    # ------------------------------------------------------------------------------------------------- before layers
+
+    def _begin(self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None) -> _Stage:
+        """Copy the step's rows, and fill the residual."""
+        stage = self._stage(step, port)
+        if hidden is None:
+            self._decoder.embed(stage.staged["token_ids"], stage.buffers.residual)
+        else:
+            stage.buffers.residual[: step.num_tokens].copy_(hidden)
+        return stage
+
+    def _stage(self, step: StepInput, port: AttentionPort | None) -> _Stage:
+        """Check a step's rows, and copy what it needs. Raises as ``start_step`` does."""
+        bucket = bucket_of(step, self._limits.max_num_tokens)
+        rows = self._rows(step, bucket)
+        num_tokens = len(rows.positions)
+        arrays: Arrays = rows.arrays()
+        if step.layer_lo == 0:
+            arrays["token_ids"] = padded(self._token_ids(step), num_tokens, 0)
+        if step.layer_hi == self.config.num_layers:
+            arrays["sampled"] = np.cumsum(step.query_lens, dtype=np.int64)[step.sample_rows] - 1
+        staged = self._staging.put(arrays)
+        remote = remote_parts(step, port, self._kernels, self._bytes, self.config, self._memory)
+        batch = Batch(
+            step.query_lens, step.context_lens, step.block_tables, rows.positions[: step.num_tokens], remote,
+            partial(self._kernels.attend_rows, rows=rows.on_card(staged)),
+        )
+        return _Stage(step, batch, self._buffers_for(num_tokens), bucket, staged)
+
+    def _rows(self, step: StepInput, bucket: int | None) -> HostRows:
+        arena, heads = self._memory.kv_arena(step.layer_lo), self.config.num_heads
+        most = self.config.max_model_len
+        if int((step.context_lens + step.query_lens).max()) > most:
+            raise IndexError(f"step {step.step_id}: a position lies beyond the {most} that the model serves")
+        rows = lay_out(
+            partial(self._kernels.work_shape, heads, arena), arena, step.block_tables, step.query_lens,
+            step.context_lens, step.num_tokens,
+        )
+        return rows if bucket is None else rows.padded(bucket, -(-most // arena.shape[3]))
+
+    def _token_ids(self, step: StepInput) -> npt.NDArray[np.int64]:
+        ids = self._last.token_ids(step).astype(np.int64)
+        if not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
+            raise IndexError(f"step {step.step_id}: a token lies outside the vocabulary of {self.config.vocab_size}")
+        return ids
+
+    def _prompt_targets(self, step: StepInput) -> Arrays:
+        targets = {
+            f"targets{i}": np.array(asked.target_token_ids, dtype=np.int64)
+            for i, asked in enumerate(step.prompt_logprobs) if asked.target_token_ids
+        }  # fmt: skip
+        if any(ids.min() < 0 or ids.max() >= self.config.vocab_size for ids in targets.values()):
+            raise IndexError(f"step {step.step_id}: a token of a prompt lies outside the vocabulary")
+        return targets
+
+    def _buffers_for(self, num_tokens: int) -> StepBuffers:
+        """Views of the same memory, whatever the number of tokens."""
+        buffers = self._buffers.get(num_tokens)
+        if buffers is None:
+            buffers = StepBuffers(self._workspace, self.config, num_tokens)
+            if num_tokens <= BUCKETS[-1]:
+                self._buffers[num_tokens] = buffers
+        return buffers
+
+    # -------------------------------------------------------------------------------------------------------- layers
+
+    def _run_layer(self, stage: _Stage, layer: int) -> None:
+        is_first, remote = layer == stage.step.layer_lo, stage.batch.remote
+        buffers = stage.buffers
+        is_remote = remote is not None and remote.at(layer) is not None
+        if is_remote:  # what peers and the host take part in has no padding
+            buffers = self._buffers_for(stage.step.num_tokens)
+        launch = partial(self._decoder.run_layer, layer, stage.batch, buffers, is_first)
+        if stage.bucket is None or is_remote:
+            launch()
+        else:
+            self._graphs.run(GraphKey(layer, is_first, stage.bucket), self._staging.generation, launch)
+
+    def _end(self, stage: _Stage) -> Callable[[], Any]:
+        """Launch what follows the last layer."""
+        is_last = stage.step.layer_hi == self.config.num_layers
+        self._decoder.end_layers(stage.buffers, is_last)
+        if is_last:
+            return self._sample(stage)
+        residual = stage.buffers.residual[: stage.step.num_tokens].clone()
+        return lambda: residual
+
+    # -------------------------------------------------------------------------------------------------------- tokens
+
+    def _sample(self, stage: _Stage) -> Callable[[], StepOutput]:
+        """Launch everything from final hidden states to tokens and log-probabilities. What rows ask for is listed and
+        copied now, as the layers keep the card busy."""
+        step, x = stage.step, stage.buffers.x
+        plan = self._sampler.plan(step.sample_rows.tolist(), step.sampling)
+        arrays = plan.arrays | self._prompt_targets(step)
+        staged = self._asked.put(arrays) if arrays else {}
+        made = self._describe_prompts(stage, staged)
+        logits: Tensor | None = None
+        if plan.rows:
+            rows = self._workspace.rows[: len(plan.rows)]
+            torch.index_select(x, 0, stage.staged["sampled"], out=rows)
+            logits = self._decoder.logits(rows)
+            tokens = self._likeliest[: len(plan.rows)]
+            self._kernels.argmax(logits[:, : self.config.vocab_size], tokens)
+            made |= self._sampler.launch(logits, tokens, plan, staged)
+        fetched = self._results.fetch(made)
+
+        def finish() -> StepOutput:
+            prompts = {asked.row: self._prompt(i, asked, fetched) for i, asked in enumerate(step.prompt_logprobs)}
+            output = StepOutput(step.step_id, [], prompts)
+            if logits is not None:
+                output.tokens = self._sampler.finish(plan, fetched, lambda slot: logits[slot : slot + 1].cpu())
+            self._last.note(output)
+            return output
+
+        return finish
+
+    def _describe_prompts(self, stage: _Stage, staged: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Log-probabilities of prompts, as many positions at a time as the logits buffer has rows."""
+        step, size = stage.step, self._limits.max_num_seqs
+        made: dict[str, Tensor] = {}
+        row_ends = np.cumsum(step.query_lens)
+        for i, asked in enumerate(step.prompt_logprobs):
+            first, num_targets = int(row_ends[asked.row] - step.query_lens[asked.row]), len(asked.target_token_ids)
+            pieces = []
+            for start in range(0, num_targets, size):
+                end = min(start + size, num_targets)
+                logits = self._decoder.logits(stage.buffers.x[first + start : first + end])
+                pieces.append(describe(logits, staged[f"targets{i}"][start:end], asked.num_top))
+            if pieces:
+                made |= {f"prompt{i}.{name}": torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        return made
+
+    def _prompt(self, number: int, asked: PromptLogprobsRow, fetched: Arrays) -> list[Any]:
+        prefix = f"prompt{number}."
+        mine = {name.removeprefix(prefix): array for name, array in fetched.items() if name.startswith(prefix)}
+        return prompt_logprobs(asked.target_token_ids, min(asked.num_top, self.config.vocab_size), mine)

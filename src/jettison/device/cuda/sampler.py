@@ -1,0 +1,243 @@
+"""From logits to tokens on a card: the draws of ``device.sampler``, for all rows at once and without a wait.
+
+``plan`` lists on the host what a step's rows ask for, as arrays that travel with the step; ``launch`` only launches;
+``finish`` makes records of what came back. Rows that ask for what is not done here (a list of allowed tokens, more
+than ``CANDIDATES`` likeliest tokens) go to the host's sampler alone.
+
+Not here: whether logits are finite (``Kernels.argmax``), and where arrays lie (``staging``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from jettison.device.cuda.draws import CANDIDATES, NOT_HERE, describe, draw, rows_at_once
+from jettison.device.sampler import GREEDY_BELOW, Sampler, uniform_draws
+from jettison.device.step import SamplingRow, unpack_ints
+from jettison.types import FAILED_TOKEN_ID, SampledToken, TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(slots=True)
+class Plan:
+    """What the rows of one step ask for."""
+
+    rows: list[int]
+    arrays: Arrays = field(default_factory=dict)
+    """By name: what ``launch`` reads on the device."""
+    parts: list[str] = field(default_factory=list)
+    """Prefixes of the arrays' names: rows that are drawn together."""
+    described: list[tuple[int, SamplingRow]] = field(default_factory=list)
+    """Slots with log-probabilities, as ``arrays["described"]`` has them."""
+    on_host: dict[int, SamplingRow] = field(default_factory=dict)
+    """Slots for the host's sampler."""
+    asked: dict[int, SamplingRow] = field(default_factory=dict)
+    """All slots that are not plain greedy."""
+
+
+class CudaSampler:
+    """Sampler for one vocabulary; it keeps nothing."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._host = Sampler(vocab_size)
+
+    # ------------------------------------------------------------------------------------------------- before a step
+
+    def plan(self, rows: Sequence[int], sampling: Sequence[SamplingRow]) -> Plan:
+        """``rows``: the step's ``sample_rows``; ``sampling``: entries for some of them. Raises ValueError where an
+        entry's row is not sampled."""
+        plan = Plan(list(rows))
+        slot_of = {row: slot for slot, row in enumerate(plan.rows)}
+        drawn: list[tuple[int, SamplingRow]] = []
+        for spec in sampling:
+            slot = slot_of.get(spec.row)
+            if slot is None:
+                raise ValueError(f"row {spec.row} is not among the sampled rows")
+            plan.asked[slot] = spec
+            if not self._is_done_here(spec):
+                plan.on_host[slot] = spec
+                continue
+            if spec.temperature >= GREEDY_BELOW or _is_adjusted(spec):
+                drawn.append((slot, spec))
+            if spec.logprobs >= 0:
+                plan.described.append((slot, spec))
+        size = rows_at_once(self.vocab_size)
+        for start in range(0, len(drawn), size):
+            self._plan_part(plan, f"part{start}.", drawn[start : start + size])
+        if plan.described:
+            plan.arrays["described"] = np.array([slot for slot, _ in plan.described], dtype=np.int64)
+            if any(spec.logprob_token_ids for _, spec in plan.described):
+                plan.arrays["reported"] = self._reported(plan.described)
+        return plan
+
+    def _is_done_here(self, spec: SamplingRow) -> bool:
+        ids = [*spec.banned_token_ids, *spec.logprob_token_ids, *(token for token, _ in spec.logit_bias)]
+        return (
+            not spec.allowed_token_ids
+            and (spec.top_k <= min(CANDIDATES, self.vocab_size) or spec.top_k >= self.vocab_size)
+            and len(dict(spec.logit_bias)) == len(spec.logit_bias)
+            and all(0 <= token < self.vocab_size for token in ids)
+            and all(_are_inside(data, self.vocab_size) for data in (spec.prompt_ids, spec.output_ids))
+            and len(spec.output_ids) == len(spec.output_counts)
+        )
+
+    def _plan_part(self, plan: Plan, name: str, drawn: list[tuple[int, SamplingRow]]) -> None:
+        specs = [spec for _, spec in drawn]
+        plan.parts.append(name)
+        columns: Arrays = {
+            "slots": np.array([slot for slot, _ in drawn], dtype=np.int64),
+            "temperature": np.array([s.temperature if s.temperature >= GREEDY_BELOW else -1.0 for s in specs]),
+            "uniform": uniform_draws([s.seed for s in specs], [s.position for s in specs]),
+        }
+        if any(spec.min_p > 0.0 for spec in specs):
+            columns["min_p"] = np.array([min(s.min_p, 1.0) for s in specs])
+        limits = [s.top_k if 0 < s.top_k < self.vocab_size else 0 for s in specs]
+        if any(limits) or any(s.top_p < 1.0 for s in specs):
+            columns["top_k"] = np.array(limits, dtype=np.int64)
+            columns["top_p"] = np.array([s.top_p if s.top_p < 1.0 else 2.0 for s in specs])
+        plan.arrays |= {name + key: column for key, column in (columns | self._adjustments(specs)).items()}
+
+    def _adjustments(self, specs: list[SamplingRow]) -> Arrays:
+        """Places in the part's logits and what is done there; a key is absent where no row asks for it."""
+        bias, bans, penalties, counts = _Places(), _Places(), _Places(), _Places()
+        for index, spec in enumerate(specs):
+            first = index * self.vocab_size
+            if spec.logit_bias:
+                bias.add(first, [t for t, _ in spec.logit_bias], [b for _, b in spec.logit_bias])
+            if spec.banned_token_ids:
+                bans.add(first, list(spec.banned_token_ids), 0.0)
+            if spec.repetition_penalty != 1.0:
+                seen = np.concatenate((unpack_ints(spec.prompt_ids), unpack_ints(spec.output_ids)))
+                penalties.add(first, np.unique(seen), spec.repetition_penalty)
+            if (spec.frequency_penalty or spec.presence_penalty) and spec.output_ids:
+                taken = spec.frequency_penalty * unpack_ints(spec.output_counts) + spec.presence_penalty
+                counts.add(first, unpack_ints(spec.output_ids), taken)
+        named = (("bias", bias), ("ban", bans), ("repetition", penalties), ("count", counts))
+        return {key: column for name, places in named for key, column in places.columns(name).items()}
+
+    def _reported(self, described: list[tuple[int, SamplingRow]]) -> npt.NDArray[np.int64]:
+        """[described, most]: tokens whose log-probabilities are asked for by name; padded with 0."""
+        most = max(len(spec.logprob_token_ids) for _, spec in described)
+        ids = np.zeros((len(described), most), dtype=np.int64)
+        for line, (_, spec) in zip(ids, described, strict=True):
+            line[: len(spec.logprob_token_ids)] = spec.logprob_token_ids
+        return ids
+
+    # ------------------------------------------------------------------------------------------------- on the device
+
+    def launch(
+        self, logits: Tensor, tokens: Tensor, plan: Plan, arrays: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Draw the tokens of a step. ``logits``: [n, >= vocab_size]; ``tokens``: int64 [n], the likeliest of each row
+        or -1 where its logits are not finite, overwritten with what is drawn; ``arrays``: ``plan.arrays`` on the
+        device. Returns what ``finish`` needs, on the device."""
+        logits = logits[:, : self.vocab_size]
+        for part in plan.parts:
+            mine = {key.removeprefix(part): arrays[key] for key in plan.arrays if key.startswith(part)}
+            drawn = draw(logits, mine)
+            slots = mine["slots"]
+            tokens.index_copy_(0, slots, torch.where(tokens[slots] < 0, -1, drawn))
+        results = {"tokens": tokens}
+        if plan.described:
+            slots, reported = arrays["described"], arrays.get("reported")
+            num_tops = [0 if spec.logprob_token_ids else spec.logprobs for _, spec in plan.described]
+            results |= describe(logits[slots], tokens[slots], max(num_tops), reported)
+        return results
+
+    # -------------------------------------------------------------------------------------------------- after a step
+
+    def finish(
+        self, plan: Plan, results: Mapping[str, npt.NDArray[Any]], row_of: Callable[[int], Tensor]
+    ) -> list[SampledToken]:
+        """The tokens, in the order of the plan's rows. ``results``: of ``launch``, on the host; ``row_of``: logits
+        [1, vocab_size] of a slot, on the host. A row that cannot be sampled fails alone."""
+        tokens: list[int] = results["tokens"].tolist()
+        sampled = [SampledToken(token) for token in tokens]
+        places = {slot: at for at, (slot, _) in enumerate(plan.described)}
+        for slot, token in enumerate(tokens):
+            row = plan.rows[slot]
+            if token == -1:
+                logger.error("row %d of %d cannot be sampled: its logits are not finite", row, len(tokens))
+                sampled[slot] = SampledToken(FAILED_TOKEN_ID)
+            elif slot in plan.on_host or token == NOT_HERE:
+                sampled[slot] = self._sampled_on_host(plan.asked[slot], row, row_of(slot))
+            elif slot in places:
+                spec = plan.asked[slot]
+                sampled[slot] = SampledToken(token, _described(token, places[slot], results, spec))
+        return sampled
+
+    def _sampled_on_host(self, spec: SamplingRow, row: int, logits: Tensor) -> SampledToken:
+        try:
+            return self._host.sample(logits, [row], [spec])[0]
+        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row only
+            logger.error("row %d cannot be sampled: %s", row, error)
+            return SampledToken(FAILED_TOKEN_ID)
+
+
+def prompt_logprobs(
+    targets: Sequence[int], num_top: int, results: Mapping[str, npt.NDArray[Any]]
+) -> list[TokenLogprobs]:
+    """Records of ``describe`` for the tokens of a prompt; ``results`` on the host."""
+    return [_entry(int(token), at, results, num_top) for at, token in enumerate(targets)]
+
+
+class _Places:
+    """Places in flat logits, and a value for each."""
+
+    def __init__(self) -> None:
+        self._at: list[npt.NDArray[np.int64]] = []
+        self._values: list[npt.NDArray[np.float64]] = []
+
+    def add(self, first: int, ids: Any, values: Any) -> None:
+        at = np.asarray(ids, dtype=np.int64) + first
+        self._at.append(at)
+        self._values.append(np.broadcast_to(np.asarray(values, dtype=np.float64), at.shape))
+
+    def columns(self, name: str) -> Arrays:
+        if not self._at:
+            return {}
+        return {f"{name}.at": np.concatenate(self._at), f"{name}.by": np.concatenate(self._values)}
+
+
+def _is_adjusted(spec: SamplingRow) -> bool:
+    return bool(
+        spec.logit_bias or spec.banned_token_ids or spec.repetition_penalty != 1.0
+        or ((spec.frequency_penalty or spec.presence_penalty) and spec.output_ids)
+    )
+
+
+def _are_inside(packed: bytes, vocab_size: int) -> bool:
+    if len(packed) % 4:
+        return False
+    ids = unpack_ints(packed)
+    return not len(ids) or bool(ids.min() >= 0 and ids.max() < vocab_size)
+
+
+def _described(
+    token: int, at: int, results: Mapping[str, npt.NDArray[Any]], spec: SamplingRow
+) -> TokenLogprobs:
+    """The record of one row: with the tokens that it asks for, or with the likeliest ones."""
+    if not spec.logprob_token_ids:
+        return _entry(token, at, results, spec.logprobs)
+    values = results["reported"][at].tolist()
+    return _entry(token, at, results, 0)._replace(top=tuple(zip(spec.logprob_token_ids, values)))
+
+
+def _entry(token: int, at: int, results: Mapping[str, npt.NDArray[Any]], num_top: int) -> TokenLogprobs:
+    top: tuple[tuple[int, float], ...] = ()
+    if num_top > 0:
+        ids, values = results["top_ids"][at, :num_top].tolist(), results["top"][at, :num_top].tolist()
+        top = tuple(zip(ids, values, strict=True))
+    return TokenLogprobs(token, float(results["own"][at]), int(results["rank"][at]), top)

@@ -1,0 +1,68 @@
+"""`make gpu-check` without a card: parts that pass, miss a target, die, hang and write nonsense."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.gpu.check import OUT, PARTS, Part, check_all, measured, of_pytest
+
+WRITE = (
+    "import json, sys;"
+    "json.dump({'checks': [{'name': 'drop, ms', 'value': %s, 'target': 5, 'pass': %s}]}, open(sys.argv[1], 'w'));"
+)
+
+
+def part(name: str, code: str, limit_s: float = 60.0) -> Part:
+    return Part(name, limit_s, (sys.executable, "-c", code, OUT), measured, "")
+
+
+def run(parts: list[Part], folder: Path, capsys) -> tuple[bool, dict, list[str]]:
+    passed = check_all(parts, folder / "out.json", folder / "no wheels")
+    return passed, json.loads((folder / "out.json").read_text())["parts"], capsys.readouterr().out.splitlines()
+
+
+def test_a_figure_that_meets_its_target_passes(tmp_path, capsys):
+    passed, found, lines = run([part("good", WRITE % ("3.25", "True"))], tmp_path, capsys)
+    assert passed and found["good"]["passed"] and found["good"]["ended"] == "exit code 0"
+    assert lines[0] == "pass  good: drop, ms: 3.25 (target 5)" and lines[-1].startswith("1 of 1 parts passed")
+
+
+def test_a_part_that_ends_badly_fails_alone_and_keeps_what_it_found(tmp_path, capsys):
+    parts = [
+        part("misses", WRITE % ("7.5", "False")),
+        part("dies", WRITE % ("3", "True") + "sys.exit('no card')"),
+        part("hangs", WRITE % ("3", "True") + "import time; open(sys.argv[1]).close(); time.sleep(600)", 3.0),
+        part("silent", "pass"),
+        part("nonsense", "import sys; open(sys.argv[1], 'w').write('{')"),
+        part("empty", "import sys; open(sys.argv[1], 'w').write('{}')"),
+        part("good", WRITE % ("1", "True")),
+    ]
+    passed, found, lines = run(parts, tmp_path, capsys)
+    assert not passed and [name for name, each in found.items() if each["passed"]] == ["good"]
+    assert "FAIL  misses: drop, ms: 7.5 (target 5)" in lines
+    assert found["dies"]["checks"][0]["passed"] and "no card" in found["dies"]["said"]
+    assert found["hangs"]["ended"].startswith("over its limit of 3 s") and found["hangs"]["checks"]
+    assert "nothing to read" in found["silent"]["ended"] and "nothing to read" in found["nonsense"]["ended"]
+    assert any(line.startswith("FAIL  empty: exit code 0") for line in lines), "no check is no pass"
+
+
+def test_pytest_s_report_fails_where_a_test_does_or_none_runs(tmp_path):
+    def report(tests: int, failures: int, skipped: int) -> list[bool]:
+        path = tmp_path / "report.xml"
+        path.write_text(f'<testsuites><testsuite tests="{tests}" failures="{failures}" errors="0" '
+                        f'skipped="{skipped}"/></testsuites>')  # fmt: skip
+        return [check.passed for check in of_pytest(path)]
+
+    assert report(40, 0, 4) == [True, True]
+    assert report(40, 1, 4) == [False, True]
+    assert report(40, 0, 40) == [True, False]
+
+
+def test_all_parts_take_less_than_nine_minutes_at_most():
+    assert sum(part.limit_s for part in PARTS) <= 540
+    run = subprocess.run([sys.executable, "-m", "benchmarks", "gpu", "check", "--list"], capture_output=True, text=True,
+                         check=True, cwd=Path(__file__).parents[2])  # fmt: skip
+    assert [line.split()[0] for line in run.stdout.splitlines()] == [part.name for part in PARTS]

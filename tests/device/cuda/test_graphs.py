@@ -1,0 +1,142 @@
+"""When a layer runs by its graph, and that a graph changes no token; staging keeps the places that graphs read."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from cardbackend import PretendedBackEnd
+from pretendedcard import PretendedCard
+
+from jettison.device.backend_host import HostBackEnd
+from jettison.device.cuda.graphs import GraphKey, LayerGraphs
+from jettison.device.cuda.staging import Results, Staging
+from jettison.device.spec import DeviceSpec
+from jettison.device.worker import DeviceWorker
+from jettison.memory.layout import LayoutSpec
+from jettison.types import LayerRange
+
+ALL, LOW = LayerRange(0, 4), LayerRange(0, 1)
+
+
+@pytest.fixture
+def card() -> PretendedCard:
+    card = PretendedCard()
+    card.start()
+    return card
+
+
+def test_a_layer_runs_once_a_step_and_by_its_graph_from_the_second_on(card) -> None:
+    graphs, log = LayerGraphs(card), []
+    keys = [GraphKey(0, True, 4), GraphKey(0, True, 8), GraphKey(0, False, 4)]
+    for key in keys * 3:
+        graphs.run(key, 1, lambda key=key: log.append(key))
+    assert log == keys * 3 and card.num_replays == 6 and len(graphs) == 3
+    graphs.run(keys[0], 2, lambda: log.append("moved"))
+    assert log[-1] == "moved" and len(graphs) == 1, "staging has moved"
+
+
+def test_what_cannot_be_captured_runs_without_graphs(caplog) -> None:
+    class Refuses(PretendedCard):
+        def capture(self, launches):
+            launches()
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    graphs, log = LayerGraphs(Refuses()), []
+    for _ in range(5):
+        graphs.run(GraphKey(0, True, 1), 1, lambda: log.append(1))
+    assert len(log) == 5 and len(caplog.records) == 1 and "without graphs" in caplog.text
+
+
+def test_a_layer_that_fails_is_a_failure_of_its_step(card) -> None:
+    def fails() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal"):
+        LayerGraphs(card).run(GraphKey(0, True, 1), 1, fails)
+
+
+def test_staged_arrays_keep_their_places_until_the_buffer_grows(card) -> None:
+    staging = Staging(card, 256)
+    first = staging.put({"a": np.arange(5, dtype=np.int32), "b": np.arange(6.0).reshape(2, 3)})
+    assert first["a"].tolist() == [0, 1, 2, 3, 4] and first["b"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    again = staging.put({"a": np.ones(5, dtype=np.int32), "b": np.zeros((2, 3)), "c": np.zeros(0, dtype=np.int64)})
+    assert [again[name].data_ptr() for name in "ab"] == [first[name].data_ptr() for name in "ab"]
+    assert staging.generation == 1 and again["a"].tolist() == [1] * 5 and again["c"].shape == (0,)
+    assert staging.put({"a": np.arange(100, dtype=np.int64)})["a"].tolist() == list(range(100))
+    assert staging.generation == 2
+
+
+def test_a_copy_under_way_is_not_written_over(card) -> None:
+    staging = Staging(card, 64)
+    for number in range(3):  # the card checks
+        staging.put({"a": np.full(4, number, dtype=np.int32)})
+    card.synchronize()
+    assert card.log == [("in", "steps", 16)] * 3
+
+
+def test_what_a_step_has_made_comes_back_by_name(card) -> None:
+    results = Results(card, 16)
+    made = {"tokens": torch.arange(9), "own": torch.rand(3, 2, dtype=torch.float64).t()}
+    fetched = results.fetch(made)
+    card.synchronize()
+    assert fetched["tokens"].tolist() == list(range(9)) and (fetched["own"] == made["own"].numpy()).all()
+
+
+def start(back_end, model_dir, **changes) -> DeviceWorker:
+    spec = DeviceSpec(
+        model_dir=model_dir, dtype="float64", budget_bytes=6 << 20, block_size=4, max_num_tokens=64, max_num_seqs=24,
+        page_bytes=4096, **changes,
+    )  # fmt: skip
+    worker = DeviceWorker(spec, back_end)
+    worker.start()
+    return worker
+
+
+@pytest.fixture
+def workers(tiny_models):
+    """The host's, and a pretended card's."""
+    made = [start(HostBackEnd(), tiny_models["qwen2"]), start(PretendedBackEnd(), tiny_models["qwen2"])]
+    yield made
+    for worker in made:
+        worker.close()
+
+
+def batches(driver) -> dict[str, list[int]]:
+    """Requests that come and go, so that decode steps have 1 to 18 rows."""
+    names = [f"r{i}" for i in range(18)]
+    chooser = random.Random(4)
+    for i, name in enumerate(names):
+        driver.add(name, chooser.choices(range(256), k=2 + i % 3))
+    for first in range(0, 18, 6):
+        driver.step({name: 2 + (first + j) % 3 for j, name in enumerate(names[first : first + 6])})
+    for size in (18, 17, 18, 3, 4, 3, 1, 1, 1, 9, 16, 2, 2):
+        driver.decode(chooser.sample(names, size), 1)
+    return {name: request.output for name, request in driver.requests.items()}
+
+
+def test_graphs_and_padding_change_no_token(workers, new_driver) -> None:
+    host, card = workers
+    expected = batches(new_driver([(host.run_step, ALL)], 72))
+    assert batches(new_driver([(card.run_step, ALL)], 72)) == expected
+    runner, replays = card._runner, card._back_end.card.num_replays
+    # One row was captured at the start.
+    assert len(runner._graphs) == 5 * len(ALL) and replays == (2 + 2 + 3 + 1 + 1) * len(ALL)
+
+
+def test_graphs_hold_through_a_drop_and_a_restore(workers, new_driver) -> None:
+    host, card = workers
+    expected = batches(new_driver([(host.run_step, ALL)], 72))
+    batches(new_driver([(card.run_step, ALL)], 72))
+    num_graphs = len(card._runner._graphs)
+    for layers in (LOW, ALL):
+        spec = LayoutSpec(card.shape.shards_for(layers), layers)
+        missing = card.apply_layout(spec, 0, card.layout_version, []).missing_shards
+    for shard in sorted(missing):
+        card.load_shard_from_disk(shard)
+    before = card._back_end.card.num_replays
+    assert batches(new_driver([(card.run_step, ALL)], 72)) == expected
+    assert len(card._runner._graphs) == num_graphs
+    assert card._back_end.card.num_replays - before == 13 * len(ALL)

@@ -1,0 +1,143 @@
+"""A step under way: how far the host runs ahead, where it may be given up, and that no poll waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from jettison.device.cuda.running import AHEAD, CudaStep, Launches, Safepoints, wait_for
+from jettison.errors import WorkerLostError
+from jettison.types import LayerRange
+
+LAYERS = LayerRange(3, 11)
+
+
+class SlowCard:
+    """Ends nothing by itself: ``num_over`` of the recorded points are reached."""
+
+    def __init__(self) -> None:
+        self.num_recorded = self.num_over = self.num_under_way = 0
+
+    def begin_step(self) -> None:
+        self.num_under_way += 1
+
+    def end_step(self) -> None:
+        self.num_under_way -= 1
+
+    def record(self) -> SlowEvent:
+        self.num_recorded += 1
+        return SlowEvent(self, self.num_recorded)
+
+    def synchronize(self) -> None:
+        self.num_over = self.num_recorded
+
+
+class SlowEvent:
+    def __init__(self, card: SlowCard, number: int) -> None:
+        self._card, self._number = card, number
+
+    def done(self) -> bool:
+        return self._card.num_over >= self._number
+
+    def synchronize(self) -> None:
+        self._card.num_over = max(self._card.num_over, self._number)
+
+
+class Steps:
+    """A step on such a card, and what it has launched."""
+
+    def __init__(self, safepoints: Safepoints | None = None, between=None, fails_at: int | None = None) -> None:
+        self.card, self.log = SlowCard(), []
+        self._fails_at = fails_at
+        self.running = CudaStep(self.card, Launches(LAYERS, self._layer, self._tail), safepoints, between)
+
+    def _layer(self, layer: int) -> None:
+        if layer == self._fails_at:
+            raise IndexError("no such block")
+        self.log.append(layer)
+
+    def _tail(self):
+        self.log.append("tail")
+        return lambda: "made"
+
+
+def never() -> bool:
+    return False
+
+
+def test_without_safepoints_all_is_launched_as_it_is_polled_and_none_waits() -> None:
+    steps = Steps()
+    assert steps.log == [3, 4], "the first layers are launched at the start"
+    for _ in range(20):
+        assert not steps.running.poll()
+    assert steps.log == [*LAYERS.layers(), "tail"] and steps.card.num_recorded == 1
+    assert steps.card.num_under_way == 1
+    steps.card.synchronize()
+    assert steps.running.poll() and steps.running.poll() and steps.running.result() == "made"
+    assert steps.card.num_under_way == 0
+
+
+@pytest.mark.parametrize("between", [None, lambda: None])
+def test_the_host_is_two_layers_ahead_at_most(between) -> None:
+    steps = Steps(Safepoints(never, 1) if between is None else None, between)
+    for num_over in range(len(LAYERS)):
+        steps.card.num_over = num_over
+        for _ in range(3):
+            assert not steps.running.poll()
+        assert [each for each in steps.log if each != "tail"] == [*LAYERS.layers()][: AHEAD + num_over]
+    steps.card.synchronize()
+    assert steps.running.poll() and steps.running.result() == "made"
+
+
+def test_it_is_given_up_within_two_layers_and_each_safepoint_asks_once() -> None:
+    asked: list[int] = []
+    wanted = [False]
+
+    def gives_up() -> bool:
+        asked.append(len(asked))
+        return wanted[0]
+
+    steps = Steps(Safepoints(gives_up, 2))
+    for _ in range(5):
+        steps.running.poll()
+    assert steps.log == [3, 4] and len(asked) == 1, "the safepoint before layer 5 waits for layer 3"
+    wanted[0] = True
+    steps.card.num_over = 1
+    steps.running.poll()
+    assert steps.log == [3, 4] and len(asked) == 2
+    assert not steps.running.poll(), "layer 4 is still under way"
+    steps.card.synchronize()
+    assert steps.running.poll() and steps.running.result() is None and len(asked) == 2
+
+
+def test_peers_are_answered_between_layers() -> None:
+    answered: list[int] = []
+    steps = Steps(between=lambda: answered.append(1))
+    assert steps.running.result() == "made"
+    assert len(answered) == len(LAYERS) - 1
+
+
+@pytest.mark.parametrize("layer", [3, 7])
+def test_what_fails_is_raised_where_the_result_is_asked_for(layer: int) -> None:
+    steps = Steps(fails_at=layer)
+    while not steps.running.poll():
+        pass
+    assert steps.log == list(range(3, layer))
+    with pytest.raises(IndexError, match="no such block"):
+        steps.running.result()
+    assert steps.card.num_under_way == 0
+
+
+def test_a_card_that_has_failed_takes_its_worker_with_it() -> None:
+    steps = Steps()
+
+    class Failed:
+        def done(self):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
+
+        synchronize = done
+
+    steps.card.record = Failed
+    with pytest.raises(WorkerLostError, match=r"the card has failed: CUDA error: an illegal .* encountered$"):
+        steps.running.result()
+    with pytest.raises(WorkerLostError):
+        wait_for(Failed())
