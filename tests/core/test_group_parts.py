@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jettison.core.changes import Changes
 from jettison.core.requests import Phase, RequestState
+from jettison.core.residence import Place, Residence
 from jettison.core.serving.blocks import GroupBlocks
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.queues import Queues
@@ -43,7 +44,7 @@ ACTS = st.tuples(st.sampled_from(["ask", "admit", "leave", "store", "resume"]), 
 @given(st.lists(ACTS, max_size=40))
 def test_queues_alone_keep_their_sums_whatever_happens(acts: list[tuple[str, int]]) -> None:
     changes = Changes()
-    queues = Queues(3, {0: LayerRange(0, 2)}, LIMITS, changes)
+    queues = Queues(3, Residence({Place(0, is_host=False): LayerRange(0, 2)}), LIMITS, changes)
     states: list[RequestState] = []
     for index, (what, number) in enumerate(acts):
         version, named = queues.version, changes.touched
@@ -79,7 +80,7 @@ def test_queues_alone_keep_their_sums_whatever_happens(acts: list[tuple[str, int
 
 def test_what_gives_way_is_the_first_to_be_evicted_whenever_it_began() -> None:
     tokens = VirtualTokens()
-    queues = Queues(3, {0: LayerRange(0, 2)}, LIMITS, Changes(), None, tokens)
+    queues = Queues(3, Residence({Place(0, is_host=False): LayerRange(0, 2)}), LIMITS, Changes(), None, tokens)
 
     def run(name: str, tenant: str, deadline_ns: int) -> RequestState:
         asked = Request(

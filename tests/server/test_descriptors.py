@@ -92,7 +92,8 @@ async def test_the_launcher_limits_connections(tmp_path, monkeypatch, limits, ca
         seen["max_connections"] = settings.max_connections
         raise RuntimeError("seen enough")
 
-    monkeypatch.setattr(launch.Engine, "prepare", lambda self: SimpleNamespace(end_tokens=EndTokens((), ())))
+    prepared = SimpleNamespace(end_tokens=EndTokens((), ()), byte_tokens=None)
+    monkeypatch.setattr(launch.Engine, "prepare", lambda self: prepared)
     monkeypatch.setattr(launch, "health_details", lambda assembly: {})
     monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda folder, **options: SimpleNamespace(turn_end=lambda: None))
     monkeypatch.setattr(launch, "create_app", create_app)

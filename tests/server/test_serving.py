@@ -237,10 +237,11 @@ async def test_the_launcher_hands_every_limit_on(tmp_path, monkeypatch):
         seen.update(options)
         raise ModelError("seen enough")
 
-    monkeypatch.setattr(launch.Engine, "prepare", lambda self: SimpleNamespace(end_tokens=EndTokens((), ())))
+    prepared = SimpleNamespace(end_tokens=EndTokens((), ()), byte_tokens=None)
+    monkeypatch.setattr(launch.Engine, "prepare", lambda self: prepared)
     monkeypatch.setattr(launch, "health_details", lambda _: {})
     monkeypatch.setattr(launch.Tokenizer, "from_dir", from_dir)
     with pytest.raises(ModelError, match="enough"):
         await launch._serve(EngineConfig.resolve(model=str(tmp_path)))
     told = ServerSettings(model_names=("m",))
-    assert seen == {"max_template_chars": told.max_template_chars, "templates": told.templates}
+    assert seen == {"max_template_chars": told.max_template_chars, "templates": told.templates, "byte_tokens": None}
