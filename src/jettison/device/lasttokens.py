@@ -28,12 +28,13 @@ class LastTokens:
     def token_ids(self, step: StepInput) -> Int32s:
         """The step's token ids [T], with the tokens of the step that it follows in their places. Raises TokensLostError
         where that is not the last one that ended here."""
-        token_ids = step.token_ids
         if step.follows_step is None:
-            return token_ids
+            return step.token_ids
         if step.follows_step != self._step_id:
             raise TokensLostError(f"step {step.step_id} follows step {step.follows_step}, which has sampled nothing")
         # Any token in place of one that could not be sampled: nothing counts that follows on it.
         sampled = np.array([max(0, token.token_id) for token in self._tokens], dtype=np.int32)
-        known: Int32s = np.where(token_ids < 0, sampled[-1 - np.minimum(token_ids, -1)], token_ids)
-        return known
+        token_ids = step.token_ids.copy()
+        unknown = token_ids < 0
+        token_ids[unknown] = sampled[-1 - token_ids[unknown]]
+        return token_ids
