@@ -271,3 +271,20 @@ async def test_a_fork_server_that_the_host_refuses_leaves_no_descriptor(tmp_path
 
 def refused(*arguments, **options):
     raise OSError(12, "Cannot allocate memory")
+
+
+async def test_a_worker_has_ended_only_when_it_is_gone(keeper, capfd):
+    """A fork server that is killed closes its line before its workers are killed."""
+    assert await ended(keeper.spawn(start_of(0, "say"), Placement(), has_far_peers=False)) == 0
+    server = int(capfd.readouterr().out.split()[1])
+    children = [keeper.spawn(start_of(worker, "flag", 1), Placement(), has_far_peers=False) for worker in range(3)]
+    async with asyncio.timeout(30):
+        while not all(child.pid for child in children):
+            await asyncio.sleep(0.001)
+    watched = [os.pidfd_open(child.pid) for child in children]
+    os.kill(server, signal.SIGKILL)
+    for child, pidfd in zip(children, watched, strict=True):
+        assert await ended(child) == -signal.SIGKILL
+        assert select.select([pidfd], [], [], 0)[0], "it still lives"
+        child.kill()
+        os.close(pidfd)

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,7 +64,8 @@ class Child:
         """See ``Handle``."""
         self._is_to_be_killed = True
         if self._pidfd is not None:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended, and that will be told
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def abandon(self, step_id: int) -> None:
         """See ``Handle``."""
@@ -90,8 +91,25 @@ class Child:
         if self._is_to_be_killed:
             self.kill()
 
+    def lose_fork_server(self) -> None:
+        """No message comes any more. The process ends, killed with the fork server or here, and has ended when its
+        pidfd says so: until then it may hold a card's memory, and its next life must not begin."""
+        self.kill()
+        if self._pidfd is None:
+            self.on_end(1)
+            return
+        loop, pidfd = self.ended.get_loop(), self._pidfd
+
+        def on_readable() -> None:
+            loop.remove_reader(pidfd)
+            self.on_end(-signal.SIGKILL)
+
+        loop.add_reader(pidfd, on_readable)
+
     def on_end(self, returncode: int) -> None:
-        """The process has ended, or there will be none."""
+        """The process has ended, or there will be none. Idempotent."""
+        if self.ended.done():
+            return
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
@@ -141,7 +159,7 @@ class _Line:
             self._loop.remove_reader(self._sock)
             self._sock.close()
         for child in self._children.values():
-            child.on_end(-signal.SIGKILL if child.pid else 1)
+            child.lose_fork_server()
         self._children.clear()
 
     def _on_readable(self) -> None:

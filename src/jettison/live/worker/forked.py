@@ -12,7 +12,6 @@ Not here: what a worker does (``worker.main``), and when a fork server is starte
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import logging
@@ -81,7 +80,7 @@ class ForkServer:
                     if not self._open_line():
                         return
                 elif fd in self._workers:
-                    self._reap(self._workers.pop(fd))
+                    self._reap(self._workers[fd])
                 elif fd in self._lines:
                     self._take_order(self._lines[fd])
 
@@ -91,6 +90,7 @@ class ForkServer:
         if not word:
             return False
         line = socket.socket(fileno=fds[0])
+        line.setblocking(False)
         self._lines[fds[0]] = line
         self._epoll.register(line, select.EPOLLIN)
         return True
@@ -99,26 +99,32 @@ class ForkServer:
         """Fork one worker; or, where the keeper has closed its line, end those that it has left."""
         try:
             message, fds, _, _ = socket.recv_fds(line, MAX_MESSAGE_BYTES, MAX_FDS)
+        except BlockingIOError:  # it was closed and opened anew meanwhile
+            return
         except ConnectionError:
             message, fds = b"", []
         if not message:
             self._drop_line(line)
             return
         order = msgspec.json.decode(message, type=ForkWorker)
+        server_pid, pid = os.getpid(), -1
         try:
             pid = os.fork()
-        except OSError as error:
-            self._tell(line, ForkFailed(order.order, f"fork: {error.strerror}"))
-            pid = -1
-        if pid == 0:
-            self._become_worker(order, fds)
-        for fd in fds:
-            os.close(fd)
-        if pid > 0:
+            if pid == 0:
+                self._become_worker(order, fds, server_pid)
             pidfd = os.pidfd_open(pid)  # it is a child that was not reaped, so it is this one
+        except OSError as error:
+            if pid > 0:  # no process goes unwatched
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            self._tell(line, ForkFailed(order.order, f"fork: {error.strerror}"))
+        else:
             self._workers[pidfd] = _Worker(pid, pidfd, line, order.order)
             self._epoll.register(pidfd, select.EPOLLIN)
             self._tell(line, WorkerForked(order.order, pid), pidfd)
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def _drop_line(self, line: socket.socket) -> None:
         """No worker outlives its keeper."""
@@ -130,24 +136,30 @@ class ForkServer:
         line.close()
 
     def _reap(self, worker: _Worker) -> None:
-        """Collect the exit code and tell the keeper."""
-        _, status = os.waitpid(worker.pid, 0)
+        """Collect the exit code and tell the keeper; nothing where the event was of a descriptor that had this number
+        before."""
+        pid, status = os.waitpid(worker.pid, os.WNOHANG)
+        if not pid:
+            return
+        del self._workers[worker.pidfd]
         self._epoll.unregister(worker.pidfd)  # closing it is not enough: the keeper has it, too, and it stays ready
         os.close(worker.pidfd)
         self._tell(worker.line, WorkerEnded(worker.order, os.waitstatus_to_exitcode(status)))
 
-    @staticmethod
-    def _tell(line: socket.socket, event: ForkEvent, *fds: int) -> None:
-        """To a keeper that has gone, nothing."""
+    def _tell(self, line: socket.socket, event: ForkEvent, *fds: int) -> None:
+        """To a keeper that has gone, nothing. One that takes no message any more has gone for this server: its line is
+        closed, so that other keepers are served."""
         if line.fileno() >= 0:
-            with contextlib.suppress(ConnectionError):  # the next poll says so
+            try:
                 socket.send_fds(line, [msgspec.json.encode(event)], fds)
+            except OSError:
+                self._drop_line(line)
 
-    def _become_worker(self, order: ForkWorker, fds: list[int]) -> NoReturn:
+    def _become_worker(self, order: ForkWorker, fds: list[int], server_pid: int) -> NoReturn:
         """In the forked process: give back what is the server's, be a worker, and end."""
         exit_code = 1
         try:
-            _die_with_parent(os.getppid())
+            _die_with_parent(server_pid)
             self._epoll.close()
             for fd in (self._parent_fd, *(worker.pidfd for worker in self._workers.values())):
                 os.close(fd)
