@@ -16,6 +16,7 @@
     |-- OutOfPagesError           the page pool is exhausted
     |-- MappingError              the operating system refused a mapping; state was rolled back
     |-- StalledError              what was waited for does not come, and no worker is working on it
+    |-- TokensLostError           a step ahead begins with tokens that the step before it has not sampled
     `-- WorkerLostError           a worker process is gone
 """
 
@@ -101,6 +102,11 @@ class MappingError(JettisonError):
 
 class StalledError(JettisonError):
     """What was waited for does not come; the message names it, and how things stood."""
+
+
+class TokensLostError(JettisonError):
+    """A step was planned ahead with tokens of the step before it, and that has sampled none: its rows are to be
+    computed again."""
 
 
 class WorkerLostError(JettisonError):

@@ -104,6 +104,14 @@ class SamplingParams:
         )
 
     @property
+    def needs_each_token(self) -> bool:
+        """Whether the host has to see each token before the next is sampled (penalties, banned words), or to describe
+        what was sampled (logprobs)."""
+        return (
+            self.has_penalties or bool(self.bad_words) or self.logprobs is not None or self.prompt_logprobs is not None
+        )
+
+    @property
     def has_penalties(self) -> bool:
         """Whether the sampler must know the tokens seen so far."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0

@@ -201,7 +201,7 @@ class FakeCluster:
         profile: HardwareProfile | None = None, offline: str | OfflineParams | None = None,
         checkpoint_free: float = 0.5, migration_kind: str = "kv", migration_step_tokens: int | None = None,
         awake: AwakeParams | None = None,
-        packing: PackParams | None = None,
+        packing: PackParams | None = None, steps_ahead: int = 0,
     ) -> None:
         """``awake``: the rung that wakes sleepers is there; None: they sleep until they are told."""
         self.rng = random.Random(seed)
@@ -211,7 +211,7 @@ class FakeCluster:
         self.fault_rng = random.Random(seed + 1)
         limits = SchedulerLimits(
             BLOCK_SIZE, max_tokens, max_seqs, max_model_len, 0.01, frozenset({EOS}), prefix_caching,
-            prefill_first=prefill_first, scheduling_policy=scheduling_policy,
+            prefill_first=prefill_first, scheduling_policy=scheduling_policy, steps_ahead=steps_ahead,
         )
         ladder, parts = parse_overload(policy), harvest_parts(offline) if isinstance(offline, str) else ()
         if offline is None:
@@ -259,6 +259,12 @@ class FakeCluster:
             worker.capacity = worker.capacity_for(worker.spec)
         capacity = {w: worker.capacity for w, worker in self.workers.items()}
         self.abandon_rng = random.Random(seed + 2)
+        self.sampled_in: dict[int, list[int]] = {}
+        """Step -> the tokens that it samples, if it does."""
+        self.gave_none: set[int] = set()
+        """Steps that have failed, or were given up."""
+        self.num_ahead = 0
+        """Steps with a token that was not known when they were planned."""
         self.asked_to_abandon: set[int] = set()
         self.give_ups: dict[int, Callable[[], object]] = {}
         """Of steps under way on single instances: what ends them at a safepoint, if they were asked to be given up."""
@@ -614,6 +620,9 @@ class FakeCluster:
             for s in step.stages
         ]
         tokens = [list(r.state.tokens[: r.context_len + r.num_tokens]) for r in step.rows]
+        for i, place in step.follows.places.items() if step.follows else ():
+            tokens[i].append(self.sampled_in[step.follows.step_id][place])
+        assert [len(t) for t in tokens] == [r.context_len + r.num_tokens for r in step.rows]
         contents = [block_contents(history) for history in tokens]
         num_tokens = sum(r.num_tokens for r in step.rows)
         sources = [self._remote_tables(r) for r in step.rows]
@@ -640,7 +649,7 @@ class FakeCluster:
                 worker = self.workers[stage.worker_id]
                 if worker.life != life:
                     lost.append(stage.worker_id)
-                if lost or given_up:
+                if lost or given_up or self._lacks_tokens(step):
                     return
                 if stage is step.stages[0] and step.safepoint_layers and (
                     gives_up or step.step_id in self.asked_to_abandon
@@ -676,17 +685,24 @@ class FakeCluster:
                         self.num_spoilt_rows += 1
 
             self.at(when, compute)
+        sampled = [(r.state.request_id, next_token(t)) for r, t in zip(step.rows, tokens, strict=True) if r.samples]
+        self.sampled_in[step.step_id] = [token for _, token in sampled]
+        self.num_ahead += step.follows is not None
         if unanswered:
             self.at(when, ports.StepFailed(step.step_id, "injected", recompute=True))
             return
         last = step.stages[-1].worker_id
         if fails:
+            self.gave_none.add(step.step_id)
             self.at(when, self._while_alive(last, ports.StepFailed(step.step_id, "injected")))
             return
-        sampled = [(r.state.request_id, next_token(t)) for r, t in zip(step.rows, tokens, strict=True) if r.samples]
         prompt = {i: entries for i, r in enumerate(step.rows) if (entries := fake_prompt_logprobs(r))}
 
         def end() -> ports.Event:
+            if lost or given_up or self._lacks_tokens(step):
+                self.gave_none.add(step.step_id)
+            if self._lacks_tokens(step):
+                return ports.StepFailed(step.step_id, "the step before it sampled nothing", recompute=True)
             if lost:
                 return ports.StepFailed(step.step_id, "the stage before is gone", lost[0])
             if given_up:
@@ -710,6 +726,10 @@ class FakeCluster:
 
         self.give_ups[step.step_id] = give_up
         self.at(when, self._while_alive(last, end_once))
+
+    def _lacks_tokens(self, step: ports.RunStep) -> bool:
+        """It was planned with tokens that the step before it has not sampled after all."""
+        return step.follows is not None and step.follows.step_id in self.gave_none
 
     def _write_in_part(
         self, worker: FakeWorker, layers: LayerRange, rows: tuple[ports.StepRow, ...], tables: list[list[int]]
@@ -917,7 +937,9 @@ def describe(action: ports.Action) -> object:
                 (r.state.request_id, r.context_len, r.num_tokens, r.samples, tuple(r.state.tokens[r.context_len :]))
                 for r in action.rows
             ]
-            step = (action.step_id, action.group_id, action.epoch, action.stages, action.safepoint_layers)
+            step = (
+                action.step_id, action.group_id, action.epoch, action.stages, action.safepoint_layers, action.follows
+            )
             return ("step", *step, rows)
         case ports.Record():
             return ("record", action.kind, action.time_ns, repr(sorted(action.fields.items())))

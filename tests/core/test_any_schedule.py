@@ -65,13 +65,21 @@ class Cluster:
     """So short that steps of offline requests are given up for online ones."""
     packer: str | None
     """How online requests are packed, where nothing spreads them."""
+    steps_ahead: int
+    is_plain: bool
+    """With steps ahead: only online requests, and no packing, so that there are many such steps."""
 
     @property
     def packing(self) -> PackParams | None:
         """Epochs as short as a few steps."""
-        if self.packer is None or self.policy == "migrate":
+        if self.packer is None or self.policy == "migrate" or self.mostly_ahead:
             return None
         return PackParams(packer=self.packer, epoch_s=0.03, held_s=0.1, retry_s=0.01)
+
+    @property
+    def mostly_ahead(self) -> bool:
+        """Nothing of what keeps a group from planning ahead for good."""
+        return self.is_plain and self.steps_ahead > 0
 
 
 ASKED = st.builds(
@@ -108,6 +116,8 @@ CLUSTER = st.builds(
     scheduling_policy=st.sampled_from(["fcfs", "fcfs", "priority"]),
     ttft_s=st.sampled_from([None, 0.001, 0.005]),
     packer=st.sampled_from([None, None, "mell", "mell", "best-fit", "worst-fit", "load-balance"]),
+    steps_ahead=st.sampled_from([0, 1]),
+    is_plain=st.booleans(),
 )
 RATE = st.sampled_from([0.0, 0.0, 0.1, 0.4])
 FAULTS = st.one_of(
@@ -130,12 +140,14 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
         exchange=cluster.exchange, horizon_s=cluster.horizon_s, prefill_first=cluster.prefill_first,
         scheduling_policy=cluster.scheduling_policy,
         offline=OfflineParams(slo=SloParams(ttft_s=cluster.ttft_s)), packing=cluster.packing,
+        steps_ahead=cluster.steps_ahead,
     )
     rng = random.Random(cluster.seed)
     shared = [rng.randrange(1, 60) for _ in range(16)]
     for i, asked in enumerate(requests):
+        is_offline = asked.is_offline and not cluster.mostly_ahead
         # Where instances are merged anew in mid-flight a request of any size has to fit in the end.
-        most = fake.core.max_request_blocks(is_offline=True) if asked.is_offline else fake.core.max_request_blocks()
+        most = fake.core.max_request_blocks(is_offline=True) if is_offline else fake.core.max_request_blocks()
         blocks = min(most, 4 * cluster.full_blocks) if asked.is_large else cluster.full_blocks
         room = blocks * BLOCK_SIZE
         prompt = (shared[: asked.prefix] + [rng.randrange(1, 60) for _ in range(asked.num_prompt)])[: room - 4]
@@ -143,8 +155,8 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
         fake.submit(
             f"r{i}", prompt, min(num_output, 160), asked.at_ms, priority=asked.priority,
             stop_token_ids=(7, 11, 13) if asked.stops else (), min_tokens=asked.min_tokens,
-            prompt_logprobs=asked.prompt_logprobs, tenant=asked.tenant,
-            service_class=ServiceClass.OFFLINE if asked.is_offline else ServiceClass.ONLINE,
+            prompt_logprobs=None if cluster.mostly_ahead else asked.prompt_logprobs, tenant=asked.tenant,
+            service_class=ServiceClass.OFFLINE if is_offline else ServiceClass.ONLINE,
         )
         if asked.cancel_after_ms is not None:
             fake.cancel(f"r{i}", asked.at_ms + asked.cancel_after_ms)

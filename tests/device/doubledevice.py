@@ -200,7 +200,7 @@ class DoubleRunner(Runner):
             super()._enter(step, hidden, buffers)
             return
         check_input(step, hidden, self.config.hidden_size, self.dtype)
-        self._decoder.embed(wrapped(torch.tensor(step.token_ids, dtype=torch.int64)), buffers.residual)
+        self._decoder.embed(wrapped(torch.tensor(self._last.token_ids(step), dtype=torch.int64)), buffers.residual)
 
     def _leave(self, step, x):
         row_ends = np.cumsum(step.query_lens)
@@ -247,6 +247,7 @@ class DoubleBackEnd:
     """See ``BackEnd``."""
 
     bytes = DoubleBytes()
+    goes_ahead = True
 
     def check_addresses(self, budget_bytes, workspace_bytes, shape, sizes):
         pass

@@ -22,7 +22,7 @@ from jettison.device.sharedcopy import open_shared_copy
 from jettison.device.spec import DeviceSpec
 from jettison.device.step import SamplingRow, StepInput
 from jettison.device.worker import DeviceWorker, make_device
-from jettison.errors import ConfigError, ModelError, NotReadyError
+from jettison.errors import ConfigError, ModelError, NotReadyError, TokensLostError
 from jettison.memory.layout import LayoutSpec
 from jettison.types import LayerRange
 
@@ -290,6 +290,45 @@ def test_a_step_that_is_given_up_samples_nothing(start):
     assert len(asked) == 3
     assert worker.start_step(armed, None, None, lambda: False).result() is not None
     assert worker.start_step(step(2, [3]), None, None, from_the_third).result() is not None, "no safepoint, no question"
+
+
+def test_a_step_begins_with_tokens_that_the_step_before_it_has_sampled(start):
+    """Two rows change places; a token that is known stays what it is."""
+    worker = start()
+    rows = {
+        "query_lens": np.array([3, 2, 2], dtype=np.int32), "context_lens": np.zeros(3, dtype=np.int32),
+        "block_tables": np.arange(24, dtype=np.int32).reshape(3, 8), "sample_rows": np.array([0, 2], dtype=np.int32),
+    }
+    first = StepInput(step_id=7, layer_lo=0, layer_hi=4, token_ids=np.array([3, 4, 5, 6, 7, 8, 9], np.int32), **rows)
+    a, b = (token.token_id for token in worker.run_step(first, None).tokens)
+    behind = {
+        "query_lens": np.ones(3, dtype=np.int32), "context_lens": np.array([2, 3, 2], dtype=np.int32),
+        "block_tables": rows["block_tables"][[2, 0, 1]], "sample_rows": np.arange(3, dtype=np.int32),
+    }
+
+    def second(step_id: int, tokens: list[int], follows_step: int | None) -> StepInput:
+        ids = np.array(tokens, dtype=np.int32)
+        return StepInput(
+            step_id=step_id, layer_lo=0, layer_hi=4, token_ids=ids, follows_step=follows_step, **behind
+        )
+
+    ahead = worker.run_step(second(8, [-2, -1, 30], 7), None).tokens
+    assert ahead == worker.run_step(second(9, [b, a, 30], None), None).tokens
+    for follows_step in (7, 8, 10):
+        with pytest.raises(TokensLostError):
+            worker.start_step(second(11, [-2, -1, 30], follows_step), None).result()
+    assert len(worker.run_step(second(12, [-2, -1, 30], 9), None).tokens) == 3
+
+
+def test_nothing_follows_on_a_step_that_failed_or_was_given_up(start):
+    worker = start()
+    worker.run_step(step(1, [3, 4]), None)
+    with pytest.raises(IndexError):
+        worker.run_step(step(2, [3, 100_000]), None)
+    assert worker.run_step(step(3, [3], safepoint_layers=1), None, None, lambda: True) is None
+    for follows_step in (2, 3):
+        with pytest.raises(TokensLostError):
+            worker.run_step(step(4, [-1], follows_step=follows_step), None)
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,12 @@ PROFILE = HardwareProfile(COST, 2e8, 2e-5, 1e-3, 1e-10, 1e9, 1e9)
 
 
 def make_setup(policy: str = "drop", *, num_workers: int = 2, num_blocks: int = 36, eager: bool = True,
-               exchange: str = "auto", **changes: Any) -> ClusterSetup:
+               exchange: str = "auto", steps_ahead: int = 0, **changes: Any) -> ClusterSetup:
     """``eager``: moves follow each other closely, so that a short run has several."""
     lookahead = LookaheadParams(enabled=policy == "drop")
-    limits = SchedulerLimits(BLOCK_SIZE, 128, 64, 4096, enable_prefix_caching=False, lookahead=lookahead)
+    limits = SchedulerLimits(
+        BLOCK_SIZE, 128, 64, 4096, enable_prefix_caching=False, lookahead=lookahead, steps_ahead=steps_ahead
+    )
     params = ClusterParams(
         **parse_overload(policy)._asdict(), swap=SwapParams(num_host_slots=512),  # type: ignore[arg-type]
         migration=MigrationParams(threshold_blocks=3.0, period_s=0.02),

@@ -192,6 +192,15 @@ def test_any_schedule_of_faults_leaves_every_request_with_one_end(seeds: Sequenc
         assert seen >= TO_BE_MET, f"none of {seeds} has met {TO_BE_MET - seen}"
 
 
+@pytest.mark.parametrize("seeds", [range(first, first + 8) for first in part_of((0, 8, 16, 24, 32), (0, 8, 16))])
+def test_schedules_of_faults_around_steps_ahead(seeds: Sequence[int]) -> None:
+    num_ahead = 0
+    for seed in seeds:
+        more = {"steps_ahead": 1} | (draw_migrations(seed) if seed % 2 else {})
+        num_ahead += run_schedule(seed, replays=False, more=more).cluster.core.state.counters.num_steps_ahead
+    assert num_ahead
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(("what", "policy"), [
     *((what, policy) for what in ("checkpoint", "prefetch", "stored", "abandoned step", "pause")

@@ -31,6 +31,7 @@ DType = Literal["auto", "float64", "float32", "bfloat16"]
 Kernels = Literal["auto", "native", "native+torch-linear", "torch", "cuda", "cuda-invariant"]
 LoadFormat = Literal["auto", "random"]
 Lookahead = Literal["on", "off"]
+StepAhead = Literal["auto", "on", "off"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 StepPriority = Literal["decode", "prefill"]
 Dispatch = Literal["freest", "fewest-requests"]
@@ -166,6 +167,9 @@ class SchedulerConfig:
     lookahead_min_tokens: int | None = config_key(
         None, int_from(1), "Fewest prompt tokens of such a microbatch (auto: 16; their number follows from costs).",
         metavar="N", unset="auto")
+    step_ahead: StepAhead = config_key(
+        "auto", Switch(StepAhead), "Plan an instance's next step while one is computed, so that its device never waits "
+        "for the plan; a request that comes then waits for one step more (auto: off on CPUs).")
     max_num_queued_reqs: int | None = config_key(
         1000, int_from(1), "Waiting requests beyond which a client is told 429 (none: no limit).",
         metavar="N", unset="none")

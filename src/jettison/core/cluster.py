@@ -132,7 +132,9 @@ class ClusterCore:
             (self.migrations.waits_for, self.migrations.advance),
         )
         """Passes that an event may wake before steps are planned, in this order. A plain step wakes none of them."""
-        self.stepping = Stepping(self.state, self.loads, self.moves, self._safepoints, self._stop_moves_of)
+        self.stepping = Stepping(
+            self.state, self.loads, self.moves, self._safepoints, self._stop_moves_of, self.ladder
+        )
 
     def _answers(self, state: ClusterState) -> Answers:
         self.hosted = Hosted(state)

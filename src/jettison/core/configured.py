@@ -29,8 +29,10 @@ from jettison.policy.swapping import SwapParams
 from jettison.types import WorkerId
 
 
-def scheduler_limits(config: EngineConfig, max_model_len: int, eos_token_ids: Iterable[int] = ()) -> SchedulerLimits:
-    """Bounds of every group's steps."""
+def scheduler_limits(
+    config: EngineConfig, max_model_len: int, eos_token_ids: Iterable[int] = (), *, goes_ahead: bool = False
+) -> SchedulerLimits:
+    """Bounds of every group's steps. ``goes_ahead``: steps are planned ahead where the configuration leaves it open."""
     static_pipeline = parse_overload(config.overload.policy).static_pipeline
     return SchedulerLimits(
         block_size=config.memory.block_size,
@@ -42,6 +44,7 @@ def scheduler_limits(config: EngineConfig, max_model_len: int, eos_token_ids: It
         enable_prefix_caching=config.memory.enable_prefix_caching,
         prefill_first=config.scheduler.step_priority == "prefill",
         scheduling_policy=config.scheduler.scheduling_policy,
+        steps_ahead={"on": 1, "off": 0, "auto": int(goes_ahead)}[config.scheduler.step_ahead],
         # Static pipelines, a baseline, form microbatches as in their source: by token counts.
         lookahead=LookaheadParams(
             enabled=config.scheduler.lookahead == "on" and not static_pipeline,

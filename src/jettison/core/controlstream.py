@@ -19,6 +19,8 @@ Rule 6. A step ends once, as done, failed or abandoned, and its last stage repor
         otherwise no step would take.
         A first stage whose step may be given up looks at a flag before every few layers. Where the flag names the step,
         the stage stops there and hands that verdict on as it would a failure; later stages never look for themselves.
+        A step that follows another (``ports.TokenSources``) needs tokens that the other has sampled here, and fails
+        where that has sampled none. None of its rows is to blame: they run again.
         A step is orphaned when its input can no longer come: it waits no more, and fails when its turn comes. Input, or
         a failure in its place, that was complete before the loss is used; input that comes later is not.
 Rule 7. A fence takes effect at once: nothing that the lost worker sent is used any more, and steps received before that
@@ -57,7 +59,7 @@ class Failure(NamedTuple):
     lost_worker: WorkerId | None = None
     """The worker whose part never came."""
     recompute: bool = False
-    """Only a peer's attention was missing."""
+    """Only a peer's attention was missing, or the tokens of the step before."""
     abandoned: bool = False
     """Nothing went wrong: the first stage gave the step up at a safepoint, as it was asked to."""
 
@@ -65,6 +67,12 @@ class Failure(NamedTuple):
     def of_lost_input(cls, worker: WorkerId) -> Failure:
         """The stage before, on this worker, is gone."""
         return cls(f"worker {worker} went away before this step's input was complete", worker)
+
+
+    @classmethod
+    def of_lost_tokens(cls, step_id: int | None) -> Failure:
+        """The step before, of this id, has not sampled the tokens that this one begins with."""
+        return cls(f"step {step_id}, which samples this step's tokens, has sampled none", recompute=True)
 
 
 ABANDONED = Failure("given up at a safepoint", abandoned=True)

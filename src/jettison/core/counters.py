@@ -88,6 +88,7 @@ class ClusterCounters:
         "num_preemptions", "Requests that lost their KV cache and started again.", of_groups=True)
     num_recomputed_tokens: int = told("recomputed_tokens", "Tokens whose KV was computed again.", of_groups=True)
     fresh: FreshTokens = field(default_factory=FreshTokens)
+    num_steps_ahead: int = told("steps_ahead", "Steps that were planned while the one before them was under way.")
     num_abandoned_steps: int = told(
         "steps_abandoned", "Steps of offline requests that were given up for an online one.")
     num_abandoned_tokens: int = told("tokens_abandoned", "Tokens of steps that were given up.")

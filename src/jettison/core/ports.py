@@ -71,7 +71,8 @@ class StepFailed(NamedTuple):
     lost_worker: WorkerId | None = None
     """The worker that never sent its part. The step is not to blame: its requests go on, here or elsewhere."""
     recompute: bool = False
-    """Its rows are sound: a peer did not compute attention that the step needed."""
+    """Its rows are sound: a peer did not compute attention that the step needed, or the step before it sampled none of
+    its tokens."""
 
 
 class StepAbandoned(NamedTuple):
@@ -193,13 +194,23 @@ class StepRow(NamedTuple):
     """Tokens already in the KV cache before this chunk."""
     num_tokens: int
     samples: bool
-    """The chunk ends at the request's last known token, and the request wants another: a token is sampled."""
+    """The chunk ends at the request's last token, known or under way, and the request wants another: a token is
+    sampled."""
     remote: tuple[RemotePart, ...] = ()
     """Parts of its KV that the stages attend to on other workers, as of the planning of the step."""
 
 
 step_row = partial(tuple.__new__, StepRow)
 """Makes a ``StepRow`` of one tuple of all its fields, in half the time: every row of every step is one."""
+
+
+class TokenSources(NamedTuple):
+    """Where the tokens come from that a step ahead was planned without (``core.serving.ahead``)."""
+
+    step_id: int
+    """The step before it on the same worker, which samples them."""
+    places: Mapping[int, int]
+    """Row with one token, not known yet -> which of the tokens that the step before samples it is."""
 
 
 class RunStep(NamedTuple):
@@ -216,6 +227,8 @@ class RunStep(NamedTuple):
     rows: tuple[StepRow, ...]
     safepoint_layers: int = 0
     """Layers between two points at which the first stage may give the step up (AbandonStep); 0: it may not."""
+    follows: TokenSources | None = None
+    """Of a step with tokens that are not known yet: it fails where the step before it has sampled none."""
 
 
 class AbandonStep(NamedTuple):

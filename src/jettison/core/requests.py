@@ -115,9 +115,10 @@ class Suspicion:
 class RequestState:
     """Progress of one request.
 
-    Invariant: ``num_computed <= num_computed + num_pending <= num_tokens``. KV of tokens before ``num_computed`` is
-    valid where it runs (``core.residence``), for the layers named there, except for the parts in ``remote``, which are
-    at their source.
+    Invariant: ``num_computed <= num_computed + num_pending <= num_tokens``, and one more while a step is planned ahead
+    with a token that the step before it samples (``core.serving.ahead``). KV of tokens before ``num_computed`` is valid
+    where it runs (``core.residence``), for the layers named there, except for the parts in ``remote``, which are at
+    their source.
     """
 
     __slots__ = (
@@ -125,7 +126,8 @@ class RequestState:
         "phase", "group_id", "residences", "num_cached", "num_sealed", "hashes", "holds", "ending", "finish_reason",
         "first_scheduled_ns",
         "first_token_ns", "finished_ns", "num_preemptions", "order", "prompt_logprobs", "transfers", "remote",
-        "tenant", "is_offline", "turn", "is_in_line", "num_prompt_seen", "num_live_rows", "_suspicion",
+        "tenant", "is_offline", "turn", "is_in_line", "num_prompt_seen", "num_live_rows", "needs_each_token",
+        "_suspicion",
     )
 
     def __init__(self, request: Request, order: int, policy: SchedulingPolicy = "fcfs") -> None:
@@ -166,6 +168,8 @@ class RequestState:
         self.num_preemptions = 0
         self.num_live_rows = 0
         """Rows of steps in which it attended to KV at its old home."""
+        self.needs_each_token = request.params.needs_each_token
+        """No step is planned ahead beside it (``core.serving.ahead``)."""
         self._suspicion: Suspicion | None = None
         self.order = own_key(request.deadline_ns, request.priority, order, policy)
         """Its key among its tenant's own requests; ``policy.order`` orders tenants."""

@@ -54,7 +54,9 @@ class StepRunner(Protocol):
         sampled, and of the blocks only the new positions of its own rows were written.
 
         Raises, or the result does, ValueError or IndexError for a step that does not fit the model or the limits;
-        blocks of the step's own rows may have been written by then, nothing else has changed.
+        blocks of the step's own rows may have been written by then, nothing else has changed. A step may follow another
+        (``StepInput.follows_step``) and begin with tokens of it: TokensLostError where that was not the last one that
+        sampled here.
         """
         ...
 
@@ -114,6 +116,12 @@ class BackEnd(Protocol):
     @property
     def bytes(self) -> DeviceBytes:
         """Of all tensors over its pages."""
+        ...
+
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether the device is idle while the host plans, so that steps are planned ahead (``core.serving.ahead``)
+        unless it is said otherwise (``--step-ahead``)."""
         ...
 
     def check_addresses(self, budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:

@@ -20,6 +20,8 @@ class HostBackEnd:
     """See ``BackEnd``."""
 
     bytes = HostBytes()
+    goes_ahead = False
+    """Its steps run on the thread that would prepare the next one."""
 
     def check_addresses(self, budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
         """By reserving them, and giving them back."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from jettison.device.devicebytes import Bytes, DeviceBytes
 from jettison.device.kernels import Kernels
+from jettison.device.lasttokens import LastTokens
 from jettison.device.model.decoder import Batch, Decoder, GivesUp, Int32s, ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.rope import fill_rotary_tables
@@ -59,6 +60,7 @@ class Runner:
         """Of each row that is sampled."""
         self._buffers: StepBuffers | None = None
         """The last step's buffers; a step with as many tokens reuses them."""
+        self._last = LastTokens()
         fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
 
     @property
@@ -89,7 +91,8 @@ class Runner:
         step runs; or, where the range ends with the last layer, the sampled tokens. None where the step was abandoned:
         nothing was sampled, and only the new positions of its own rows were written in blocks. Raises ValueError or
         IndexError for a step that does not fit the model or the limits; blocks of the step's own rows may have been
-        written by then, nothing else has changed.
+        written by then, nothing else has changed. Raises TokensLostError for one that follows a step that has sampled
+        nothing.
         """
         config = self.config
         layers = check_limits(step, config, self.max_num_tokens, self.max_num_seqs)
@@ -102,7 +105,11 @@ class Runner:
             gives_up = None
         if not self._decoder.run_layers(layers, batch, buffers, is_last, poll, gives_up, step.safepoint_layers):
             return None
-        return self._leave(step, buffers.x) if is_last else buffers.residual.clone()
+        if not is_last:
+            return buffers.residual.clone()
+        output = self._leave(step, buffers.x)
+        self._last.note(output)
+        return output
 
     def warm_up(self, layers: LayerRange, num_blocks: int) -> int:
         """All is ready."""
@@ -132,7 +139,7 @@ class Runner:
         """Fill the residual."""
         check_input(step, hidden, self.config.hidden_size, self.dtype)
         if hidden is None:
-            self._decoder.embed(torch.tensor(step.token_ids, dtype=torch.int64), buffers.residual)
+            self._decoder.embed(torch.tensor(self._last.token_ids(step), dtype=torch.int64), buffers.residual)
         else:
             buffers.residual.copy_(hidden)
 

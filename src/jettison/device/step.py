@@ -1,7 +1,8 @@
 """Records of one forward step of one stage, as sent to a worker and back.
 
 Plain arrays (numpy) in msgspec structs: no torch, no request objects, no state. A step is self-contained, so a worker
-can run it after any event (restart, drop, migration).
+can run it after any event (restart, drop, migration); but for one that was planned ahead (``follows_step``), which
+follows one other step or fails.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class StepInput:
     __slots__ = (
         "step_id", "epoch", "group_id", "layer_lo", "layer_hi", "prev_worker", "next_worker",
         "token_ids", "query_lens", "context_lens", "block_tables", "sample_rows", "sampling", "prompt_logprobs",
-        "remote", "safepoint_layers",
+        "remote", "safepoint_layers", "follows_step",
     )
 
     def __init__(
@@ -147,6 +148,7 @@ class StepInput:
         epoch: int = 0,
         remote: list[RemoteKV] | None = None,
         safepoint_layers: int = 0,
+        follows_step: int | None = None,
     ) -> None:
         self.step_id = step_id
         """Unique in the cluster; also tags the activations of this microbatch."""
@@ -160,7 +162,7 @@ class StepInput:
         self.next_worker = next_worker
         """None on the last stage, which samples."""
         self.token_ids = token_ids
-        """int32 [T]; empty on later stages."""
+        """int32 [T]; empty on later stages. With ``follows_step``, -1 - i is the i-th token that that step samples."""
         self.query_lens = query_lens
         """int32 [R]: tokens of each row in this step."""
         self.context_lens = context_lens
@@ -176,6 +178,8 @@ class StepInput:
         """KV at other workers that this stage's rows attend to; for one row and layer at most one entry."""
         self.safepoint_layers = safepoint_layers
         """A first stage may abandon the step before every so many layers; 0: nowhere."""
+        self.follows_step = follows_step
+        """The step before it on this worker, where it was planned before the tokens of that one were known."""
 
     @property
     def num_tokens(self) -> int:

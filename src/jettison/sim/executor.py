@@ -27,6 +27,8 @@ class StepLoad(NamedTuple):
     num_kv_tokens: int
     """Tokens of context and of the chunks themselves, each read once by its chunk."""
     num_samples: int
+    hides_host: bool = False
+    """It was ready when the step before it ended, so the host's work for both was done beside them."""
 
     @classmethod
     def of(cls, work: StepWork, num_samples: int) -> StepLoad:
@@ -80,7 +82,8 @@ class ModelledExecutor:
 
     cost: CostModel
     overhead_s: float = 0.0
-    """Seconds that the host works before and after the device, for each step on each stage."""
+    """Seconds that the host works before and after the device, for each step on each stage; none where the host works
+    beside the device (a step that was planned ahead)."""
     noise: float = 0.0
     """Standard deviation of the logarithm of a step's time over its prediction."""
     seed: int = 0
@@ -94,7 +97,7 @@ class ModelledExecutor:
         )
         if self.noise:
             seconds *= random.Random(f"{self.seed}/{worker_id}/{number}").lognormvariate(0.0, self.noise)
-        return round((seconds + self.overhead_s) * NANOSECONDS)
+        return round((seconds + (0.0 if load.hides_host else self.overhead_s)) * NANOSECONDS)
 
     def decode_ns(
         self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape, count: int

@@ -61,6 +61,8 @@ class SimWorker:
         self._free_ns = 0
         self._flag: int | None = None
         """The step to be given up (``live.wire.stepflag``)."""
+        self._sampled_in: int | None = None
+        """The last step that sampled here."""
         self._running: Running | None = None
         self._wake: Scheduled | None = None
         self._loading: ShardLoading | None = None
@@ -94,7 +96,7 @@ class SimWorker:
         self.memory = self._make_memory()
         self.filled = set()
         self._free_ns = self.last_report_ns = self._plant.loop.now_ns
-        self._flag = None
+        self._flag = self._sampled_in = None
         self._epochs.clear()
         self._runnable.clear()
 
@@ -231,6 +233,12 @@ class SimWorker:
         run = task.run
         stage = run.step.stages[task.index]
         failure = entry.failure or self._why_not(run, stage.layers)
+        follows, load = run.step.follows, run.load
+        if failure is None and follows is not None:
+            if follows.step_id != self._sampled_in:
+                failure = Failure.of_lost_tokens(follows.step_id)
+            elif entry.arrives_ns < start_ns:
+                load = load._replace(hides_host=True)
         if failure is None and self._flag is not None and task.heeds(self._flag):
             failure = ABANDONED
         if failure is not None:
@@ -239,7 +247,7 @@ class SimWorker:
         if self.worker_id in run.high_blocks:
             self.memory.note_written(run.high_blocks[self.worker_id])
         shape = StageShape.of(stage.layers, plant.shape.num_layers)
-        took_ns = plant.executor.stage_ns(self.worker_id, self.num_steps, run.load, shape)
+        took_ns = plant.executor.stage_ns(self.worker_id, self.num_steps, load, shape)
         slowness = self.slowness * plant.slowdown()
         if slowness != 1.0:
             took_ns = round(took_ns * slowness)
@@ -250,6 +258,8 @@ class SimWorker:
         self.num_steps += 1
         self.busy_ns += took_ns
         self._free_ns = start_ns + took_ns
+        if task.is_last:
+            self._sampled_in = run.step.step_id
         self._finish(task, start_ns, self._free_ns, None)
 
     def _why_not(self, run: StepRun, layers: LayerRange) -> Failure | None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jettison.config import EngineConfig
-from jettison.core.ports import RunStep, StepRow
+from jettison.core.ports import RunStep, StepRow, TokenSources
 from jettison.core.requests import RequestState
 from jettison.device.model.create import create_model
 from jettison.device.step import pack_token_set, unpack_ints
@@ -70,6 +70,22 @@ def test_what_penalties_need_is_sent_once_a_token(prompt: list[int], parts: list
         assert unpack_ints(row.prompt_ids).tolist() == wanted
     encoder.forget("a")
     assert not encoder._seen
+
+
+def test_a_step_ahead_has_names_for_tokens_and_draws_at_their_places() -> None:
+    """The token that is not known counts for the least length, and for the position that a draw is keyed by."""
+    states = [state_of(n, [3, 4, 5], temperature=0.5, stop_token_ids=(9,), min_tokens=2) for n in ("a", "b", "new")]
+    for state in states[:2]:
+        state.add_token(7)
+    encoder = encoder_of(states)
+    before = RunStep(1, 0, 0, (StagePlan(0, LayerRange(0, 2)),), tuple(StepRow(s, 3, 1, True) for s in states[:2]))
+    rows = (StepRow(states[1], 4, 1, True), StepRow(states[2], 0, 3, True), StepRow(states[0], 4, 1, True))
+    behind = before._replace(step_id=2, rows=rows, follows=TokenSources(1, {0: 1, 2: 0}))
+    [(_, first)], [(_, second)] = encoder.encode(before), encoder.encode(behind)
+    assert first.follows_step is None and first.token_ids.tolist() == [7, 7]
+    assert second.follows_step == 1 and second.token_ids.tolist() == [-2, 3, 4, 5, -1]
+    assert [(row.position, row.banned_token_ids) for row in first.sampling] == [(4, (9, 2))] * 2
+    assert [(row.position, row.banned_token_ids) for row in second.sampling] == [(5, ()), (3, (9, 2)), (5, ())]
 
 
 def test_a_row_without_penalties_carries_no_tokens() -> None:

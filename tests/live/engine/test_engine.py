@@ -174,6 +174,55 @@ async def test_tokens_are_the_same_with_and_without_a_drop(model_dir: Path, ampl
     assert got == expected
 
 
+async def test_tokens_are_the_same_with_steps_planned_ahead(model_dir: Path, ample: Engine) -> None:
+    """Greedy and drawn, ended by length, by a token and by clients that leave; then a worker dies, and a drop and a
+    restore come."""
+    rng = random.Random(4)
+    prompts = [[rng.randrange(256) for _ in range(rng.randint(5, 40))] for _ in range(24)]
+    wishes: list[dict[str, object]] = [
+        {}, {"temperature": 0.9, "top_p": 0.9, "seed": 5}, {"stop_token_ids": tuple(range(0, 256, 9))},
+        {"temperature": 1.2, "min_tokens": 8, "stop_token_ids": tuple(range(0, 256, 5)), "seed": 1},
+        {"temperature": 0.7, "logit_bias": ((7, 4.0),), "seed": 2},
+    ]
+
+    def requests() -> list[Request]:
+        return [request(f"q{i}", p, 30 + i, **wishes[i % len(wishes)]) for i, p in enumerate(prompts)]
+
+    async def answers(engine: Engine) -> list[tuple[list[int], FinishReason | None]]:
+        return await asyncio.gather(*(
+            collect(engine, r, 5 if i % 7 == 6 else None) for i, r in enumerate(requests())
+        ))  # fmt: skip
+
+    expected = await answers(ample)
+    assert {reason for _, reason in expected} == {FinishReason.LENGTH, FinishReason.STOP, None}
+    async with running(model_dir, 400, dtype="float64", step_ahead="on") as engine:
+        crew, counters = engine._crew, engine.core.state.counters
+        assert crew is not None
+        assert [t[: len(e)] for (t, _), (e, _) in zip(await answers(engine), expected, strict=True)] == [
+            e for e, _ in expected
+        ]
+        assert counters.num_steps_ahead > 20
+        streams = asyncio.create_task(answers(engine))
+        async with asyncio.timeout(60):
+            before = counters.num_steps_ahead
+            while counters.num_steps_ahead < before + 10:
+                await asyncio.sleep(0.001)
+            os.kill(crew.pids[0], signal.SIGKILL)
+            got = await streams
+            await rest(engine)
+            while not counters.num_worker_joins:
+                await asyncio.sleep(0.01)
+        assert [tokens for tokens, _ in got] == [tokens for tokens, _ in expected]
+        assert counters.num_worker_losses == 1
+        streams = asyncio.create_task(answers(engine))
+        await asyncio.sleep(0.1)
+        engine.orders.request_drop()
+        await asyncio.sleep(0.1)
+        engine.orders.request_restore()
+        assert [tokens for tokens, _ in await streams] == [tokens for tokens, _ in expected]
+        await rest(engine)
+
+
 async def test_overload_drops_by_itself_and_restores(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "jettison.live.engine.move_log")
     rng = random.Random(2)

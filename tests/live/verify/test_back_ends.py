@@ -30,6 +30,7 @@ EVENTS = [
     "drop + exchange (transfer)", "drop + exchange (live)", "restore + split", "drop again during restore",
     "migrate as tokens, instance to instance", "harvest: abandoned steps", "harvest: freed from checkpoints",
     "harvest: prefetched beside steps", "sleep with running requests, wake", "packed while running",
+    "steps planned ahead",
 ]  # fmt: skip
 
 

@@ -517,6 +517,25 @@ def test_the_first_stage_gives_up_and_the_last_one_tells():
     assert ("step", 1) not in cluster.devices[1].log and ("step", 1) not in cluster.devices[2].log
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_step_that_follows_another_starts_behind_it_and_fails_with_it(fails):
+    """Both are there before the first begins: nothing of the controller comes between."""
+    cluster = Cluster(1)
+    cluster.devices[0].poisoned = {1} if fails else set()
+    first = expected_token([5, 6], [(0, 4)])
+    for step in (make_step(1, [5, 6]), make_step(2, [-1], follows_step=1), make_step(3, [4])):
+        cluster.send(0, codec.step_command(step))
+    cluster.pump()
+    one, two, three = cluster.take()
+    assert three == step_done(0, 3, expected_token([4], [(0, 4)]))
+    if not fails:
+        assert (one, two) == (step_done(0, 1, first), step_done(0, 2, expected_token([first], [(0, 4)])))
+        return
+    assert isinstance(one, ports.StepFailed) and not one.recompute
+    assert isinstance(two, ports.StepFailed) and two.recompute and two.lost_worker is None
+    assert "step 1" in two.message
+
+
 def test_a_stage_past_the_first_does_not_look():
     """The word is raised when the first stage has handed on: the step runs to its end."""
     cluster = Cluster(2)

@@ -11,7 +11,7 @@ import numpy as np
 from jettison.core import ports
 from jettison.device.model.identity import digest_of
 from jettison.device.step import Ended, StepInput, StepOutput
-from jettison.errors import StalePlanError
+from jettison.errors import StalePlanError, TokensLostError
 from jettison.live.wire import messages as m
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.types import LayerRange, SampledToken
@@ -81,6 +81,8 @@ class FakeDevice:
         self.log: list[tuple] = []
         self.poisoned: set[int] = set()
         """Step ids that raise."""
+        self.sampled: dict[int, list[int]] = {}
+        """What the last step has sampled, by its id."""
         self.running = False
         self.kv_layers = LayerRange(0, num_layers)
         self.copying = False
@@ -98,8 +100,14 @@ class FakeDevice:
 
     def run_step(self, step: StepInput, hidden, port=None, gives_up=None):
         self.log.append(("step", step.step_id))
+        sampled, self.sampled = self.sampled, {}
         if step.step_id in self.poisoned:
             raise RuntimeError(f"poisoned step {step.step_id}")
+        if step.follows_step is not None:
+            if step.follows_step not in sampled:
+                raise TokensLostError(f"step {step.step_id} has lost its tokens")
+            known = sampled[step.follows_step]
+            step.token_ids[:] = [known[-1 - token] if token < 0 else token for token in step.token_ids]
         if step.prev_worker is None:
             if gives_up is not None and any(gives_up() for _ in range(0, step.layer_hi, step.safepoint_layers)):
                 self.log.append(("abandoned", step.step_id))
@@ -111,7 +119,9 @@ class FakeDevice:
             return hidden
         assert (hidden == hidden[:, :1]).all(), "hidden bytes were mixed up"
         last = np.cumsum(step.query_lens) - 1
-        return StepOutput(step.step_id, [SampledToken(int(hidden[last[row], 0])) for row in step.sample_rows])
+        tokens = [SampledToken(int(hidden[last[row], 0])) for row in step.sample_rows]
+        self.sampled[step.step_id] = [token.token_id for token in tokens]
+        return StepOutput(step.step_id, tokens)
 
     def hidden_from_bytes(self, data, num_tokens):
         return data.view(np.int64).reshape(num_tokens, HIDDEN)
@@ -209,7 +219,9 @@ class FakeDevice:
         return {"kv": self.kv.nbytes}
 
 
-def make_step(step_id, tokens, layers=(0, 4), prev=None, next_=None, group_id=0, epoch=0, safepoint_layers=0):
+def make_step(
+    step_id, tokens, layers=(0, 4), prev=None, next_=None, group_id=0, epoch=0, safepoint_layers=0, follows_step=None
+):
     """A step of one row; later stages get no token ids."""
     token_ids = np.array(tokens if prev is None else [], dtype=np.int32)
     return StepInput(
@@ -217,7 +229,7 @@ def make_step(step_id, tokens, layers=(0, 4), prev=None, next_=None, group_id=0,
         token_ids=token_ids, query_lens=np.array([len(tokens)], dtype=np.int32),
         context_lens=np.zeros(1, dtype=np.int32), block_tables=np.zeros((1, 2), dtype=np.int32),
         sample_rows=np.zeros(1, dtype=np.int32), group_id=group_id, epoch=epoch,
-        safepoint_layers=0 if prev is not None else safepoint_layers,
+        safepoint_layers=0 if prev is not None else safepoint_layers, follows_step=follows_step,
     )
 
 

@@ -27,6 +27,7 @@ from jettison.core.moving.moves import Moves
 from jettison.core.moving.recovering import Recoveries
 from jettison.core.ports import RunStep, StepRow
 from jettison.core.serving.group import Group
+from jettison.core.serving.repeating import repeat
 from jettison.core.state import ClusterState
 from jettison.policy.batching import BlockedBy
 from jettison.types import GroupId
@@ -121,7 +122,7 @@ class FastForward:
         was_changed = worker_id in ledgers
         fresh = group.counters.fresh
         num_before = fresh.num_offline
-        step, grown = group.repeat(len(ends_ns), token_id, ends_ns[-1])
+        step, grown = repeat(group, len(ends_ns), token_id, ends_ns[-1])
         fresh.note_step(num_before, ends_ns[-1])
         if not was_changed:
             ledgers.discard(worker_id)
@@ -137,14 +138,15 @@ def _is_steady(group: Group) -> bool:
     the group; prefixes are not cached, and the step's time does not bound its content.
 
     A step with safepoints is reported by itself: how many the next one has is predicted from all steps that ended
-    before.
+    before. So is every step where groups plan ahead: two are under way then, each begins when the other ends, and one
+    that was late would have to be told apart from one that was not.
     """
     queues = group.queues
     if len(group.in_flight) != 1 or queues.has_waiting or queues.moving or queues.suspects or group.stranded:
         return False
     if group.paused or group.holds_preemption or group.blocks.landing or group.limits.enable_prefix_caching:
         return False
-    if group.shares_steps:
+    if group.shares_steps or group.limits.steps_ahead:
         return False
     (flight,) = group.in_flight.values()
     rows = flight.step.rows

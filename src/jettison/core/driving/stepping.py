@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Callable
 
 from jettison.core.driving.safepoints import Safepoints
+from jettison.core.ladder.climb import Ladder
 from jettison.core.load.views import Loads
 from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, EmitTokens, Record, StepAbandoned, StepCompleted, StepFailed
@@ -27,7 +28,7 @@ class Stepping:
 
     def __init__(
         self, state: ClusterState, loads: Loads, moves: Moves,
-        safepoints: Safepoints, stop_moves_of: Callable[[RequestState], list[Action]],
+        safepoints: Safepoints, stop_moves_of: Callable[[RequestState], list[Action]], ladder: Ladder,
     ) -> None:
         """``stop_moves_of`` is called with a request that is ending; it stops the request's moves and returns the
         actions."""
@@ -36,6 +37,7 @@ class Stepping:
         self._moves = moves
         self._safepoints = safepoints
         self._stop_moves_of = stop_moves_of
+        self._ladder = ladder
         self._group_of_step: dict[int, Group] = {}
         """The group of each step that has not ended; steps of groups that died meanwhile may be among them."""
 
@@ -56,6 +58,7 @@ class Stepping:
         state.resolve_ledgers()
         changes, touched = state.changes, state.changes.touched
         changes.unnoted |= touched
+        goes_ahead = state.limits.steps_ahead and not self._ladder.acts_between_steps
         actions: list[Action] = []
         todo = sorted(touched)  # a sorted list is a heap
         while todo:
@@ -65,7 +68,13 @@ class Stepping:
             if group is None:
                 continue
             num_before = len(actions)
-            while (step := group.next_step(state.next_step_id, now_ns)) is not None:
+            while True:
+                step = group.next_step(state.next_step_id, now_ns)
+                if step is None and goes_ahead and state.shared_workers.isdisjoint(group.worker_ids):
+                    step = group.step_ahead(state.next_step_id, now_ns)
+                    state.counters.num_steps_ahead += step is not None
+                if step is None:
+                    break
                 # Its own steps are no reason to plan it again; a change without a step (a preemption) is.
                 touched.discard(group_id)
                 if step.rows[-1].state.is_offline:

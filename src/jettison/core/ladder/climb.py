@@ -49,6 +49,8 @@ class Ladder:
         looking = [rung for rung in self.rungs if _does(rung, "look")]
         self.looking = {moment: tuple(rung for rung in looking if moment in rung.moments) for moment in Moment}
         """By moment: the rungs that look then."""
+        self.acts_between_steps = any(rung.acts_between_steps for rung in self.rungs)
+        """Some rung has to find requests in no step: no group plans a step ahead."""
         self._leaving = tuple(rung for rung in reversed(self.rungs) if _does(rung, "leave"))
         self._admitting = [rung for rung in self.rungs if isinstance(rung, hooks.Admits)]
         self._placing = [rung for rung in self.rungs if isinstance(rung, hooks.Places)]

@@ -94,6 +94,9 @@ class Rung:
     """It may merge groups: then a request can have more memory than one instance's, and microbatches are planned
     ahead."""
     uses_host_pool: ClassVar[bool] = False
+    acts_between_steps: ClassVar[bool] = False
+    """It has to find running online requests in no step, so no group plans a step ahead while it is in the ladder
+    (``core.serving.ahead``)."""
     spreads: ClassVar[bool] = False
     """It moves requests to where most memory is free: the opposite of packing."""
     moments: ClassVar[frozenset[Moment]] = frozenset(Moment)

@@ -41,6 +41,7 @@ class SwapRung(Rung):
     decides which."""
 
     name = "swap"
+    acts_between_steps = True
     rank = 40
     moments = frozenset({Moment.BEFORE_STEPS})
     uses_host_pool = True

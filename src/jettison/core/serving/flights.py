@@ -16,6 +16,7 @@ class InFlight:
 
     step: RunStep
     issued_ns: int
+    """When it was issued; of a step ahead, from then on when the step before it ended."""
     work: StepWork
     guests: tuple[Guest, ...] = ()
     """Guests with a row each in it; their rows come first."""

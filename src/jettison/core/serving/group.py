@@ -19,6 +19,7 @@ from jettison.core.ports import RunStep, StepCompleted, StepRow, step_row
 from jettison.core.preemption import Preempted, Preemption
 from jettison.core.requests import Hold, RequestState
 from jettison.core.residence import NOWHERE, arenas_of, hosted_only
+from jettison.core.serving.ahead import step_to_follow, token_sources
 from jettison.core.serving.blocks import GroupBlocks
 from jettison.core.serving.counts import GroupCounters
 from jettison.core.serving.flights import InFlight, work_of
@@ -30,7 +31,6 @@ from jettison.core.serving.queues import Queues
 from jettison.core.serving.stepplan import StepPlanner
 from jettison.core.serving.virtualtokens import VirtualTokens
 from jettison.cost.predictor import UNKNOWN_PRICES
-from jettison.cost.stepwork import StepWork
 from jettison.errors import StalePlanError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
@@ -225,6 +225,20 @@ class Group:
             self.planner.note_applied()
         return step
 
+    def step_ahead(self, step_id: int, now_ns: int) -> RunStep | None:
+        """Plan the step behind the one in flight, and apply the plan. None where the next step is to be planned when
+        that one has ended (``core.serving.ahead``)."""
+        before = step_to_follow(self)
+        plan = None if before is None else self.planner.plan_ahead(now_ns)
+        if before is None or plan is None:
+            return None
+        step = self._apply(plan, step_id, now_ns)
+        if step is None:
+            return None
+        flight = self.in_flight[step_id]
+        flight.step = step._replace(follows=token_sources(before, step))
+        return flight.step
+
     def _apply(self, plan: BatchPlan, step_id: int, now_ns: int) -> RunStep | None:
         if plan.version != self.version:
             raise StalePlanError(f"batch plan of version {plan.version}, group is at {self.version}")
@@ -301,7 +315,7 @@ class Group:
     def _schedule(self, state: RequestState, num_tokens: int) -> StepRow:
         context = state.num_computed + state.num_pending
         state.num_pending += num_tokens
-        samples = context + num_tokens == state.num_tokens and state.wants_output
+        samples = context + num_tokens >= state.num_tokens and state.wants_output
         return step_row((state, context, num_tokens, samples, state.remote))
 
     def arm(self, step_id: int, safepoint_layers: int) -> RunStep:
@@ -329,6 +343,8 @@ class Group:
         queues = self.queues
         queues.note_change()
         flight = self.in_flight.pop(done.step_id)
+        if self.in_flight and len(self.stages) == 1:
+            next(iter(self.in_flight.values())).issued_ns = now_ns  # the step behind it begins
         outcome = StepOutcome([], [], [], [], not flight.guests)
         going_on, tokens_of = outcome.going_on, outcome.tokens
         tokens = iter(done.tokens)
@@ -342,7 +358,8 @@ class Group:
             token = next(tokens) if samples else None
             if remote or state.holds:
                 outcome.is_plain = False
-                if state.recompute:
+                # A step ahead computed what would have been the next token of a request that has ended meanwhile.
+                if state.recompute or context_len >= state.num_tokens:
                     continue
             state.num_computed += num_tokens
             if context_len < state.num_prompt:
@@ -389,43 +406,6 @@ class Group:
         if queues.are_charged:
             for state in with_token:
                 queues.charge(state, 0, 1)
-
-    def repeat(self, num_steps: int, token_id: int, now_ns: int) -> tuple[RunStep, list[int]]:
-        """Commit the step in flight and ``num_steps - 1`` like it, ``token_id`` for each row; plan the same after each.
-
-        The caller (``core.driving.fastforward``) has made sure that no row ends, nothing else could be planned and the
-        blocks suffice. Blocks are taken as by single plans; tokens are counted and charged. Returns the step in flight
-        then and, for each block taken, the number of the step (from 1) after which it was.
-        """
-        ((step_id, flight),) = self.in_flight.items()
-        rows, size = flight.step.rows, self.limits.block_size
-        tables = self.blocks.ledgers[0].tables
-        growth: list[tuple[int, int]] = []
-        for index, (state, context_len, *_) in enumerate(rows):
-            room = len(tables[state.request_id].ids) * size - context_len - 1
-            if room < num_steps:
-                growth += [(number, index) for number in range(room + 1, num_steps + 1, size)]
-        growth.sort()
-        for _, index in growth:
-            self.blocks.grow(rows[index].state, 1)
-        self.counters.num_grown_blocks += len(growth)
-        num_offline = len([True for row in rows if row.state.is_offline]) if self.queues.has_offline else 0
-        self.counters.fresh.offline_output += num_steps * num_offline
-        self.counters.fresh.online_output += num_steps * (len(rows) - num_offline)
-        repeated: list[StepRow] = []
-        is_charged = self.queues.are_charged
-        for state, context_len, *_ in rows:
-            state.num_computed += num_steps
-            state.add_tokens(token_id, num_steps)
-            if is_charged:
-                self.queues.charge(state, 0, num_steps)
-            repeated.append(step_row((state, context_len + num_steps, 1, True, ())))
-        self.queues.version += 2 * num_steps
-        self.counters.num_steps += num_steps
-        step = flight.step._replace(rows=tuple(repeated))
-        work = StepWork.decodes(len(rows), flight.work.num_kv_tokens + num_steps * len(rows))
-        self.in_flight[step_id] = InFlight(step, now_ns, work)
-        return step, [number for number, _ in growth]
 
     def _add_prompt_logprobs(self, state: RequestState, row: StepRow, entries: list[TokenLogprobs]) -> None:
         """Append the entries that are new to the request's: after a preemption the same positions are computed again.

@@ -26,6 +26,9 @@ class SchedulerLimits:
     """Prompts take a step's token budget before decodes do (in pipelines without lookahead, too)."""
     scheduling_policy: SchedulingPolicy = "fcfs"
     """Which requests go first: ``policy.order``."""
+    steps_ahead: int = 0
+    """Steps that a group of one stage may have under way behind the one that is computed: 0 or 1
+    (``core.serving.ahead``)."""
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` tokens take, the last of them perhaps in part."""

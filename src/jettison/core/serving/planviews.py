@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 
 from jettison.core.requests import UNSCHEDULED, RequestState
 from jettison.core.residence import hosted_tokens
+from jettison.core.serving.ahead import has_unknown
 from jettison.core.serving.groupview import GroupView
 from jettison.policy.batching import RunningRow, VictimRow, WaitingRow, running_row
 
 
-def running_rows(group: GroupView, states: Iterable[RequestState]) -> list[RunningRow]:
+def running_rows(
+    group: GroupView, states: Iterable[RequestState], *, is_ahead: bool = False
+) -> list[RunningRow]:
     """Rows of those running requests that have tokens neither computed nor in flight, in the order given. Requests
-    whose holds keep them from steps, and requests that the next step is planned without (``absent``), have none."""
+    whose holds keep them from steps, and requests that the next step is planned without (``absent``), have none.
+    ``is_ahead``: a token that the step in flight will sample counts as well."""
     block_size = group.limits.block_size
     tables = group.blocks.ledgers[0].tables
     absent = group.absent
@@ -20,13 +24,15 @@ def running_rows(group: GroupView, states: Iterable[RequestState]) -> list[Runni
     for state in states:
         scheduled = state.num_computed + state.num_pending
         ready = state.num_tokens - scheduled
+        is_first = state.num_tokens == state.num_prompt
+        if not ready and is_ahead and has_unknown(state, group.limits):
+            ready, is_first = 1, False
         if ready <= 0 or (state.holds and state.holds & UNSCHEDULED):
             continue
         request_id = state.request_id
         if request_id in absent:
             continue
         room = len(tables[request_id].ids) * block_size - scheduled
-        is_first = state.num_tokens == state.num_prompt
         rows.append(running_row((request_id, ready, room, state.num_pending > 0, is_first, scheduled)))
     return rows
 

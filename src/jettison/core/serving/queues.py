@@ -390,7 +390,9 @@ class Queues:
         """Check the queues' invariants, for tests and idle moments. Raises AssertionError."""
         for state in self.running.values():
             assert state.phase is Phase.RUNNING and state.group_id == self._group_id, state
-            assert 0 <= state.num_computed + state.num_pending <= state.num_tokens, state
+            num_unknown = self._limits.steps_ahead if state.num_pending else 0
+            assert state.num_computed <= state.num_tokens, state
+            assert 0 <= state.num_computed + state.num_pending <= state.num_tokens + num_unknown, state
             assert state.num_tokens == state.num_prompt + len(state.output), state
         assert self._num_queued_blocks == sum(self._limits.blocks_for(s.num_tokens) for s in self.waiting)
         assert self._num_queued_tokens == sum(s.num_tokens for s in self.waiting)

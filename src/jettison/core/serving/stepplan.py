@@ -71,6 +71,17 @@ class StepPlanner:
                 return plan_alone(self.view(), self._planned(), self._saturating_limits(pace), budget)
         return self._planned()(self.view(), self.limits())
 
+    def plan_ahead(self, now_ns: int) -> BatchPlan | None:
+        """The microbatch behind the one in flight, of online requests; None where it would be empty, or where a running
+        request lacks blocks: what is to give way is chosen when the one in flight has ended."""
+        group = self._group
+        view, pace, planned = self.view(is_ahead=True), group.pace(), self._planned()
+        if pace is not None and pace.bounds_online:
+            plan = planned_within(group, pace, planned, view, self.limits())
+        else:
+            plan = planned(view, self.limits())
+        return None if plan.is_empty or plan.preemptions or plan.lacks_blocks else plan
+
     def _saturating_limits(self, pace: Pace) -> BatchLimits:
         """Limits of a microbatch of offline requests alone: a token for each running request, and as many prompt tokens
         as saturate the device, never more than the plain limit."""
@@ -163,15 +174,15 @@ class StepPlanner:
             )
         return self._limits
 
-    def view(self) -> BatchView:
+    def view(self, *, is_ahead: bool = False) -> BatchView:
         """The group as ``policy.batching`` sees it, all its requests together; it has no victims while preemption is
-        held."""
+        held. ``is_ahead``: with the tokens that the step in flight will sample, and without victims."""
         group, blocks, running = self._group, self._group.blocks, self._group.queues.running
         num_allocatable = blocks.num_allocatable
         return BatchView(
-            group.version, running_rows(group, running.values()), len(running),
+            group.version, running_rows(group, running.values(), is_ahead=is_ahead), len(running),
             EachTime(self._waiting_rows) if group.queues.has_waiting else (),
-            self._victims, num_allocatable, num_allocatable - blocks.num_free,
+            list if is_ahead else self._victims, num_allocatable, num_allocatable - blocks.num_free,
         )
 
     def _waiting_rows(self) -> Iterator[WaitingRow]:

@@ -37,6 +37,9 @@ _DTYPES = (torch.float32, torch.bfloat16)
 class CudaBackEnd:
     """See ``BackEnd``."""
 
+    goes_ahead = False
+    """Until it is measured on a card."""
+
     @cached_property
     def card(self) -> Card:
         """The process's first card (``CUDA_VISIBLE_DEVICES``)."""

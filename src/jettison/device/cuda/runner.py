@@ -28,6 +28,7 @@ from jettison.device.cuda.worklist import WorkShape
 from jettison.device.devicebytes import Bytes, DeviceBytes
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.operands import Activations, LayerConstants, LayerWeights
+from jettison.device.lasttokens import LastTokens
 from jettison.device.model.decoder import Batch, Decoder, GivesUp, ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.rope import fill_rotary_tables
@@ -101,6 +102,7 @@ class CudaRunner:
         self._likeliest = torch.empty(limits.max_num_seqs, dtype=torch.int64, device=card.device)
         self._buffers: dict[int, StepBuffers] = {}
         """Of decode steps, by tokens."""
+        self._last = LastTokens()
         fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
 
     @property
@@ -185,7 +187,7 @@ class CudaRunner:
         return rows if bucket is None else rows.padded(bucket, -(-most // arena.shape[3]))
 
     def _token_ids(self, step: StepInput) -> npt.NDArray[np.int64]:
-        ids = step.token_ids.astype(np.int64)
+        ids = self._last.token_ids(step).astype(np.int64)
         if not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
             raise IndexError(f"step {step.step_id}: a token lies outside the vocabulary of {self.config.vocab_size}")
         return ids
@@ -253,10 +255,11 @@ class CudaRunner:
 
         def finish() -> StepOutput:
             prompts = {asked.row: self._prompt(i, asked, fetched) for i, asked in enumerate(step.prompt_logprobs)}
-            if logits is None:
-                return StepOutput(step.step_id, [], prompts)
-            drawn = self._sampler.finish(plan, fetched, lambda slot: logits[slot : slot + 1].cpu())
-            return StepOutput(step.step_id, drawn, prompts)
+            output = StepOutput(step.step_id, [], prompts)
+            if logits is not None:
+                output.tokens = self._sampler.finish(plan, fetched, lambda slot: logits[slot : slot + 1].cpu())
+            self._last.note(output)
+            return output
 
         return finish
 

@@ -232,7 +232,9 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
             f"--max-model-len {max_model_len} exceeds the model's {model.max_position_embeddings} positions"
         )
     end_tokens = read_end_tokens(model_dir, model.vocab_size, config.model.generation_config)
-    limits = scheduler_limits(config, max_model_len, end_tokens.ids)
+    back_end = BACK_ENDS[config.devices.kind]
+    device = choose_back_end(back_end)
+    limits = scheduler_limits(config, max_model_len, end_tokens.ids, goes_ahead=device.goes_ahead)
     # A pipeline may hold a decode of every request beside a full prefill budget.
     max_num_tokens = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
     room = _position_room(config, model, shape, dtype, max_num_tokens)
@@ -248,8 +250,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
     if ladder.static_pipeline and all(len(group) == 1 for group in stages):
         has = "one layer" if config.instances > 1 else "--instances 1"
         raise ConfigError(f"--overload pipeline divides the layers between two instances: it cannot with {has}")
-    back_end = BACK_ENDS[config.devices.kind]
-    kernels = choose_back_end(back_end).resolve_kernels(str(config.model.kernels), torch_dtype, processor)
+    kernels = device.resolve_kernels(str(config.model.kernels), torch_dtype, processor)
     spec = WorkerSpec(
         worker_id=0,
         model_dir=str(model_dir),

@@ -194,7 +194,7 @@ class StepEncoder:
                 step_id=step.step_id,
                 layer_lo=stage.layers.lo,
                 layer_hi=stage.layers.hi,
-                token_ids=_token_ids(rows) if first else _NO_TOKENS,
+                token_ids=_token_ids(step) if first else _NO_TOKENS,
                 query_lens=query_lens,
                 context_lens=context_lens,
                 block_tables=self._tables[stage.worker_id].gather(
@@ -208,6 +208,7 @@ class StepEncoder:
                 epoch=step.epoch,
                 remote=self._remote(stage.worker_id, rows),
                 safepoint_layers=0 if index else step.safepoint_layers,
+                follows_step=None if step.follows is None else step.follows.step_id,
             )
             inputs.append((stage.worker_id, stage_input))
         return inputs
@@ -250,7 +251,8 @@ class StepEncoder:
         state = row.state
         params: SamplingParams = state.request.params
         banned: tuple[int, ...] = ()
-        if state.num_output < params.min_tokens:
+        position = row.context_len + row.num_tokens
+        if position - state.num_prompt < params.min_tokens:
             banned = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self._eos_token_ids)
         if params.bad_words:
             banned += ends_of_bad_words(params.bad_words, state.output)
@@ -264,7 +266,7 @@ class StepEncoder:
             output_ids, output_counts = seen.output(state.output)
         return SamplingRow(
             row=index,
-            position=state.num_tokens,
+            position=position,
             seed=params.seed,
             temperature=params.temperature,
             top_p=params.top_p,
@@ -293,9 +295,14 @@ def ends_of_bad_words(words: Sequence[tuple[int, ...]], output: Sequence[int]) -
         word[-1] for word in words if len(word) == 1 or tuple(output[1 - len(word) :]) == word[:-1]))
 
 
-def _token_ids(rows: tuple[StepRow, ...]) -> npt.NDArray[np.int32]:
+def _token_ids(step: RunStep) -> npt.NDArray[np.int32]:
+    """Of all rows; a token that is not known yet is -1 - i, where the step before samples it as its i-th."""
     ids: list[int] = []
-    for row in rows:
+    places = {} if step.follows is None else step.follows.places
+    for index, row in enumerate(step.rows):
+        if index in places:
+            ids.append(-1 - places[index])
+            continue
         if row.num_tokens == 1:
             ids.append(row.state.token_at(row.context_len))
         else:

@@ -29,6 +29,7 @@ from jettison.live.verify.applicable import Has, Needs, why_not
 from jettison.live.verify.deaths import death_name, death_plan, is_alone, kills
 from jettison.live.verify.proof_table import Conditions, ProofTable, Row, compare, failed, not_applicable, print_table
 from jettison.live.verify.scenarios import BLOCK_SIZE, Event, Outcome, Setting, make_config
+from jettison.live.verify.scenarios_ahead import AHEAD, AHEAD_TOO
 from jettison.live.verify.scenarios_harvest import HARVEST, HARVEST_IN_PIPELINES
 from jettison.live.verify.scenarios_many import MANY
 from jettison.live.verify.scenarios_migration import MIGRATIONS
@@ -69,8 +70,8 @@ class Architecture:
 SEED = 0
 """Of prompts, and of the first model."""
 
-SCENARIOS = STEPS | scenarios.SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | HARVEST | SLEEP | PACKING
-FULL_ONLY = MANY | HARVEST_IN_PIPELINES
+SCENARIOS = STEPS | AHEAD | scenarios.SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | HARVEST | SLEEP | PACKING
+FULL_ONLY = MANY | HARVEST_IN_PIPELINES | AHEAD_TOO
 
 ARCHITECTURES = (
     Architecture("Llama 2", "llama"),
@@ -89,8 +90,9 @@ def run_verify(
     in full and nothing differs, else 1; also 1 where that leaves no event. What has been found is in ``json_out`` after
     each event, and is printed however the run ends.
 
-    ``full``: also three and four instances, offline requests in pipelines, and real worker processes that are killed
-    at every named place of a move in every mode of exchange (each of these on one of the architectures in turn).
+    ``full``: also three and four instances, offline requests in pipelines, events with steps planned ahead, and real
+    worker processes that are killed at every named place of a move in every mode of exchange (each of these on one of
+    the architectures in turn).
     ``max_model_len``: context that is served, as ``jettison serve`` has it. ``device``: cpu or cuda, all instances on
     the first card. ``alone``: compare with each request alone, computed by the same kernels, whatever is installed.
 

@@ -73,6 +73,7 @@ class Setting:
     max_model_len: int | None = None
     """Context that is served; None: the model's."""
     kernels: str = "auto"
+    step_ahead: str = "auto"
     device: str = "cpu"
     """As ``--device``."""
 
@@ -130,6 +131,7 @@ def make_config(setting: Setting, num_blocks: int, instances: int, **flags: obje
         "num_threads": 1,
         "max_model_len": setting.max_model_len,
         "kernels": setting.kernels,
+        "step_ahead": setting.step_ahead,
         "device": setting.device,
     } | flags
     sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]

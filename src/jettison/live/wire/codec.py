@@ -67,9 +67,9 @@ def _decode(decoders: Mapping[int, msgspec.msgpack.Decoder[Any]], data: bytes) -
 
 # --- steps
 
-_STEP_MAGIC = 0x4A535433  # "JST3": change the digit with the format
-_STEP = struct.Struct("<I i q q i i i i i i i i i")
-_NO_WORKER = -1
+_STEP_MAGIC = 0x4A535434  # "JST4": change the digit with the format
+_STEP = struct.Struct("<I i q q q i i i i i i i i i")
+_NO_WORKER = _NO_STEP = -1
 _INT32 = np.dtype("<i4")
 
 
@@ -94,6 +94,7 @@ def encode_step(step: StepInput) -> bytes:
         step.group_id,
         step.step_id,
         step.epoch,
+        _NO_STEP if step.follows_step is None else step.follows_step,
         step.layer_lo,
         step.layer_hi,
         _NO_WORKER if step.prev_worker is None else step.prev_worker,
@@ -118,7 +119,7 @@ def decode_step(payload: bytes | bytearray | memoryview) -> StepInput:
     buffer = bytearray(payload)
     if len(buffer) < _STEP.size:
         raise CodecError(f"a step of {len(buffer)} bytes has no header")
-    (magic, group_id, step_id, epoch, layer_lo, layer_hi, prev_worker, next_worker,
+    (magic, group_id, step_id, epoch, follows_step, layer_lo, layer_hi, prev_worker, next_worker,
      num_tokens, num_rows, width, num_samples, safepoint_layers) = _STEP.unpack_from(buffer)
     if magic != _STEP_MAGIC:
         raise CodecError(f"step magic {magic:#x}; this worker speaks {_STEP_MAGIC:#x}")
@@ -150,6 +151,7 @@ def decode_step(payload: bytes | bytearray | memoryview) -> StepInput:
         prompt_logprobs=extras.prompt_logprobs,
         remote=extras.remote,
         safepoint_layers=safepoint_layers,
+        follows_step=None if follows_step == _NO_STEP else follows_step,
     )
 
 

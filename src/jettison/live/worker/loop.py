@@ -46,7 +46,7 @@ from jettison.core.controlstream import (
     StepEntry,
 )
 from jettison.device.step import StepInput, StepOutput
-from jettison.errors import JettisonError, RemoteAttentionError, WorkerLostError
+from jettison.errors import JettisonError, RemoteAttentionError, TokensLostError, WorkerLostError
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.live.wire.stepflag import StepFlag
@@ -370,6 +370,9 @@ class WorkerLoop:
         except RemoteAttentionError as error:
             log.warning("step %d: %s", step.step_id, error)
             failure = Failure(str(error), error.lost_worker, True)
+        except TokensLostError as error:
+            log.warning("%s", error)
+            failure = Failure.of_lost_tokens(step.follows_step)
         except WorkerLostError:
             raise  # the device has failed for good, so this worker ends
         except Exception as error:

@@ -89,6 +89,7 @@ class PackRung(Rung):
     (``core.moving.migrations``)."""
 
     name = "pack"
+    acts_between_steps = True
     rank = 20
     moments = frozenset({Moment.BEFORE_STEPS})
     is_word = False
