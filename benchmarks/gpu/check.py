@@ -113,6 +113,7 @@ PARTS = (
     Part("kernels", 75, bench("kernels"), by_kind, "steps of 7B and 14B shapes beside the card's limits"),
     Part("steps", 75, bench("steps"), measured, "a worker's whole steps of the 7B shape, sampling, prefill"),
     Part("copies", 55, bench("copies"), measured, "KV to host pools and links' slots, alone and beside decoding"),
+    Part("engine", 85, bench("engine"), measured, "decode, prefill and gaps of the live engine, nano-vllm's bench"),
     Part("verify", 80, jettison("verify", "--alone", "--dtype", "bfloat16", "--device", "cuda", "--json", OUT), exact,
          "tokens through every move, equal to those of each request alone"),
 )  # fmt: skip

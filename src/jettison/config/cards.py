@@ -38,7 +38,8 @@ class CardMemory(NamedTuple):
 
 
 def visible_cards(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> list[Card]:
-    """The cards that CUDA shows to this process; empty where there is no driver.
+    """The cards that CUDA shows to this process; empty where there is no driver. Numbers count in the order of the bus,
+    as with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; CUDA's own default puts the fastest card first where cards are unlike.
 
     ``root``: of the file system that has ``proc``, asked where NVML is missing.
     """

@@ -99,12 +99,17 @@ class Card:
     def links(self) -> Iterator[None]:
         """Launches inside come behind all but the steps under way, and before all launches after it: for memory that
         these steps do not touch."""
-        before = self.before_steps()
-        with self._on_links():
-            before.wait()
-            yield
-            end = self.record()
-        end.wait()
+        before, end = self.before_steps(), None
+        try:
+            with self._on_links():
+                before.wait()
+                try:
+                    yield
+                finally:
+                    end = self.record()
+        finally:  # also of a call that has failed: copies that it launched go before what follows
+            if end is not None:
+                end.wait()
 
     def _on_links(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._links)

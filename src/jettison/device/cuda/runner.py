@@ -1,6 +1,8 @@
 """Steps on a card: a step's rows in one copy, its layers as graphs or launches, tokens drawn there, one copy back.
 
-Nothing waits for the card but ``Running.result``. One step at a time: buffers, staging and graphs belong to it.
+Beside ``Running.result``, a step's begin waits until the copies of the one before it are over, and the first decode
+step of a number of rows waits while its layers are captured. One step at a time: buffers, staging and graphs are its
+own.
 
 Not here: how far the host runs ahead (``running``), rows as arrays (``rows``), draws (``sampler``).
 """

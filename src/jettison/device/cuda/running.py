@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from jettison.device.cuda.card import Card, Event
@@ -114,6 +115,8 @@ class CudaStep:
             step()
         except Exception as error:  # noqa: BLE001 - it is raised where the result is asked for
             self._error = error
+            with suppress(RuntimeError):  # of a card that has failed for good
+                self._card.synchronize()  # the caller may give away what launched layers still use
             self._leave()
 
     def _go_on(self) -> None:

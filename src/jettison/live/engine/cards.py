@@ -27,6 +27,8 @@ def cards_of(config: EngineConfig) -> list[Card]:
     cards = visible_cards()
     check_cards(cards)
     numbers = config.devices.cards
+    if not numbers:
+        raise ConfigError("--device cuda: no card was seen when the settings were read: give --cards")
     if max(numbers) >= len(cards):
         raise ConfigError(f"--cards names card {max(numbers)}, and {len(cards)} are visible: 0 is the first")
     return [cards[number] for number in numbers]
