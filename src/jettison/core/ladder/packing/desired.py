@@ -104,8 +104,9 @@ class Desired:
         return bool(self._seats.held)
 
     def num_lost(self) -> int:
-        """How many more groups the packings take than if they were made anew without refused moves (MELL's classes); 0
-        where none is refused."""
+        """Groups in use beyond those that a new MELL packing of the same requests takes, without shared prefixes and
+        with no request held. Only pools with a held request count, each with at least 0; 0 where there is no such pool.
+        With shared prefixes the number may be too low."""
         held = {seat.pool.full: seat.pool for seat in self._seats.in_order(self._seats.held)}
         return sum(
             devices_lost([pool.packer.requests_on(d) for d in pool.packer.active], pool.capacity)
@@ -148,8 +149,9 @@ class Desired:
         return math.ceil(self._growths.rates.get(group_id, 0.0) * self._params.reserve.ahead_s)
 
     def migrates(self, group_id: GroupId) -> bool:
-        """Whether a packed group's requests migrate with their KV; False: they are computed again elsewhere
-        (baselines). Raises StopIteration for any other group."""
+        """Whether the packer of a packed group lets running requests migrate, as KV or as tokens. False, for best-fit
+        and worst-fit: they are preempted, and computed again where they should live. Raises StopIteration for any other
+        group."""
         packer = next(pool.packer for pool in self._pools.values() if group_id in pool.devices)
         return bool(getattr(packer, "migrates", True))
 
@@ -325,8 +327,10 @@ class Desired:
             self._seats.apply(pool)
 
     def _update_pools(self) -> None:
-        """Bring the pools up to date: one for each size of groups that may be packed now, with these groups. A pool
-        whose packer or head-room changed is made anew; requests of groups that left lose their seats."""
+        """Bring the pools up to date, one for each size of groups that may be packed now, and have each packer take in
+        what is pending. A pool without groups, or with another packer or head-room, is dropped or made anew. Its
+        requests and those of groups that left lose their seats; they, and online requests of groups that came, are
+        stirred for the next look."""
         params = self._params
         if self.packer_name != params.packer:
             self.packer_name = params.packer

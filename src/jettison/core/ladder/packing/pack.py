@@ -170,7 +170,8 @@ class PackRung(Rung):
         }
 
     def note_touched(self, group_ids: Collection[GroupId]) -> None:
-        """Note that requests may have ended in these groups."""
+        """Note groups in which requests may have ended. The next placement of a newcomer first takes away the seats of
+        requests that ended there; a new plan forgets these notes, as it looks at all requests that ended."""
         self.desired.note_touched(group_ids)
 
     def place(self, state: RequestState) -> GroupId | None:
