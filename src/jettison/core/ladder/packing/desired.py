@@ -104,9 +104,8 @@ class Desired:
         return bool(self._seats.held)
 
     def num_lost(self) -> int:
-        """Groups in use beyond those that a new MELL packing of the same requests takes, without shared prefixes and
-        with no request held. Only pools with a held request count, each with at least 0; 0 where there is no such pool.
-        With shared prefixes the number may be too low."""
+        """Groups in use, of pools with a held request, beyond those that a new MELL packing of the same requests takes
+        without shared prefixes: at least 0 for each pool, and too few where prefixes are shared."""
         held = {seat.pool.full: seat.pool for seat in self._seats.in_order(self._seats.held)}
         return sum(
             devices_lost([pool.packer.requests_on(d) for d in pool.packer.active], pool.capacity)
@@ -149,9 +148,8 @@ class Desired:
         return math.ceil(self._growths.rates.get(group_id, 0.0) * self._params.reserve.ahead_s)
 
     def migrates(self, group_id: GroupId) -> bool:
-        """Whether the packer of a packed group lets running requests migrate, as KV or as tokens. False, for best-fit
-        and worst-fit: they are preempted, and computed again where they should live. Raises StopIteration for any other
-        group."""
+        """Whether a packed group's packer lets running requests migrate, as KV or as tokens. False, for best-fit and
+        worst-fit: they are preempted, and computed again elsewhere. Raises StopIteration for any other group."""
         packer = next(pool.packer for pool in self._pools.values() if group_id in pool.devices)
         return bool(getattr(packer, "migrates", True))
 
@@ -327,10 +325,9 @@ class Desired:
             self._seats.apply(pool)
 
     def _update_pools(self) -> None:
-        """Bring the pools up to date, one for each size of groups that may be packed now, and have each packer take in
-        what is pending. A pool without groups, or with another packer or head-room, is dropped or made anew. Its
-        requests and those of groups that left lose their seats; they, and online requests of groups that came, are
-        stirred for the next look."""
+        """Bring the pools up to date, one for each size of groups that may be packed now; packers take in what is
+        pending. Requests of a pool that is dropped or made anew (no groups, another packer or head-room), and of groups
+        that left, lose their seats; they, and online requests of groups that came, are stirred for the next look."""
         params = self._params
         if self.packer_name != params.packer:
             self.packer_name = params.packer
