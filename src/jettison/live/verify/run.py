@@ -104,7 +104,7 @@ def run_verify(
         console.print(f"[red]{NO_REFERENCE}[/red]")
     with tempfile.TemporaryDirectory(prefix="jettison-verify-") as scratch:
         models = [
-            (name, Setting(folder, dtype, NUM_OUTPUT_TOKENS, SEED, max_model_len, kernels, device))
+            (name, Setting(folder, dtype, NUM_OUTPUT_TOKENS, SEED, max_model_len, kernels, device=device))
             for name, folder in _models(model_dir, Path(scratch), device, max_model_len)
         ]
         served = [check_served(setting) for _, setting in models]
