@@ -88,8 +88,7 @@ class Desired:
         return frozenset(g for g in empty if not groups[g].queues.serves_online and not groups[g].queues.waiting)
 
     def num_needed(self) -> int:
-        """Groups that the packings take, with those for requests that wait for memory outside of them; at least those
-        that arriving prompts take."""
+        """Groups that the packings and requests kept out of them take, at least as many as arriving prompts take."""
         cluster, num_active = self._cluster, sum(len(pool.packer.active) for pool in self._pools.values())
         out = [s for g in self._loads.kept_out if g in cluster.groups for s in cluster.groups[g].queues.waiting]
         waiting = [s for s in (*out, *cluster.unplaced_online()) if s.request_id not in self._seats.by_id]
