@@ -12,8 +12,8 @@ from jettison.policy.slo import objectives
 
 def has_room(cluster: ClusterState, group: Group, state: RequestState) -> bool:
     """Whether the group has a place for a newcomer, and its blocks above the watermark, behind all online requests that
-    wait there. Blocks that the prefix cache holds for the newcomer are not counted as needed. Where offline work is
-    harvested, its places, and the blocks that it alone holds, count as free."""
+    wait there. Cached blocks of its prompt that a request there holds are not counted as needed. Where offline work is
+    harvested, its places count as free, and so do blocks that a single offline request holds alone."""
     blocks, queues = group.blocks, group.queues
     num_free, num_served = blocks.num_free, queues.num_served
     if cluster.params.offline.slo_aware and num_served != queues.num_served_online:
