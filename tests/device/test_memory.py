@@ -14,8 +14,9 @@ import pytest
 import torch
 from fakecuda import FakeBindings, PoisonedPool
 
+from jettison.device.addresses import check_addresses
 from jettison.device.devicebytes_host import HostBytes
-from jettison.device.memory import DeviceMemory, check_addresses
+from jettison.device.memory import DeviceMemory
 from jettison.device.pages_host import LinuxSyscalls, PagePool
 from jettison.errors import BudgetError, MappingError, NotReadyError, OutOfPagesError, StalePlanError, WorkerLostError
 from jettison.memory.layout import LayoutSpec, RetainedKV

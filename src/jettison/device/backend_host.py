@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from jettison.device.addresses import check_addresses
 from jettison.device.devicebytes_host import HostBytes
 from jettison.device.hostpool import HostBuffers
 from jettison.device.kernels import Kernels, Processor, load_kernels, resolve_kernels
-from jettison.device.memory import check_addresses
 from jettison.device.model.decoder import ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.pages_host import PagePool

@@ -26,12 +26,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from jettison.device.addresses import reserve_spans
 from jettison.device.bytesview import as_tensor_uint8
 from jettison.device.devicebytes import DeviceBytes
 from jettison.device.pages import Arena, PagePool
 from jettison.device.remap import BlockCopier, BlockCopy, remap
 from jettison.errors import (
-    BudgetError,
     JettisonError,
     MappingError,
     NotReadyError,
@@ -46,44 +46,6 @@ from jettison.memory.pages import PagePlan, plan_layout
 from jettison.types import LayerRange, ModelShape, ShardId
 
 logger = logging.getLogger(__name__)
-
-
-def check_addresses(pool: PagePool, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
-    """Raise BudgetError, with the budget, where no process on this machine could reserve the addresses of a device with
-    such a pool. The pool is closed.
-
-    The addresses are many times the budget, because every layer's KV arena could take all of it.
-    """
-    try:
-        _reserve_spans(pool, workspace_bytes, shape, sizes)
-    finally:
-        pool.close()
-
-
-def span_bytes(budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> int:
-    """Bytes of addresses that such a device reserves."""
-    return sum(_span_pages(budget_bytes // sizes.page_bytes, workspace_bytes, shape, sizes).values()) * sizes.page_bytes
-
-
-def _span_pages(num_pages: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> dict[Owner, int]:
-    """Pages of each range of addresses: one for each shard and the workspace, and one of the whole budget for each
-    layer."""
-    spans = {WORKSPACE: -(-workspace_bytes // sizes.page_bytes)}
-    spans |= {shard_owner(shard): sizes.shard_pages[shard] for shard in shape.shard_bytes}
-    return spans | {kv_owner(layer): num_pages for layer in shape.all_layers.layers()}
-
-
-def _reserve_spans(
-    pool: PagePool, workspace_bytes: int, shape: ModelShape, sizes: PageSizes
-) -> dict[Owner, Arena]:
-    """Raises BudgetError."""
-    try:
-        spans = _span_pages(pool.num_pages, workspace_bytes, shape, sizes)
-        return {owner: pool.reserve(num_pages) for owner, num_pages in spans.items()}
-    except MappingError as error:
-        budget_bytes = pool.num_pages * sizes.page_bytes
-        message = f"the system has no addresses for a memory budget of {budget_bytes} bytes: {error}"
-        raise BudgetError(message) from error
 
 
 class DeviceMemory:
@@ -370,7 +332,7 @@ class DeviceMemory:
 
     def _reserve(self) -> None:
         shape, sizes = self._shape, self._sizes
-        self._arenas |= _reserve_spans(self._pool, self._workspace_bytes, shape, sizes)
+        self._arenas |= reserve_spans(self._pool, self._workspace_bytes, shape, sizes)
         for shard, num_bytes in shape.shard_bytes.items():
             self._slabs[shard] = self._arenas[shard_owner(shard)].tensor()[:num_bytes]
         reserved_blocks = sizes.blocks_in_pages(self._pool.num_pages)

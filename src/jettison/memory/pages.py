@@ -121,14 +121,9 @@ def plan_layout(
     mapped = page_map.shards()
     dropped, added = mapped - target.shards, [s for s in sizes.shard_pages if s in target.shards - mapped]
 
-    # Everything that may be given away: free pages, dropped shards, and arenas of layers that leave.
-    supply = page_map.free_pages()
-    for shard in dropped:
-        supply.add_extents(page_map.of(shard_owner(shard)))
-    for layer, extents in arenas.items():
-        if layer not in target.kv_layers.layers():
-            supply.add_extents(minus(extents, retained.get(layer, ())))
     serving = {layer: arenas.get(layer, ()) for layer in target.kv_layers.layers()}
+    leaving = {layer: minus(had, retained.get(layer, ())) for layer, had in arenas.items() if layer not in serving}
+    supply = _given_away(page_map, dropped, leaving)
     min_line = min(sizes.pages_for_blocks(live_blocks), length)
     # A spoilt home is worth nothing where other pages have been mapped ahead.
     own = {s: home for s, home in page_map.homes.items() if s in added and (home.is_intact or mapped_at is None)}
@@ -169,6 +164,16 @@ def plan_layout(
         homes=homes,
         kv_layers=target.kv_layers,
     )
+
+
+def _given_away(page_map: PageMap, dropped: Iterable[ShardId], leaving: Mapping[int, Extents]) -> RunSet:
+    """Everything that may be given away at once: free pages, dropped shards, and arenas of layers that leave."""
+    supply = page_map.free_pages()
+    for shard in dropped:
+        supply.add_extents(page_map.of(shard_owner(shard)))
+    for extents in leaving.values():
+        supply.add_extents(extents)
+    return supply
 
 
 def _retained(arenas: Mapping[int, Extents], target: LayoutSpec, sizes: PageSizes) -> dict[int, Extents]:

@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 
+from jettison.device.addresses import span_bytes
 from jettison.device.cuda.bytes import CardBytes
 from jettison.device.cuda.card import Card
 from jettison.device.cuda.driver import Driver
@@ -19,7 +20,6 @@ from jettison.device.cuda.runner import CardKernels, CudaRunner, Limits
 from jettison.device.kernels import Kernels, Processor
 from jettison.device.kernels.base import CUDA_INVARIANT
 from jettison.device.kernels.registry import KernelsUnavailableError, find_kernels
-from jettison.device.memory import span_bytes
 from jettison.device.model.decoder import ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.spec import CUDA

@@ -20,9 +20,9 @@ from jettison.core.founding import first_drop, initial_groups
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
+from jettison.device.addresses import span_bytes
 from jettison.device.choice import choose_back_end
 from jettison.device.kernels import Processor, rows_are_independent
-from jettison.device.memory import span_bytes
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.end_tokens import EndTokens, read_end_tokens
 from jettison.device.model.hf_config import DecoderConfig, read_config
@@ -246,10 +246,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
     memory = config.memory
     sizes = PageSizes.of(shape, memory.block_size, memory.page_bytes or DEFAULT_PAGE_BYTES)
     ladder = parse_overload(config.overload.policy)
-    stages = initial_groups(range(config.instances), shape, static_pipeline=ladder.static_pipeline)
-    if ladder.static_pipeline and all(len(group) == 1 for group in stages):
-        has = "one layer" if config.instances > 1 else "--instances 1"
-        raise ConfigError(f"--overload pipeline divides the layers between two instances: it cannot with {has}")
+    layers = _layers_of_workers(config.instances, shape, static_pipeline=ladder.static_pipeline)
     kernels = device.resolve_kernels(str(config.model.kernels), torch_dtype, processor)
     spec = WorkerSpec(
         worker_id=0,
@@ -271,12 +268,20 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
         host_bytes=memory.host_memory_bytes,
         drop_layers=_drop_layers(config, shape, sizes, workspace_bytes) if "drop" in ladder.rungs else [],
     )
-    layers = {stage.worker_id: (stage.layers.lo, stage.layers.hi) for group in stages for stage in group}
     specs = [
         structs.replace(spec, worker_id=worker, layers=layers[worker], environment=environment(card))
         for worker, card in enumerate(cards or [None] * config.instances)
     ]
     return Assembly(config, model, shape, limits, specs, end_tokens, room)
+
+
+def _layers_of_workers(instances: int, shape: ModelShape, *, static_pipeline: bool) -> dict[WorkerId, tuple[int, int]]:
+    """Layers (from, to) that each worker begins with. Raises ConfigError for a pipeline that there cannot be."""
+    groups = initial_groups(range(instances), shape, static_pipeline=static_pipeline)
+    if static_pipeline and all(len(group) == 1 for group in groups):
+        has = "one layer" if instances > 1 else "--instances 1"
+        raise ConfigError(f"--overload pipeline divides the layers between two instances: it cannot with {has}")
+    return {stage.worker_id: (stage.layers.lo, stage.layers.hi) for group in groups for stage in group}
 
 
 def _with_pages(config: EngineConfig, shape: ModelShape, workspace_bytes: int) -> EngineConfig:
