@@ -205,7 +205,7 @@ step_row = partial(tuple.__new__, StepRow)
 
 
 class TokenSources(NamedTuple):
-    """Where the tokens come from that a step ahead was planned without (``core.serving.ahead``)."""
+    """Where the tokens come from that a step ahead was planned without (``core.serving.stepsahead``)."""
 
     step_id: int
     """The step before it on the same worker, which samples them."""

@@ -116,9 +116,9 @@ class RequestState:
     """Progress of one request.
 
     Invariant: ``num_computed <= num_computed + num_pending <= num_tokens``, and one more while a step is planned ahead
-    with a token that the step before it samples (``core.serving.ahead``). KV of tokens before ``num_computed`` is valid
-    where it runs (``core.residence``), for the layers named there, except for the parts in ``remote``, which are at
-    their source.
+    with a token that the step before it samples (``core.serving.stepsahead``). KV of tokens before ``num_computed`` is
+    valid where it runs (``core.residence``), for the layers named there, except for the parts in ``remote``, which are
+    at their source.
     """
 
     __slots__ = (
@@ -169,7 +169,7 @@ class RequestState:
         self.num_live_rows = 0
         """Rows of steps in which it attended to KV at its old home."""
         self.needs_each_token = request.params.needs_each_token
-        """No step is planned ahead beside it (``core.serving.ahead``)."""
+        """No step is planned ahead beside it (``core.serving.stepsahead``)."""
         self._suspicion: Suspicion | None = None
         self.order = own_key(request.deadline_ns, request.priority, order, policy)
         """Its key among its tenant's own requests; ``policy.order`` orders tenants."""

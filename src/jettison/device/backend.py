@@ -120,8 +120,8 @@ class BackEnd(Protocol):
 
     @property
     def goes_ahead(self) -> bool:
-        """Whether the device is idle while the host plans, so that steps are planned ahead (``core.serving.ahead``)
-        unless it is said otherwise (``--step-ahead``)."""
+        """Whether the device is idle while the host plans, so that steps are planned ahead
+        (``core.serving.stepsahead``) unless ``--step-ahead`` says otherwise."""
         ...
 
     def check_addresses(self, budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:

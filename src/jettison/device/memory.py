@@ -38,9 +38,9 @@ from jettison.errors import (
     StalePlanError,
     WorkerLostError,
 )
-from jettison.memory.ahead import maps_ahead
 from jettison.memory.extents import Extent, Extents
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
+from jettison.memory.mapahead import maps_ahead
 from jettison.memory.pagemap import WORKSPACE, Owner, PageMap, PageSizes, check_budget, kv_owner, shard_owner
 from jettison.memory.pages import PagePlan, plan_layout
 from jettison.types import LayerRange, ModelShape, ShardId
@@ -184,7 +184,7 @@ class DeviceMemory:
     def preparing(self, spec: LayoutSpec, pages_a_turn: int) -> Iterator[int]:
         """Map pages ahead of an ``apply`` of ``spec``, which then need not map them. Kernels may be running.
 
-        ``spec`` retains nothing; layouts on the way there are prepared with it (``memory.ahead``).
+        ``spec`` retains nothing; layouts on the way there are prepared with it (``memory.mapahead``).
 
         Only positions that own nothing now are prepared; layout, bytes and version stay as they are. Yields after each
         ``pages_a_turn`` pages (30 µs each on a card) and at the end the number mapped: nothing where all are mapped, or

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jettison.device.ahead import MappedAhead
 from jettison.device.backend import BackEnd, HostPool, StepRunner
 from jettison.device.choice import choose_back_end
 from jettison.device.devicebytes import Bytes, as_bytes
 from jettison.device.hostcopy import HostCopy
+from jettison.device.mapahead import MappedAhead
 from jettison.device.memory import DeviceMemory
 from jettison.device.model.decoder import GivesUp
 from jettison.device.model.dtypes import resolve_dtype

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from jettison.errors import BudgetError, OutOfPagesError, StalePlanError
-from jettison.memory.ahead import MappedPages, layouts_ahead, maps_ahead
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
+from jettison.memory.mapahead import MappedPages, layouts_ahead, maps_ahead
 from jettison.memory.pagemap import PageMap, PageSizes
 from jettison.memory.pages import PagePlan, plan_layout
 from jettison.types import LayerRange, ModelShape, ShardId

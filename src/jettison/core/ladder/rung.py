@@ -96,7 +96,7 @@ class Rung:
     uses_host_pool: ClassVar[bool] = False
     acts_between_steps: ClassVar[bool] = False
     """It has to find running online requests in no step, so no group plans a step ahead while it is in the ladder
-    (``core.serving.ahead``)."""
+    (``core.serving.stepsahead``)."""
     spreads: ClassVar[bool] = False
     """It moves requests to where most memory is free: the opposite of packing."""
     moments: ClassVar[frozenset[Moment]] = frozenset(Moment)

@@ -19,7 +19,6 @@ from jettison.core.ports import RunStep, StepCompleted, StepRow, step_row
 from jettison.core.preemption import Preempted, Preemption
 from jettison.core.requests import Hold, RequestState
 from jettison.core.residence import NOWHERE, arenas_of, hosted_only
-from jettison.core.serving.ahead import step_to_follow, token_sources
 from jettison.core.serving.blocks import GroupBlocks
 from jettison.core.serving.counts import GroupCounters
 from jettison.core.serving.flights import InFlight, work_of
@@ -29,6 +28,7 @@ from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.outcome import RowEnd, StepOutcome
 from jettison.core.serving.queues import Queues
 from jettison.core.serving.stepplan import StepPlanner
+from jettison.core.serving.stepsahead import step_to_follow, token_sources
 from jettison.core.serving.virtualtokens import VirtualTokens
 from jettison.cost.predictor import UNKNOWN_PRICES
 from jettison.errors import StalePlanError
@@ -227,7 +227,7 @@ class Group:
 
     def step_ahead(self, step_id: int, now_ns: int) -> RunStep | None:
         """Plan the step behind the one in flight, and apply the plan. None where the next step is to be planned when
-        that one has ended (``core.serving.ahead``)."""
+        that one has ended (``core.serving.stepsahead``)."""
         before = step_to_follow(self)
         plan = None if before is None else self.planner.plan_ahead(now_ns)
         if before is None or plan is None:

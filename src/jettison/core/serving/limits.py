@@ -28,7 +28,7 @@ class SchedulerLimits:
     """Which requests go first: ``policy.order``."""
     steps_ahead: int = 0
     """Steps that a group of one stage may have under way behind the one that is computed: 0 or 1
-    (``core.serving.ahead``)."""
+    (``core.serving.stepsahead``)."""
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` tokens take, the last of them perhaps in part."""

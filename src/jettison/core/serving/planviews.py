@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from jettison.core.requests import UNSCHEDULED, RequestState
 from jettison.core.residence import hosted_tokens
-from jettison.core.serving.ahead import has_unknown
 from jettison.core.serving.groupview import GroupView
+from jettison.core.serving.stepsahead import has_unknown
 from jettison.policy.batching import RunningRow, VictimRow, WaitingRow, running_row
 
 

@@ -1,4 +1,4 @@
-"""Scenarios of ``jettison verify`` with steps that are planned ahead (``core.serving.ahead``): one of its own, and
+"""Scenarios of ``jettison verify`` with steps that are planned ahead (``core.serving.stepsahead``): one of its own, and
 memory events of other modules once more."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a device maps ahead of its next layouts, so that these call no driver: all at once, or in turns beside steps.
 
-On back ends where that has no gain, nothing is done. Which layouts are likely: ``memory.ahead``.
+On back ends where that has no gain, nothing is done. Which layouts are likely: ``memory.mapahead``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from jettison.device.memory import DeviceMemory
 from jettison.errors import JettisonError
-from jettison.memory.ahead import layouts_ahead
 from jettison.memory.layout import LayoutSpec
+from jettison.memory.mapahead import layouts_ahead
 from jettison.types import LayerRange, ModelShape
 
 logger = logging.getLogger(__name__)

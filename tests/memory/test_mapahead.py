@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.memory.ahead import MappedPages, layouts_ahead
 from jettison.memory.extents import count_pages
 from jettison.memory.layout import LayoutSpec, RetainedKV
+from jettison.memory.mapahead import MappedPages, layouts_ahead
 from jettison.memory.pagemap import kv_owner
 from jettison.memory.pages import PageMapping
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
