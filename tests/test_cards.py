@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,6 +70,24 @@ def test_without_nvml_the_kernel_s_files_tell(plug, tmp_path):
 def test_this_machine_is_looked_at_without_an_error():
     assert isinstance(visible_cards(), list)
     assert missing_software() is None or "\n" not in str(missing_software())
+
+
+@pytest.mark.parametrize(("files", "words"), [
+    (None, "PyTorch is not installed"), (["__init__.py"], "PyTorch is built without CUDA"),
+    (["__init__.py", "lib/libtorch_cuda.so"], "triton and cuda-bindings not installed"),
+])  # fmt: skip
+def test_a_torch_without_cuda_is_told_by_its_files(tmp_path, monkeypatch, files, words):
+    for name in files or ():
+        path = tmp_path / "torch" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("raise ImportError")
+    origin = tmp_path / "torch" / "__init__.py"
+
+    def find_spec(name):
+        return SimpleNamespace(origin=str(origin)) if name == "torch" and files else None
+
+    monkeypatch.setattr(cards.util, "find_spec", find_spec)
+    assert str(missing_software()).startswith(words)
 
 
 @pytest.mark.parametrize(("found", "environ", "missing", "words"), [

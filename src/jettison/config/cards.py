@@ -11,7 +11,7 @@ import ctypes
 import os
 from collections.abc import Mapping
 from functools import cache
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,12 +74,11 @@ def card_memory(card: Card) -> CardMemory | None:
 def missing_software() -> str | None:
     """What a worker on a card needs and this installation lacks, in one line; None where nothing is missing. Imports
     nothing."""
-    try:
-        torch_version = metadata.version("torch")
-    except metadata.PackageNotFoundError:
+    torch = util.find_spec("torch")
+    if torch is None or torch.origin is None:
         return "PyTorch is not installed"
-    if torch_version.endswith("+cpu"):
-        return f"PyTorch {torch_version} is built without CUDA: install one that has it"
+    if not (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists():  # versions do not always tell
+        return "PyTorch is built without CUDA: install one that has it"
     try:
         has_bindings = util.find_spec("cuda.bindings") is not None
     except ImportError:  # there is no package ``cuda``
