@@ -62,12 +62,7 @@ def create_model(
     ModelError where the resulting config cannot be served (odd head size, heads that do not divide).
     """
     model_dir = Path(dir)
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    if vocab is not None and vocab < byte_tokenizer.MIN_VOCAB_SIZE:
-        raise ConfigError(f"vocab must be at least {byte_tokenizer.MIN_VOCAB_SIZE} (bytes and special tokens)")
-    if model_dir.exists() and (not model_dir.is_dir() or any(model_dir.iterdir())):
-        raise ConfigError(f"{model_dir} exists and is not an empty folder")
+    _check_can_be_made(model_dir, dtype, vocab)
     values = {
         **_family_values(arch, hidden, heads, head_dim),
         "hidden_size": hidden,
@@ -98,6 +93,15 @@ def create_model(
     })  # fmt: skip
     byte_tokenizer.write_tokenizer(model_dir, config.vocab_size, max_position_embeddings)
     _write_weights(model_dir, _random_tensors(config, seed, std, DTYPES[dtype]), shard_bytes)
+
+
+def _check_can_be_made(model_dir: Path, dtype: str, vocab: int | None) -> None:
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if vocab is not None and vocab < byte_tokenizer.MIN_VOCAB_SIZE:
+        raise ConfigError(f"vocab must be at least {byte_tokenizer.MIN_VOCAB_SIZE} (bytes and special tokens)")
+    if model_dir.exists() and (not model_dir.is_dir() or any(model_dir.iterdir())):
+        raise ConfigError(f"{model_dir} exists and is not an empty folder")
 
 
 def _family_values(arch: str, hidden: int, heads: int, head_dim: int | None) -> dict[str, Any]:
