@@ -61,7 +61,7 @@ class Runner:
         self._buffers: StepBuffers | None = None
         """The last step's buffers; a step with as many tokens reuses them."""
         self._last = LastTokens()
-        fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
+        fill_rotary_tables(config.ropes, self._workspace.cos, self._workspace.sin)
 
     @property
     def final_norm(self) -> Tensor:

@@ -111,7 +111,7 @@ class CudaRunner:
         self._newest: CudaStep | None = None
         self._sampled_on_card: int | None = None
         """The last step of which ``_likeliest`` has, or will have, all tokens."""
-        fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
+        fill_rotary_tables(config.ropes, self._workspace.cos, self._workspace.sin)
 
     @property
     def final_norm(self) -> Tensor:

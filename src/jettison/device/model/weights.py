@@ -28,7 +28,7 @@ from jettison.device.kernels.operands import PackedMatrix
 from jettison.device.model.checkpoint import INDEX_FILE, check_header, errors_of, find_weights
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.identity import Digest, Digester, FileMark
-from jettison.device.model.shards import FINAL_NORM, ShardLayout, TensorSource, shard_layouts
+from jettison.device.model.shards import ShardLayout, TensorSource, final_norm_sources, shard_layouts
 from jettison.errors import ModelError
 from jettison.types import ShardId
 
@@ -63,7 +63,7 @@ class WeightFolder:
         self.layouts: dict[ShardId, ShardLayout] = shard_layouts(config, dtype)
         self._dtype = dtype
         self._tied = config.tied_embeddings
-        self._final_norm = TensorSource(FINAL_NORM, (config.hidden_size,))
+        self._final_norm = final_norm_sources(config)
         self._file_of: dict[str, Path] = {}
         self.marks: dict[str, FileMark] = {}
         """Marks of the weight files, by name, at the time the folder was opened."""
@@ -138,11 +138,12 @@ class WeightFolder:
         return digester.digest()
 
     def load_final_norm(self, dest: Tensor) -> None:
-        """Fill the final norm, [hidden_size] of any float dtype."""
+        """Fill ``Workspace.final_norm``, of any float dtype."""
         self.open()
         with self._reading() as rows_of:
-            for _ in self._copying(rows_of, self._final_norm, dest, Digester()):
-                pass
+            for source, part in zip(self._final_norm, dest.view(len(self._final_norm), -1), strict=True):
+                for _ in self._copying(rows_of, source, part, Digester()):
+                    pass
 
     def _digester(self, shard: ShardId) -> Digester:
         """For one reading of a shard."""
@@ -156,7 +157,7 @@ class WeightFolder:
         for layout in self.layouts.values():
             for slot in layout.slots:
                 yield from slot.sources
-        yield self._final_norm
+        yield from self._final_norm
 
     def _is_spare(self, name: str) -> bool:
         """Whether a tensor is one that old exporters wrote although it follows from others."""
@@ -167,7 +168,7 @@ class WeightFolder:
         for start, end in pieces_of(source, PIECE_BYTES // 8):
             started_ns = time.perf_counter_ns()
             with self._bytes.writing(dest[start:end]) as piece:
-                rows_of.copy_rows(source, start, piece)
+                _copy(rows_of, source, start, piece)
                 copied_ns = time.perf_counter_ns()
                 digester.update(piece)
                 if not _is_finite(piece):
@@ -181,7 +182,7 @@ class WeightFolder:
         for start, end in pieces_of(source, PIECE_BYTES // 8):
             started_ns = time.perf_counter_ns()
             piece = torch.empty((end - start, *source.shape[1:]), dtype=self._dtype)
-            rows_of.copy_rows(source, start, piece)
+            _copy(rows_of, source, start, piece)
             on_device = self._bytes.tensor(as_numpy_uint8(piece), self._dtype, tuple(piece.shape))
             self._kernels.pack_rows(on_device, row + start, matrix)
             copied_ns = time.perf_counter_ns()
@@ -244,10 +245,17 @@ class _Files:
             dest[:] = stored[start : start + dest.shape[0]]
 
 
+def _copy(rows_of: Rows, source: TensorSource, start: int, piece: Tensor) -> None:
+    """Rows of a tensor from ``start`` on, in the order in which they are kept."""
+    rows_of.copy_rows(source, start, piece)
+    if source.order is not None:
+        source.order.apply(piece)
+
+
 def pieces_of(source: TensorSource, most_elements: int) -> Iterator[tuple[int, int]]:
-    """Row ranges [start, end) of a tensor, one for each piece."""
-    num_rows = source.shape[0]
-    step = max(1, most_elements // math.prod(source.shape[1:]))
+    """Row ranges [start, end) of a tensor, one for each piece; whole heads where rows change places in them."""
+    num_rows, unit = source.shape[0], 1 if source.order is None else source.order.head_dim
+    step = max(1, most_elements // math.prod(source.shape[1:]) // unit) * unit
     for start in range(0, num_rows, step):
         yield start, min(start + step, num_rows)
 

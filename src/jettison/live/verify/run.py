@@ -148,7 +148,7 @@ def check_served(setting: Setting) -> Assembly:
 def make_reference(setting: Setting) -> Reference:
     """``transformers`` where it is installed."""
     if transformers_available():
-        return TransformersReference(setting.model_dir, setting.dtype, setting.max_model_len)
+        return TransformersReference(setting.model_dir, setting.dtype)
     return solo_reference(setting)
 
 
