@@ -20,23 +20,24 @@ from torch import Tensor
 CHUNK = 4096
 """Logits of one program of ``weigh_kernel``."""
 
-_BLOCK = 8192
+BLOCK = 8192
 """Weights that a program of ``draw_kernel`` reads at once; a row of weights is padded to whole blocks."""
 
-_DRAW_WARPS = 16
+DRAW_WARPS = 16
+"""Of ``draw_kernel``: two programs go on one multiprocessor."""
 
 
 def draw(logits: Tensor, lines: Tensor, at_best: Tensor, of: Mapping[str, Tensor], tokens: Tensor) -> None:
     """See ``plaindraws.draw``."""
     num_rows, vocab = len(lines), logits.shape[1]
-    size = triton.cdiv(vocab, _BLOCK) * _BLOCK
+    size = triton.cdiv(vocab, BLOCK) * BLOCK
     bits = torch.empty(num_rows, size, dtype=torch.int32, device=logits.device)
     weigh_kernel[(num_rows, size // CHUNK)](
         logits, lines, at_best, of["temperature"], of["min_p"], bits, logits.stride(0), vocab, size, CHUNK=CHUNK,
         num_warps=8,
     )
     draw_kernel[(num_rows,)](
-        bits, of["top_k"], of["top_p"], of["uniform"], of["slots"], tokens, size, BLOCK=_BLOCK, num_warps=_DRAW_WARPS
+        bits, of["top_k"], of["top_p"], of["uniform"], of["slots"], tokens, size, BLOCK=BLOCK, num_warps=DRAW_WARPS
     )
 
 
@@ -67,41 +68,47 @@ def _counted(bits):
 
 
 @triton.jit
+def _loaded(bits, start, BLOCK: tl.constexpr):
+    """A block of weights in fours, each of which a thread loads, and adds up, by itself."""
+    return tl.load(bits + start + 4 * tl.arange(0, BLOCK // 4)[:, None] + tl.arange(0, 4)[None, :])
+
+
+@triton.jit
 def _edge(bits, size, least, target, BY_COUNT: tl.constexpr, BLOCK: tl.constexpr):
     """The largest weight at which it and all larger ones reach ``target``, as bits, at least ``least``; and what the
-    larger ones reach. BY_COUNT: a weight adds one, else its units."""
-    lanes = tl.arange(0, BLOCK)
+    larger ones reach. BY_COUNT: a weight adds one, else its units.
+
+    A weight's distance from the middle, as a number without a sign, is small for those from the middle up, and from
+    2^31 on for those below: the least distance is of the lowest above, the largest of the highest below."""
     most = tl.full((), 0x3F800000, tl.int32)  # 1, the weight of the likeliest token
     above = tl.full((), 0, tl.int64)
     while least < most:
         middle = least + (most - least + 1) // 2
-        reached = tl.zeros([BLOCK], tl.int64)
-        lowest = tl.zeros([BLOCK], tl.int32) + most
-        highest = tl.zeros([BLOCK], tl.int32) + least
+        reached = tl.zeros([BLOCK // 4], tl.int64)
+        nearest = tl.full([BLOCK // 4], 0xFFFFFFFF, tl.uint32)
+        farthest = tl.zeros([BLOCK // 4], tl.uint32)
         for start in range(0, size, BLOCK):
-            weight = tl.load(bits + start + lanes)
+            weight = _loaded(bits, start, BLOCK)
             is_up = weight >= middle
-            if BY_COUNT:
-                reached += is_up.to(tl.int64)
-            else:
-                reached += tl.where(is_up, _counted(weight), 0)
-            lowest = tl.minimum(lowest, tl.where(is_up, weight, most))
-            highest = tl.maximum(highest, tl.where(is_up, least, weight))
+            reached += tl.sum(is_up.to(tl.int64) if BY_COUNT else _counted(tl.where(is_up, weight, 0)), 1)
+            distance = (weight - middle).to(tl.uint32, bitcast=True)
+            nearest = tl.minimum(nearest, tl.min(distance, 1))
+            farthest = tl.maximum(farthest, tl.max(distance, 1))
         total = tl.sum(reached, 0)
         is_reached = total >= target
         above = tl.where(is_reached, above, total)
-        least = tl.where(is_reached, tl.min(lowest, 0), least)
-        most = tl.where(is_reached, most, tl.max(highest, 0))
+        least = tl.where(is_reached, middle + tl.min(nearest, 0).to(tl.int32, bitcast=True), least)
+        most = tl.where(is_reached, most, middle + tl.max(farthest, 0).to(tl.int32, bitcast=True))
     return least, above
 
 
 @triton.jit
 def _total(bits, size, edge, BLOCK: tl.constexpr):
     """Units of all weights of at least ``edge``."""
-    total = tl.zeros([BLOCK], tl.int64)
+    total = tl.zeros([BLOCK // 4], tl.int64)
     for start in range(0, size, BLOCK):
-        weight = tl.load(bits + start + tl.arange(0, BLOCK))
-        total += tl.where(weight >= edge, _counted(weight), 0)
+        weight = _loaded(bits, start, BLOCK)
+        total += tl.sum(_counted(tl.where(weight >= edge, weight, 0)), 1)
     return tl.sum(total, 0)
 
 
