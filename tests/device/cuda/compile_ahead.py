@@ -25,7 +25,8 @@ from jettison.device.cuda.tiles import POSITIONS, SPLIT, tiles_for
 
 BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 STAGED = {
-    "tables", "work", "positions", "slots", "ids", "lines", "temperature", "min_p", "top_k", "top_p", "uniform", "tokens",
+    "tables", "work", "positions", "slots", "ids", "lines", "temperature", "min_p", "top_k", "top_p", "uniform",
+    "tokens",
 }  # fmt: skip
 """Copied once a step: nothing is known of their addresses."""
 
@@ -153,8 +154,9 @@ def sampling_cases(all_of_them: bool) -> list[dict[str, Any]]:
         {
             "kernel": drawkernels.weigh_kernel, "name": f"weigh {dtype}", "warps": 8, "never_early": True,
             "signature": {
-                **pointers(dtype, "logits"), **pointers("i64", "lines at_best"), **pointers("fp64", "temperature min_p"),
-                **pointers("i32", "bits"), **scalars("i32", "stride vocab size"),
+                **pointers(dtype, "logits"), **pointers("i64", "lines at_best"),
+                **pointers("fp64", "temperature min_p"), **pointers("i32", "bits"),
+                **scalars("i32", "stride vocab size"),
             },
             "aligned": ["stride", "vocab", "size"], "constants": {"CHUNK": drawkernels.CHUNK},
         }

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from jettison.device.cuda.draws import describe, draw, rows_at_once
@@ -111,7 +110,7 @@ class CudaSampler:
             "uniform": uniform_draws([s.seed for s in specs], [s.position for s in specs]),
             "min_p": np.array([min(s.min_p, 1.0) for s in specs]),
             "top_k": np.where(is_hot, limits, 0),
-            "top_p": np.array([s.top_p if hot and s.top_p < 1.0 else 2.0 for s, hot in zip(specs, is_hot, strict=True)]),
+            "top_p": np.where(is_hot, [s.top_p if s.top_p < 1.0 else 2.0 for s in specs], 2.0),
         }
         columns["uniform"][np.logical_not(is_hot)] = 0.0  # the first of the largest logits
         plan.parts.append(part)
