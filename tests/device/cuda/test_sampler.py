@@ -59,14 +59,15 @@ def test_what_the_card_does_not_do_goes_to_the_host_alone() -> None:
 @WAYS
 def test_a_row_that_cannot_be_sampled_fails_alone(way, monkeypatch) -> None:
     monkeypatch.setattr(draws, "_PART_ELEMENTS", 2 * VOCAB)  # and parts are many
-    logits = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(5))
+    logits = torch.randn(9, VOCAB, generator=torch.Generator().manual_seed(5))
     logits[1, 4] = math.nan
     logits[6, 4] = math.inf
     logits[7, 4] = -math.inf
     spoilt = row(5, repetition_penalty=2.0, prompt_ids=pack_ints([10**6]))
     sampling = [row(i, top_p=0.8, logprobs=2) for i in (0, 1, 3, 4)] + [spoilt, row(6), row(7, logit_bias=((1, 2.0),))]
-    tokens = [token.token_id for token in draw(logits, list(range(8)), sampling, way)]
-    assert [tokens[i] for i in (1, 5, 6, 7)] == [FAILED_TOKEN_ID] * 4
+    sampling.append(row(8, repetition_penalty=1e-45, prompt_ids=pack_ints(range(VOCAB)), top_p=0.5, top_k=9))
+    tokens = [token.token_id for token in draw(logits, list(range(9)), sampling, way)]
+    assert [tokens[i] for i in (1, 5, 6, 7, 8)] == [FAILED_TOKEN_ID] * 5
     healthy = [0, 2, 3, 4]
     alone = Sampler(VOCAB).sample(logits[healthy], healthy, [s for s in sampling if s.row in healthy])
     assert [tokens[i] for i in healthy] == [token.token_id for token in alone]

@@ -1,9 +1,9 @@
 """Draws on a card, in two launches for any number of rows and any width of what a row keeps.
 
 ``weigh_kernel`` makes weights, many programs a row. ``draw_kernel``, one program a row, finds where top-k and top-p cut
-them, and the token. A cut is exact: weights that are not negative order as their bits do, so the edge is found by
-halving the range of bits; each look at the row moves both ends to weights that there are, and the search ends when one
-is left (about 12 looks for logits of bfloat16, 20 for float32).
+them, and the token. A cut is exact: weights, which are not negative, order as their bits do, so the edge is found by
+halving the range of bits. Each look at the row moves an end of the range to a weight that there is, and the search ends
+when one is left: after 4 to 15 looks at logits of bfloat16, and up to 20 of float32.
 
 Not here: what a weight is and how it is counted, which ``draws`` says, and log-probabilities (``logprobkernels``).
 """
@@ -24,7 +24,7 @@ BLOCK = 8192
 """Weights that a program of ``draw_kernel`` reads at once; a row of weights is padded to whole blocks."""
 
 DRAW_WARPS = 16
-"""Of ``draw_kernel``: two programs go on one multiprocessor."""
+"""Of ``draw_kernel``."""
 
 
 def draw(logits: Tensor, lines: Tensor, at_best: Tensor, of: Mapping[str, Tensor], tokens: Tensor) -> None:
@@ -46,7 +46,8 @@ def weigh_kernel(
     logits, lines, at_best, temperature, min_p, bits, stride, vocab, size, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Weights of the rows ``lines`` of ``logits``, as the bits of float32: 1 for the likeliest token (``at_best``), 0
-    for what min-p leaves out and beyond the vocabulary. With a negative temperature only the largest logit has any."""
+    for what min-p leaves out, what is no number, and beyond the vocabulary. With a negative temperature only the largest
+    logit has any."""
     row = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     source = logits + tl.load(lines + row) * stride
@@ -55,7 +56,7 @@ def weigh_kernel(
     logit = tl.load(source + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
     weight = tl.exp(tl.div_rn(logit - best, tl.abs(heat) + tl.zeros([CHUNK], tl.float32)).to(tl.float64)).to(tl.float32)
     weight = tl.where(heat < 0.0, (logit == best).to(tl.float32), weight)
-    weight = tl.where(weight < tl.load(min_p + row).to(tl.float32), 0.0, weight)
+    weight = tl.where((weight >= tl.load(min_p + row).to(tl.float32)) & (weight <= 1.0), weight, 0.0)
     tl.store(bits + row * size + ids, weight.to(tl.int32, bitcast=True))
 
 
@@ -137,7 +138,8 @@ def _token(bits, edge, num_ties, target, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["top_k", "top_p", "uniform", "slots", "tokens"])
 def draw_kernel(bits, top_k, top_p, uniform, slots, tokens, size, BLOCK: tl.constexpr):
-    """The token of one row of weights, in its slot of ``tokens``, where that is not negative."""
+    """The token of one row of weights, in its slot of ``tokens``, where that is not negative; -1 if no token has any
+    weight, which ends no search."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     if tl.load(tokens + slot) >= 0:
@@ -147,13 +149,16 @@ def draw_kernel(bits, top_k, top_p, uniform, slots, tokens, size, BLOCK: tl.cons
         if limit > 0:
             edge, _ = _edge(bits, size, edge, limit, True, BLOCK)
         total = _total(bits, size, edge, BLOCK)
-        num_ties = tl.full((), 1 << 40, tl.int64)  # all
-        share = tl.load(top_p + row)
-        if share < 1.0:
-            target = tl.minimum(tl.maximum(tl.ceil(share * total.to(tl.float64)).to(tl.int64), 1), total)
-            edge, above = _edge(bits, size, edge, target, False, BLOCK)
-            unit = _counted(edge)
-            num_ties = (target - above + unit - 1) // unit
-            total = above + num_ties * unit
-        target = tl.minimum((tl.load(uniform + row) * total.to(tl.float64)).to(tl.int64), total - 1)
-        tl.store(tokens + slot, _token(bits, edge, num_ties, target, BLOCK).to(tl.int64))
+        token = tl.full((), -1, tl.int32)
+        if total > 0:
+            num_ties = tl.full((), 1 << 40, tl.int64)  # all
+            share = tl.load(top_p + row)
+            if share < 1.0:
+                target = tl.minimum(tl.maximum(tl.ceil(share * total.to(tl.float64)).to(tl.int64), 1), total)
+                edge, above = _edge(bits, size, edge, target, False, BLOCK)
+                unit = _counted(edge)
+                num_ties = (target - above + unit - 1) // unit
+                total = above + num_ties * unit
+            target = tl.minimum((tl.load(uniform + row) * total.to(tl.float64)).to(tl.int64), total - 1)
+            token = _token(bits, edge, num_ties, target, BLOCK)
+        tl.store(tokens + slot, token.to(tl.int64))

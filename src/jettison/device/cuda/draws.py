@@ -76,8 +76,9 @@ def describe(
 
 
 def _named(logits: Tensor, lines: Tensor, made: dict[str, Tensor], reported: Tensor | None) -> dict[str, Tensor]:
-    """``made``, with ``reported`` in the place of ``base``."""
+    """``made`` without what is empty, and with ``reported`` in the place of ``base``."""
     base = made.pop("base")
+    made = {name: tensor for name, tensor in made.items() if tensor.numel()}
     if reported is not None:
         made["reported"] = logits[lines[:, None], reported].double() - base[:, :1] - base[:, 1:]
     return made

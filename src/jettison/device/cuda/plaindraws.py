@@ -18,20 +18,21 @@ _UNIT = float(1 << 40)
 
 def draw(logits: Tensor, lines: Tensor, at_best: Tensor, of: Mapping[str, Tensor], tokens: Tensor) -> None:
     """Draw from the rows ``lines`` of ``logits`` [n, vocab], and write what is drawn into ``tokens[of["slots"]]``
-    where that is not negative. ``at_best``: the likeliest token of each row, or any where it is not to be drawn."""
+    where that is not negative; -1 if no token has any weight. ``at_best``: the likeliest token of each row, or any where
+    it is not to be drawn."""
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     work = logits[lines].to(wide)
     temperature = of["temperature"][:, None]
     shifted = work - work.gather(1, at_best.clamp(0)[:, None])
     weights = (shifted / temperature.to(wide).abs()).double().exp().to(wide)
     weights = torch.where(temperature < 0, (shifted == 0).to(wide), weights)
-    weights = weights.masked_fill(weights < of["min_p"].to(wide)[:, None], 0.0)
+    weights = torch.where((weights >= of["min_p"].to(wide)[:, None]) & (weights <= 1.0), weights, 0.0)
     running = _kept(weights, of["top_k"][:, None], of["top_p"][:, None]).cumsum(1)
     total = running[:, -1]
     target = torch.minimum((of["uniform"] * total).long(), total - 1)
     drawn = (running <= target[:, None]).sum(1)
     slots = of["slots"]
-    tokens.index_copy_(0, slots, torch.where(tokens[slots] < 0, -1, drawn))
+    tokens.index_copy_(0, slots, torch.where((tokens[slots] < 0) | (total == 0), -1, drawn))
 
 
 def _kept(weights: Tensor, limit: Tensor, share: Tensor) -> Tensor:
