@@ -14,7 +14,7 @@ from cardsampling import KERNELS, PLAIN, VOCAB, device_of, draw, going, row
 from jettison.device.cuda import draws
 from jettison.device.cuda.sampler import CudaSampler, prompt_logprobs
 from jettison.device.cuda.warmup import ADJUSTED, PLAIN_DRAW
-from jettison.device.sampler import Sampler
+from jettison.device.sampler import Sampler, uniform_draws
 from jettison.device.step import pack_ints, pack_token_set
 from jettison.types import FAILED_TOKEN_ID
 
@@ -48,6 +48,15 @@ def test_a_nucleus_of_any_width_is_drawn_on_the_card(way) -> None:
     plan = CudaSampler(9000).plan([0, 1, 2, 3], sampling)
     assert not plan.on_host
     assert draw(logits, [0, 1, 2, 3], sampling, way, 9000) == Sampler(9000).sample(logits, range(4), sampling)
+
+
+@WAYS
+def test_a_share_is_reached_to_the_last_bit(way) -> None:
+    """A hair more than the half of 300 equal tokens takes 151."""
+    position = next(i for i in range(10_000) if uniform_draws([3], [i])[0] > 150.5 / 151)
+    for share, expected in ((0.5, 149), (0.5 + 2.0**-50, 150)):
+        asks = row(0, position=position, top_p=share)
+        assert draw(torch.zeros(1, VOCAB), [0], [asks], way)[0].token_id == expected
 
 
 def test_what_the_card_does_not_do_goes_to_the_host_alone() -> None:

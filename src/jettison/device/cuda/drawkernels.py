@@ -46,8 +46,8 @@ def weigh_kernel(
     logits, lines, at_best, temperature, min_p, bits, stride, vocab, size, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Weights of the rows ``lines`` of ``logits``, as the bits of float32: 1 for the likeliest token (``at_best``), 0
-    for what min-p leaves out, what is no number, and beyond the vocabulary. With a negative temperature only the largest
-    logit has any."""
+    for what min-p leaves out, what is no number, and beyond the vocabulary. With a negative temperature only the
+    largest logit has any."""
     row = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     source = logits + tl.load(lines + row) * stride

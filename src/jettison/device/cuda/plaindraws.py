@@ -18,8 +18,8 @@ _UNIT = float(1 << 40)
 
 def draw(logits: Tensor, lines: Tensor, at_best: Tensor, of: Mapping[str, Tensor], tokens: Tensor) -> None:
     """Draw from the rows ``lines`` of ``logits`` [n, vocab], and write what is drawn into ``tokens[of["slots"]]``
-    where that is not negative; -1 if no token has any weight. ``at_best``: the likeliest token of each row, or any where
-    it is not to be drawn."""
+    where that is not negative; -1 if no token has any weight. ``at_best``: the likeliest token of each row, or any
+    where it is not to be drawn."""
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     work = logits[lines].to(wide)
     temperature = of["temperature"][:, None]
