@@ -67,7 +67,7 @@ def test_what_the_card_does_not_do_goes_to_the_host_alone() -> None:
 
 @WAYS
 def test_a_row_that_cannot_be_sampled_fails_alone(way, monkeypatch) -> None:
-    monkeypatch.setattr(draws, "_PART_ELEMENTS", 2 * VOCAB)  # and parts are many
+    monkeypatch.setattr(draws, "_SCRATCH_BYTES", 8 * VOCAB)  # and parts are many
     logits = torch.randn(9, VOCAB, generator=torch.Generator().manual_seed(5))
     logits[1, 4] = math.nan
     logits[6, 4] = math.inf

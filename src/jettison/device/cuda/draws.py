@@ -18,16 +18,16 @@ from torch import Tensor
 
 from jettison.device.cuda import plaindraws
 
-_PART_ELEMENTS = 1 << 24
-"""Logits worked on at once: 64 MiB of weights, and as much of changed logits."""
+_SCRATCH_BYTES = 128 << 20
+"""Of the card's memory beside the budget, for the rows that are worked on together."""
 
 Columns = Mapping[str, Tensor]
 """What rows ask for, by name, on the device."""
 
 
-def rows_at_once(vocab_size: int) -> int:
-    """Rows that are worked on together."""
-    return max(1, _PART_ELEMENTS // vocab_size)
+def rows_at_once(vocab_size: int, *, is_adjusted: bool) -> int:
+    """Rows that are worked on together: weights take four bytes, changed logits as many again."""
+    return max(1, _SCRATCH_BYTES // ((8 if is_adjusted else 4) * vocab_size))
 
 
 def uses_kernels(logits: Tensor) -> bool:
@@ -68,7 +68,7 @@ def describe(
 
         if num_top <= logprobkernels.MOST_TOP:
             return _named(logits, lines, logprobkernels.describe(logits, lines, tokens, num_top), reported)
-    size = rows_at_once(2 * logits.shape[1])  # of doubles
+    size = max(1, _SCRATCH_BYTES // (16 * logits.shape[1]))  # doubles, and what is made of them
     parts = [slice(start, start + size) for start in range(0, len(lines), size)]
     pieces = [plaindraws.describe(logits, lines[part], tokens[part], num_top) for part in parts]
     made = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}

@@ -78,11 +78,11 @@ class CudaSampler:
                 drawn[is_adjusted].append((slot, spec))
             if spec.logprobs >= 0:
                 plan.described.append((slot, spec))
-        size = rows_at_once(self.vocab_size)
-        for is_adjusted, rows_drawn in drawn.items():
-            for start in range(0, len(rows_drawn), size):
+        for is_adjusted, asked in drawn.items():
+            num_parts = -(-len(asked) // rows_at_once(self.vocab_size, is_adjusted=is_adjusted))
+            for i in range(num_parts):  # of equal sizes, as a part takes as long as its slowest row
                 part = Part(f"part{len(plan.parts)}.", is_adjusted)
-                self._plan_part(plan, part, rows_drawn[start : start + size])
+                self._plan_part(plan, part, asked[i::num_parts])
         if plan.described:
             plan.arrays["described"] = np.array([slot for slot, _ in plan.described], dtype=np.int64)
             if any(spec.logprob_token_ids for _, spec in plan.described):
