@@ -215,6 +215,11 @@ class Running(Protocol):
         done here."""
         ...
 
+    def wait(self, most_s: float) -> None:
+        """Leave the core and the interpreter's lock to other threads for so long, or less: called where ``poll`` has
+        said no and the caller has nothing else to do. Returns at once where the step needs the caller to go on."""
+        ...
+
     def result(self) -> Any:
         """What the step has made, once; waits until it is over. Raises what made it fail."""
         ...
@@ -231,6 +236,9 @@ class Ended:
     def poll(self) -> bool:
         """It is."""
         return True
+
+    def wait(self, most_s: float) -> None:
+        """There is nothing to wait for."""
 
     def result(self) -> Any:
         """See ``Running.result``."""

@@ -232,11 +232,14 @@ class UnderWay:
     """A step of a device that computes by itself, until ``is_over`` says so."""
 
     def __init__(self, compute, is_over):
-        self.compute, self.is_over, self.num_polls = compute, is_over, 0
+        self.compute, self.is_over, self.num_polls, self.num_waits = compute, is_over, 0, 0
 
     def poll(self):
         self.num_polls += 1
         return self.is_over()
+
+    def wait(self, most_s):
+        self.num_waits += 1
 
     def result(self):
         assert self.is_over()
@@ -264,6 +267,22 @@ def test_links_are_served_while_a_device_computes_and_nothing_is_written():
     assert started[0].num_polls > 1 and names(events) == ["StepDone"], "what the next step waits for has come meanwhile"
     assert (device.kv == before).all(), "received pieces wait for their turn"
     assert loop._peers._peers[1].bulk_frames
+
+
+def test_between_two_looks_at_a_step_other_threads_have_the_interpreter():
+    """A loop that only polls delays each launch of a copying thread by milliseconds."""
+    device, started, turns = FakeDevice(0), [], [True, True]
+    device.ahead.turn = lambda: bool(turns) and turns.pop()
+
+    def start_step(*arguments):
+        started.append(UnderWay(lambda: device.run_step(*arguments), lambda: started[0].num_waits == 3))
+        return started[-1]
+
+    device.start_step = start_step
+    loop = WorkerLoop(0, device, {}, [].append, clock_ns=lambda: 0)
+    loop.deliver(codec.step_command(make_step(1, [5])))
+    loop.tick()
+    assert started[0].num_polls == 6, "it waits where there is nothing to do, and only there"
 
 
 def test_a_step_is_not_left_running_where_serving_the_links_fails():

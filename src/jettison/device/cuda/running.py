@@ -97,6 +97,11 @@ class CudaStep:
             self._try(self._go_on)
         return self._is_over
 
+    def wait(self, most_s: float) -> None:
+        """See ``Running.wait``."""
+        if self._end is not None or len(self._flying) == AHEAD:
+            time.sleep(most_s)
+
     def result(self) -> Any:
         """See ``Running.result``."""
         while not self.poll():

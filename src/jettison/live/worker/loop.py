@@ -62,6 +62,11 @@ from jettison.types import TransferId, WorkerId
 
 log = logging.getLogger(__name__)
 
+STEP_WAIT_S = 50e-6
+"""Between two looks at a step that a device computes by itself and at the links, where there was nothing to do: a
+hundredth of a short step. Without it the loop would hold the interpreter's lock, for which a copying thread waits at
+each of its launches: 3.5 ms instead of 30 us."""
+
 _Call = ports.OfferLayout | ports.ApplyLayout | ports.FenceWorker | m.ReportMemory
 _InPieces = ports.LoadShard | ports.KeepShard
 _Command = _Call | ports.Transfer | _InPieces
@@ -418,8 +423,8 @@ class WorkerLoop:
         running = self._device.start_step(step, hidden, port, gives_up)
         try:
             while not running.poll():
-                peers.serve_urgent()
-                self._device.ahead.turn()
+                if not (peers.serve_urgent() | self._device.ahead.turn()):
+                    running.wait(STEP_WAIT_S)
         except Exception:
             with contextlib.suppress(Exception):  # no step is left running beside what comes next
                 running.result()
