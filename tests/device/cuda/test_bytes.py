@@ -13,8 +13,10 @@ import pytest
 import torch
 from pretendedcard import PretendedCard
 
+from jettison.device.cuda import bytes as bytes_module
 from jettison.device.cuda.bytes import CardBytes
 from jettison.device.cuda.card import Card
+from jettison.device.cuda.pieces import Piece, in_a_row
 from jettison.errors import MappingError
 
 PIECE = 4096
@@ -150,9 +152,13 @@ def test_rows_go_through_pieces(card, moved, row_bytes, is_pinned):
 
 
 @pytest.mark.skipif(ON_CARD, reason="a card runs it everywhere")
-def test_rows_by_address_in_triton_s_interpreter(monkeypatch):
+@pytest.mark.parametrize("num_programs", [1, 3, 64])
+def test_rows_by_address_in_triton_s_interpreter(monkeypatch, num_programs):
     pytest.importorskip("triton", reason="Triton is not installed")
-    monkeypatch.setattr(PretendedCard, "_copy_rows", Card._copy_rows)
+    elementwise = pytest.importorskip("jettison.device.cuda.elementwise")
+    monkeypatch.setattr(PretendedCard, "move_rows", Card.move_rows)
+    monkeypatch.setattr(elementwise, "MOVE_WORDS", 128)
+    monkeypatch.setattr(bytes_module, "NUM_PROGRAMS", num_programs)
     card = PretendedCard()
     card.start()
     card.compile_copies()
@@ -163,8 +169,45 @@ def test_rows_by_address_in_triton_s_interpreter(monkeypatch):
     CardBytes(card, PIECE).scatter([table], np.array([1, 2, 3]), host)
     content[[1, 2, 3]] = content[ids]
     assert (table.numpy() == content).all()
+    addresses = torch.tensor([card.address_of(table)])
+    card.move_rows(addresses[:0], addresses[:0], 16, num_programs)
     with pytest.raises(ValueError, match="multiple of 16"):
-        card.gather_rows(torch.tensor([card.address_of(table)]), card.empty(1040 - 3))
+        card.move_rows(addresses, addresses, 1040 - 3, num_programs)
+
+
+@pytest.mark.skipif(not ON_CARD, reason="needs a CUDA device")
+def test_a_card_reads_and_writes_memory_of_the_host_where_it_is(card):
+    """By a kernel and by the copy engines, of PyTorch's own pinned memory and of memory that was pinned where it is."""
+    num_rows, unit = 40, 32 << 10
+    shared = np.frombuffer(mmap.mmap(-1, num_rows * unit), dtype=np.uint8)
+    release = card.pin(shared)
+    order = np.random.default_rng(1).permutation(num_rows)
+    for host in (card.pinned(num_rows * unit), torch.from_numpy(shared)):
+        for move in (moved_by_a_kernel, moved_by_engines):
+            content = noise(num_rows * unit, seed=3)
+            there, back = on_card(card, content), card.empty(num_rows * unit)
+            host.zero_()
+            move(card, rows_of(card, there, unit)[order], rows_of(card, host, unit), unit)
+            assert (host.numpy().reshape(num_rows, unit) == content.reshape(num_rows, unit)[order]).all()
+            move(card, rows_of(card, host, unit), rows_of(card, back, unit)[order], unit)
+            assert (back.cpu().numpy() == content).all()
+    release()
+
+
+def rows_of(card, memory: torch.Tensor, unit: int) -> np.ndarray:
+    return in_a_row(card.address_of(memory), len(memory) // unit, unit)
+
+
+def moved_by_a_kernel(card, sources, targets, unit: int) -> None:
+    piece = Piece(card, 0)
+    piece.move(sources, targets, unit, 16)
+    piece.mark_end(sleeps=True)
+    piece.wait()
+
+
+def moved_by_engines(card, sources, targets, unit: int) -> None:
+    card.copy_many(sources, targets, np.full(len(sources), unit))
+    card.synchronize()
 
 
 @pytest.mark.skipif(ON_CARD, reason="a pretended card knows what was waited for")

@@ -20,13 +20,16 @@ import torch
 from torch import Tensor
 
 from jettison.device.bytesview import as_numpy_uint8, as_tensor_uint8
-from jettison.device.cuda.card import Card
-from jettison.device.cuda.pieces import PIECE_BYTES, ROW_UNIT, Addresses, Piece, Pieces
+from jettison.device.cuda.card import Addresses, Card
+from jettison.device.cuda.pieces import MAX_ROWS, PIECE_BYTES, ROW_UNIT, Piece, Pieces, in_a_row
 from jettison.device.devicebytes import Bytes
 from jettison.errors import MappingError
 
 logger = logging.getLogger(__name__)
 
+NUM_PROGRAMS = 32
+"""Of the kernel that moves KV between the card and the host, beside steps at times: a quarter of the multiprocessors,
+for as long as the bus takes."""
 _AHEAD = 2
 """Pieces that are launched before the first of them is waited for."""
 
@@ -88,7 +91,7 @@ class CardBytes:
             return _nothing
 
     def gather(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], out: Tensor) -> None:
-        """One launch a piece."""
+        """One launch a piece, or one in all where ``out`` is pinned: straight to the host."""
         with self._card.links():
             self._gather(tables, rows, out)
 
@@ -100,16 +103,15 @@ class CardBytes:
                 self._out(_flat(table[torch.from_numpy(rows)]), line)
             return
         is_pinned, under_way = self._card.is_pinned(out), _UnderWay(self._pieces)
-        for at, part in self._parts(addresses, row_bytes):
+        for at, part in self._parts(addresses, row_bytes, is_pinned):
             here, piece = out[at : at + len(part) * row_bytes], under_way.take()
-            rows_there = piece.gather(part, row_bytes)
-            staged = here if is_pinned else piece.host[: len(here)]
-            self._card.copy_out(rows_there, staged)
+            first = self._card.address_of(here if is_pinned else piece.host)
+            piece.move(part, in_a_row(first, len(part), row_bytes), row_bytes, NUM_PROGRAMS)
             under_way.add(piece, None if is_pinned else here)
         under_way.finish()
 
     def scatter(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], data: Tensor) -> None:
-        """One launch a piece."""
+        """Likewise."""
         with self._card.links():
             self._scatter(tables, rows, data)
 
@@ -122,11 +124,11 @@ class CardBytes:
                 table[torch.from_numpy(rows)] = content
             return
         is_pinned = self._card.is_pinned(data)
-        for at, part in self._parts(addresses, row_bytes):
+        for at, part in self._parts(addresses, row_bytes, is_pinned):
             here, piece = data[at : at + len(part) * row_bytes], self._pieces.take()
             staged = here if is_pinned else piece.host[: len(here)].copy_(here)
-            self._card.copy_in(staged, piece.there[: len(here)])
-            piece.scatter(part, row_bytes)
+            first = self._card.address_of(staged)
+            piece.move(in_a_row(first, len(part), row_bytes), part, row_bytes, NUM_PROGRAMS)
             piece.mark_end()
             self._pieces.give(piece)
         if is_pinned:
@@ -167,9 +169,10 @@ class CardBytes:
         addresses: Addresses = (first[:, None] + rows * row_bytes).reshape(-1)
         return addresses
 
-    def _parts(self, addresses: Addresses, row_bytes: int) -> Iterator[tuple[int, Addresses]]:
-        """``(first byte, addresses)`` of what goes through one piece."""
-        step = self._pieces.num_rows(row_bytes)
+    def _parts(self, addresses: Addresses, row_bytes: int, is_pinned: bool) -> Iterator[tuple[int, Addresses]]:
+        """``(first byte, addresses)`` of what goes with one piece: through it, where the host's memory is not pinned.
+        """
+        step = MAX_ROWS if is_pinned else self._pieces.num_rows(row_bytes)
         for start in range(0, len(addresses), step):
             yield start * row_bytes, addresses[start : start + step]
 

@@ -1,46 +1,84 @@
 """Copies between a card's KV blocks and the pinned slots of a host pool, in pieces, on the stream beside steps.
 
-A piece is gathered on the card and copied to the slots, or copied from them and scattered. Two pieces are under way, so
-that one is launched while the other is copied; ``run`` returns when those that it launched are over, so nothing reads
-or writes a block after it.
+Two pieces are under way, so that one is launched while the other is copied; ``run`` returns when those that it launched
+are over, so nothing reads or writes a block after it. Each piece costs the interpreter's lock for some launches only,
+since steps beside it need that lock, too; it is waited for without the lock.
+
+``COPYING`` says how a piece goes, in this one place.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
-from jettison.device.cuda.card import Card, Event
-from jettison.device.cuda.pieces import Addresses, Piece, Pieces
+from jettison.device.cuda.card import Addresses, Card, Event
+from jettison.device.cuda.pieces import Piece, Pieces, in_a_row
 
 _AHEAD = 2
 
 
+class Way(Enum):
+    """What moves the rows of a piece."""
+
+    STAGED = "staged"
+    """A kernel gathers them on the card, and the copy engines take what lies together in the pool; and back."""
+    KERNEL = "kernel"
+    """A kernel, straight between the card and the pool: its programs hold multiprocessors for as long."""
+    ENGINES = "engines"
+    """The copy engines alone, row by row."""
+
+
+class Copying(NamedTuple):
+    """How a host pool's copies go."""
+
+    way: Way
+    piece_bytes: int
+    """A layout waits for two pieces. With ``STAGED`` four of them are taken on the card, outside of all budgets."""
+    num_programs: int
+    """Of a kernel."""
+
+
+COPYING = Copying(Way.STAGED, 8 << 20, 32)
+
+
+class PoolRows(NamedTuple):
+    """The rows of a copy, block by block: row i is at ``card[i]`` and at ``host[i]``."""
+
+    card: Addresses
+    host: Addresses
+    memory: Sequence[Tensor]
+    """What ``host`` points into: held while it is copied."""
+
+
 class CardCopy:
-    """A ``HostCopy`` of rows: those of a block lie one after the other in its slot.
+    """A ``HostCopy`` of rows.
 
     It copies whole rows. One thread runs it; another may stop it, and read its progress.
     """
 
     def __init__(
-        self, card: Card, pieces: Pieces, addresses: Addresses, slots: Sequence[Tensor], *, row_bytes: int,
-        to_host: bool, skip_bytes: int = 0,
+        self, card: Card, pieces: Pieces, rows: PoolRows, copying: Copying, *, row_bytes: int, to_host: bool,
+        skip_bytes: int = 0,
     ) -> None:
-        """``addresses``: of each block's rows, block by block. ``slots``: for each block, uint8 of its rows, pinned.
-        ``pieces``: of the thread that runs it. Made by the thread of steps: what it launched comes first, but for steps
-        under way, which do not touch these blocks."""
+        """``pieces``: of the thread that runs it. Made by the thread of steps: what it launched comes first, but for
+        steps under way, which do not touch these blocks."""
         self._card = card
         self._pieces = pieces
-        self._addresses = addresses
-        self._slots = slots
+        self._rows = rows
+        self._copying = copying
         self._row_bytes = row_bytes
         self._to_host = to_host
+        self._num_rows = len(rows.card)
         self._copied_rows = skip_bytes // row_bytes
         self._is_stopped = False
         self._before: Event = card.before_steps()
-        self.num_bytes = len(addresses) * row_bytes
+        self.num_bytes = self._num_rows * row_bytes
 
     @property
     def copied_bytes(self) -> int:
@@ -58,8 +96,8 @@ class CardCopy:
 
     def run(self, most_bytes: int | None = None) -> None:
         """See ``HostCopy``. It returns when no piece is under way."""
-        most_rows = len(self._addresses) if most_bytes is None else -(-most_bytes // self._row_bytes)
-        until = min(len(self._addresses), self._copied_rows + most_rows)
+        most_rows = self._num_rows if most_bytes is None else -(-most_bytes // self._row_bytes)
+        until = min(self._num_rows, self._copied_rows + most_rows)
         launched, under_way = self._copied_rows, deque[tuple[Piece, int]]()
         with self._card.beside():
             self._before.wait()
@@ -76,27 +114,28 @@ class CardCopy:
                 self._copied_rows += num_rows
 
     def _launch(self, first: int, end: int) -> Piece:
-        piece, addresses = self._pieces.take(), self._addresses[first:end]
-        if self._to_host:
-            piece.gather(addresses, self._row_bytes)
-        for at, in_slot in self._parts(first, end):
-            there = piece.there[at : at + len(in_slot)]
-            if self._to_host:
-                self._card.copy_out(there, in_slot)
+        piece = self._pieces.take()
+        on_card, on_host = self._rows.card[first:end], self._rows.host[first:end]
+        way, row_bytes = self._copying.way, self._row_bytes
+        if way is Way.STAGED:
+            self._launch_staged(piece, on_card, on_host)
+        else:
+            sources, targets = (on_card, on_host) if self._to_host else (on_host, on_card)
+            if way is Way.KERNEL:
+                piece.move(sources, targets, row_bytes, self._copying.num_programs)
             else:
-                self._card.copy_in(in_slot, there)
-        if not self._to_host:
-            piece.scatter(addresses, self._row_bytes)
-        piece.mark_end()
+                self._card.copy_many(sources, targets, np.full(len(sources), row_bytes, dtype=np.int64))
+        piece.mark_end(sleeps=True)
         return piece
 
-    def _parts(self, first: int, end: int) -> Iterator[tuple[int, Tensor]]:
-        """``(byte of the piece, part of a slot)`` for rows ``first`` to ``end``."""
-        per_slot = len(self._addresses) // len(self._slots)
-        row = first
-        while row < end:
-            slot, within = divmod(row, per_slot)
-            count = min(per_slot - within, end - row)
-            lo = within * self._row_bytes
-            yield (row - first) * self._row_bytes, self._slots[slot][lo : lo + count * self._row_bytes]
-            row += count
+    def _launch_staged(self, piece: Piece, on_card: Addresses, on_host: Addresses) -> None:
+        row_bytes, programs = self._row_bytes, self._copying.num_programs
+        staged = in_a_row(self._card.address_of(piece.there), len(on_card), row_bytes)
+        firsts = np.flatnonzero(np.diff(on_host, prepend=on_host[0] - row_bytes - 1) != row_bytes)
+        sizes = np.diff(firsts, append=len(on_host)) * row_bytes
+        if self._to_host:
+            piece.move(on_card, staged, row_bytes, programs)
+            self._card.copy_many(staged[firsts], on_host[firsts], sizes)
+        else:
+            self._card.copy_many(on_host[firsts], staged[firsts], sizes)
+            piece.move(staged, on_card, row_bytes, programs)

@@ -1,4 +1,4 @@
-"""Pieces of staging between a card and the host: bounded memory through which bytes of any number go.
+"""Pieces between a card and the host: bounded memory through which bytes of any number go.
 
 A piece has a buffer that is pinned on the host, one on the card, and room for the addresses of rows. It is taken,
 copies are launched with it, their end is marked, and it is given back; it is taken anew when they are over.
@@ -12,11 +12,10 @@ from collections import deque
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from jettison.device.cuda.card import Card, Event
+from jettison.device.cuda.card import Addresses, Card, Event
 
 PIECE_BYTES = 4 << 20
 """A copy of so many bytes has the whole speed of the bus (docs/performance.md), and takes 0.1 ms."""
@@ -24,8 +23,6 @@ MAX_ROWS = 4096
 """Of a piece."""
 ROW_UNIT = 16
 """Bytes: rows that are copied by address begin at a multiple of it, and have a multiple of it."""
-
-Addresses = npt.NDArray[np.int64]
 
 
 class Piece:
@@ -47,29 +44,22 @@ class Piece:
         return self._card.empty(self._num_bytes)
 
     @cached_property
-    def _addresses(self) -> tuple[Tensor, Tensor]:
-        num_bytes = MAX_ROWS * torch.int64.itemsize
-        return self._card.pinned(num_bytes).view(torch.int64), self._card.empty(num_bytes).view(torch.int64)
+    def _places(self) -> tuple[Tensor, Tensor, Addresses]:
+        """Two lists of addresses, pinned, and both as one array."""
+        both = self._card.pinned(2 * MAX_ROWS * torch.int64.itemsize).view(torch.int64).view(2, MAX_ROWS)
+        return both[0], both[1], both.numpy()
 
-    def gather(self, addresses: Addresses, row_bytes: int) -> Tensor:
-        """Launch a copy of rows of the card to ``there``; returns the part of it that has them."""
-        rows = self.there[: len(addresses) * row_bytes]
-        self._card.gather_rows(self._on_card(addresses), rows)
-        return rows
+    def move(self, sources: Addresses, targets: Addresses, row_bytes: int, num_programs: int) -> None:
+        """Launch a copy of at most ``MAX_ROWS`` rows. Once a piece: its room for addresses is in use until its end."""
+        count = len(sources)
+        from_here, to_there, array = self._places
+        array[0, :count], array[1, :count] = sources, targets
+        self._card.move_rows(from_here[:count], to_there[:count], row_bytes, num_programs)
 
-    def scatter(self, addresses: Addresses, row_bytes: int) -> None:
-        """Launch the inverse."""
-        self._card.scatter_rows(self._on_card(addresses), self.there[: len(addresses) * row_bytes])
-
-    def _on_card(self, addresses: Addresses) -> Tensor:
-        host, there = self._addresses
-        host[: len(addresses)] = torch.from_numpy(addresses)
-        self._card.copy_in(host[: len(addresses)], there[: len(addresses)])
-        return there[: len(addresses)]
-
-    def mark_end(self) -> None:
-        """All copies with this piece are launched, on the calling thread's stream."""
-        self._end = self._card.record(sleeps=True)
+    def mark_end(self, *, sleeps: bool = False) -> None:
+        """All copies with this piece are launched, on the calling thread's stream. ``sleeps``: a thread that waits for
+        them leaves its core to others, and wakes up some 50 us late."""
+        self._end = self._card.record(sleeps=sleeps)
 
     def wait(self) -> None:
         """Let the thread wait for them."""
@@ -104,3 +94,8 @@ class Pieces:
     def num_rows(self, row_bytes: int) -> int:
         """Rows of one piece, at most; 0 where not even one fits."""
         return min(MAX_ROWS, self.piece_bytes // row_bytes)
+
+
+def in_a_row(first: int, num_rows: int, row_bytes: int) -> Addresses:
+    """Addresses of rows that lie one after the other."""
+    return np.arange(first, first + num_rows * row_bytes, row_bytes, dtype=np.int64)
