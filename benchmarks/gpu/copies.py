@@ -10,7 +10,9 @@ Without a GPU: a toy on the CPU, to see that it runs.
 from __future__ import annotations
 
 import argparse
+import cProfile
 import mmap
+import pstats
 import statistics
 import tempfile
 import threading
@@ -171,6 +173,19 @@ def links(device: DeviceWorker, blocks: list[int], slot_bytes: int, results: Res
         release()
 
 
+def host_part(device: DeviceWorker, blocks: list[int]) -> None:
+    """What Python does in calls of links, the longest first."""
+    num_blocks = min(len(blocks), SLOT_BYTES[-1] // device.kv_block_bytes)
+    slot = np.frombuffer(mmap.mmap(-1, num_blocks * device.kv_block_bytes), dtype=np.uint8)
+    release = (lambda: None) if device.pin is None else device.pin(slot)
+    with cProfile.Profile() as profile:
+        for _ in range(200 if GPU else 2):
+            device.kv_gather(LayerRange(0, 1), blocks[:num_blocks], slot)
+            device.kv_scatter(LayerRange(0, 1), blocks[:num_blocks], slot)
+    release()
+    pstats.Stats(profile).sort_stats("tottime").print_stats(16)
+
+
 def same(device: DeviceWorker, what: str, results: Results) -> None:
     """What went out comes back."""
     unit, blocks, slots = device.kv_block_bytes, [5, 1, 7], [0, 3, 2]
@@ -205,5 +220,6 @@ def main() -> int:
                 results.tell(f"{what} fails", str(error), None, False)
         for slot_bytes in SLOT_BYTES:
             links(device, blocks, slot_bytes, results)
+        host_part(device, blocks)
         device.close()
     return 0

@@ -39,6 +39,7 @@ class PretendedCard(Card):
         self.waits: list[str] = []
         """Streams that a thread has waited for."""
         self._before_steps = deque()
+        self._movers = {}
         self._pending: dict[str, list[_Copy]] = {STEPS: [], BESIDE: [], LINKS: []}
         self._thread = threading.local()
         self._lock = threading.RLock()

@@ -80,6 +80,8 @@ class Card:
         self._before_steps: deque[Event] = deque()
         """Points before each of the steps under way."""
         self._graph_memory: Any = None
+        self._movers: dict[bool, Any] = {}
+        """Compiled kernels that move rows, by whether a row is a multiple of 64 bytes; None where it is interpreted."""
         self._has_batches = True
         """The driver launches many copies in one call."""
 
@@ -113,7 +115,10 @@ class Card:
     @contextmanager
     def links(self) -> Iterator[None]:
         """Launches inside come behind all but the steps under way, and before all launches after it: for memory that
-        these steps do not touch."""
+        these steps do not touch. Without such steps the order of the calling thread's stream is enough."""
+        if not self._before_steps:
+            yield
+            return
         before, end = self.before_steps(), None
         try:
             with self._on_links():
@@ -215,9 +220,9 @@ class Card:
     def move_rows(self, sources: Tensor, targets: Tensor, row_bytes: int, num_programs: int) -> None:
         """Launch a copy of rows from address to address: of the card's memory, or of pinned memory of the host.
 
-        ``sources``, ``targets``: int64 [n], pinned or on the card, and unchanged until it is over. Addresses and
-        ``row_bytes`` are multiples of 16. ``num_programs``: at most; each takes a part of a multiprocessor from steps
-        beside it. Raises ValueError for other sizes.
+        ``sources``, ``targets``: int64 [n], pinned or on the card, and unchanged until it is over. Their own addresses,
+        those in them and ``row_bytes`` are multiples of 16. ``num_programs``: at most; each takes a part of a
+        multiprocessor from steps beside it. Raises ValueError for other sizes.
         """
         from jettison.device.cuda import elementwise  # brings Triton
 
@@ -225,8 +230,14 @@ class Card:
         if row_bytes % 16 or not row_bytes or len(targets) != num_rows:
             raise ValueError(f"{num_rows} rows to {len(targets)}, of {row_bytes} bytes: not a multiple of 16")
         programs = min(num_programs, num_rows * -(-words // block))
-        if programs:
-            elementwise.move_rows_kernel[(programs,)](sources, targets, num_rows, words, BLOCK=block, num_warps=8)
+        if not programs:
+            return
+        compiled = self._movers.get(words % 16 == 0)
+        if compiled is not None:  # a third of the time that Triton takes to find it again
+            compiled[(programs, 1, 1)](sources, targets, num_rows, words, block)
+            return
+        kernel = elementwise.move_rows_kernel[(programs,)]
+        self._movers[words % 16 == 0] = kernel(sources, targets, num_rows, words, BLOCK=block, num_warps=8)
 
     def copy_many(self, sources: Addresses, targets: Addresses, sizes: Addresses) -> None:
         """Launch copies between the card's memory and pinned memory by the card's copy engines, in any order.
