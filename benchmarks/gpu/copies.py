@@ -25,7 +25,8 @@ import numpy as np
 from benchmarks.gpu.kernels import Results
 from benchmarks.gpu.model import GPU
 from benchmarks.gpu.steps import BATCHES, CONTEXT, NUM_STEPS, SHAPE, opened, step
-from jettison.device.cuda.copies import COPYING, Copying, Way
+from jettison.device.cuda.pieces import LINKS, POOL, Copying, Way
+from jettison.device.devicebytes import Bytes
 from jettison.device.hostcopy import HostCopy
 from jettison.device.step import StepInput
 from jettison.device.worker import DeviceWorker
@@ -40,7 +41,7 @@ RATE_TARGET, SLOWER_TARGET = 20.0, 1.05
 """GB/s, beside decoding; steps may take 5 % longer."""
 MiB = 1 << 20
 CHOSEN = "as chosen"
-WAYS = {CHOSEN: COPYING} | {
+WAYS = {CHOSEN: POOL} | {
     f"{way.value} {piece} MiB {programs}": Copying(way, piece * MiB, programs)
     for way, piece, programs in (
         (Way.STAGED, 4, 32), (Way.STAGED, 16, 32), (Way.STAGED, 8, 16), (Way.STAGED, 8, 128),
@@ -49,7 +50,12 @@ WAYS = {CHOSEN: COPYING} | {
     )
 }  # fmt: skip
 """By name: way, bytes of a piece, programs of the kernel."""
-SLOT_BYTES = (1 << 20, 4 << 20)
+LINK_WAYS = {CHOSEN: LINKS} | {
+    f"{way.value} {programs}": Copying(way, 4 * MiB, programs)
+    for way, programs in ((Way.STAGED, 128), (Way.ENGINES, 1), (Way.KERNEL, 16), (Way.KERNEL, 64))
+}
+if not GPU:
+    WAYS, LINK_WAYS = {CHOSEN: POOL}, {CHOSEN: LINKS}
 
 
 class Beside(threading.Thread):
@@ -139,43 +145,74 @@ def beside_steps(
         results.tell(f"{name}: start of a step, ms (alone {alone_start_ms:.2f})", start_ms)
 
 
-def ways(device: DeviceWorker) -> Iterator[str]:
-    """Let the host pool copy in each of the ways."""
-    pool = device._open_host
-    for what, copying in WAYS.items():
+def linked(device: DeviceWorker, blocks: list[int], slot: Bytes, *, to_host: bool) -> Iterator[int]:
+    """Through a slot of a link, a layer at a time, as transfers do: the bytes of each piece that has gone."""
+    per_piece = max(1, len(slot) // device.kv_block_bytes)
+    call = device.kv_gather if to_host else device.kv_scatter
+    for layer in ALL.layers():
+        one = LayerRange(layer, layer + 1)
+        for at in range(0, len(blocks), per_piece):
+            ids = blocks[at : at + per_piece]
+            num_bytes = len(ids) * device.kv_block_bytes
+            call(one, ids, slot[:num_bytes])
+            yield num_bytes
+
+
+def links(device: DeviceWorker, blocks: list[int], slot: Bytes, what: str, results: Results) -> None:
+    """Both directions, while nothing else runs."""
+    for direction in ("into", "out of"):
+        begun = time.perf_counter()
+        pieces = list(linked(device, blocks, slot, to_host=direction == "into"))
+        rate, call_us = gb_per_s(sum(pieces), begun), (time.perf_counter() - begun) / len(pieces) * 1e6
+        target = RATE_TARGET if what == CHOSEN else None
+        name = f"{direction} a slot of {len(slot) / MiB:.3g} MiB, {what}, GB/s ({call_us:.0f} us a call)"
+        results.tell(name, rate, target, None if target is None else rate >= target)
+
+
+def links_beside_steps(
+    device: DeviceWorker, work: StepInput, blocks: list[int], slot: Bytes, what: str, results: Results
+) -> None:
+    """Both directions, on the thread of steps while one runs, as a worker's links go."""
+    alone_ms, _ = decoding(device, work, NUM_STEPS)
+    for direction in ("into", "out of"):
+        pieces, num_bytes, whole = linked(device, blocks, slot, to_host=direction == "into"), 0, []
+        first = time.perf_counter()
+        for _ in range(NUM_STEPS):
+            begun = time.perf_counter()
+            running = device.start_step(work, None)
+            while not running.poll():
+                if running.is_launched:
+                    num_bytes += next(pieces, 0)
+            running.result()
+            whole.append(time.perf_counter() - begun)
+        rate, slower = gb_per_s(num_bytes, first), statistics.median(whole) * 1e3 / alone_ms
+        name = f"{direction} a slot of {len(slot) / MiB:.3g} MiB, {what}, beside decoding"
+        results.tell(f"{name}, GB/s", rate)
+        results.tell(f"{name}: decoding, of alone ({alone_ms:.2f} ms)", slower)
+
+
+def all_links(device: DeviceWorker, work: StepInput, blocks: list[int], results: Results) -> None:
+    """Slots as ``--piece-bytes`` of the CPU and of a card has them."""
+    for size in (1, 4):
+        slot = np.frombuffer(mmap.mmap(-1, size * MiB), dtype=np.uint8)
+        links(device, blocks, slot, "not pinned", results)
+        release = (lambda: None) if device.pin is None else device.pin(slot)
+        for what, copying in LINK_WAYS.items():
+            if GPU:
+                device._bytes.copy_by(copying)
+            try:
+                links(device, blocks, slot, what if size > 1 or what != CHOSEN else "pinned", results)
+                links_beside_steps(device, work, blocks, slot, what, results)
+            except RuntimeError as error:
+                results.tell(f"{what} fails", str(error), None, False)
         if GPU:
-            pool.copy_by(copying)
-        yield what
-        if not GPU:
-            return
-
-
-def links(device: DeviceWorker, blocks: list[int], slot_bytes: int, results: Results) -> None:
-    """Through a slot of a link, a layer at a time, as transfers do."""
-    per_piece = max(1, slot_bytes // device.kv_block_bytes)
-    for what, is_pinned in (("a pinned slot", True), ("memory that is not pinned", False)):
-        slot = np.frombuffer(mmap.mmap(-1, slot_bytes), dtype=np.uint8)
-        pin = device.pin if is_pinned else None
-        release = (lambda: None) if pin is None else pin(slot)
-        for direction, call in (("into", device.kv_gather), ("out of", device.kv_scatter)):
-            begun, num_bytes, num_calls = time.perf_counter(), 0, 0
-            for layer in ALL.layers():
-                one = LayerRange(layer, layer + 1)
-                for at in range(0, len(blocks), per_piece):
-                    ids = blocks[at : at + per_piece]
-                    call(one, ids, slot[: len(ids) * device.kv_block_bytes])
-                    num_bytes += len(ids) * device.kv_block_bytes
-                    num_calls += 1
-            rate, call_us = gb_per_s(num_bytes, begun), (time.perf_counter() - begun) / num_calls * 1e6
-            target = RATE_TARGET if is_pinned and slot_bytes == SLOT_BYTES[-1] else None
-            name = f"{direction} {what}, pieces of {slot_bytes // MiB} MiB, GB/s ({call_us:.0f} us a call)"
-            results.tell(name, rate, target, target and rate >= target)
+            device._bytes.copy_by(LINKS)
         release()
 
 
 def host_part(device: DeviceWorker, blocks: list[int]) -> None:
     """What Python does in calls of links, the longest first."""
-    num_blocks = min(len(blocks), SLOT_BYTES[-1] // device.kv_block_bytes)
+    num_blocks = min(len(blocks), 4 * MiB // device.kv_block_bytes)
     slot = np.frombuffer(mmap.mmap(-1, num_blocks * device.kv_block_bytes), dtype=np.uint8)
     release = (lambda: None) if device.pin is None else device.pin(slot)
     with cProfile.Profile() as profile:
@@ -207,19 +244,20 @@ def main() -> int:
         device = opened(Path(folder), host_bytes=(4 << 30) if GPU else 4 << 20)
         first = device.capacity_blocks - NUM_BLOCKS  # behind those of steps
         blocks = np.random.default_rng(0).permutation(np.arange(first, first + NUM_BLOCKS)).tolist()
+        scattered = np.random.default_rng(1).permutation(NUM_BLOCKS).tolist()
         work = step([1] * ROWS, [CONTEXT] * ROWS, [])
         between_steps(device, blocks, results)
         decoding(device, work, 3)  # the first ones capture
-        scattered = np.random.default_rng(1).permutation(NUM_BLOCKS).tolist()
         beside_steps(device, work, blocks, list(range(NUM_BLOCKS)), "slots in a row", results)
-        for what in ways(device):
+        for what, copying in WAYS.items():
+            if GPU:
+                device._open_host.copy_by(copying)
             try:
                 beside_steps(device, work, blocks, scattered, what, results)
                 same(device, what, results)
             except RuntimeError as error:
                 results.tell(f"{what} fails", str(error), None, False)
-        for slot_bytes in SLOT_BYTES:
-            links(device, blocks, slot_bytes, results)
+        all_links(device, work, blocks, results)
         host_part(device, blocks)
         device.close()
     return 0

@@ -14,9 +14,9 @@ from jettison.device import pages as pages_api
 from jettison.device.backend import HostPool
 from jettison.device.cuda.bytes import CardBytes
 from jettison.device.cuda.card import Card
-from jettison.device.cuda.copies import Copying, Way
 from jettison.device.cuda.hostpool import PinnedPool
 from jettison.device.cuda.pages import PagePool as CardPages
+from jettison.device.cuda.pieces import Copying, Way
 from jettison.device.devicebytes_host import HostBytes
 from jettison.device.hostpool import HostBuffers
 from jettison.device.memory import DeviceMemory

@@ -13,13 +13,13 @@ import pytest
 import torch
 from pretendedcard import PretendedCard
 
-from jettison.device.cuda import bytes as bytes_module
 from jettison.device.cuda.bytes import CardBytes
 from jettison.device.cuda.card import Card
-from jettison.device.cuda.pieces import Piece, in_a_row
+from jettison.device.cuda.pieces import Copying, Piece, Way, in_a_row
 from jettison.errors import MappingError
 
 PIECE = 4096
+COPYING = Copying(Way.KERNEL, PIECE, 2)
 ON_CARD = torch.cuda.is_available()
 pytestmark = pytest.mark.cuda
 
@@ -37,7 +37,7 @@ def card():
 
 @pytest.fixture
 def moved(card) -> CardBytes:
-    return CardBytes(card, PIECE)
+    return CardBytes(card, COPYING)
 
 
 def noise(num_bytes: int, seed: int = 0) -> np.ndarray:
@@ -90,7 +90,7 @@ def test_memory_that_another_process_sees_is_pinned_until_it_is_released(card):
 @pytest.mark.skipif(ON_CARD, reason="a card pins much")
 def test_a_link_s_memory_that_cannot_be_pinned_is_copied_all_the_same(card, caplog):
     card.most_pinned = 10 * PIECE
-    moved, slot = CardBytes(card, PIECE), np.zeros(20 * PIECE, dtype=np.uint8)
+    moved, slot = CardBytes(card, COPYING), np.zeros(20 * PIECE, dtype=np.uint8)
     release = moved.pin(slot)
     assert "cannot be pinned" in caplog.text
     moved.copy_out(on_card(card, noise(len(slot))), slot)
@@ -104,7 +104,7 @@ def test_memory_that_cannot_be_pinned_is_an_error_of_one_line():
     card = PretendedCard(most_pinned=PIECE)
     card.start()
     with pytest.raises(MappingError, match="8192 bytes of host memory cannot be pinned") as caught:
-        CardBytes(card, 2 * PIECE).read(card.empty(10))
+        CardBytes(card, COPYING._replace(piece_bytes=2 * PIECE)).read(card.empty(10))
     assert "\n" not in str(caught.value)
 
 
@@ -133,9 +133,11 @@ def test_more_than_a_piece_is_filled_at_once(card, moved):
     assert (moved.read(target).view(np.float32) == np.arange(8 * PIECE / 4)).all()
 
 
+@pytest.mark.parametrize("way", Way, ids=lambda way: way.value)
 @pytest.mark.parametrize("is_pinned", [False, True])
 @pytest.mark.parametrize("row_bytes", [48, 1024, 24, 2 * PIECE], ids=lambda n: f"rows of {n}")
-def test_rows_go_through_pieces(card, moved, row_bytes, is_pinned):
+def test_rows_go_through_pieces(card, row_bytes, is_pinned, way):
+    moved = CardBytes(card, COPYING._replace(way=way))
     content = [noise(20 * row_bytes, seed).reshape(20, row_bytes) for seed in range(3)]
     tables = [on_card(card, rows) for rows in content]
     ids = np.array([7, 0, 19, 3, 11], dtype=np.int64)
@@ -158,15 +160,14 @@ def test_rows_by_address_in_triton_s_interpreter(monkeypatch, num_programs):
     elementwise = pytest.importorskip("jettison.device.cuda.elementwise")
     monkeypatch.setattr(PretendedCard, "move_rows", Card.move_rows)
     monkeypatch.setattr(elementwise, "MOVE_WORDS", 128)
-    monkeypatch.setattr(bytes_module, "NUM_PROGRAMS", num_programs)
-    card = PretendedCard()
+    moved = CardBytes(card := PretendedCard(), COPYING._replace(num_programs=num_programs))
     card.start()
     card.compile_copies()
     content, host = noise(20 * 1040).reshape(20, 1040), torch.zeros(3 * 1040, dtype=torch.uint8)
     table, ids = on_card(card, content), np.array([7, 0, 19], dtype=np.int64)
-    CardBytes(card, PIECE).gather([table], ids, host)
+    moved.gather([table], ids, host)
     assert (host.view(3, 1040).numpy() == content[ids]).all()
-    CardBytes(card, PIECE).scatter([table], np.array([1, 2, 3]), host)
+    moved.scatter([table], np.array([1, 2, 3]), host)
     content[[1, 2, 3]] = content[ids]
     assert (table.numpy() == content).all()
     addresses = torch.tensor([card.address_of(table)])

@@ -3,48 +3,20 @@
 Two pieces are under way, so that one is launched while the other is copied; ``run`` returns when those that it launched
 are over, so nothing reads or writes a block after it. Each piece costs the interpreter's lock for some launches only,
 since steps beside it need that lock, too; it is waited for without the lock.
-
-``COPYING`` says how a piece goes, in this one place.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from enum import Enum
 from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from jettison.device.cuda.card import Addresses, Card, Event
-from jettison.device.cuda.pieces import Piece, Pieces, in_a_row
+from jettison.device.cuda.pieces import Copying, Piece, Pieces
 
 _AHEAD = 2
-
-
-class Way(Enum):
-    """What moves the rows of a piece."""
-
-    STAGED = "staged"
-    """A kernel gathers them on the card, and the copy engines take what lies together in the pool; and back."""
-    KERNEL = "kernel"
-    """A kernel, straight between the card and the pool: its programs hold multiprocessors for as long."""
-    ENGINES = "engines"
-    """The copy engines alone, row by row."""
-
-
-class Copying(NamedTuple):
-    """How a host pool's copies go."""
-
-    way: Way
-    piece_bytes: int
-    """A layout waits for two pieces. With ``STAGED`` four of them are taken on the card, outside of all budgets."""
-    num_programs: int
-    """Of a kernel."""
-
-
-COPYING = Copying(Way.STAGED, 8 << 20, 32)
 
 
 class PoolRows(NamedTuple):
@@ -116,26 +88,6 @@ class CardCopy:
     def _launch(self, first: int, end: int) -> Piece:
         piece = self._pieces.take()
         on_card, on_host = self._rows.card[first:end], self._rows.host[first:end]
-        way, row_bytes = self._copying.way, self._row_bytes
-        if way is Way.STAGED:
-            self._launch_staged(piece, on_card, on_host)
-        else:
-            sources, targets = (on_card, on_host) if self._to_host else (on_host, on_card)
-            if way is Way.KERNEL:
-                piece.move(sources, targets, row_bytes, self._copying.num_programs)
-            else:
-                self._card.copy_many(sources, targets, np.full(len(sources), row_bytes, dtype=np.int64))
+        piece.carry(on_card, on_host, self._row_bytes, self._copying, to_host=self._to_host)
         piece.mark_end(sleeps=True)
         return piece
-
-    def _launch_staged(self, piece: Piece, on_card: Addresses, on_host: Addresses) -> None:
-        row_bytes, programs = self._row_bytes, self._copying.num_programs
-        staged = in_a_row(self._card.address_of(piece.there), len(on_card), row_bytes)
-        firsts = np.flatnonzero(np.diff(on_host, prepend=on_host[0] - row_bytes - 1) != row_bytes)
-        sizes = np.diff(firsts, append=len(on_host)) * row_bytes
-        if self._to_host:
-            piece.move(on_card, staged, row_bytes, programs)
-            self._card.copy_many(staged[firsts], on_host[firsts], sizes)
-        else:
-            self._card.copy_many(on_host[firsts], staged[firsts], sizes)
-            piece.move(staged, on_card, row_bytes, programs)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from jettison.device.bytesview import as_tensor_uint8
 from jettison.device.cuda.card import Addresses, Card
-from jettison.device.cuda.copies import COPYING, CardCopy, Copying, PoolRows
-from jettison.device.cuda.pieces import Pieces
+from jettison.device.cuda.copies import CardCopy, PoolRows
+from jettison.device.cuda.pieces import POOL, Copying, Pieces
 from jettison.device.hostpool import check_slots
 from jettison.device.memory import DeviceMemory
 from jettison.types import LayerRange
@@ -30,7 +30,7 @@ class PinnedPool:
     """See ``HostPool``. Blocks are multiples of 16 bytes."""
 
     def __init__(
-        self, card: Card, num_slots: int, num_layers: int, block_bytes: int, *, copying: Copying = COPYING,
+        self, card: Card, num_slots: int, num_layers: int, block_bytes: int, *, copying: Copying = POOL,
         part_bytes: int = PART_BYTES,
     ) -> None:
         self.num_slots = num_slots

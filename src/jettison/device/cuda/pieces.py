@@ -3,13 +3,16 @@
 A piece has a buffer that is pinned on the host, one on the card, and room for the addresses of rows. It is taken,
 copies are launched with it, their end is marked, and it is given back; it is taken anew when they are over.
 
+How rows of KV go is chosen here, in one place: ``POOL`` and ``LINKS``.
 Not here: what is copied (``device.cuda.bytes``, ``device.cuda.copies``).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +26,33 @@ MAX_ROWS = 4096
 """Of a piece."""
 ROW_UNIT = 16
 """Bytes: rows that are copied by address begin at a multiple of it, and have a multiple of it."""
+
+
+class Way(Enum):
+    """What moves rows between the card and pinned memory of the host."""
+
+    STAGED = "staged"
+    """A kernel gathers them on the card, and the copy engines take what lies together on the host; and back."""
+    KERNEL = "kernel"
+    """A kernel, straight between the two: its programs hold multiprocessors for as long."""
+    ENGINES = "engines"
+    """The copy engines alone, row by row."""
+
+
+class Copying(NamedTuple):
+    """How rows go."""
+
+    way: Way
+    piece_bytes: int
+    """With ``STAGED`` pieces of it are taken on the card, too, outside of all budgets."""
+    num_programs: int
+    """Of a kernel, at most."""
+
+
+POOL = Copying(Way.STAGED, 8 << 20, 32)
+"""Copies of a host pool, on a thread beside steps, two pieces at a time: a layout waits for both."""
+LINKS = Copying(Way.STAGED, PIECE_BYTES, 32)
+"""Pieces of transfers, one at a time, each waited for."""
 
 
 class Piece:
@@ -55,6 +85,27 @@ class Piece:
         from_here, to_there, array = self._places
         array[0, :count], array[1, :count] = sources, targets
         self._card.move_rows(from_here[:count], to_there[:count], row_bytes, num_programs)
+
+    def carry(
+        self, on_card: Addresses, on_host: Addresses, row_bytes: int, copying: Copying, *, to_host: bool
+    ) -> None:
+        """Launch a copy of rows between the card and pinned memory, like ``move``. ``STAGED`` ones fit in the piece."""
+        sources, targets = (on_card, on_host) if to_host else (on_host, on_card)
+        match copying.way:
+            case Way.KERNEL:
+                self.move(sources, targets, row_bytes, copying.num_programs)
+            case Way.ENGINES:
+                self._card.copy_many(sources, targets, np.full(len(sources), row_bytes, dtype=np.int64))
+            case Way.STAGED:
+                staged = in_a_row(self._card.address_of(self.there), len(on_card), row_bytes)
+                firsts = np.flatnonzero(np.diff(on_host, prepend=on_host[0] - row_bytes - 1) != row_bytes)
+                sizes = np.diff(firsts, append=len(on_host)) * row_bytes
+                if to_host:
+                    self.move(on_card, staged, row_bytes, copying.num_programs)
+                    self._card.copy_many(staged[firsts], on_host[firsts], sizes)
+                else:
+                    self._card.copy_many(on_host[firsts], staged[firsts], sizes)
+                    self.move(staged, on_card, row_bytes, copying.num_programs)
 
     def mark_end(self, *, sleeps: bool = False) -> None:
         """All copies with this piece are launched, on the calling thread's stream. ``sleeps``: a thread that waits for
