@@ -30,7 +30,7 @@ from jettison.device.devicebytes import Bytes
 from jettison.device.hostcopy import HostCopy
 from jettison.device.step import StepInput
 from jettison.device.worker import DeviceWorker
-from jettison.live.worker.loop import STEP_WAIT_S
+from jettison.live.worker.beside import STEP_WAIT_S
 from jettison.types import LayerRange
 
 ROWS = 64 if GPU else BATCHES[-1]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 
 import torch
+from underway import StepsUnderWay
 
 from jettison.device.cuda.card import Card
 from jettison.errors import MappingError
@@ -38,6 +39,8 @@ class PretendedCard(Card):
         """(what, stream, bytes) of every copy that was launched."""
         self.waits: list[str] = []
         """Streams that a thread has waited for."""
+        self.steps = StepsUnderWay()
+        """Those whose runner tells of them (``cardbackend``)."""
         self._before_steps = deque()
         self._movers = {}
         self._pending: dict[str, list[_Copy]] = {STEPS: [], BESIDE: [], LINKS: []}
@@ -118,6 +121,8 @@ class PretendedCard(Card):
         assert source.shape == target.shape and source.dtype == target.dtype
         assert source.is_contiguous() and target.is_contiguous()
         self.log.append((what, self.stream, source.nbytes))
+        if what == "in":
+            self.steps.written([target.data_ptr()], target.nbytes)
         copy = _Copy(source, target, source.clone(), what)
         if what == "in":
             target.copy_(source)
@@ -162,6 +167,10 @@ class PretendedCard(Card):
             from_host, to_host = self._is_pinned_at(source, size), self._is_pinned_at(target, size)
             assert not (from_host and to_host)
             whats.append("in" if from_host else "out" if to_host else "")
+            if not to_host:
+                self.steps.written([target], size)
+            if not from_host:
+                self.steps.read([source])
             here, there = _at(source, size), _at(target, size)
             if not to_host:
                 there.copy_(here)

@@ -215,6 +215,11 @@ class Running(Protocol):
         done here."""
         ...
 
+    @property
+    def is_launched(self) -> bool:
+        """The device needs nothing more of the caller's thread: polls only look whether it is over."""
+        ...
+
     def wait(self, most_s: float) -> None:
         """Leave the core and the interpreter's lock to other threads for so long, or less: called where ``poll`` has
         said no and the caller has nothing else to do. Returns at once where the step needs the caller to go on."""
@@ -229,6 +234,7 @@ class Ended:
     """A step that was over when it had been started."""
 
     __slots__ = ("_result",)
+    is_launched = True
 
     def __init__(self, result: Any) -> None:
         self._result = result
