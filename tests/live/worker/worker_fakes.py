@@ -57,14 +57,15 @@ class FakeCopy:
 
 
 class FakeRunning:
-    """A step of a device that computes by itself: under way for some polls, of which the first launches it."""
+    """A step of a device that computes by itself: under way for some polls, of which the first launches it, and as long
+    as one before it is."""
 
     def __init__(self, device, step, *more):
         self._device, self._step, self._more = device, step, more
         self._polls_left = 2 + step.step_id % 5
         self.is_launched = False
-        assert device.under_way is None, "one step at a time"
-        device.under_way = self
+        device.under_way.append(self)
+        assert len(device.under_way) <= 2
         self._before = self._blocks()
 
     def _blocks(self):
@@ -72,11 +73,15 @@ class FakeRunning:
 
     def poll(self):
         self._polls_left -= 1
-        is_over, self.is_launched = self._polls_left <= 0, True
-        if is_over and self._device.under_way is self:
+        self.is_launched, under_way = True, self._device.under_way
+        if self._polls_left <= 0 and under_way and under_way[0] is self:
             assert (self._blocks() == self._before).all(), "what a step reads was written"
-            self._device.under_way = None
-        return is_over
+            del under_way[0]
+        return self not in under_way
+
+    @property
+    def may_be_followed(self):
+        return self.is_launched and self in self._device.under_way
 
     def wait(self, most_s):
         pass
@@ -95,8 +100,8 @@ class FakeDevice:
 
     def __init__(self, worker_id=0, num_layers=4, capacity_blocks=16, kv_block_bytes=40, shard_num_bytes=1000):
         self.worker_id = worker_id
-        self.under_way = None
-        """The step, where it computes by itself."""
+        self.under_way: list[FakeRunning] = []
+        """Steps, where it computes by itself."""
         self.ahead = SimpleNamespace(turn=lambda: False)
         self.num_layers = num_layers
         self.capacity_blocks = capacity_blocks
@@ -171,7 +176,7 @@ class FakeDevice:
         self.log.append(("apply", live_blocks))
         if version != self.layout_version:
             raise StalePlanError(f"layout {version} asked, {self.layout_version} in force")
-        assert not self.copying and self.under_way is None, "pages change under a copy, or a step"
+        assert not self.copying and not self.under_way, "pages change under a copy, or a step"
         self.layout_version += 1
         self.kv_layers = spec.kv_layers
         for source, target in copies:
@@ -238,7 +243,7 @@ class FakeDevice:
             raise StalePlanError(f"shard {shard} is not mapped")
         data = fresh_bytes(("disk", shard), len(self.shards[shard]))
         for piece in np.array_split(np.arange(len(data)), 4):
-            assert self.under_way is None, "a load goes on between two entries"
+            assert not self.under_way, "a load goes on between two entries"
             self.shards[shard][piece] = data[piece]
             self.log.append(("piece", shard))
             yield

@@ -38,8 +38,7 @@ class CudaBackEnd:
     """See ``BackEnd``."""
 
     computes_by_itself = True
-    goes_ahead = False
-    """Until it is measured on a card."""
+    goes_ahead = True
 
     @cached_property
     def card(self) -> Card:
