@@ -759,7 +759,8 @@ class FakeCluster:
 
     def _check_apart(self, part: _Part, move: ports.SendKV, src_life: int, dst_life: int) -> None:
         """Pieces of a transfer may be written and read while a step is computed (rule 5 of the worker's loop): so what
-        is written belongs to no step under way, and what is read is not written by one."""
+        is written belongs to no step under way, and what is read is not written by one. Only a prefix that requests
+        share, and whose first one has come already, may come again as it is there."""
         is_written = (part.worker_id, part.life) == (move.dst, dst_life) and not move.to_host
         is_read = (part.worker_id, part.life) == (move.src, src_life) and not move.from_host
         if is_written and self.workers[move.dst].fenced_lives.get(move.src, -1) >= src_life:
@@ -768,9 +769,13 @@ class FakeCluster:
         read = set(move.src_blocks) if is_read and move.transfer_id not in self.cancelled_transfers else set()
         for ids, written_from, num_far in part.rows if written or read else ():
             for layer in move.layers.layers():
-                if layer in num_far:
-                    assert not written & set(ids[num_far[layer] :]), f"{move} writes what a step under way reads"
-                    assert not read & set(ids[written_from:]), f"{move} reads what a step under way writes"
+                if layer not in num_far:
+                    continue
+                assert not read & set(ids[written_from:]), f"{move} reads what a step under way writes"
+                for block in written & set(ids[num_far[layer] :]):
+                    comes = self.workers[move.src].kv.get((layer, move.src_blocks[move.dst_blocks.index(block)]))
+                    is_there = self.workers[move.dst].kv.get((layer, block)) == comes
+                    assert block not in ids[written_from:] and is_there, f"{move} writes what a step under way reads"
 
     def _lacks_tokens(self, step: ports.RunStep) -> bool:
         """It was planned with tokens that the step before it has not sampled after all."""

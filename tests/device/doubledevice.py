@@ -104,8 +104,8 @@ class DoubleBytes:
 
     def copy_in(self, data, target):
         assert target.is_contiguous()
-        UNDER_WAY.written([bare(target).data_ptr()], target.nbytes)
-        self._host.copy_in(data, bare(target))
+        with UNDER_WAY.writing([bare(target).data_ptr()], target.nbytes):
+            self._host.copy_in(data, bare(target))
 
     @contextmanager
     def writing(self, target):
@@ -113,8 +113,8 @@ class DoubleBytes:
         staged = torch.empty(target.shape, dtype=target.dtype)
         staged.view(-1).view(torch.uint8).fill_(0xA5)
         yield staged
-        UNDER_WAY.written([bare(target).data_ptr()], target.nbytes)
-        bare(target).copy_(staged)
+        with UNDER_WAY.writing([bare(target).data_ptr()], target.nbytes):
+            bare(target).copy_(staged)
 
     def tensor(self, data, dtype, shape):
         return wrapped(self._host.tensor(data.copy(), dtype, shape))
@@ -126,8 +126,8 @@ class DoubleBytes:
         self._host.gather([bare(table) for table in tables], rows, out)
 
     def scatter(self, tables, rows, data):
-        UNDER_WAY.written(_places(tables, rows), tables[0].shape[1])
-        self._host.scatter([bare(table) for table in tables], rows, data)
+        with UNDER_WAY.writing(_places(tables, rows), tables[0].shape[1]):
+            self._host.scatter([bare(table) for table in tables], rows, data)
 
 
 def _places(tables, rows):

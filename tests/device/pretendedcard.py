@@ -129,11 +129,10 @@ class PretendedCard(Card):
         assert source.shape == target.shape and source.dtype == target.dtype
         assert source.is_contiguous() and target.is_contiguous()
         self.log.append((what, self.stream, source.nbytes))
-        if what == "in":
-            self.steps.written([target.data_ptr()], target.nbytes)
         copy = _Copy(source, target, source.clone(), what)
         if what == "in":
-            target.copy_(source)
+            with self.steps.writing([target.data_ptr()], target.nbytes):
+                target.copy_(source)
         with self._lock:
             self._pending[self.stream].append(copy)
 
@@ -175,13 +174,12 @@ class PretendedCard(Card):
             from_host, to_host = self._is_pinned_at(source, size), self._is_pinned_at(target, size)
             assert not (from_host and to_host)
             whats.append("in" if from_host else "out" if to_host else "")
-            if not to_host:
-                self.steps.written([target], size)
             if not from_host:
                 self.steps.read([source])
             here, there = _at(source, size), _at(target, size)
             if not to_host:
-                there.copy_(here)
+                with self.steps.writing([target], size):
+                    there.copy_(here)
             if from_host or to_host:
                 with self._lock:
                     self._pending[self.stream].append(_Copy(here, there, here.clone(), whats[-1]))

@@ -6,7 +6,9 @@ computed, as the core lets none of them touch what that step does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ctypes
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from jettison.types import LayerRange
 
@@ -48,14 +50,20 @@ class StepsUnderWay:
         for book in (self._reads, self._writes, self._shards):
             del book[number]
 
-    def written(self, addresses: Iterable[int], num_bytes: int) -> None:
-        """Memory is written from these addresses on, not by a step."""
-        for number, reads in self._reads.items():
-            for address in addresses:
-                self.num_checked += 1
-                end, shards = address + num_bytes, self._shards[number]
-                if address in reads or any(lo < end and address < hi for lo, hi in shards):
-                    MEDDLED.append(f"{num_bytes} bytes at {address:#x} are written, which step {number} reads")
+    @contextmanager
+    def writing(self, addresses: Iterable[int], num_bytes: int) -> Iterator[None]:
+        """Memory is written inside, from these addresses on, not by a step. What stays as it was is not noted: a prefix
+        that two requests share may come for each of them."""
+        before = {at: ctypes.string_at(at, num_bytes) for at in addresses if self._is_read(at, at + num_bytes)}
+        yield
+        for at, content in before.items():
+            if ctypes.string_at(at, num_bytes) != content:
+                MEDDLED.append(f"{num_bytes} bytes at {at:#x} were written, which a step under way reads")
+
+    def _is_read(self, first: int, end: int) -> bool:
+        self.num_checked += len(self._reads)
+        in_shards = any(lo < end and first < hi for shards in self._shards.values() for lo, hi in shards)
+        return in_shards or any(first in reads for reads in self._reads.values())
 
     def read(self, addresses: Iterable[int]) -> None:
         """Blocks are read, not by a step."""

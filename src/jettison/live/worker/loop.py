@@ -14,14 +14,13 @@ Rule 4. Whenever no step is ready each link gets a bulk turn: at most one receiv
         While this worker takes part in a live exchange, links get such turns between two layers of a step, too, and
         while a step waits for a peer's attention: what arrives is then never what the step reads (the core's care).
         While a peer is given parameters, pieces of them go between two layers of any step, for a quarter of their time.
-        A device that computes by itself needs neither: while it computes a step that is launched, links get turns as
-        if none were ready, and between that step and the next one none.
-Rule 5. Memory is written by received pieces only in those turns. No step that may be under way then, here or at a
-        peer that asks for attention, reads or writes that memory, as the core does not know where among the steps here
-        a piece arrives: the blocks of a transfer are in no step from its beginning to its end, but where a peer attends
-        to them in this worker's place, and a shard is in none before it is complete. Nor does such a step write what is
-        being sent: blocks that were full, or whose request stands still, when the steps before the transfer had run.
-        Layouts change between steps alone.
+        Those need none of that on a device that computes by itself: while it computes a step that is all launched,
+        links get turns as if no step were ready, and between that step and the next one none.
+Rule 5. Memory is written by received pieces only in those turns. No step that may be under way then reads or writes
+        that memory, as the core does not know where among the steps here a piece arrives: a transfer's blocks are in no
+        step from its beginning to its end, but where a peer attends to them in this worker's place, and a shard is in
+        none before it is complete. Nor does such a step write what is being sent: it was written by steps that had run
+        before the transfer began. Layouts change between steps alone. (docs/decisions.md, "Links")
 Rule 8. A transfer ends with exactly one TransferEnded, and its *destination* tells. Only when the destination can
         not have heard of the transfer (no link, or the link failed before TRANSFER_BEGIN) does the source tell.
         A layout without some shard ends what is being sent of it from here.
