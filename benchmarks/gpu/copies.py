@@ -1,10 +1,11 @@
 """How fast KV goes between a card, its host pool and a link's slots, alone and beside decoding, with targets beside.
 
-    python3 -m benchmarks gpu copies --out gpu_copies.json      # the 7B shape with weights from a seed, a minute
+    python3 -m benchmarks gpu copies --out gpu_copies.json      # the 7B shape with weights from a seed, half a minute
+    python3 -m benchmarks gpu copies --every-way                # beside the ways that are chosen, all others, a minute
 
 A copy beside steps runs on a thread of its own, and steps are waited for as a worker waits for them. Each way to copy
-is measured beside decoding between two measurements of decoding alone. Bytes are compared at the end, for each way.
-Without a GPU: a toy on the CPU, to see that it runs.
+is measured beside decoding between two measurements of decoding alone. Bytes are compared at the end of each way. Last
+comes what Python does in calls of links. Without a GPU: a toy on the CPU, to see that it runs.
 """
 
 from __future__ import annotations
@@ -54,8 +55,6 @@ LINK_WAYS = {CHOSEN: LINKS} | {
     f"{way.value} {programs}": Copying(way, 4 * MiB, programs)
     for way, programs in ((Way.STAGED, 128), (Way.ENGINES, 1), (Way.KERNEL, 16), (Way.KERNEL, 64))
 }
-if not GPU:
-    WAYS, LINK_WAYS = {CHOSEN: POOL}, {CHOSEN: LINKS}
 
 
 class Beside(threading.Thread):
@@ -191,17 +190,19 @@ def links_beside_steps(
         results.tell(f"{name}: decoding, of alone ({alone_ms:.2f} ms)", slower)
 
 
-def all_links(device: DeviceWorker, work: StepInput, blocks: list[int], results: Results) -> None:
-    """Slots as ``--piece-bytes`` of the CPU and of a card has them."""
+def all_links(
+    device: DeviceWorker, work: StepInput, blocks: list[int], ways: dict[str, Copying], results: Results
+) -> None:
+    """Slots as large as a piece is on the CPU, and on a card."""
     for size in (1, 4):
         slot = np.frombuffer(mmap.mmap(-1, size * MiB), dtype=np.uint8)
         links(device, blocks, slot, "not pinned", results)
         release = (lambda: None) if device.pin is None else device.pin(slot)
-        for what, copying in LINK_WAYS.items():
+        for what, copying in ways.items() if size > 1 else [(CHOSEN, LINKS)]:
             if GPU:
                 device._bytes.copy_by(copying)
             try:
-                links(device, blocks, slot, what if size > 1 or what != CHOSEN else "pinned", results)
+                links(device, blocks, slot, what if size > 1 else "pinned", results)
                 links_beside_steps(device, work, blocks, slot, what, results)
             except RuntimeError as error:
                 results.tell(f"{what} fails", str(error), None, False)
@@ -223,15 +224,15 @@ def host_part(device: DeviceWorker, blocks: list[int]) -> None:
     pstats.Stats(profile).sort_stats("tottime").print_stats(16)
 
 
-def same(device: DeviceWorker, what: str, results: Results) -> None:
-    """What went out comes back."""
-    unit, blocks, slots = device.kv_block_bytes, [5, 1, 7], [0, 3, 2]
+def same(device: DeviceWorker, others: list[int], what: str, results: Results) -> None:
+    """What went out comes back. ``others``: blocks that no step reads."""
+    unit, blocks, slots = device.kv_block_bytes, others[:3], [0, 3, 2]
     content = np.random.default_rng(0).integers(0, 256, len(ALL) * 3 * unit, dtype=np.uint8)
     out = np.zeros(len(content), dtype=np.uint8)
     device.kv_scatter(ALL, blocks, content)
     device.copy_beside(ALL, blocks, slots, to_host=True).run()
-    device.copy_beside(ALL, [2, 9, 4], slots, to_host=False).run()
-    device.kv_gather(ALL, [2, 9, 4], out)
+    device.copy_beside(ALL, others[3:6], slots, to_host=False).run()
+    device.kv_gather(ALL, others[3:6], out)
     wrong = int((out != content).sum())
     results.tell(f"wrong bytes, {what}", wrong, 0, wrong == 0)
 
@@ -239,7 +240,10 @@ def same(device: DeviceWorker, what: str, results: Results) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="gpu_copies.json")
-    results = Results(parser.parse_args().out)
+    parser.add_argument("--every-way", action="store_true")
+    arguments = parser.parse_args()
+    results = Results(arguments.out)
+    is_all = GPU and arguments.every_way
     with tempfile.TemporaryDirectory() as folder:
         device = opened(Path(folder), host_bytes=(4 << 30) if GPU else 4 << 20)
         first = device.capacity_blocks - NUM_BLOCKS  # behind those of steps
@@ -249,15 +253,15 @@ def main() -> int:
         between_steps(device, blocks, results)
         decoding(device, work, 3)  # the first ones capture
         beside_steps(device, work, blocks, list(range(NUM_BLOCKS)), "slots in a row", results)
-        for what, copying in WAYS.items():
+        for what, copying in WAYS.items() if is_all else [(CHOSEN, POOL)]:
             if GPU:
                 device._open_host.copy_by(copying)
             try:
                 beside_steps(device, work, blocks, scattered, what, results)
-                same(device, what, results)
+                same(device, blocks, what, results)
             except RuntimeError as error:
                 results.tell(f"{what} fails", str(error), None, False)
-        all_links(device, work, blocks, results)
+        all_links(device, work, blocks, LINK_WAYS if is_all else {CHOSEN: LINKS}, results)
         host_part(device, blocks)
         device.close()
     return 0
