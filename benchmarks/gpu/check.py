@@ -101,11 +101,6 @@ def bench(name: str, *options: str) -> tuple[str, ...]:
     return (PYTHON, "-m", "benchmarks", "gpu", name, "--out", OUT, *options)
 
 
-def jettison(*arguments: str) -> tuple[str, ...]:
-    """A command of the package."""
-    return (PYTHON, "-m", "jettison", *arguments)
-
-
 PARTS = (
     Part("contracts", 110, (PYTHON, "-m", "pytest", "-m", "cuda", "tests/device", "-q", "-p", "no:cacheprovider",
                             f"--junitxml={OUT}"), of_pytest, "pages, kernels against float64, runner and copies"),
@@ -114,7 +109,7 @@ PARTS = (
     Part("steps", 75, bench("steps"), measured, "a worker's whole steps of the 7B shape, sampling, prefill"),
     Part("copies", 55, bench("copies"), measured, "KV to host pools and links' slots, alone and beside decoding"),
     Part("engine", 85, bench("engine"), measured, "decode, prefill and gaps of the live engine, nano-vllm's bench"),
-    Part("verify", 80, jettison("verify", "--alone", "--dtype", "bfloat16", "--device", "cuda", "--json", OUT), exact,
+    Part("verify", 80, bench("verify"), exact,
          "tokens through every move, equal to those of each request alone"),
 )  # fmt: skip
 

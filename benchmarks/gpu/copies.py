@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -174,14 +175,15 @@ def links_beside_steps(
     """Both directions, on the thread of steps while one runs, as a worker's links go."""
     alone_ms, _ = decoding(device, work, NUM_STEPS)
     for direction in ("into", "out of"):
-        pieces, num_bytes, whole = linked(device, blocks, slot, to_host=direction == "into"), 0, []
+        to_host, num_bytes, whole = direction == "into", 0, []
+        pieces = chain.from_iterable(linked(device, blocks, slot, to_host=to_host) for _ in count())
         first = time.perf_counter()
         for _ in range(NUM_STEPS):
             begun = time.perf_counter()
             running = device.start_step(work, None)
             while not running.poll():
                 if running.is_launched:
-                    num_bytes += next(pieces, 0)
+                    num_bytes += next(pieces)
             running.result()
             whole.append(time.perf_counter() - begun)
         rate, slower = gb_per_s(num_bytes, first), statistics.median(whole) * 1e3 / alone_ms

@@ -13,6 +13,7 @@ Not here: virtual memory (``device.cuda.driver``) and the arithmetic of steps (`
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import logging
 from collections import deque
@@ -172,11 +173,12 @@ class Card:
         if self._graph_memory is None:
             self._graph_memory = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._graph_memory, capture_error_mode="thread_local")
-        try:
-            launches()
-        finally:
-            graph.capture_end()
+        with _no_collections():
+            graph.capture_begin(pool=self._graph_memory, capture_error_mode="thread_local")
+            try:
+                launches()
+            finally:
+                graph.capture_end()
         return graph
 
     def forget_graphs(self) -> None:
@@ -282,6 +284,18 @@ class Card:
     def address_of(self, tensor: Tensor) -> int:
         """Of the first byte, for ``move_rows``."""
         return tensor.data_ptr()
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """A graph that the garbage collector destroys meanwhile would spoil a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Event:
