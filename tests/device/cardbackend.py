@@ -75,41 +75,17 @@ class RowKernels:
 
 
 class WatchedRunner(CudaRunner):
-    """Tells the pretended card which memory its steps read and write."""
+    """Tells the pretended card which memory its steps read and write; when they end the card sees itself."""
 
     def start_step(self, step, hidden, port=None, gives_up=None):
         steps = self._card.steps
         shape = model_shape(self.config, self.dtype)
         number = steps.begin(step, self._memory, shape, lambda tensor: tensor.data_ptr())
         try:
-            running = super().start_step(step, hidden, port, gives_up)
+            return super().start_step(step, hidden, port, gives_up)
         except BaseException:
-            steps.end(number)
+            steps.end(number)  # it was refused, and has launched nothing
             raise
-        return WatchedStep(running, lambda: steps.end(number))
-
-
-class WatchedStep:
-    """See ``Running``."""
-
-    def __init__(self, running, end) -> None:
-        self._running, self._end = running, end
-
-    def __getattr__(self, name):
-        return getattr(self._running, name)
-
-    def poll(self):
-        is_over = self._running.poll()
-        if is_over and self._end is not None:
-            end, self._end = self._end, None
-            end()
-        return is_over
-
-    def result(self):
-        try:
-            return self._running.result()
-        finally:
-            self.poll()
 
 
 def card_runner(config, dtype, memory, kernels, max_num_tokens, max_num_seqs, device_bytes) -> CudaRunner:

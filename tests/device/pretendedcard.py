@@ -74,6 +74,10 @@ class PretendedCard(Card):
         finally:
             self._thread.stream = before
 
+    def end_step(self) -> None:
+        super().end_step()
+        self.steps.end()
+
     def record(self, *, is_timed: bool = False, sleeps: bool = False) -> PretendedEvent:
         return PretendedEvent(self, self.stream)
 

@@ -45,8 +45,10 @@ class StepsUnderWay:
         return number
 
     def end(self, number: int | None = None) -> None:
-        """None: the oldest."""
-        number = min(self._reads) if number is None else number
+        """None: the oldest, if any was begun."""
+        number = min(self._reads, default=None) if number is None else number
+        if number is None:
+            return
         for book in (self._reads, self._writes, self._shards):
             del book[number]
 

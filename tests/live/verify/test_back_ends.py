@@ -99,6 +99,8 @@ def test_tokens_are_right_on_a_pretended_card(
 
     monkeypatch.setattr(local_cluster, "make_device_worker", make)
     check(event, model_dir, reference, is_double=False)
+    if event in BESIDE_STEPS:
+        assert any(back_end.card.steps.num_checked for back_end in made), "no piece was moved beside a step"
     assert made and not any(back_end.fake.size for back_end in made), "the card has its memory back"
     for back_end in made:
         back_end.fake.close()
