@@ -46,12 +46,12 @@ CHOSEN = "as chosen"
 WAYS = {CHOSEN: POOL} | {
     f"{way.value} {piece} MiB {programs}": Copying(way, piece * MiB, programs)
     for way, piece, programs in (
-        (Way.STAGED, 4, 32), (Way.STAGED, 16, 32), (Way.STAGED, 8, 16), (Way.STAGED, 8, 128),
+        (Way.STAGED, 8, 32), (Way.STAGED, 2, 32), (Way.STAGED, 16, 32), (Way.STAGED, 8, 128),
         (Way.ENGINES, 8, 1),
         (Way.KERNEL, 8, 8), (Way.KERNEL, 8, 16), (Way.KERNEL, 8, 32),
     )
 }  # fmt: skip
-"""By name: way, bytes of a piece, programs of the kernel."""
+"""By name: way, bytes of a piece, programs of the kernel. They go as fast as they can; what is chosen keeps a pace."""
 LINK_WAYS = {CHOSEN: LINKS} | {
     f"{way.value} {programs}": Copying(way, 4 * MiB, programs)
     for way, programs in ((Way.STAGED, 128), (Way.ENGINES, 1), (Way.KERNEL, 16), (Way.KERNEL, 64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from pretendedcard import PretendedCard
 
 from jettison.device import pages as pages_api
 from jettison.device.backend import HostPool
+from jettison.device.cuda import copies
 from jettison.device.cuda.bytes import CardBytes
 from jettison.device.cuda.card import Card
 from jettison.device.cuda.hostpool import PinnedPool
@@ -259,3 +261,20 @@ class TestOnACard:
             "pretended staged": [3, 1, 2, 3, 3], "pretended kernel": [3] * 4, "pretended engines": [1] * 12
         }[place]
         assert set(card.waits) == {"beside"} and not card.pending("beside")
+
+    def test_copies_beside_steps_leave_the_card_to_them(
+        self, memory: DeviceMemory, make: Making, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A block a millisecond, beside steps: the wait is before the second piece and all that follow."""
+        host, now, slept = make(8), [0.0], []
+
+        def sleep(seconds: float) -> None:
+            slept.append(round(seconds * 1e3, 6))
+            now[0] += seconds
+
+        monkeypatch.setattr(copies, "time", SimpleNamespace(perf_counter_ns=lambda: int(now[0] * 1e9), sleep=sleep))
+        host.copy_by(Copying(Way.KERNEL, 3 * BLOCK_BYTES, 2, bytes_per_s=BLOCK_BYTES * 1e3))
+        host.beside(memory, SHAPE.all_layers, [3, 1], [7, 0], to_host=True).run()
+        assert slept == [3, 3]
+        host.copy_out(memory, SHAPE.all_layers, [3, 1], [7, 0])
+        assert len(slept) == 2, "between steps it is fast"

@@ -7,6 +7,7 @@ since steps beside it need that lock, too; it is waited for without the lock.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -70,11 +71,13 @@ class CardCopy:
         """See ``HostCopy``. It returns when no piece is under way."""
         most_rows = self._num_rows if most_bytes is None else -(-most_bytes // self._row_bytes)
         until = min(self._num_rows, self._copied_rows + most_rows)
-        launched, under_way = self._copied_rows, deque[tuple[Piece, int]]()
+        first = launched = self._copied_rows
+        under_way, began_ns = deque[tuple[Piece, int]](), time.perf_counter_ns()
         with self._card.beside():
             self._before.wait()
             while True:
                 while launched < until and len(under_way) < _AHEAD and not self._is_stopped:
+                    self._keep_pace(began_ns, launched - first)
                     num_rows = min(self._pieces.num_rows(self._row_bytes), until - launched)
                     under_way.append((self._launch(launched, launched + num_rows), num_rows))
                     launched += num_rows
@@ -84,6 +87,13 @@ class CardCopy:
                 piece.wait()
                 self._pieces.give(piece)
                 self._copied_rows += num_rows
+
+    def _keep_pace(self, began_ns: int, num_rows: int) -> None:
+        """Wait until so many rows may have been launched since then."""
+        due_ns = began_ns + int(num_rows * self._row_bytes / self._copying.bytes_per_s * 1e9)
+        early_ns = due_ns - time.perf_counter_ns()
+        if early_ns > 0:
+            time.sleep(early_ns / 1e9)
 
     def _launch(self, first: int, end: int) -> Piece:
         piece = self._pieces.take()

@@ -7,6 +7,7 @@ Copies run in ``device.cuda.copies``; the controller keeps the book of the slots
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,18 +86,18 @@ class PinnedPool:
         skip_bytes: int = 0,
     ) -> CardCopy:
         """See ``HostPool``. Copies of one pool run one after the other."""
-        return self._made(memory, layers, blocks, slots, self._pieces_beside, to_host=to_host, skip_bytes=skip_bytes)
+        return self._made(memory, layers, blocks, slots, to_host=to_host, skip_bytes=skip_bytes, is_beside=True)
 
     def _copy(
         self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int], *, to_host: bool
     ) -> int:
-        copy = self._made(memory, layers, blocks, slots, self._pieces, to_host=to_host)
+        copy = self._made(memory, layers, blocks, slots, to_host=to_host)
         copy.run()
         return copy.num_bytes
 
     def _made(
-        self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int], pieces: Pieces, *,
-        to_host: bool, skip_bytes: int = 0,
+        self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int], *, to_host: bool,
+        skip_bytes: int = 0, is_beside: bool = False,
     ) -> CardCopy:
         if len(slots) != len(blocks):
             raise ValueError(f"{len(blocks)} blocks for {len(slots)} host slots")
@@ -104,9 +105,10 @@ class PinnedPool:
         by_layer = memory.block_addresses(layers, blocks, are_written=not to_host)
         by_block = np.ascontiguousarray(by_layer.reshape(len(layers), len(blocks)).T).reshape(-1)
         rows = PoolRows(by_block, *self._addresses(layers, ids))
+        pieces = self._pieces_beside if is_beside else self._pieces
+        copying = self._copying if is_beside else self._copying._replace(bytes_per_s=math.inf)
         return CardCopy(
-            self._card, pieces, rows, self._copying, row_bytes=self._block_bytes, to_host=to_host,
-            skip_bytes=skip_bytes,
+            self._card, pieces, rows, copying, row_bytes=self._block_bytes, to_host=to_host, skip_bytes=skip_bytes
         )
 
     def _addresses(self, layers: LayerRange, slots: npt.NDArray[np.int64]) -> tuple[Addresses, list[Tensor]]:

@@ -9,6 +9,7 @@ Not here: what is copied (``device.cuda.bytes``, ``device.cuda.copies``).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from enum import Enum
 from functools import cached_property
@@ -47,10 +48,13 @@ class Copying(NamedTuple):
     """With ``STAGED`` pieces of it are taken on the card, too, outside of all budgets."""
     num_programs: int
     """Of a kernel, at most."""
+    bytes_per_s: float = math.inf
+    """At most, beside steps: what copies take of a card's memory and bus steps lack."""
 
 
-POOL = Copying(Way.STAGED, 8 << 20, 32)
-"""Copies of a host pool, on a thread beside steps, two pieces at a time: a layout waits for both."""
+POOL = Copying(Way.STAGED, 8 << 20, 32, 25e9)
+"""Copies of a host pool, on a thread beside steps, two pieces at a time: a layout waits for both. Steps beside 48 GB/s
+were 7 % longer on an H200 (docs/performance.md)."""
 LINKS = Copying(Way.STAGED, PIECE_BYTES, 32)
 """Pieces of transfers, one at a time, each waited for."""
 
