@@ -136,15 +136,11 @@ def small_cases(all_of_them: bool) -> list[dict[str, Any]]:
                 **scalars("i32", "num_parts"),
             },
         },
-        *(
-            {
-                "kernel": elementwise.copy_rows_kernel, "name": f"copy_rows {to_piece}", "warps": 8,
-                "never_early": True,
-                "signature": {**pointers("i64", "rows"), **pointers("i32", "piece"), **scalars("i32", "num_words")},
-                "aligned": ["num_words"], "constants": {"TO_PIECE": to_piece, "BLOCK": elementwise.COPY_WORDS},
-            }
-            for to_piece in (True, False)
-        ),
+        {
+            "kernel": elementwise.move_rows_kernel, "name": "move_rows", "warps": 8, "never_early": True,
+            "signature": {**pointers("i64", "sources targets"), **scalars("i32", "num_rows num_words")},
+            "aligned": ["num_words"], "constants": {"BLOCK": elementwise.MOVE_WORDS},
+        },
     ]
 
 
@@ -227,6 +223,7 @@ def compiled(case: dict[str, Any], capability: int) -> dict[str, Any]:
         "shared_bytes": kernel.metadata.shared, "warps": case["warps"], "multiplies_by": multiplies,
         "waits": "griddepcontrol.wait" in kernel.asm["ptx"], "may_wait": constants.get("PDL", False),
         "should_multiply": case.get("multiplies", False), "is_float32": "fp32" in case["name"],
+        "num_wide": kernel.asm["ptx"].count(".v4.b32"),
     }  # fmt: skip
 
 
