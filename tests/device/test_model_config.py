@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.arithmetic import Arithmetic, LayerKind, Rope, RopeScaling
+from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.families import FAMILIES
 from jettison.device.model.hf_config import read_config
 from jettison.errors import ConfigError, ModelError
