@@ -59,6 +59,23 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "starcoder2": {"std": 0.4, "extra": _WINDOW},
     "cohere2": {"tied": True, "extra": {**_WINDOW, "sliding_window_pattern": 4}},
     "seed_oss": {"extra": {"attention_bias": True, "attention_out_bias": True}},
+    "qwen3_moe": {"head_dim": 24, "extra": {
+        "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "decoder_sparse_step": 2,
+    }},
+    "qwen3_moe normed": {"arch": "qwen3_moe", "extra": {
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    }},
+    "mixtral": {"intermediate": 48, "extra": {"num_local_experts": 4, "num_experts_per_tok": 2}},
+    "olmoe": {"intermediate": 32, "extra": {"num_experts": 8, "num_experts_per_tok": 3}},
+    "glm4_moe": {"extra": {
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
+        "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7, "use_qk_norm": True, "attention_bias": True,
+    }},
+    "glm4_moe one group": {"arch": "glm4_moe", "extra": {
+        "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": False,
+        "first_k_dense_replace": 0,
+    }},
 }  # fmt: skip
 """Name, the model type first -> what is not ``BASE``'s."""
 

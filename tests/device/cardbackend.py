@@ -24,7 +24,7 @@ from jettison.device.model.shards import model_shape
 from jettison.device.model.workspace import StepBuffers
 
 PAGE = 4096
-_BUFFERS = [name for name in StepBuffers.__slots__ if name != "bound"]
+_BUFFERS = [name for name in StepBuffers.__slots__ if name not in ("bound", "routed")]
 
 
 @cache
@@ -98,9 +98,9 @@ class StagedRowOperations:
     def attend(self, q, arena, out, scale, lse, window, softcap) -> None:
         *batch, positions = staged_rows(self._rows, arena.shape[3])
         size = len(positions)
+        more = {"window": window, "softcap": softcap} if window or softcap else {}
         self._kernels.attention(
-            q[:size], arena, *batch, out[:size], scale, None if lse is None else lse[:size], window=window,
-            softcap=softcap,
+            q[:size], arena, *batch, out[:size], scale, None if lse is None else lse[:size], **more
         )
 
     def positions(self):

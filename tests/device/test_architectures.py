@@ -45,7 +45,7 @@ def expected(folders):
         with InDouble(), torch.no_grad():
             if name not in models:
                 models[name] = transformers.AutoModelForCausalLM.from_pretrained(
-                    folders(name), dtype=torch.float64, attn_implementation="eager"
+                    folders(name), dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
                 ).eval()
             return models[name](torch.tensor([token_ids])).logits[0].log_softmax(-1)
 
@@ -128,7 +128,7 @@ def test_what_stands_for_transformers_is_transformers_in_single(folders, expecte
     token_ids = random.Random(5).choices(range(256), k=40)
     for name in ARCHITECTURES:
         stock = transformers.AutoModelForCausalLM.from_pretrained(
-            folders(name), dtype=torch.float32, attn_implementation="eager"
+            folders(name), dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
         ).eval()
         with torch.no_grad():
             theirs = stock(torch.tensor([token_ids])).logits[0].double().log_softmax(-1)

@@ -40,7 +40,7 @@ def load_all(folder, dtype=torch.float64) -> dict[str, dict[str, torch.Tensor]]:
     for shard, layout in source.layouts.items():
         slab = torch.full((layout.num_bytes,), 0xFF, dtype=torch.uint8)
         source.load_shard(shard, slab)
-        loaded[shard] = layout.views(slab, dtype)
+        loaded[shard] = layout.views(slab)
     norm = torch.full((config.hidden_size,), torch.nan, dtype=dtype)
     source.load_final_norm(norm)
     loaded["norm"] = {"final": norm}

@@ -109,10 +109,10 @@ def test_a_slab_holds_what_the_folder_has_and_its_digest_is_of_its_bytes(tiny_mo
             slab, plain_slab = (torch.full((layout.num_bytes,), fill, dtype=torch.uint8) for fill in (255, 0))
             assert source.load_shard(shard, slab) == digest_of(slab)
             plain.load_shard(shard, plain_slab)
-            views, wanted = layout.views(slab, dtype), layout.views(plain_slab, dtype)
+            views, wanted = layout.views(slab), layout.views(plain_slab)
             for slot in layout.slots:
                 found = views[slot.name]
-                if slot.lies_packed(kernels, dtype):
+                if slot.lies_packed(kernels):
                     num_packed += 1
                     rows = torch.empty(slot.shape, dtype=dtype)
                     kernels.gather_rows(PackedMatrix(found), torch.arange(slot.shape[0]), rows)

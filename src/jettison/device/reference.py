@@ -84,8 +84,8 @@ class TransformersReference:
         self._mode: type[Any] = InDouble if DTYPES[dtype] is torch.float64 else nullcontext
         with self._mode():
             self._model = AutoModelForCausalLM.from_pretrained(
-                model_dir, dtype=DTYPES[dtype], attn_implementation="eager", use_safetensors=True,
-                local_files_only=True,
+                model_dir, dtype=DTYPES[dtype], attn_implementation="eager", experts_implementation="eager",
+                use_safetensors=True, local_files_only=True,
             ).eval()
         self._ulp = torch.finfo(DTYPES[dtype]).eps
         self._is_exact = DTYPES[dtype] is torch.float64

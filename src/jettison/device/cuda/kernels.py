@@ -43,8 +43,19 @@ from jettison.device.kernels.base import (
     check_vector,
     fail,
 )
+from jettison.device.kernels.experts import pass_experts
 from jettison.device.kernels.layer import feed_forward
-from jettison.device.kernels.operands import Activations, Int32Array, LayerConstants, LayerWeights, PackedMatrix, Weight
+from jettison.device.kernels.operands import (
+    Activation,
+    Activations,
+    ExpertWeights,
+    Int32Array,
+    LayerConstants,
+    LayerWeights,
+    PackedMatrix,
+    RoutedBuffers,
+    Weight,
+)
 from jettison.device.kernels.registry import KernelsUnavailableError
 from jettison.device.model.general_layer import RowOperations
 from jettison.errors import ConfigError
@@ -212,6 +223,13 @@ class CudaKernels:
     def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
         """See ``Kernels.feed_forward``: four launches."""
         feed_forward(self, weights, buffers, constants)
+
+    def experts(
+        self, x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights, activation: Activation,
+        buffers: RoutedBuffers, out: Tensor,
+    ) -> None:
+        """See ``Kernels.experts``."""
+        pass_experts(self, x, chosen, shares, weights, activation, buffers, out)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
         """See ``Kernels.linear``. The bias is added to the rounded product."""

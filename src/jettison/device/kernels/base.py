@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 
 from jettison.device.kernels.operands import (
+    Activation,
     Activations,
+    ExpertWeights,
     Int32Array,
     LayerConstants,
     LayerWeights,
     PackedMatrix,
+    RoutedBuffers,
     Weight,
 )
 
@@ -133,6 +136,19 @@ class Kernels(Protocol):
 
     def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
         """The second half: see ``layer.feed_forward``."""
+        ...
+
+    def experts(
+        self, x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights, activation: Activation,
+        buffers: RoutedBuffers, out: Tensor,
+    ) -> None:
+        """``out[t] = sum over j of shares[t, j] * expert chosen[t, j] of x[t]``: see ``experts.pass_experts``.
+
+        ``x``, ``out``: [T, hidden], contiguous; ``out`` may be ``x``. ``chosen``: int64 [T, k], and ``shares``: [T, k]
+        of ``sum_dtype``, both contiguous. A sum is in the order of j, in the precision of sums, and rounded once: what
+        each expert makes is rounded before it, as products are. Raises IndexError for an unknown expert, where the host
+        sees it.
+        """
         ...
 
     def argmax(self, logits: Tensor, out: Tensor) -> None:

@@ -34,7 +34,18 @@ from jettison.device.kernels.base import (
     fail,
 )
 from jettison.device.kernels.bound import DTYPE_CODES, bind_buffers, bind_layer, int64s
-from jettison.device.kernels.operands import Activations, Int32Array, LayerConstants, LayerWeights, PackedMatrix, Weight
+from jettison.device.kernels.experts import pass_experts
+from jettison.device.kernels.operands import (
+    Activation,
+    Activations,
+    ExpertWeights,
+    Int32Array,
+    LayerConstants,
+    LayerWeights,
+    PackedMatrix,
+    RoutedBuffers,
+    Weight,
+)
 from jettison.device.kernels.registry import KernelsUnavailableError
 
 LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
@@ -377,6 +388,13 @@ class NativeKernels:
         code = self._feed_forward(bound.dtype, shape, bound.addresses, buffers.x.shape[0], torch.get_num_threads())
         if code:
             _raise(code)
+
+    def experts(
+        self, x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights, activation: Activation,
+        buffers: RoutedBuffers, out: Tensor,
+    ) -> None:
+        """See ``Kernels.experts``."""
+        pass_experts(self, x, chosen, shares, weights, activation, buffers, out)
 
     def argmax(self, logits: Tensor, out: Tensor) -> None:
         """See ``Kernels.argmax``."""

@@ -5,7 +5,7 @@ Not here: the operations (``base``, ``layer``).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,10 @@ from torch import Tensor
 
 Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
 """Host int32 array, torch or numpy. Not to be resized in place between calls."""
+
+
+Activation = Literal["silu", "gelu_tanh", "gelu", "swiglu_clamped"]
+"""Of an MLP. ``swiglu_clamped``: of pairs of neighbours (gate, up), clamped, as gpt-oss has it."""
 
 
 class PackedMatrix(NamedTuple):
@@ -29,13 +33,65 @@ class PackedMatrix(NamedTuple):
 Weight: TypeAlias = Tensor | PackedMatrix
 
 
+class WeightStack(NamedTuple):
+    """The same matrix of every expert of a layer, each packed by itself where kernels pack."""
+
+    data: Tensor
+    """[experts, N, K], contiguous."""
+    is_packed: bool
+
+    def matrix(self, expert: int) -> Weight:
+        """Of one expert."""
+        return PackedMatrix(self.data[expert]) if self.is_packed else self.data[expert]
+
+
+class ExpertWeights(NamedTuple):
+    """The experts of a layer, and what chooses them. E experts."""
+
+    router: Weight
+    """[E, hidden] of ``sum_dtype``."""
+    router_bias: Tensor | None
+    correction: Tensor | None
+    """[E] of ``sum_dtype``: added to scores for the choice alone."""
+    gate_up: WeightStack
+    """[E, 2 * inner, hidden]"""
+    gate_up_bias: Tensor | None
+    """[E, 2 * inner]"""
+    down: WeightStack
+    """[E, hidden, inner]"""
+    down_bias: Tensor | None
+    """[E, hidden]"""
+
+    @classmethod
+    def of(cls, tensors: dict[str, Any]) -> ExpertWeights | None:
+        """Of a layer's tensors by name; None: it has no experts."""
+        if "router_weight" not in tensors:
+            return None
+        return cls(
+            tensors["router_weight"], tensors.get("router_bias"), tensors.get("router_correction"),
+            tensors["experts_gate_up_weight"], tensors.get("experts_gate_up_bias"),
+            tensors["experts_down_weight"], tensors.get("experts_down_bias"),
+        )  # fmt: skip
+
+
+class RoutedBuffers(NamedTuple):
+    """Space for T tokens that pass k experts each; a row for each pair of a token and an expert."""
+
+    gate_up: Tensor
+    """[T * k, 2 * inner]"""
+    activated: Tensor
+    """[T * k, inner]"""
+    each: Tensor
+    """[T * k, hidden]: what experts make; it may share memory with ``gate_up``."""
+
+
 class LayerWeights:
     """One layer's parameters and KV: views of its slab, made once, valid whenever the slab is mapped and filled."""
 
     __slots__ = (
-        "arena", "attention_out_norm", "bound", "down_bias", "down_weight", "gate_up_bias", "gate_up_weight",
-        "input_norm", "input_norm_bias", "k_norm", "mlp_out_norm", "o_bias", "o_weight", "post_norm", "post_norm_bias",
-        "q_norm", "qkv_bias", "qkv_weight",
+        "arena", "attention_out_norm", "bound", "down_bias", "down_weight", "experts", "gate_up_bias",
+        "gate_up_weight", "has_mlp", "input_norm", "input_norm_bias", "k_norm", "mlp_out_norm", "o_bias", "o_weight",
+        "post_norm", "post_norm_bias", "q_norm", "qkv_bias", "qkv_weight",
     )  # fmt: skip
 
     def __init__(self, tensors: dict[str, Any], arena: Tensor) -> None:
@@ -53,9 +109,12 @@ class LayerWeights:
         """After attention, before the MLP."""
         self.post_norm_bias: Tensor | None = tensors.get("post_norm_bias")
         self.mlp_out_norm: Tensor | None = tensors.get("mlp_out_norm")
-        self.gate_up_weight: Weight = tensors["gate_up_weight"]
+        self.experts = ExpertWeights.of(tensors)
+        self.has_mlp = "gate_up_weight" in tensors
+        """Whether there is an MLP that all tokens pass: else its weights are None, and not asked for."""
+        self.gate_up_weight: Weight = tensors.get("gate_up_weight")
         self.gate_up_bias: Tensor | None = tensors.get("gate_up_bias")
-        self.down_weight: Weight = tensors["down_weight"]
+        self.down_weight: Weight = tensors.get("down_weight")
         self.down_bias: Tensor | None = tensors.get("down_bias")
         self.arena = arena
         """[blocks, 2, kv_heads, block_size, head_dim]"""

@@ -28,9 +28,20 @@ from jettison.device.kernels.base import (
     fail,
     sum_dtype,
 )
+from jettison.device.kernels.experts import pass_experts
 from jettison.device.kernels.layer import attend_layer, feed_forward
 from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
-from jettison.device.kernels.operands import Activations, Int32Array, LayerConstants, LayerWeights, PackedMatrix, Weight
+from jettison.device.kernels.operands import (
+    Activation,
+    Activations,
+    ExpertWeights,
+    Int32Array,
+    LayerConstants,
+    LayerWeights,
+    PackedMatrix,
+    RoutedBuffers,
+    Weight,
+)
 
 
 def load_torch(variant: str | None = None, among: Sequence[str] | None = None) -> TorchKernels:
@@ -173,6 +184,13 @@ class TorchKernels:
     def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
         """See ``Kernels.feed_forward``."""
         feed_forward(self, weights, buffers, constants)
+
+    def experts(
+        self, x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights, activation: Activation,
+        buffers: RoutedBuffers, out: Tensor,
+    ) -> None:
+        """See ``Kernels.experts``."""
+        pass_experts(self, x, chosen, shares, weights, activation, buffers, out)
 
     def argmax(self, logits: Tensor, out: Tensor) -> None:
         """See ``Kernels.argmax``."""

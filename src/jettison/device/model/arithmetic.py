@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from jettison.device.kernels.operands import Activation
+
 Norm = Literal["rms", "rms_plus_one", "layer"]
 """RMS; RMS with a gain of ``1 + weight``, multiplied before it is rounded; or mean and variance (LayerNorm)."""
-Activation = Literal["silu", "gelu_tanh", "gelu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,33 @@ class LayerKind:
     """A token sees so many positions, its own among them; 0: all before it."""
     rope: int | None = 0
     """Index into ``DecoderConfig.ropes``; None: positions are not told (NoPE)."""
+    is_sparse: bool = False
+    """Whether its MLP is a mixture of experts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Mixture of experts: in a sparse layer each token passes a few MLPs, which a router chooses for it."""
+
+    number: int
+    num_chosen: int
+    """Of a token."""
+    intermediate_size: int
+    """Of one expert."""
+    shared_size: int = 0
+    """Intermediate size of the MLP that every token passes besides; 0: there is none."""
+    score: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
+    """What makes shares of the router's logits: the softmax of all experts, the sigmoid of each (with a correction that
+    counts for the choice alone), or the softmax of those that the largest logits chose."""
+    is_normed: bool = False
+    """Whether a token's shares are divided by their sum."""
+    scale: float = 1.0
+    """Of shares."""
+    num_groups: int = 1
+    """Groups of experts that lie one after the other; a token's experts are of the best few of them."""
+    num_chosen_groups: int = 1
+    has_bias: bool = False
+    """Whether router and experts have biases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +116,8 @@ class Arithmetic:
     """Of what a half of a layer adds."""
     logits_scale: float = 1.0
     query_growth: QueryGrowth | None = None
+    experts: Experts | None = None
+    """Of sparse layers; see ``LayerKind.is_sparse``."""
 
 
 PLAIN = Arithmetic()

@@ -158,9 +158,9 @@ def check_header(path: Path, stored: Any, source: TensorSource) -> None:
             f"{path}: tensor {source.name} has type {stored.get_dtype()}; only {', '.join(sorted(STORED_DTYPES))} "
             "can be served, so use the unquantized model"
         )
-    if tuple(stored.get_shape()) != source.shape:
+    if tuple(stored.get_shape()) != source.stored_shape:
         raise _Mismatch(
-            f"{path}: tensor {source.name} has shape {tuple(stored.get_shape())}, expected {source.shape}; "
+            f"{path}: tensor {source.name} has shape {tuple(stored.get_shape())}, expected {source.stored_shape}; "
             "weights and config.json do not match"
         )
 

@@ -150,7 +150,8 @@ def _random_tensors(
     ]
     sources += final_norm_sources(config)
     centre = 0.0 if config.arithmetic.norm == "rms_plus_one" else 1.0
-    for i, (name, shape, _) in enumerate(sources):
+    shapes = {source.name: source.stored_shape for source in sources}
+    for i, (name, shape) in enumerate(shapes.items()):
         # Philox is counter-based: (seed, i) is the whole state, so no tensor's values depend on another's size.
         noise = np.random.Generator(np.random.Philox(key=[seed, i])).standard_normal(shape, dtype=np.float32)
         if name.endswith("norm.weight"):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.layer import prepare_heads
-from jettison.device.kernels.operands import LayerConstants, LayerWeights, PackedMatrix, Weight
+from jettison.device.kernels.operands import LayerConstants, LayerWeights, PackedMatrix, Weight, WeightStack
 from jettison.device.model.general_layer import GeneralLayers, RowOperations
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.shards import shard_layouts
@@ -200,8 +200,11 @@ class Decoder:
     def _parameters(self, shard: ShardId) -> dict[str, Any]:
         """A shard's parameters by name: tensors, and matrices in their form in the slab."""
         layout = self._layouts[shard]
-        views: dict[str, Any] = dict(layout.views(self._memory.shard_bytes(shard), self._dtype))
+        views: dict[str, Any] = dict(layout.views(self._memory.shard_bytes(shard)))
         for slot in layout.slots:
-            if slot.lies_packed(self._kernels, self._dtype):
+            is_packed = slot.lies_packed(self._kernels)
+            if len(slot.shape) == 3:
+                views[slot.name] = WeightStack(views[slot.name], is_packed)
+            elif is_packed:
                 views[slot.name] = PackedMatrix(views[slot.name])
         return views

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jettison.device.model.arithmetic import PLAIN, Arithmetic
-from jettison.device.model.tensor_names import LLAMA, TensorNames
+from jettison.device.model.tensor_names import LLAMA, ExpertNames, TensorNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Biases:
 class Windows:
     """When and where ``sliding_window`` counts."""
 
-    rule: Literal["never", "always", "flagged", "typed"] = "never"
-    """Never; in all layers; in those that ``use_sliding_window`` and ``max_window_layers`` or ``layer_types`` say; or
-    in those that ``layer_types`` says, which has a default."""
+    rule: Literal["never", "always", "flagged", "all_flagged", "typed"] = "never"
+    """Never; in all layers; in those that ``use_sliding_window`` and ``max_window_layers`` or ``layer_types`` say; in
+    all layers where ``use_sliding_window`` says so; or in those that ``layer_types`` says, which has a default."""
     default: int | None = 4096
     """Where the key is absent."""
     full_every: int = 0
@@ -73,6 +73,32 @@ class Keys:
     """Multipliers and softcaps that are read (``hf_config.SCALES``), where the key is there."""
     tied: bool = False
     """Default of ``tie_word_embeddings``."""
+    qk_norm: str | None = None
+    """Norms of heads are there where this key is true, and only there."""
+    refused: tuple[str, ...] = ()
+    """Keys that would change the arithmetic: their value must be null."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Which keys tell an architecture's experts, with the defaults of absent ones."""
+
+    score: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
+    number: tuple[str, int] = ("num_experts", 128)
+    also: tuple[str, ...] = ("num_local_experts", "n_routed_experts", "num_experts")
+    """Other names of that key."""
+    num_chosen: int = 8
+    size: tuple[str, int | None] = ("moe_intermediate_size", None)
+    is_normed: bool | None = False
+    """Default of ``norm_topk_prob``; None: always, whatever the key says."""
+    num_shared: int = 0
+    """Default of ``n_shared_experts``, in experts' sizes; 0: there are none."""
+    num_dense: int | None = None
+    """Default of ``first_k_dense_replace``; None: ``decoder_sparse_step`` and ``mlp_only_layers`` say which layers are
+    dense."""
+    has_bias: bool = False
+    has_spare_layers: bool = False
+    """See ``DecoderConfig.has_spare_layers``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +120,8 @@ class Family:
     """KV heads where the key is absent; None, and null in the file, = heads."""
     defaults: dict[str, object] = field(default_factory=dict)
     """Of other keys that are absent."""
+    mixture: Mixture | None = None
+    """None: all layers are dense."""
 
 
 _LLAMA_BIASES = Biases(qkv_key="attention_bias", o_key="attention_bias", mlp_key="mlp_bias")
@@ -107,6 +135,9 @@ _AFTER = TensorNames(
     input_norm=None, attention_out_norm="post_attention_layernorm", mlp_norm=None,
     mlp_out_norm="post_feedforward_layernorm",
 )  # fmt: skip
+_MIXTRAL = ExpertNames(
+    router="block_sparse_moe.gate", each="block_sparse_moe.experts", gate="w1", up="w3", down="w2",
+)
 _GLM_NAMES = TensorNames(gate_up="mlp.gate_up_proj")
 _GEMMA_KEYS = Keys(
     activation="hidden_activation", tied=True,
@@ -190,5 +221,28 @@ FAMILIES = {
     "SeedOssForCausalLM": Family(
         "seed_oss", 524_288, Biases(qkv_key="attention_bias", o_key="attention_out_bias", mlp_key="mlp_bias"),
         default_head_dim=128, default_kv_heads=8, defaults={"attention_bias": True},
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe", 32_768, _QKVO_BIASES, Arithmetic(qk_norm="head"), windows=Windows("all_flagged"),
+        default_kv_heads=4, mixture=Mixture(size=("moe_intermediate_size", 768)),
+    ),
+    "MixtralForCausalLM": Family(
+        "mixtral", 131_072, names=TensorNames(experts=_MIXTRAL), windows=Windows("always", default=None),
+        positions=Positions(1_000_000.0), keys=Keys(default_eps=1e-5), default_kv_heads=8,
+        mixture=Mixture(
+            number=("num_local_experts", 8), num_chosen=2, size=("intermediate_size", None), is_normed=None,
+        ),
+    ),
+    "OlmoeForCausalLM": Family(
+        "olmoe", 4096, _QKVO_BIASES, Arithmetic(qk_norm="width"), keys=Keys(default_eps=1e-5, refused=("clip_qkv",)),
+        mixture=Mixture(number=("num_experts", 64), size=("intermediate_size", None)),
+    ),
+    "Glm4MoeForCausalLM": Family(
+        "glm4_moe", 131_072, Biases(qkv_key="attention_bias"), positions=Positions(partial=0.5),
+        keys=Keys(default_eps=1e-5, qk_norm="use_qk_norm"), default_kv_heads=8,
+        mixture=Mixture(
+            "sigmoid", ("n_routed_experts", 128), size=("moe_intermediate_size", 1408), is_normed=True, num_shared=1,
+            num_dense=1, has_spare_layers=True,
+        ),
     ),
 }  # fmt: skip

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.base import sum_dtype
+from jettison.device.kernels.experts import ACTIVATIONS, activate
 from jettison.device.kernels.operands import LayerConstants, LayerWeights
 from jettison.device.model.arithmetic import LayerKind, Norm, QueryGrowth
 from jettison.device.model.hf_config import DecoderConfig
+from jettison.device.model.routing import route
 from jettison.device.model.workspace import StepBuffers
 
 if TYPE_CHECKING:
@@ -183,21 +184,31 @@ class GeneralLayers:
     # --------------------------------------------------------------------------------------------------------- MLP
 
     def _mlp(self, weights: LayerWeights, buffers: StepBuffers) -> None:
+        """From the norm in ``buffers.x`` to what the layer's second half adds, there."""
+        experts = self._arithmetic.experts
+        if weights.experts is None or experts is None:
+            self._dense(weights, buffers.x, buffers.gate_up, buffers.activated)
+            return
+        x, wide = buffers.x, sum_dtype(buffers.x.dtype)
+        logits = x.new_empty((x.shape[0], experts.number), dtype=wide)
+        self._kernels.linear(x.to(wide), weights.experts.router, weights.experts.router_bias, logits)
+        chosen, shares = route(experts, logits, weights.experts.correction)
+        assert buffers.routed is not None
+        made = buffers.routed_sum if weights.has_mlp else x
+        activation = self._arithmetic.activation
+        self._kernels.experts(x, chosen, shares, weights.experts, activation, buffers.routed, made)
+        if weights.has_mlp:
+            self._dense(weights, x, buffers.shared_gate_up, buffers.shared_activated)
+            x.add_(made)
+
+    def _dense(self, weights: LayerWeights, x: Tensor, up: Tensor, activated: Tensor) -> None:
         kernels, activation = self._kernels, self._arithmetic.activation
-        kernels.linear(buffers.x, weights.gate_up_weight, weights.gate_up_bias, buffers.gate_up)
-        if activation == "silu" and self._arithmetic.is_gated:
-            kernels.silu_mul(buffers.gate_up, buffers.activated)
+        kernels.linear(x, weights.gate_up_weight, weights.gate_up_bias, up)
+        if self._arithmetic.is_gated:
+            activate(activation, up, activated, kernels)
         else:
-            wide = buffers.gate_up.to(sum_dtype(buffers.gate_up.dtype))
-            gate, *up = wide.chunk(2, dim=-1) if self._arithmetic.is_gated else (wide,)
-            made = _ACTIVATIONS[activation](gate)
-            buffers.activated.copy_(made * up[0] if up else made)
-        kernels.linear(buffers.activated, weights.down_weight, weights.down_bias, buffers.x)
-
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}  # fmt: skip
+            activated.copy_(ACTIVATIONS[activation](up.to(sum_dtype(up.dtype))))
+        kernels.linear(activated, weights.down_weight, weights.down_bias, x)
 
 
 def normalize(kind: Norm, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jettison.config.hubcache import download_hint
-from jettison.device.model.arithmetic import PLAIN, Activation, Arithmetic, LayerKind, Rope
+from jettison.device.kernels.operands import Activation
+from jettison.device.model.arithmetic import PLAIN, Arithmetic, LayerKind, Rope
+from jettison.device.model.expert_keys import read_experts
 from jettison.device.model.families import FAMILIES, Family
 from jettison.device.model.jsonfile import JsonObject, short_repr
 from jettison.device.model.layer_kinds import read_layers, read_query_growth
@@ -70,6 +72,12 @@ class DecoderConfig:
         return FAMILIES[self.architecture].biases.norm
 
     @property
+    def has_spare_layers(self) -> bool:
+        """Whether checkpoints may have layers behind the last one, which guess tokens ahead: they are not served."""
+        mixture = FAMILIES[self.architecture].mixture
+        return mixture is not None and mixture.has_spare_layers
+
+    @property
     def is_plain(self) -> bool:
         """Whether every layer is one of Llama's, Qwen2's or Qwen3's: kernels have these in two calls."""
         plain = replace(PLAIN, qk_norm=self.arithmetic.qk_norm)
@@ -96,6 +104,11 @@ class DecoderConfig:
     def up_size(self) -> int:
         """Width of the MLP's first product."""
         return self.intermediate_size * (2 if self.arithmetic.is_gated else 1)
+
+    def mlp_size(self, layer: int) -> int:
+        """Intermediate size of the MLP that all tokens pass in a layer; 0: there is none."""
+        experts = self.arithmetic.experts
+        return experts.shared_size if experts is not None and self.layers[layer].is_sparse else self.intermediate_size
 
     @property
     def q_size(self) -> int:
@@ -178,6 +191,11 @@ def _arithmetic(keys: JsonObject, family: Family, hidden_size: int) -> Arithmeti
             told = f"{family.keys.activation} {short_repr(name)} is not supported"
             raise keys.fail(f"{told}; supported: {', '.join(_ACTIVATIONS)}")
         changes["activation"] = _ACTIVATIONS[name]
+    for key in family.keys.refused:
+        if keys.values.get(key) is not None:
+            raise keys.fail(f"{key} {short_repr(keys.values[key])} is not supported")
+    if family.keys.qk_norm is not None:
+        changes["qk_norm"] = "head" if keys.flag(family.keys.qk_norm) else "none"
     for key in family.keys.scales:
         if keys.values.get(key) is not None:
             field, value = _scale(key, keys.positive_float(key))
@@ -185,7 +203,7 @@ def _arithmetic(keys: JsonObject, family: Family, hidden_size: int) -> Arithmeti
     if read.norm == "rms_plus_one":  # Gemma: embeddings are as large as the width is
         changes["embedding_scale"] = hidden_size**0.5
     growth = read_query_growth(keys)
-    return replace(read, query_growth=growth, **changes)  # type: ignore[arg-type]
+    return replace(read, query_growth=growth, experts=read_experts(keys, family), **changes)  # type: ignore[arg-type]
 
 
 def _scale(key: str, value: float) -> tuple[str, float]:

@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 
 from jettison.device.model.arithmetic import LayerKind, QueryGrowth, Rope, RopeScaling
+from jettison.device.model.expert_keys import sparse_layers
 from jettison.device.model.families import Family
 from jettison.device.model.jsonfile import JsonObject, short_repr
 
@@ -26,11 +27,13 @@ def read_layers(
     window = _window(keys, family)
     types = _layer_types(keys, family, num_layers, window)
     rotated = _rotated(keys, family, num_layers, types, window)
+    sparse = sparse_layers(keys, family, num_layers)
     kinds = []
-    for layer_type, is_rotated in zip(types, rotated, strict=True):
+    for layer_type, is_rotated, is_sparse in zip(types, rotated, sparse, strict=True):
         is_sliding = layer_type == SLIDING
         rope = None if not is_rotated else int(is_sliding and len(ropes) > 1)
-        kinds.append(LayerKind(window if is_sliding and window is not None and window < served else 0, rope))
+        seen = window if is_sliding and window is not None and window < served else 0
+        kinds.append(LayerKind(seen, rope, is_sparse))
     return ropes, tuple(kinds)
 
 
@@ -48,7 +51,7 @@ def read_query_growth(keys: JsonObject) -> QueryGrowth | None:
 
 def _window(keys: JsonObject, family: Family) -> int | None:
     rule = family.windows.rule
-    if rule == "never" or (rule == "flagged" and not keys.flag("use_sliding_window")):
+    if rule == "never" or (rule in ("flagged", "all_flagged") and not keys.flag("use_sliding_window")):
         return None
     if "sliding_window" in keys.values:
         return keys.optional_positive_int("sliding_window")
@@ -60,7 +63,7 @@ def _layer_types(keys: JsonObject, family: Family, num_layers: int, window: int 
     rule = family.windows.rule
     if rule == "never" or (window is None and rule != "typed"):
         return [FULL] * num_layers
-    if rule == "always":
+    if rule in ("always", "all_flagged"):
         return [SLIDING] * num_layers
     listed = keys.values.get("layer_types")
     if listed is not None:

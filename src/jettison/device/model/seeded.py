@@ -103,7 +103,8 @@ class SeededRows:
     def copy_rows(self, source: TensorSource, start: int, dest: Tensor) -> None:
         """See ``Rows``."""
         key = zlib.crc32(f"{self._seed} {source.name}".encode())
-        drawn = stream_bytes(key, start * math.prod(source.shape[1:]), dest.numel(), dest.device)
+        before = 0 if source.slice is None else source.slice.at * source.shape[0]
+        drawn = stream_bytes(key, (before + start) * math.prod(source.shape[1:]), dest.numel(), dest.device)
         if source.name.endswith("norm.weight"):
             dest.copy_((drawn & 63).view(dest.shape)).div_(128).add_(0.75)
             return

@@ -17,7 +17,10 @@ import torch
 from torch import Tensor
 
 from jettison.device.kernels import Kernels
+from jettison.device.kernels.base import sum_dtype
+from jettison.device.model.arithmetic import Experts
 from jettison.device.model.hf_config import DecoderConfig
+from jettison.device.model.tensor_names import ExpertNames
 from jettison.types import EMBED_SHARD, HEAD_SHARD, ModelShape, ShardId, layer_shard
 
 ALIGNMENT = 64
@@ -39,13 +42,31 @@ class HeadOrder(NamedTuple):
         rotated.copy_(torch.cat((rotated[:, ::2], rotated[:, 1::2]), dim=1))
 
 
+class Slice(NamedTuple):
+    """One matrix, or one vector, of a tensor that stacks several."""
+
+    at: int
+    num_stacked: int
+    is_transposed: bool = False
+    """Whether its rows are the tensor's columns."""
+
+
 class TensorSource(NamedTuple):
-    """A tensor of the checkpoint."""
+    """A tensor of the checkpoint, or a slice of one."""
 
     name: str
     shape: tuple[int, ...]
     order: HeadOrder | None = None
     """In which its rows are kept; None: their own."""
+    slice: Slice | None = None
+    """None: all of the tensor."""
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Of the tensor in the checkpoint."""
+        if self.slice is None:
+            return self.shape
+        return (self.slice.num_stacked, *(reversed(self.shape) if self.slice.is_transposed else self.shape))
 
 
 class TensorSlot(NamedTuple):
@@ -56,13 +77,20 @@ class TensorSlot(NamedTuple):
     """Bytes from the start of the slab."""
     shape: tuple[int, ...]
     sources: tuple[TensorSource, ...]
-    """The tensors of the checkpoint that, stacked along the first dimension, make this one."""
+    """The tensors of the checkpoint that, stacked by rows, make this one."""
+    dtype: torch.dtype
     is_multiplied: bool = False
-    """Whether it is a weight matrix of products."""
+    """Whether it is a weight matrix of products, or a stack of such."""
 
-    def lies_packed(self, kernels: Kernels | None, dtype: torch.dtype) -> bool:
-        """Whether it is stored in the packed form of these kernels (in as many bytes); False for None."""
-        return self.is_multiplied and kernels is not None and kernels.packs(self.shape, dtype)
+    @property
+    def num_bytes(self) -> int:
+        """Without the gap behind it."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def lies_packed(self, kernels: Kernels | None) -> bool:
+        """Whether it is stored in the packed form of these kernels (in as many bytes), each matrix of a stack by
+        itself; False for None."""
+        return self.is_multiplied and kernels is not None and kernels.packs(self.shape[-2:], self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +102,26 @@ class ShardLayout:
     num_bytes: int
     """Length of the slab, a multiple of ``ALIGNMENT``."""
 
-    def views(self, slab: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    def views(self, slab: Tensor) -> dict[str, Tensor]:
         """The tensors by name, as views of ``slab`` (flat uint8, at least ``num_bytes`` long).
 
         The view of a packed slot has the matrix' shape but not the order of its elements.
         """
-        views = {}
-        for slot in self.slots:
-            num_bytes = math.prod(slot.shape) * dtype.itemsize
-            views[slot.name] = slab[slot.offset : slot.offset + num_bytes].view(dtype).view(slot.shape)
-        return views
+        return {
+            slot.name: slab[slot.offset : slot.offset + slot.num_bytes].view(slot.dtype).view(slot.shape)
+            for slot in self.slots
+        }
 
 
-def shard_layouts(config: DecoderConfig, dtype: torch.dtype) -> dict[ShardId, ShardLayout]:
-    """The layout of every shard of one full copy; all layers' layouts are alike."""
+def shard_layouts(
+    config: DecoderConfig, dtype: torch.dtype, *, is_stacked: bool = False
+) -> dict[ShardId, ShardLayout]:
+    """The layout of every shard of one full copy; layers of one kind have the same. ``is_stacked``: whether the
+    checkpoint has all experts of a layer in one tensor: it decides sources, not places."""
     table = (config.vocab_size, config.hidden_size)
     embed = _plain("embed", "model.embed_tokens.weight", *table)
     layouts = [_layout(EMBED_SHARD, [embed], dtype, is_multiplied=config.tied_embeddings)]
-    layouts += [_layout(layer_shard(i), _layer_tensors(config, f"model.layers.{i}."), dtype)
+    layouts += [_layout(layer_shard(i), _layer_tensors(config, i, is_stacked), dtype)
                 for i in range(config.num_layers)]  # fmt: skip
     if not config.tied_embeddings:
         layouts.append(_layout(HEAD_SHARD, [_plain("head", "lm_head.weight", *table)], dtype))
@@ -119,35 +149,81 @@ def align(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
-_Tensor = tuple[str, tuple[TensorSource, ...]]
-
-
 def final_norm_sources(config: DecoderConfig) -> list[TensorSource]:
     """What ``Workspace.final_norm`` is filled with, one after the other."""
     names = [FINAL_NORM, *([FINAL_NORM.replace("weight", "bias")] if config.has_norm_bias else [])]
     return [TensorSource(name, (config.hidden_size,)) for name in names]
 
 
-def _layer_tensors(config: DecoderConfig, prefix: str) -> list[_Tensor]:
-    names, hidden = config.names, config.hidden_size
+class _Tensor(NamedTuple):
+    name: str
+    sources: tuple[TensorSource, ...]
+    stack: int = 0
+    """Matrices that lie one after the other; 0: it is one tensor."""
+
+
+def _layer_tensors(config: DecoderConfig, layer: int, is_stacked: bool) -> list[_Tensor]:
+    names, prefix = config.names, f"model.layers.{layer}."
     tensors = _norm("input_norm", names.input_norm, prefix, config)
     tensors += _attention_tensors(config, prefix + "self_attn.", prefix)
     tensors += _norm("attention_out_norm", names.attention_out_norm, prefix, config)
     tensors += _norm("post_norm", names.mlp_norm, prefix, config)
-    inner, mlp = config.intermediate_size, prefix + "mlp."
+    experts = config.arithmetic.experts
+    is_sparse = experts is not None and config.layers[layer].is_sparse
+    if experts is not None and is_sparse:
+        tensors += _expert_tensors(experts, names.experts, config.hidden_size, prefix, is_stacked=is_stacked)
+    if (inner := config.mlp_size(layer)) > 0:
+        tensors += _mlp_tensors(config, prefix, inner, is_shared=is_sparse)
+    return tensors + _norm("mlp_out_norm", names.mlp_out_norm, prefix, config)
+
+
+def _mlp_tensors(config: DecoderConfig, prefix: str, inner: int, *, is_shared: bool) -> list[_Tensor]:
+    names, hidden = config.names, config.hidden_size
+    mlp = prefix + (names.experts.shared if is_shared else "mlp") + "."
     if names.gate_up is not None:
-        up = [(prefix + names.gate_up, config.up_size)]
+        up = [(prefix + names.gate_up, inner * (2 if config.arithmetic.is_gated else 1))]
     else:
         up = [(mlp + names.up, inner)]
         if config.arithmetic.is_gated:
             up = [(mlp + "gate_proj", inner), *up]
-    tensors.append(_fused("gate_up_weight", up, hidden))
+    tensors = [_fused("gate_up_weight", up, hidden)]
     if config.mlp_bias:
         tensors.append(_fused("gate_up_bias", up))
     tensors.append(_plain("down_weight", f"{mlp}{names.down}.weight", hidden, inner))
     if config.mlp_bias:
         tensors.append(_plain("down_bias", f"{mlp}{names.down}.bias", hidden))
-    return tensors + _norm("mlp_out_norm", names.mlp_out_norm, prefix, config)
+    return tensors
+
+
+def _expert_tensors(
+    experts: Experts, names: ExpertNames, hidden: int, prefix: str, *, is_stacked: bool
+) -> list[_Tensor]:
+    """Router and experts of a sparse layer: all first products in one stack, and all second ones."""
+    number, inner = experts.number, experts.intermediate_size
+    router = prefix + (names.stacked_router if is_stacked else names.router)
+    tensors = [_plain("router_weight", f"{router}.weight", number, hidden)]
+    if experts.has_bias:
+        tensors.append(_plain("router_bias", f"{router}.bias", number))
+    if experts.score == "sigmoid":
+        tensors.append(_plain("router_correction", prefix + names.correction, number))
+    shapes = {"gate_up": (2 * inner, hidden), "down": (hidden, inner)}
+    if is_stacked or names.each is None:
+        for part, shape in shapes.items():
+            name = f"{prefix}{names.stacked}.{part}_proj"
+            slices = (Slice(i, number, names.is_transposed) for i in range(number))
+            sources = tuple(TensorSource(name, shape, None, each) for each in slices)
+            tensors.append(_Tensor(f"experts_{part}_weight", sources, number))
+            if experts.has_bias:
+                tensors.append(_plain(f"experts_{part}_bias", f"{name}_bias", number, shape[0]))
+        return tensors
+    matrices = {"gate_up": (names.gate, names.up), "down": (names.down,)}
+    for part, parts in matrices.items():
+        shape = (shapes[part][0] // len(parts), shapes[part][1])
+        sources = tuple(
+            TensorSource(f"{prefix}{names.each}.{i}.{each}.weight", shape) for i in range(number) for each in parts
+        )
+        tensors.append(_Tensor(f"experts_{part}_weight", sources, number))
+    return tensors
 
 
 def _attention_tensors(config: DecoderConfig, attn: str, prefix: str) -> list[_Tensor]:
@@ -181,7 +257,7 @@ def _norm(slot: str, name: str | None, prefix: str, config: DecoderConfig) -> li
 
 
 def _plain(name: str, source: str, *shape: int) -> _Tensor:
-    return name, (TensorSource(source, shape),)
+    return _Tensor(name, (TensorSource(source, shape),))
 
 
 def _fused(
@@ -190,18 +266,27 @@ def _fused(
 ) -> _Tensor:
     """Projections stacked by rows: weights of ``num_columns``, or (None) their biases."""
     kind, columns = ("bias", ()) if num_columns is None else ("weight", (num_columns,))
-    return name, tuple(
+    return _Tensor(name, tuple(
         TensorSource(f"{part}.{kind}", (rows, *columns), order)
         for (part, rows), order in zip(parts, orders, strict=False)
-    )
+    ))  # fmt: skip
+
+
+_COUNTED_WIDE = ("router_weight", "router_bias", "router_correction")
+"""Slots in the precision of sums: near scores decide which experts a token passes."""
 
 
 def _layout(
     shard: ShardId, tensors: list[_Tensor], dtype: torch.dtype, *, is_multiplied: bool = True
 ) -> ShardLayout:
     slots, offset = [], 0
-    for name, sources in tensors:
-        shape = (sum(source.shape[0] for source in sources), *sources[0].shape[1:])
-        slots.append(TensorSlot(name, offset, shape, sources, is_multiplied and len(shape) == 2))
-        offset += align(math.prod(shape) * dtype.itemsize)
+    for name, sources, stack in tensors:
+        shape: tuple[int, ...] = (sum(source.shape[0] for source in sources), *sources[0].shape[1:])
+        if stack:
+            shape = (stack, shape[0] // stack, *shape[1:])
+        kind = sum_dtype(dtype) if name in _COUNTED_WIDE else dtype
+        is_matrix = is_multiplied and len(shape) > 1 and not name.endswith("_bias")
+        slot = TensorSlot(name, offset, shape, sources, kind, is_matrix)
+        slots.append(slot)
+        offset += align(slot.num_bytes)
     return ShardLayout(shard, tuple(slots), offset)

@@ -9,6 +9,26 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Of a sparse layer. Biases, where there are any, end in ``_bias`` beside stacked matrices."""
+
+    router: str = "mlp.gate"
+    correction: str = "mlp.gate.e_score_correction_bias"
+    each: str | None = "mlp.experts"
+    """One by one: ``<each>.<n>.<gate>.weight``; None: there is no such form."""
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    stacked: str = "mlp.experts"
+    """All in one tensor ``[experts, rows, columns]``: ``<stacked>.gate_up_proj`` and ``<stacked>.down_proj``."""
+    stacked_router: str = "mlp.gate"
+    """The router's name where experts are stacked."""
+    is_transposed: bool = False
+    """Whether stacked matrices are ``[experts, columns, rows]``."""
+    shared: str = "mlp.shared_experts"
+
+
+@dataclass(frozen=True, slots=True)
 class TensorNames:
     """Names without ``.weight``. None: the architecture has no such norm."""
 
@@ -26,6 +46,7 @@ class TensorNames:
     """Likewise for ``gate_proj`` and ``up_proj``."""
     up: str = "up_proj"
     down: str = "down_proj"
+    experts: ExpertNames = ExpertNames()
 
 
 LLAMA = TensorNames()

@@ -25,7 +25,7 @@ from jettison.device.devicebytes import DeviceBytes
 from jettison.device.devicebytes_host import HostBytes
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.operands import PackedMatrix
-from jettison.device.model.checkpoint import INDEX_FILE, check_header, errors_of, find_weights
+from jettison.device.model.checkpoint import INDEX_FILE, FoundWeights, check_header, errors_of, find_weights
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.identity import Digest, Digester, FileMark
 from jettison.device.model.shards import ShardLayout, TensorSource, final_norm_sources, shard_layouts
@@ -61,6 +61,7 @@ class WeightFolder:
         self._kernels = kernels
         self._bytes: DeviceBytes = device_bytes or HostBytes()
         self.layouts: dict[ShardId, ShardLayout] = shard_layouts(config, dtype)
+        self._config = config
         self._dtype = dtype
         self._tied = config.tied_embeddings
         self._final_norm = final_norm_sources(config)
@@ -78,9 +79,23 @@ class WeightFolder:
         """Find every tensor, and check that the folder holds exactly the model's tensors, in their shapes."""
         if self._file_of:
             return
-        found = find_weights(self.model_dir, list(self._sources()), self._is_spare)
+        found = self._found()
         self.doubt = found.doubt
         self._file_of, self.marks = found.file_of, {path.name: _mark(path) for path in found.files}
+
+    def _found(self) -> FoundWeights:
+        """With experts one by one, or in one tensor a layer: a folder has one of the two."""
+        try:
+            return find_weights(self.model_dir, list(self._sources()), self._is_spare)
+        except ModelError:
+            if self._config.arithmetic.experts is None:
+                raise
+            before, self.layouts = self.layouts, shard_layouts(self._config, self._dtype, is_stacked=True)
+            try:
+                return find_weights(self.model_dir, list(self._sources()), self._is_spare)
+            except ModelError:
+                self.layouts = before
+            raise
 
     def forget(self) -> None:
         """Open the folder anew before the next reading, as it may hold other files by now."""
@@ -118,19 +133,22 @@ class WeightFolder:
         shard."""
         self.open()
         layout = self.layouts[shard]
-        views = layout.views(slab, self._dtype)
+        views = layout.views(slab)
         digester, end = self._digester(shard), 0
         with self._reading() as rows_of:
             for slot in layout.slots:
                 self._skip(slab[end : slot.offset], digester)
-                end = slot.offset + math.prod(slot.shape) * self._dtype.itemsize
-                is_packed, row = slot.lies_packed(self._kernels, self._dtype), 0
+                end = slot.offset + slot.num_bytes
+                is_packed, view, row = slot.lies_packed(self._kernels), views[slot.name], 0
                 for source in slot.sources:
-                    rows = views[slot.name][row : row + source.shape[0]]
-                    if is_packed:
-                        yield from self._packing(rows_of, source, row, PackedMatrix(views[slot.name]))
+                    if view.dim() == 3:
+                        part, first = view[row // view.shape[1]], row % view.shape[1]
                     else:
-                        yield from self._copying(rows_of, source, rows, digester)
+                        part, first = view, row
+                    if is_packed:
+                        yield from self._packing(rows_of, source, first, PackedMatrix(part))
+                    else:
+                        yield from self._copying(rows_of, source, part[first : first + source.shape[0]], digester)
                     row += source.shape[0]
                 if is_packed:
                     yield from self._digesting(slab[slot.offset : end], digester)
@@ -160,8 +178,12 @@ class WeightFolder:
         yield from self._final_norm
 
     def _is_spare(self, name: str) -> bool:
-        """Whether a tensor is one that old exporters wrote although it follows from others."""
-        return name.endswith("rotary_emb.inv_freq") or (self._tied and name == "lm_head.weight")
+        """Whether a tensor is one that old exporters wrote although it follows from others, or of a layer that guesses
+        tokens ahead."""
+        if name.endswith("rotary_emb.inv_freq") or (self._tied and name == "lm_head.weight"):
+            return True
+        layer = name.removeprefix("model.layers.").partition(".")[0]
+        return self._config.has_spare_layers and layer.isdecimal() and int(layer) >= self._config.num_layers
 
     def _copying(self, rows_of: Rows, source: TensorSource, dest: Tensor, digester: Digester) -> Iterator[None]:
         """Copy a tensor to its place in the slab, a piece at a time."""
@@ -181,9 +203,9 @@ class WeightFolder:
         assert self._kernels is not None
         for start, end in pieces_of(source, PIECE_BYTES // 8):
             started_ns = time.perf_counter_ns()
-            piece = torch.empty((end - start, *source.shape[1:]), dtype=self._dtype)
+            piece = torch.empty((end - start, *source.shape[1:]), dtype=matrix.data.dtype)
             _copy(rows_of, source, start, piece)
-            on_device = self._bytes.tensor(as_numpy_uint8(piece), self._dtype, tuple(piece.shape))
+            on_device = self._bytes.tensor(as_numpy_uint8(piece), piece.dtype, tuple(piece.shape))
             self._kernels.pack_rows(on_device, row + start, matrix)
             copied_ns = time.perf_counter_ns()
             if not _is_finite(piece):
@@ -205,7 +227,7 @@ class WeightFolder:
         self.read_ns += ended_ns - started_ns
 
     def _not_finite(self, source: TensorSource, piece: Tensor) -> ModelError:
-        name = str(self._dtype).removeprefix("torch.")
+        name = str(piece.dtype).removeprefix("torch.")
         is_nan = bool(piece.isnan().any())
         mend = "download the file again" if is_nan else "download the file again, or serve it in a wider --dtype"
         what = f"tensor {source.name} has values that are not finite in {name}"
@@ -242,7 +264,13 @@ class _Files:
             stored = self._open[path].get_slice(source.name)
             if start == 0:
                 check_header(path, stored, source)  # the file may have changed since it was checked
-            dest[:] = stored[start : start + dest.shape[0]]
+            end = start + dest.shape[0]
+            if source.slice is None:
+                dest[:] = stored[start:end]
+            elif source.slice.is_transposed:
+                dest[:] = stored[source.slice.at, :, start:end].T
+            else:
+                dest[:] = stored[source.slice.at, start:end]
 
 
 def _copy(rows_of: Rows, source: TensorSource, start: int, piece: Tensor) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jettison.device.kernels.operands import RoutedBuffers
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.shards import align
 
@@ -20,12 +21,13 @@ from jettison.device.model.shards import align
 class StepBuffers:
     """The activations of one step of T tokens: views of the workspace, contents undefined until written.
 
-    ``qkv`` and ``attention`` share bytes with ``gate_up`` and ``activated``, and both pairs with the workspace's
-    ``rows`` and ``logits``: each is used up before the next is written.
+    ``qkv`` and ``attention`` share bytes with ``gate_up`` and ``activated``, with what experts need, and with the
+    workspace's ``rows`` and ``logits``: each is used up before the next is written.
     """
 
     __slots__ = (
-        "activated", "attention", "attention_flat", "bound", "gate_up", "k", "q", "qkv", "residual", "v", "x",
+        "activated", "attention", "attention_flat", "bound", "gate_up", "k", "q", "qkv", "residual", "routed",
+        "routed_sum", "shared_activated", "shared_gate_up", "v", "x",
     )  # fmt: skip
 
     def __init__(self, workspace: Workspace, config: DecoderConfig, num_tokens: int) -> None:
@@ -45,6 +47,13 @@ class StepBuffers:
         self.gate_up = workspace.gate_up[:num_tokens]
         """[T, up_size]: see ``DecoderConfig.up_size``."""
         self.activated = workspace.activated[:num_tokens]
+        self.routed: RoutedBuffers | None = workspace.routed(num_tokens)
+        """None: there are no experts."""
+        self.routed_sum = workspace.routed_sum[:num_tokens]
+        """[T, hidden], where all tokens pass an MLP beside experts: what experts make."""
+        self.shared_gate_up = workspace.shared_gate_up[:num_tokens]
+        """[T, 2 * shared_size]: of that MLP, and so ``shared_activated``."""
+        self.shared_activated = workspace.shared_activated[:num_tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +87,21 @@ class Workspace:
         self.attention = tensors["attention"]
         self.gate_up = tensors["gate_up"]
         self.activated = tensors["activated"]
+        self._num_chosen = 0 if config.arithmetic.experts is None else config.arithmetic.experts.num_chosen
+        self._routed = [tensors.get(name) for name in ("routed_gate_up", "routed_activated", "routed_each")]
+        nothing = memory[:0].view(dtype)
+        self.routed_sum = tensors.get("routed_sum", nothing)
+        self.shared_gate_up = tensors.get("shared_gate_up", nothing)
+        self.shared_activated = tensors.get("shared_activated", nothing)
         self.rows = tensors["rows"]
         """[max_num_seqs, hidden]: final hidden states of the rows that need logits."""
         self.logits = tensors["logits"]
         """[max_num_seqs, vocab]."""
+
+    def routed(self, num_tokens: int) -> RoutedBuffers | None:
+        """For the experts of so many tokens."""
+        views = [tensor[: num_tokens * self._num_chosen] for tensor in self._routed if tensor is not None]
+        return RoutedBuffers(*views) if views else None
 
     @staticmethod
     def num_bytes(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int) -> int:
@@ -114,7 +134,18 @@ def _plan(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_nu
     shared = place(shared, table_dtype(dtype), cos=table, sin=table)
     shared = place(shared, dtype, residual=(tokens, hidden), x=(tokens, hidden))
     inner = config.intermediate_size
+    experts, routed_bytes = config.arithmetic.experts, 0
+    if experts is not None:
+        pairs, wide = tokens * experts.num_chosen, 2 * experts.shared_size
+        start = place(shared, dtype, routed_sum=(tokens, hidden)) if wide else shared
+        first = place(start, dtype, routed_activated=(pairs, experts.intermediate_size))
+        routed_bytes = max(  # what experts make takes the place of what their first products made
+            place(first, dtype, routed_gate_up=(pairs, 2 * experts.intermediate_size)),
+            place(first, dtype, routed_each=(pairs, hidden)),
+            place(start, dtype, shared_gate_up=(tokens, wide), shared_activated=(tokens, experts.shared_size)),
+        )
     num_bytes = max(
+        routed_bytes,
         place(shared, dtype, qkv=(tokens, config.qkv_size), attention=(tokens, config.q_size)),
         place(shared, dtype, gate_up=(tokens, config.up_size), activated=(tokens, inner)),
         place(shared, dtype, rows=(max_num_seqs, hidden), logits=(max_num_seqs, config.vocab_size)),

@@ -1,0 +1,99 @@
+"""A layer's experts as a composition of single kernels: what ``Kernels.experts`` has to compute, in its order.
+
+Pairs of a token and an expert are sorted by expert, and by token within one: each expert multiplies its tokens at once.
+A token's sum is in the order of its choice, so its bits depend on no other token.
+
+Not here: routing (``device.model.routing``), and which activation a model has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from jettison.device.kernels.base import fail, sum_dtype
+from jettison.device.kernels.operands import Activation, ExpertWeights, RoutedBuffers
+
+if TYPE_CHECKING:
+    from jettison.device.kernels.base import Kernels
+
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""Of ``swiglu_clamped``."""
+
+
+def pass_experts(
+    kernels: Kernels, x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights, activation: Activation,
+    buffers: RoutedBuffers, out: Tensor,
+) -> None:
+    """``Kernels.experts``: a loop over the experts that are chosen."""
+    check_experts(x, chosen, shares, weights, buffers, out)
+    tokens, num_chosen = chosen.shape
+    if tokens == 0:
+        return
+    of_pair = chosen.reshape(-1)
+    order = of_pair.argsort(stable=True)
+    ends = torch.bincount(of_pair, minlength=weights.gate_up.data.shape[0]).cumsum(0).tolist()
+    if len(ends) != weights.gate_up.data.shape[0]:
+        raise IndexError(f"a token's expert is none of the {weights.gate_up.data.shape[0]}")
+    parts = [(i, start, end) for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)) if start < end]
+    sorted_x = x.index_select(0, order // num_chosen)
+    for expert, start, end in parts:
+        bias = None if weights.gate_up_bias is None else weights.gate_up_bias[expert]
+        kernels.linear(sorted_x[start:end], weights.gate_up.matrix(expert), bias, buffers.gate_up[start:end])
+    activate(activation, buffers.gate_up, buffers.activated, kernels)
+    for expert, start, end in parts:
+        bias = None if weights.down_bias is None else weights.down_bias[expert]
+        kernels.linear(buffers.activated[start:end], weights.down.matrix(expert), bias, buffers.each[start:end])
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    total = shares.new_zeros(tokens, x.shape[1])
+    for column in range(num_chosen):
+        made = buffers.each.index_select(0, places[column::num_chosen])
+        total += shares[:, column : column + 1] * made.to(total.dtype)
+    out.copy_(total)
+
+
+def activate(activation: Activation, gate_up: Tensor, out: Tensor, kernels: Kernels) -> None:
+    """What lies between an MLP's two products, of a gate and an up projection. ``out``: [T, inner]."""
+    if activation == "silu":
+        kernels.silu_mul(gate_up, out)
+        return
+    wide = gate_up.to(sum_dtype(gate_up.dtype))
+    if activation == "swiglu_clamped":
+        gate, up = wide[:, ::2].clamp(max=SWIGLU_LIMIT), wide[:, 1::2].clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+        out.copy_((up + 1.0) * gate * torch.sigmoid(gate * SWIGLU_ALPHA))
+        return
+    gate, up = wide.chunk(2, dim=-1)
+    out.copy_(ACTIVATIONS[activation](gate) * up)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}  # fmt: skip
+
+
+def check_experts(
+    x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights, buffers: RoutedBuffers, out: Tensor
+) -> None:
+    """Raise ValueError unless the arguments of ``Kernels.experts`` go together."""
+    number, up, hidden = weights.gate_up.data.shape
+    tokens, num_chosen = chosen.shape
+    inner, pairs = up // 2, tokens * num_chosen
+    wide = sum_dtype(x.dtype)
+    for name, tensor, shape, dtype in (
+        ("x", x, (tokens, hidden), x.dtype), ("out", out, (tokens, hidden), x.dtype),
+        ("chosen", chosen, (tokens, num_chosen), torch.int64), ("shares", shares, (tokens, num_chosen), wide),
+        ("gate_up", weights.gate_up.data, (number, 2 * inner, hidden), x.dtype),
+        ("down", weights.down.data, (number, hidden, inner), x.dtype),
+        ("buffers.gate_up", buffers.gate_up, (pairs, up), x.dtype),
+        ("buffers.activated", buffers.activated, (pairs, inner), x.dtype),
+        ("buffers.each", buffers.each, (pairs, hidden), x.dtype),
+        ("gate_up_bias", weights.gate_up_bias, (number, up), x.dtype),
+        ("down_bias", weights.down_bias, (number, hidden), x.dtype),
+    ):
+        if tensor is not None and (tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous()):
+            fail(f"{name}: expected contiguous {dtype} {shape}, got {tensor.dtype} {tuple(tensor.shape)}")
