@@ -35,7 +35,7 @@ from jettison.device.kernels.base import (
     fail,
 )
 from jettison.device.kernels.bound import DTYPE_CODES, bind_buffers, bind_layer, int64s
-from jettison.device.kernels.experts import pass_experts
+from jettison.device.kernels.experts import check_experts, pass_experts
 from jettison.device.kernels.operands import (
     Activation,
     Activations,
@@ -48,6 +48,7 @@ from jettison.device.kernels.operands import (
     Weight,
 )
 from jettison.device.kernels.registry import KernelsUnavailableError
+from jettison.device.kernels.selfcheck import passes_self_check
 
 LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
 
@@ -77,6 +78,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "silu_mul": (_I, _P, _L, _P, _L, _L, _L),
     "attend_layer": (_I, _P, _P, _P, _I),
     "feed_forward": (_I, _P, _P, _L, _I),
+    "experts": (_I, _P, _I),
     "argmax": (_I, _P, _L, _L, _L, _P, _I),
 }
 
@@ -87,6 +89,7 @@ _ERRORS: dict[int, tuple[type[Exception], str]] = {
     8: (IndexError, "a position lies outside the rotary tables"),
     16: (MemoryError, "no memory for the kernels' working space"),
     64: (IndexError, "a row lies outside the matrix"),
+    128: (IndexError, "a token's expert is none of the layer's"),
 }
 
 
@@ -109,7 +112,7 @@ def native_library(variant: str | None, among: Sequence[str] | None) -> tuple[ct
         raise KernelsUnavailableError(f"no kernels for {variant!r} here; there are {', '.join(supported)}")
     failed = []
     for name in [variant] if variant is not None else supported:
-        if _passes_self_check(NativeKernels(library, name)):
+        if passes_self_check(NativeKernels(library, name)):
             return library, name
         failed.append(name)
     raise KernelsUnavailableError(f"native kernels compute wrong results here ({', '.join(failed)})")
@@ -400,8 +403,24 @@ class NativeKernels:
         self, x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights, activation: Activation,
         buffers: RoutedBuffers, out: Tensor,
     ) -> None:
-        """See ``Kernels.experts``."""
-        pass_experts(self, x, chosen, shares, weights, activation, buffers, out)
+        """See ``Kernels.experts``. In one call where matrices are packed."""
+        is_packed = weights.gate_up.is_packed and weights.down.is_packed
+        if not is_packed or activation not in ("silu", "swiglu_clamped") or chosen.shape[0] == 0:
+            pass_experts(self, x, chosen, shares, weights, activation, buffers, out)
+            return
+        check_experts(x, chosen, shares, weights, buffers, out)
+        (tokens, num_chosen), (number, hidden, inner) = chosen.shape, weights.down.data.shape
+        space = torch.empty(number + 1 + 5 * tokens * num_chosen, dtype=torch.int32)
+        tensors = (
+            x, out, buffers.gate_up, buffers.activated, buffers.each, weights.gate_up.data, weights.gate_up_bias,
+            weights.down.data, weights.down_bias, chosen, shares, space,
+        )
+        addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+        is_clamped = activation == "swiglu_clamped"
+        shape = int64s(*addresses, tokens, num_chosen, number, hidden, inner, is_clamped)
+        code = self._functions["experts"](DTYPE_CODES[x.dtype], shape, torch.get_num_threads())
+        if code:
+            _raise(code)
 
     def argmax(self, logits: Tensor, out: Tensor) -> None:
         """See ``Kernels.argmax``."""
@@ -471,33 +490,3 @@ class NativeKernels:
 def _raise(code: int) -> None:
     error, message = _ERRORS.get(code, (RuntimeError, f"the kernel library failed with code {code}"))
     raise error(message)
-
-
-def _passes_self_check(kernels: NativeKernels) -> bool:
-    """Whether small products and gates have their known results: guards against a miscompiled variant."""
-    # Sizes that go through every tile: 13 rows = 6 + 7 (or 3 and 2), 9 outputs = 2 * 4 + 1, 70 = whole chunks + rest.
-    x = torch.arange(-70, 12 * 70, dtype=torch.float32).remainder(7).reshape(13, 70)
-    w = torch.arange(9 * 70, dtype=torch.float32).remainder(5).reshape(9, 70)
-    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
-        out, gated = torch.empty(13, 9, dtype=dtype), torch.empty(13, 70, dtype=dtype)
-        kernels.linear(x.to(dtype), w.to(dtype), None, out)
-        kernels.silu_mul(torch.cat((x, x), dim=1).to(dtype), gated)
-        expected = x.double() * torch.nn.functional.silu(x.double())
-        for actual, wanted in ((out, x.double() @ w.double().t()), (gated, expected)):
-            if not torch.allclose(actual.double(), wanted, rtol=tolerance, atol=tolerance):
-                return False
-        if not _multiplies_packed(kernels, dtype, tolerance):
-            return False
-    return True
-
-
-def _multiplies_packed(kernels: NativeKernels, dtype: torch.dtype, tolerance: float) -> bool:
-    """49 rows = 32 + 16 + 1 of tiles (or 5 x 10 of registers), 75 outputs = 2 groups + 11 plain rows."""
-    w = torch.arange(75 * 64, dtype=torch.float32).remainder(5).reshape(75, 64).to(dtype)
-    if not kernels.packs(tuple(w.shape), dtype):
-        return True
-    x = torch.arange(49 * 64, dtype=torch.float32).remainder(7).reshape(49, 64).to(dtype)
-    matrix, out = PackedMatrix(torch.empty_like(w)), torch.empty(49, 75, dtype=dtype)
-    kernels.pack_rows(w, 0, matrix)
-    kernels.linear(x, matrix, None, out)
-    return torch.allclose(out.double(), x.double() @ w.double().t(), rtol=tolerance, atol=tolerance)

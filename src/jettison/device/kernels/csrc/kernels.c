@@ -1,8 +1,8 @@
 /* The C ABI of the kernels, compiled once for each instruction set (VARIANT) into one library.
  *
  * Here: the table of dtypes, argument checks that need to walk the block tables, and the exported functions
- * jettison_<variant>_<operation>. The algorithms are in gemm.h, packed.h, attention.h, elementwise.h and layer.h, each included once
- * a dtype. No allocation but per-thread scratch, no global state but the pool of threads, no dependence on Python or torch.
+ * jettison_<variant>_<operation>. The algorithms are in gemm.h, packed.h, experts.h, attention.h, elementwise.h and layer.h, each included
+ * once a dtype. No allocation but per-thread scratch, no global state but the pool of threads, no dependence on Python or torch.
  *
  * dtype codes: 0 float64, 1 float32, 2 bfloat16. Strides are in elements, of whole tokens (rows). Functions return
  * 0 or one of the ERROR codes, and have then written nothing (ERROR_MEMORY apart).
@@ -25,6 +25,7 @@
 #define ERROR_MEMORY 16
 #define ERROR_DTYPE 32
 #define ERROR_ROW 64 /* a row outside the matrix */
+#define ERROR_EXPERT 128
 
 #define GLUE_(a, b) a##b
 #define GLUE(a, b) GLUE_(a, b)
@@ -57,6 +58,16 @@ typedef struct {
     const int32_t *positions;
     long num_tokens;
 } BatchRows;
+
+typedef struct { /* contiguous, too */
+    const void *x;
+    void *out, *gate_up, *activated, *each;
+    const void *gate_up_weight, *gate_up_bias, *down_weight, *down_bias;
+    const int64_t *chosen;
+    const void *shares;
+    int32_t *space; /* num_experts + 1, and for each pair of a token and an expert five */
+    long num_tokens, num_chosen, num_experts, hidden, inner, is_clamped;
+} ExpertShape;
 
 /* Sizes of blocks; measured with benchmarks/kernels.py. */
 #define BLOCK_M 64
@@ -302,6 +313,13 @@ API(attend_layer)(int dtype, const LayerShape *shape, const LayerWeights *weight
 API(feed_forward)(int dtype, const LayerShape *shape, const LayerWeights *weights, long num_rows, int num_threads) {
 #define CALL(S) return feed_forward_##S(shape, weights, num_rows, num_threads)
     BY_DTYPE(dtype, CALL(f64), CALL(f32), CALL(bf16))
+#undef CALL
+    return 0;
+}
+
+API(experts)(int dtype, const ExpertShape *shape, int num_threads) {
+#define CALL(S) return experts_##S(shape, num_threads)
+    BY_DTYPE(dtype, return ERROR_DTYPE, CALL(f32), CALL(bf16))
 #undef CALL
     return 0;
 }

@@ -273,14 +273,17 @@ INLINE int NAME(reads_x_in_place)(long x_stride, long num_rows) {
 #endif
 }
 
-/* Rows of x as the tiles read them. */
-INLINE void NAME(stage_packed)(const T *x, long x_stride, long rows, long k, NAME(PackedX) *staged, long stride) {
-    for (long row = 0; row < rows; row++)
+/* Rows of x, or (where `of` is not NULL) its rows of these numbers, as the tiles read them. */
+INLINE void NAME(stage_packed)(const T *x, long x_stride, const int32_t *of, long rows, long k, NAME(PackedX) *staged,
+                               long stride) {
+    for (long row = 0; row < rows; row++) {
+        const T *const from = x + (of ? of[row] : row) * x_stride;
 #if STORAGE_IS_NARROW && !defined(BF16_DOT) && !defined(TILES)
-        for (long i = 0; i < k; i++) staged[row * stride + i] = TO_ACC(x[row * x_stride + i]);
+        for (long i = 0; i < k; i++) staged[row * stride + i] = TO_ACC(from[i]);
 #else
-        memcpy(staged + row * stride, x + row * x_stride, (size_t)k * sizeof(T));
+        memcpy(staged + row * stride, from, (size_t)k * sizeof(T));
 #endif
+    }
 #if STORAGE_IS_NARROW && defined(TILES)
     for (long row = rows; row < ROUND_UP(rows, TILE_ROWS_OF_X); row++)
         memset(staged + row * stride, 0, (size_t)k * sizeof(T));
@@ -311,7 +314,7 @@ static void NAME(packed_body)(void *arguments, Draw *draw) {
         const long rows = p->num_rows - first_row < p->block_rows ? p->num_rows - first_row : p->block_rows;
         const T *const block = p->x + first_row * p->x_stride;
         if (!p->in_place && staged_from != first_row) {
-            NAME(stage_packed)(block, p->x_stride, rows, p->k, staged, staged_stride);
+            NAME(stage_packed)(block, p->x_stride, NULL, rows, p->k, staged, staged_stride);
             staged_from = first_row;
         }
         const NAME(PackedX) *const from = p->in_place ? (const NAME(PackedX) *)block : staged;
@@ -324,11 +327,16 @@ static void NAME(packed_body)(void *arguments, Draw *draw) {
     PACKED_END();
 }
 
+/* Rows of x that a thread takes at once: as many as the second-level cache holds beside weights. */
+INLINE long NAME(packed_block_rows)(long k) {
+    const long rows = (256 << 10) / (k * (long)sizeof(T)) / PACKED_ROWS * PACKED_ROWS;
+    return rows < PACKED_ROWS ? PACKED_ROWS : rows > 240 ? 240 : rows;
+}
+
 static int NAME(linear_packed)(const T *x, long x_stride, const T *w, const T *bias, T *out, long out_stride,
                                long num_rows, long n, long k, int num_threads) {
     const long num_groups = n / GROUP, done = num_groups * GROUP;
-    long block_rows = (256 << 10) / (k * (long)sizeof(T)) / PACKED_ROWS * PACKED_ROWS;
-    block_rows = block_rows < PACKED_ROWS ? PACKED_ROWS : block_rows > 240 ? 240 : block_rows;
+    long block_rows = NAME(packed_block_rows)(k);
     if (block_rows > num_rows) block_rows = ROUND_UP(num_rows, PACKED_ROWS);
     const long num_chunks = num_threads * PACKED_CHUNKS < num_groups ? num_threads * PACKED_CHUNKS : num_groups;
     NAME(PackedProduct) product = {x, w, bias, out, x_stride, out_stride, num_rows, k, num_groups, num_chunks,
@@ -341,6 +349,7 @@ static int NAME(linear_packed)(const T *x, long x_stride, const T *w, const T *b
                             n - done, k, num_threads);
     return product.error;
 }
+#include "experts.h"
 #undef GROUP
 #undef PACKED_BLOCK_K
 #undef PACKED_CHUNKS

@@ -1,0 +1,151 @@
+/* A layer's experts, with packed weights: see Kernels.experts. Part of packed.h.
+ *
+ * Pairs of a token and an expert are sorted by expert, and by token within one. A product is a list of jobs: an expert,
+ * some of its pairs, and an item of each is some groups of outputs. An output is the chain of sums of packed.h, and a
+ * token's sum over its experts is in the order of its choice, so that no bit depends on other tokens.
+ */
+typedef struct {
+    int32_t expert, first, rows; /* pairs [first, first + rows) */
+} NAME(ExpertJob);
+
+typedef struct {
+    const T *x, *w, *bias; /* w: of all experts, [experts, n, k]; bias: NULL, or [experts, n] */
+    T *out;                /* [pairs, n] */
+    const int32_t *row_of; /* of x for each pair; NULL: the pair's own */
+    const NAME(ExpertJob) *jobs;
+    long num_jobs, n, k, num_chunks, block_rows;
+    int error;
+} NAME(ExpertProduct);
+
+static void NAME(expert_body)(void *arguments, Draw *draw) {
+    NAME(ExpertProduct) *const p = arguments;
+    const long staged_stride = p->k + 32, num_groups = p->n / GROUP;
+    const size_t sums_bytes = (size_t)(p->block_rows * GROUP) * sizeof(ACC);
+    const size_t staged_bytes = (size_t)(p->block_rows * staged_stride) * sizeof(NAME(PackedX));
+    ACC *const sums = (ACC *)scratch(sums_bytes + staged_bytes);
+    NAME(PackedX) *const staged = (NAME(PackedX) *)((char *)sums + sums_bytes);
+    long staged_job = -1;
+    if (!sums) __atomic_store_n(&p->error, ERROR_MEMORY, __ATOMIC_RELAXED);
+    PACKED_BEGIN();
+    for (long item; (item = jettison_pool_next(draw)) >= 0;) {
+        if (!sums) continue;
+        const NAME(ExpertJob) *const job = p->jobs + item / p->num_chunks;
+        const long chunk = item % p->num_chunks, first = job->first;
+        const int in_place = job->rows == 1 && NAME(reads_x_in_place)(p->k, 1);
+        const NAME(PackedX) *from = staged;
+        if (in_place) {
+            from = (const NAME(PackedX) *)(p->x + (p->row_of ? p->row_of[first] : first) * p->k);
+        } else if (staged_job != item / p->num_chunks) {
+            const T *const x = p->row_of ? p->x : p->x + first * p->k;
+            NAME(stage_packed)(x, p->k, p->row_of ? p->row_of + first : NULL, job->rows, p->k, staged, staged_stride);
+            staged_job = item / p->num_chunks;
+        }
+        const T *const w = p->w + job->expert * p->n * p->k, *const bias = p->bias ? p->bias + job->expert * p->n : NULL;
+        const long end = (chunk + 1) * num_groups / p->num_chunks;
+        for (long group = chunk * num_groups / p->num_chunks; group < end; group++)
+            NAME(packed_group)(from, staged_stride, w + group * GROUP * p->k, bias ? bias + group * GROUP : NULL,
+                               p->out + first * p->n + group * GROUP, p->n, job->rows, p->k, sums);
+    }
+    PACKED_END();
+}
+
+/* One product of every pair with its expert's matrix. `jobs` has room for all of them. */
+static int NAME(expert_product)(NAME(ExpertProduct) *p, NAME(ExpertJob) *jobs, const int32_t *starts, long num_experts,
+                                int num_threads) {
+    const long most_rows = NAME(packed_block_rows)(p->k);
+    p->jobs = jobs;
+    p->num_jobs = p->block_rows = 0;
+    for (long expert = 0; expert < num_experts; expert++)
+        for (long first = starts[expert]; first < starts[expert + 1]; first += most_rows) {
+            const long left = starts[expert + 1] - first, rows = left < most_rows ? left : most_rows;
+            jobs[p->num_jobs++] = (NAME(ExpertJob)){(int32_t)expert, (int32_t)first, (int32_t)rows};
+            p->block_rows = ROUND_UP(rows, PACKED_ROWS) > p->block_rows ? ROUND_UP(rows, PACKED_ROWS) : p->block_rows;
+        }
+    const long wanted = (num_threads * PACKED_CHUNKS + p->num_jobs - 1) / p->num_jobs, groups = p->n / GROUP;
+    p->num_chunks = wanted < groups ? wanted : groups;
+    p->error = 0;
+    jettison_pool_run(num_threads, p->num_jobs * p->num_chunks, NAME(expert_body), p);
+    return p->error;
+}
+
+/* gpt-oss: neighbours are a gate and its up projection, both clamped. */
+static void NAME(swiglu_clamped)(const T *gate_up, T *out, long n) {
+    for (long i = 0; i < n; i++) {
+        ACC gate = TO_ACC(gate_up[2 * i]), up = TO_ACC(gate_up[2 * i + 1]);
+        gate = gate > 7 ? 7 : gate;
+        up = up > 7 ? 7 : up < -7 ? -7 : up;
+        out[i] = FROM_ACC((up + 1) * gate / (1 + EXP(gate * (ACC)-1.702)));
+    }
+}
+
+typedef struct {
+    const ExpertShape *shape;
+    const int32_t *place_of;
+    long step;
+} NAME(ExpertRows);
+
+static void NAME(expert_gate_body)(void *arguments, Draw *draw) {
+    const NAME(ExpertRows) *const w = arguments;
+    const ExpertShape *const s = w->shape;
+    const long pairs = s->num_tokens * s->num_chosen;
+    for (long item; (item = jettison_pool_next(draw)) >= 0;)
+        for (long i = item * w->step; i < pairs && i < (item + 1) * w->step; i++) {
+            const T *const from = (const T *)s->gate_up + i * 2 * s->inner;
+            T *const to = (T *)s->activated + i * s->inner;
+            if (s->is_clamped) NAME(swiglu_clamped)(from, to, s->inner);
+            else NAME(silu_mul)(from, 2 * s->inner, to, s->inner, 1, s->inner);
+        }
+}
+
+/* What a token's experts made, in the order of its choice. */
+static void NAME(expert_sum_body)(void *arguments, Draw *draw) {
+    const NAME(ExpertRows) *const w = arguments;
+    const ExpertShape *const s = w->shape;
+    const ACC *const shares = s->shares;
+    for (long item; (item = jettison_pool_next(draw)) >= 0;)
+        for (long token = item * w->step; token < s->num_tokens && token < (item + 1) * w->step; token++) {
+            T *restrict const to = (T *)s->out + token * s->hidden;
+            for (long from = 0; from < s->hidden; from += GROUP) {
+                ACC sum[GROUP] = {0};
+                for (long j = token * s->num_chosen; j < (token + 1) * s->num_chosen; j++) {
+                    const T *restrict const made = (const T *)s->each + w->place_of[j] * s->hidden + from;
+                    for (long i = 0; i < GROUP; i++) sum[i] += shares[j] * TO_ACC(made[i]);
+                }
+                for (long i = 0; i < GROUP; i++) to[from + i] = FROM_ACC(sum[i]);
+            }
+        }
+}
+
+static int NAME(experts)(const ExpertShape *s, int num_threads) {
+    const long pairs = s->num_tokens * s->num_chosen, num_experts = s->num_experts;
+    int32_t *const starts = s->space, *const token_of = starts + num_experts + 1, *const place_of = token_of + pairs;
+    NAME(ExpertJob) *const jobs = (NAME(ExpertJob) *)(place_of + pairs);
+    memset(starts, 0, (size_t)(num_experts + 1) * sizeof *starts);
+    for (long j = 0; j < pairs; j++) {
+        if (s->chosen[j] < 0 || s->chosen[j] >= num_experts) return ERROR_EXPERT;
+        starts[s->chosen[j] + 1]++;
+    }
+    for (long expert = 0; expert < num_experts; expert++) starts[expert + 1] += starts[expert];
+    for (long j = 0; j < pairs; j++) { /* starts move to their ends */
+        const int32_t place = starts[s->chosen[j]]++;
+        token_of[place] = (int32_t)(j / s->num_chosen);
+        place_of[j] = place;
+    }
+    for (long expert = num_experts; expert > 0; expert--) starts[expert] = starts[expert - 1];
+    starts[0] = 0;
+    NAME(ExpertProduct) up = {s->x, s->gate_up_weight, s->gate_up_bias, s->gate_up, token_of};
+    up.n = 2 * s->inner;
+    up.k = s->hidden;
+    int error = NAME(expert_product)(&up, jobs, starts, num_experts, num_threads);
+    if (error) return error;
+    NAME(ExpertRows) rows = {s, place_of, 16384 / s->inner + 1};
+    jettison_pool_run(num_threads, (pairs + rows.step - 1) / rows.step, NAME(expert_gate_body), &rows);
+    NAME(ExpertProduct) down = {s->activated, s->down_weight, s->down_bias, s->each, NULL};
+    down.n = s->hidden;
+    down.k = s->inner;
+    error = NAME(expert_product)(&down, jobs, starts, num_experts, num_threads);
+    if (error) return error;
+    rows.step = 16384 / (s->hidden * s->num_chosen) + 1;
+    jettison_pool_run(num_threads, (s->num_tokens + rows.step - 1) / rows.step, NAME(expert_sum_body), &rows);
+    return 0;
+}
