@@ -66,7 +66,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True,
         "mlp_only_layers": [1],
     }},
-    "mixtral": {"intermediate": 48, "extra": {"num_local_experts": 4, "num_experts_per_tok": 2}},
+    "mixtral": {"intermediate": 48, "extra": {**_WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2}},
     "olmoe": {"intermediate": 32, "extra": {"num_experts": 8, "num_experts_per_tok": 3}},
     "glm4_moe": {"extra": {
         "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
@@ -75,6 +75,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "glm4_moe one group": {"arch": "glm4_moe", "extra": {
         "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": False,
         "first_k_dense_replace": 0,
+    }},
+    "gpt_oss": {"intermediate": 32, "head_dim": 24, "extra": {
+        **_WINDOW, "num_local_experts": 6, "num_experts_per_tok": 3, "rope_scaling": {**_YARN, "truncate": False},
     }},
 }  # fmt: skip
 """Name, the model type first -> what is not ``BASE``'s."""

@@ -131,13 +131,14 @@ class RemoteParts:
         return lse
 
     def merge(self, parts: LayerParts, out: Tensor, lse: Tensor) -> None:
-        """Wait for the answers and merge them into ``out`` with this worker's part."""
+        """Wait for the answers and merge them into ``out`` with this worker's part, and their sums into ``lse``."""
         for part, pieces in zip(parts.parts, self._port.collect(), strict=True):
             start = 0
             for num_queries, answer in pieces:
                 there, there_lse = unpack_answer(answer, num_queries, self._num_heads, out.dtype, self._bytes)
                 tokens = part.tokens[start : start + num_queries]
                 out[tokens] = merge_parts(out[tokens], lse[tokens], there, there_lse)
+                lse[tokens] = torch.logaddexp(lse[tokens], there_lse)
                 start += num_queries
 
 

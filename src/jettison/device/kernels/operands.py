@@ -91,7 +91,7 @@ class LayerWeights:
     __slots__ = (
         "arena", "attention_out_norm", "bound", "down_bias", "down_weight", "experts", "gate_up_bias",
         "gate_up_weight", "has_mlp", "input_norm", "input_norm_bias", "k_norm", "mlp_out_norm", "o_bias", "o_weight",
-        "post_norm", "post_norm_bias", "q_norm", "qkv_bias", "qkv_weight",
+        "post_norm", "post_norm_bias", "q_norm", "qkv_bias", "qkv_weight", "sinks",
     )  # fmt: skip
 
     def __init__(self, tensors: dict[str, Any], arena: Tensor) -> None:
@@ -102,6 +102,8 @@ class LayerWeights:
         self.qkv_bias: Tensor | None = tensors.get("qkv_bias")
         self.q_norm: Tensor | None = tensors.get("q_norm")
         self.k_norm: Tensor | None = tensors.get("k_norm")
+        self.sinks: Tensor | None = tensors.get("sinks")
+        """[num_heads]: see ``base.apply_sinks``."""
         self.o_weight: Weight = tensors["o_weight"]
         self.o_bias: Tensor | None = tensors.get("o_bias")
         self.attention_out_norm: Tensor | None = tensors.get("attention_out_norm")

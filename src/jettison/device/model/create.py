@@ -115,7 +115,8 @@ def _family_values(arch: str, hidden: int, heads: int, head_dim: int | None) -> 
     values: dict[str, Any] = {"architectures": [name], "model_type": arch}
     values["head_dim"] = head_dim or hidden // heads
     values[family.keys.eps] = 1e-6
-    values[family.keys.activation] = _ACTIVATION_NAMES[family.arithmetic.activation]
+    if family.keys.activation is not None:
+        values[family.keys.activation] = _ACTIVATION_NAMES[family.arithmetic.activation]
     if family.windows.rule == "always":
         values["sliding_window"] = None
     for key in (family.biases.qkv_key, family.biases.o_key, family.biases.mlp_key):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jettison.device.kernels.experts import SWIGLU_ALPHA, SWIGLU_LIMIT
 from jettison.device.model.arithmetic import PLAIN, Arithmetic
 from jettison.device.model.tensor_names import LLAMA, ExpertNames, TensorNames
 
@@ -66,7 +67,8 @@ class Positions:
 class Keys:
     """Names of keys that differ, and defaults of absent ones."""
 
-    activation: str = "hidden_act"
+    activation: str | None = "hidden_act"
+    """None: it is the family's, whatever the file says."""
     eps: str = "rms_norm_eps"
     default_eps: float = 1e-6
     scales: tuple[str, ...] = ()
@@ -75,8 +77,8 @@ class Keys:
     """Default of ``tie_word_embeddings``."""
     qk_norm: str | None = None
     """Norms of heads are there where this key is true, and only there."""
-    refused: tuple[str, ...] = ()
-    """Keys that would change the arithmetic: their value must be null."""
+    fixed: dict[str, object] = field(default_factory=dict)
+    """Keys that would change the arithmetic: one that is there must have this value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ _AFTER = TensorNames(
 _MIXTRAL = ExpertNames(
     router="block_sparse_moe.gate", each="block_sparse_moe.experts", gate="w1", up="w3", down="w2",
 )
+_GPT_OSS = ExpertNames(router="mlp.router", each=None, stacked_router="mlp.router", is_transposed=True)
 _GLM_NAMES = TensorNames(gate_up="mlp.gate_up_proj")
 _GEMMA_KEYS = Keys(
     activation="hidden_activation", tied=True,
@@ -234,7 +237,7 @@ FAMILIES = {
         ),
     ),
     "OlmoeForCausalLM": Family(
-        "olmoe", 4096, _QKVO_BIASES, Arithmetic(qk_norm="width"), keys=Keys(default_eps=1e-5, refused=("clip_qkv",)),
+        "olmoe", 4096, _QKVO_BIASES, Arithmetic(qk_norm="width"), keys=Keys(default_eps=1e-5, fixed={"clip_qkv": None}),
         mixture=Mixture(number=("num_experts", 64), size=("intermediate_size", None)),
     ),
     "Glm4MoeForCausalLM": Family(
@@ -243,6 +246,22 @@ FAMILIES = {
         mixture=Mixture(
             "sigmoid", ("n_routed_experts", 128), size=("moe_intermediate_size", 1408), is_normed=True, num_shared=1,
             num_dense=1, has_spare_layers=True,
+        ),
+    ),
+    "GptOssForCausalLM": Family(
+        "gpt_oss", 131_072, Biases(qkv_key="attention_bias", o_key="attention_bias", default=True),
+        Arithmetic(activation="swiglu_clamped"), TensorNames(sinks="self_attn.sinks", experts=_GPT_OSS),
+        Windows("typed", default=128, full_every=2), Positions(150_000.0),
+        Keys(activation=None, default_eps=1e-5, fixed={
+            "swiglu_alpha": SWIGLU_ALPHA, "swiglu_limit": SWIGLU_LIMIT, "hidden_act": "silu",
+        }),
+        default_head_dim=64, default_kv_heads=8,
+        defaults={"rope_parameters": {
+            "rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096,
+        }},
+        mixture=Mixture(
+            "softmax_of_chosen", ("num_local_experts", 128), num_chosen=4, size=("intermediate_size", None),
+            is_normed=None, has_bias=True,
         ),
     ),
 }  # fmt: skip

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from jettison.device.kernels import Kernels
-from jettison.device.kernels.base import sum_dtype
+from jettison.device.kernels.base import apply_sinks, sum_dtype
 from jettison.device.kernels.experts import ACTIVATIONS, activate
 from jettison.device.kernels.operands import LayerConstants, LayerWeights
 from jettison.device.model.arithmetic import LayerKind, Norm, QueryGrowth
@@ -161,12 +161,17 @@ class GeneralLayers:
         scale = self._config.attention_scale
         if batch.remote is None or remote is None:
             rows.store(k, buffers.v, weights.arena)
-            rows.attend(q, weights.arena, buffers.attention, scale, None, kind.window, a.attention_softcap)
+            lse = None
+            if weights.sinks is not None:
+                lse = q.new_empty(q.shape[:2], dtype=sum_dtype(q.dtype))
+            rows.attend(q, weights.arena, buffers.attention, scale, lse, kind.window, a.attention_softcap)
         else:
             batch.remote.ask(layer, remote, q)
             rows.store(k, buffers.v, weights.arena)
             lse = batch.remote.attend_here(remote, q, weights.arena, buffers.attention)
             batch.remote.merge(remote, buffers.attention, lse)
+        if weights.sinks is not None and lse is not None:  # once, over all positions, wherever they lie
+            apply_sinks(buffers.attention, lse, weights.sinks)
         kernels.linear(buffers.attention_flat, weights.o_weight, weights.o_bias, buffers.x)
 
     def _norm_heads(self, x: Tensor, weight: Tensor) -> None:

@@ -185,14 +185,14 @@ def _arithmetic(keys: JsonObject, family: Family, hidden_size: int) -> Arithmeti
     """The family's switches with the activation, multipliers and softcaps of the file."""
     read = family.arithmetic
     changes: dict[str, object] = {}
-    name = keys.optional_text(family.keys.activation)
+    name = None if family.keys.activation is None else keys.optional_text(family.keys.activation)
     if name is not None:
         if name not in _ACTIVATIONS:
             told = f"{family.keys.activation} {short_repr(name)} is not supported"
             raise keys.fail(f"{told}; supported: {', '.join(_ACTIVATIONS)}")
         changes["activation"] = _ACTIVATIONS[name]
-    for key in family.keys.refused:
-        if keys.values.get(key) is not None:
+    for key, value in family.keys.fixed.items():
+        if keys.values.get(key, value) != value:
             raise keys.fail(f"{key} {short_repr(keys.values[key])} is not supported")
     if family.keys.qk_norm is not None:
         changes["qk_norm"] = "head" if keys.flag(family.keys.qk_norm) else "none"

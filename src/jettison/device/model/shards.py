@@ -243,6 +243,8 @@ def _attention_tensors(config: DecoderConfig, attn: str, prefix: str) -> list[_T
     tensors.append(_plain("o_weight", attn + "o_proj.weight", hidden, q))
     if config.o_bias:
         tensors.append(_plain("o_bias", attn + "o_proj.bias", hidden))
+    if names.sinks is not None:
+        tensors.append(_plain("sinks", prefix + names.sinks, config.num_heads))
     return tensors
 
 

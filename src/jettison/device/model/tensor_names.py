@@ -46,6 +46,8 @@ class TensorNames:
     """Likewise for ``gate_proj`` and ``up_proj``."""
     up: str = "up_proj"
     down: str = "down_proj"
+    sinks: str | None = None
+    """Of attention, one for each head."""
     experts: ExpertNames = ExpertNames()
 
 
