@@ -24,6 +24,7 @@ from torch import Tensor
 
 from jettison.device.cuda import elementwise
 from jettison.device.cuda.attention import Launch, Parts, attend, early_launch
+from jettison.device.cuda.experts import FEW_ROWS, MANY_ROWS, SortedPairs, add_up, multiply
 from jettison.device.cuda.rowoperations import CardRowOperations
 from jettison.device.cuda.rows import StepRows, lay_out
 from jettison.device.cuda.tiles import Tile, choose_tile
@@ -45,7 +46,7 @@ from jettison.device.kernels.base import (
     check_window,
     fail,
 )
-from jettison.device.kernels.experts import pass_experts
+from jettison.device.kernels.experts import activate, check_experts
 from jettison.device.kernels.layer import feed_forward
 from jettison.device.kernels.operands import (
     Activation,
@@ -237,8 +238,19 @@ class CudaKernels:
         self, x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights, activation: Activation,
         buffers: RoutedBuffers, out: Tensor,
     ) -> None:
-        """See ``Kernels.experts``."""
-        pass_experts(self, x, chosen, shares, weights, activation, buffers, out)
+        """See ``Kernels.experts``. Only launches: an unknown expert is not told, and adds nothing."""
+        check_experts(x, chosen, shares, weights, buffers, out)
+        (tokens, num_chosen), number = chosen.shape, weights.down.data.shape[0]
+        if tokens == 0:
+            return
+        pairs = SortedPairs.of(chosen, number)
+        is_few = not self.rows_are_independent and tokens * num_chosen <= FEW_ROWS * number
+        rows = FEW_ROWS if is_few else MANY_ROWS
+        multiply(x, pairs, num_chosen, weights.gate_up.data, weights.gate_up_bias, buffers.gate_up, rows)
+        activate(activation, buffers.gate_up, buffers.activated, self)
+        own = pairs._replace(order=torch.arange(tokens * num_chosen, device=x.device))
+        multiply(buffers.activated, own, 1, weights.down.data, weights.down_bias, buffers.each, rows)
+        add_up(buffers.each, pairs, shares, out)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
         """See ``Kernels.linear``. The bias is added to the rounded product."""
