@@ -59,15 +59,17 @@ Document = dict[str, Any]
 
 
 def config_of(models: Path, options: argparse.Namespace) -> EngineConfig:
-    """Of all policies; the budget is the papers' 36 GiB for a 14B, or 64 blocks of the toy."""
+    """Of all policies; the budget is the papers' 36 GiB for a 14B, or 32 blocks of the toy."""
     more: dict[str, object] = {
         "instances": options.instances, "overload": "drop", "max_num_batched_tokens": 2048, "max_num_queued_reqs": None,
         "profile": "none", "memory": MEMORY, "host_memory": "4GiB", "log_level": "warning",
     }  # fmt: skip
     config = config_for("14b", models, options, **more)
     if options.tiny:
-        sized = assemble(config).memory_for_blocks(64)
-        small = {"memory": sized, "host_memory": sized, "num_threads": 1, "max_num_seqs": 64}
+        sized = assemble(config).memory_for_blocks(32)
+        small = {"memory": sized, "host_memory": sized, "num_threads": 1, "max_num_seqs": 64,
+                 "overload_min_wait_ms": 5, "overload_chance_wait_ms": 10, "overload_check_interval_ms": 10,
+                 "restore_dwell_ms": 200}  # fmt: skip
         config = EngineConfig.resolve(**config.flat() | small)
     return config
 
