@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gpu.kernels import Results
 from benchmarks.gpu.model import GPU
+from benchmarks.gpu.results import Results
 from benchmarks.gpu.steps import BATCHES, CONTEXT, NUM_STEPS, SHAPE, measured, opened, step
 from jettison.device.worker import DeviceWorker
 from jettison.types import LayerRange

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gpu.kernels import DENSE_TFLOPS, TARGETS_MS, Results
+from benchmarks.gpu.kernels import DENSE_TFLOPS, TARGETS_MS
 from benchmarks.gpu.model import GPU, SHAPES, products
+from benchmarks.gpu.results import Results
 from jettison.device.spec import CUDA, HOST, RANDOM, DeviceSpec
 from jettison.device.step import SamplingRow, StepInput
 from jettison.device.worker import DeviceWorker, make_device
