@@ -35,7 +35,7 @@ ASKED = {
 NUM_STEPS = 20 if GPU else 2
 
 
-def opened(folder: Path, host_bytes: int = 0) -> DeviceWorker:
+def opened(folder: Path, host_bytes: int = 0, budget_bytes: int = 40 << 30, kernels: str = "auto") -> DeviceWorker:
     """A device with the shape's weights from a seed, and blocks for the largest batch."""
     shape = {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": SHAPE["hidden"],
@@ -46,9 +46,10 @@ def opened(folder: Path, host_bytes: int = 0) -> DeviceWorker:
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(shape))
     spec = DeviceSpec(
-        model_dir=folder, dtype="bfloat16" if GPU else "float32", budget_bytes=(40 << 30) if GPU else 16 << 20,
+        model_dir=folder, dtype="bfloat16" if GPU else "float32", budget_bytes=budget_bytes if GPU else 16 << 20,
         block_size=BLOCK, max_num_tokens=PROMPT, max_num_seqs=BATCHES[-1], back_end=CUDA if GPU else HOST,
         host_bytes=host_bytes, load_format=RANDOM, page_bytes=(10 << 20) if GPU else 65536,
+        kernels=kernels,
     )  # fmt: skip
     device = make_device(spec)
     device.start()
