@@ -215,6 +215,8 @@ class DoubleRunner(Runner):
 class DoubleStep:
     """Runs on the caller's thread at its last poll, or where its result is asked for."""
 
+    may_be_followed = False
+
     def __init__(self, run) -> None:
         self._run = run
         self._polls_left = POLLS_A_STEP

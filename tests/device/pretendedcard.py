@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ class PretendedCard(Card):
         self.waits: list[str] = []
         """Streams that a thread has waited for."""
         self._before_steps = deque()
+        self._graph_memory = None
         self._pending: dict[str, list[_Copy]] = {STEPS: [], BESIDE: [], LINKS: []}
         self._thread = threading.local()
         self._lock = threading.RLock()
@@ -75,8 +77,14 @@ class PretendedCard(Card):
 
     def capture(self, launches: Callable[[], None]) -> PretendedGraph:
         launches()
+        if self._graph_memory is None:
+            self._graph_memory = weakref.WeakSet()
+        elif not self._graph_memory:
+            raise RuntimeError("the memory of graphs went with the last of them")  # as PyTorch's allocator has it
         self.num_graphs += 1
-        return PretendedGraph(self, launches)
+        graph = PretendedGraph(self, launches)
+        self._graph_memory.add(graph)
+        return graph
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         made = torch.full((num_bytes,), 0xA5, dtype=torch.uint8)

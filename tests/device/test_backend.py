@@ -320,6 +320,64 @@ def test_a_step_begins_with_tokens_that_the_step_before_it_has_sampled(start):
     assert len(worker.run_step(second(12, [-2, -1, 30], 9), None).tokens) == 3
 
 
+def launched(worker, step: StepInput):
+    """The step, as soon as another may be started behind it; None where the device has none such."""
+    running = worker.start_step(step, None)
+    while not running.may_be_followed:
+        if running.poll():
+            return None
+    return running
+
+
+def test_a_step_that_is_started_behind_another_takes_its_tokens_on_the_device(start):
+    """Four steps of three rows, which change places, each started before the one before it is over; rows that are
+    drawn, and greedy ones."""
+    worker = start()
+    tables = np.arange(24, dtype=np.int32).reshape(3, 8)
+
+    def decode(step_id: int, tokens: list[int], order: list[int], follows_step: int | None) -> StepInput:
+        contexts = np.full(3, step_id - 1, dtype=np.int32)
+        return StepInput(
+            step_id=step_id, layer_lo=0, layer_hi=4, token_ids=np.array(tokens, dtype=np.int32),
+            query_lens=np.ones(3, dtype=np.int32), context_lens=contexts, block_tables=tables[order],
+            sample_rows=np.arange(3, dtype=np.int32), follows_step=follows_step,
+            sampling=[SamplingRow(order.index(1), step_id, 3, 1.1, 0.9, 0, 0.0)],
+        )  # fmt: skip
+
+    orders = [[0, 1, 2], [2, 0, 1], [1, 2, 0], [0, 2, 1]]
+    expected, tokens = [], [3, 4, 5]
+    for i, order in enumerate(orders):
+        ids = [tokens[orders[i - 1].index(row)] for row in order] if i else tokens
+        tokens = [token.token_id for token in worker.run_step(decode(i + 1, ids, order, None), None).tokens]
+        expected.append(tokens)
+    first = launched(worker, decode(1, [3, 4, 5], orders[0], None))
+    if first is None:
+        pytest.skip("this device computes on the host's thread")
+    made = []
+    for i, order in enumerate(orders[1:], 1):
+        names = [-1 - orders[i - 1].index(row) for row in order]
+        second = launched(worker, decode(i + 1, names, order, i))
+        made.append(first.result())
+        first = second
+    made.append(first.result())
+    assert [[token.token_id for token in output.tokens] for output in made] == expected
+    assert all(output.compute_ns >= 0 for output in made)
+
+
+def test_a_step_behind_one_that_fails_has_lost_its_tokens(start):
+    worker = start()
+    first = launched(worker, step(1, [3, 4]))
+    if first is None:
+        pytest.skip("this device computes on the host's thread")
+    first._finish = lambda: 1 / 0
+    second = worker.start_step(step(2, [-1], follows_step=1), None)
+    with pytest.raises(ZeroDivisionError):
+        first.result()
+    with pytest.raises(TokensLostError):
+        second.result()
+    assert worker.run_step(step(3, [3, 4]), None).tokens, "the next one runs"
+
+
 def test_nothing_follows_on_a_step_that_failed_or_was_given_up(start):
     worker = start()
     worker.run_step(step(1, [3, 4]), None)

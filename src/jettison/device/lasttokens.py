@@ -25,13 +25,18 @@ class LastTokens:
         """A last stage has ended with this."""
         self._step_id, self._tokens = output.step_id, output.tokens
 
+    def check_followed(self, step: StepInput) -> None:
+        """Raise TokensLostError where a step follows one that was not the last to end here with tokens: for a step that
+        was started before that one ended."""
+        if step.follows_step not in (None, self._step_id):
+            raise TokensLostError(f"step {step.step_id} follows step {step.follows_step}, which has sampled nothing")
+
     def token_ids(self, step: StepInput) -> Int32s:
         """The step's token ids [T], with the tokens of the step that it follows in their places. Raises TokensLostError
         where that is not the last one that ended here."""
         if step.follows_step is None:
             return step.token_ids
-        if step.follows_step != self._step_id:
-            raise TokensLostError(f"step {step.step_id} follows step {step.follows_step}, which has sampled nothing")
+        self.check_followed(step)
         # Any token in place of one that could not be sampled: nothing counts that follows on it.
         sampled = np.array([max(0, token.token_id) for token in self._tokens], dtype=np.int32)
         token_ids = step.token_ids.copy()

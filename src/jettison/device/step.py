@@ -219,6 +219,12 @@ class Running(Protocol):
         """What the step has made, once; waits until it is over. Raises what made it fail."""
         ...
 
+    @property
+    def may_be_followed(self) -> bool:
+        """Whether another step may be started before this one is over: all of this one is launched, and the device
+        knows its tokens before the host does."""
+        ...
+
 
 class Ended:
     """A step that was over when it had been started."""
@@ -235,3 +241,8 @@ class Ended:
     def result(self) -> Any:
         """See ``Running.result``."""
         return self._result
+
+    @property
+    def may_be_followed(self) -> bool:
+        """It is over."""
+        return False

@@ -422,7 +422,7 @@ def _limits(machine: Machine, config: EngineConfig) -> SchedulerLimits:
         raise ConfigError(
             f"settings.max_model_len {max_model_len} exceeds the {machine.max_model_len} positions of {machine.name}"
         )
-    return scheduler_limits(config, max_model_len)
+    return scheduler_limits(config, max_model_len, goes_ahead=machine.profile.keeps_mappings)  # a card
 
 
 def _hops(timing: Timing, machine: Machine) -> Hops:

@@ -34,8 +34,10 @@ def test_a_layer_runs_once_a_step_and_by_its_graph_from_the_second_on(card) -> N
     for key in keys * 3:
         graphs.run(key, 1, lambda key=key: log.append(key))
     assert log == keys * 3 and card.num_replays == 6 and len(graphs) == 3
-    graphs.run(keys[0], 2, lambda: log.append("moved"))
+    for _ in range(2):
+        graphs.run(keys[0], 2, lambda: log.append("moved"))
     assert log[-1] == "moved" and len(graphs) == 1, "staging has moved"
+    assert card.num_replays == 7, "graphs after that are captured, too"
 
 
 def test_what_cannot_be_captured_runs_without_graphs(caplog) -> None:

@@ -127,6 +127,53 @@ def test_what_fails_is_raised_where_the_result_is_asked_for(layer: int) -> None:
     assert steps.card.num_under_way == 0
 
 
+def behind(first: Steps, **more) -> Steps:
+    """A step that is started behind another, on its card."""
+    second = Steps.__new__(Steps)
+    second.card, second.log, second._fails_at = first.card, [], more.get("fails_at")
+    launches = Launches(LAYERS, second._layer, second._tail)
+    second.running = CudaStep(first.card, launches, None, None, first.running)
+    return second
+
+
+def test_a_step_may_be_followed_once_all_of_it_is_launched() -> None:
+    first = Steps()
+    assert not first.running.may_be_followed
+    while first.log[-1] != "tail":
+        first.running.poll()
+    assert first.running.may_be_followed
+    second = behind(first)
+    while second.log[-1] != "tail":
+        assert not second.running.poll()
+    assert first.card.num_under_way == 2 and not first.running.is_over
+    first.card.num_over = 1
+    assert not second.running.poll() and first.running.is_over and first.card.num_under_way == 1
+    first.card.num_over = 2
+    assert second.running.poll() and second.running.result() == first.running.result() == "made"
+    assert not second.running.may_be_followed, "it is over"
+
+
+@pytest.mark.parametrize(
+    "bounded", [Steps(Safepoints(never, 1)), Steps(between=lambda: None)], ids=["safepoints", "peers"]
+)
+def test_what_may_be_given_up_is_not_followed(bounded: Steps) -> None:
+    while bounded.log[-1] != "tail":
+        bounded.card.synchronize()
+        bounded.running.poll()
+        assert not bounded.running.may_be_followed
+
+
+def test_one_that_fails_behind_another_ends_after_it() -> None:
+    first = Steps()
+    while not first.running.may_be_followed:
+        first.running.poll()
+    second = behind(first, fails_at=4)
+    assert second.running.is_over and first.running.is_over and first.card.num_under_way == 0
+    assert first.running.result() == "made"
+    with pytest.raises(IndexError):
+        second.running.result()
+
+
 def test_a_card_that_has_failed_takes_its_worker_with_it() -> None:
     steps = Steps()
 

@@ -231,6 +231,8 @@ def test_a_busy_worker_gives_parameters_between_layers_and_writes_nothing_there(
 class UnderWay:
     """A step of a device that computes by itself, until ``is_over`` says so."""
 
+    may_be_followed = False
+
     def __init__(self, compute, is_over):
         self.compute, self.is_over, self.num_polls = compute, is_over, 0
 

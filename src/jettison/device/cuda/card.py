@@ -159,6 +159,10 @@ class Card:
             graph.capture_end()
         return graph
 
+    def forget_graphs(self) -> None:
+        """No graph is left: the memory that they shared is gone with the last one, and new ones share another."""
+        self._graph_memory = None
+
     # --- memory of the host, and bytes ------------------------------------------------------------------------------
 
     def pinned(self, num_bytes: int) -> Tensor:

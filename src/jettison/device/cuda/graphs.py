@@ -43,7 +43,10 @@ class LayerGraphs:
         """Launch what ``launch`` launches, by a graph from the second time on. ``generation``: of the memory that it
         reads rows from."""
         if generation != self._generation:
-            self._graphs.clear()
+            if self._graphs:
+                self._card.synchronize()  # a replay may be under way
+                self._graphs.clear()
+                self._card.forget_graphs()
             self._generation = generation
         graph = self._graphs.get(key)
         if graph is not None:

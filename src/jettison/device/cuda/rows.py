@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from jettison.device.cuda.tiles import Tile
@@ -23,6 +24,7 @@ from jettison.device.kernels.operands import Int32Array
 from jettison.device.kernels.torch_kernels import check_rows
 
 if TYPE_CHECKING:
+    from jettison.device.cuda.card import Card
     from jettison.device.step import StepInput  # which brings msgspec: a bare GPU machine lacks it
 
 BUCKETS = [1, 2, 4, 8, *range(16, 257, 16)]
@@ -60,25 +62,45 @@ class HostRows(NamedTuple):
     only_context: bool
 
     def arrays(self) -> Arrays:
-        """What has to be copied, by name."""
-        return {"tables": self.tables, "positions": self.positions, "slots": self.slots, "work": self.work}
+        """What has to be copied, by name; the tables last, as their width goes with the longest context."""
+        return {"positions": self.positions, "slots": self.slots, "work": self.work, "tables": self.tables}
 
-    def padded(self, num_rows: int, max_blocks: int) -> HostRows:
-        """Rows of one token each with padding up to ``num_rows``, and tables that are wide enough for any context, so
-        that all such rows have arrays of the same shapes; but for the work, which comes last and says its length."""
-        width = min(self.tables.shape[1], max_blocks)
-        tables = np.zeros((num_rows, max_blocks), dtype=np.int32)
-        tables[: len(self.tables), :width] = self.tables[:, :width]
+    def padded(self, num_rows: int) -> HostRows:
+        """Rows of one token each with padding up to ``num_rows``, so that ``positions`` and ``slots`` of all such rows
+        have the same shapes, and ``work``, which says its own length, the same place behind them. Tables stay."""
         return self._replace(
-            tables=tables,
-            positions=padded(self.positions, num_rows, 0),
-            slots=padded(self.slots, num_rows, NOWHERE),
+            positions=padded(self.positions, num_rows, 0), slots=padded(self.slots, num_rows, NOWHERE)
         )
 
-    def on_card(self, copied: Mapping[str, Tensor]) -> StepRows:
-        """The rows from what the arrays became."""
-        tables, positions, slots, work = (copied[name] for name in self.arrays())
-        return StepRows(tables, positions, slots, work, self.shape.tile, self.only_context)
+    def on_card(self, copied: Mapping[str, Tensor], tables: Tensor | None = None) -> StepRows:
+        """The rows from what the arrays became. ``tables``: where else the tables lie."""
+        positions, slots, work, copied_tables = (copied[name] for name in self.arrays())
+        return StepRows(
+            copied_tables if tables is None else tables, positions, slots, work, self.shape.tile, self.only_context
+        )
+
+
+class DecodeTables:
+    """Block tables of decode steps at one place of a card, whatever their width, as graphs read them there.
+
+    What is right of a row's blocks, or below the rows, is left of other steps: no work names it.
+    """
+
+    def __init__(self, card: Card, max_model_len: int) -> None:
+        """It takes memory when it is first used."""
+        self._card = card
+        self._max_model_len = max_model_len
+        self._there: Tensor | None = None
+
+    def put(self, tables: Tensor, bucket: int, block_size: int) -> Tensor:
+        """Launch a copy of ``tables`` [rows, width], on the card, to the start of the place; returns ``bucket`` rows of
+        it, [bucket, blocks of the longest context]."""
+        if self._there is None:
+            shape = BUCKETS[-1], -(-self._max_model_len // block_size)
+            self._there = self._card.empty(4 * shape[0] * shape[1]).view(torch.int32).view(shape).zero_()
+        rows, width = tables.shape[0], min(tables.shape[1], self._there.shape[1])
+        self._there[:rows, :width].copy_(tables[:, :width])
+        return self._there[:bucket]
 
 
 def lay_out(

@@ -1,8 +1,9 @@
 """Steps on a card: a step's rows in one copy, its layers as graphs or launches, tokens drawn there, one copy back.
 
-Beside ``Running.result``, a step's begin waits until the copies of the one before it are over, and the first decode
-step of a number of rows waits while its layers are captured. One step at a time: buffers, staging and graphs are its
-own.
+Beside ``Running.result``, the first decode step of a number of rows waits while its layers are captured. A step may be
+started behind one that is all launched (``CudaStep.may_be_followed``): it takes that one's tokens on the card, where
+its layers come behind them. So buffers and graphs serve one step after the other, and what the host reads or writes
+while two are under way is there twice (``staging``).
 
 Not here: how far the host runs ahead (``running``), rows as arrays (``rows``), draws (``sampler``).
 """
@@ -21,7 +22,7 @@ from torch import Tensor
 from jettison.device.cuda.card import Card
 from jettison.device.cuda.draws import describe
 from jettison.device.cuda.graphs import GraphKey, LayerGraphs
-from jettison.device.cuda.rows import BUCKETS, HostRows, StepRows, bucket_of, lay_out, padded
+from jettison.device.cuda.rows import BUCKETS, DecodeTables, HostRows, StepRows, bucket_of, lay_out, padded
 from jettison.device.cuda.running import CudaStep, Launches, Safepoints
 from jettison.device.cuda.sampler import CudaSampler, prompt_logprobs
 from jettison.device.cuda.staging import Results, Staging
@@ -29,7 +30,7 @@ from jettison.device.cuda.warmup import num_warm_blocks, warm_steps
 from jettison.device.cuda.worklist import WorkShape
 from jettison.device.devicebytes import Bytes, DeviceBytes
 from jettison.device.kernels import Kernels
-from jettison.device.kernels.operands import Activations, LayerConstants, LayerWeights
+from jettison.device.kernels.operands import Activations, LayerConstants, LayerWeights, Weight
 from jettison.device.lasttokens import LastTokens
 from jettison.device.model.decoder import Batch, Decoder, GivesUp, ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
@@ -40,7 +41,8 @@ from jettison.device.step import Int32s, PromptLogprobsRow, StepInput, StepOutpu
 from jettison.device.stepcheck import check_input, check_limits, remote_parts
 from jettison.types import LayerRange
 
-_STAGED_BYTES = 1 << 20
+_STAGED_BYTES = 4 << 20
+"""Graphs read from there, so it should never have to grow."""
 _ASKED_BYTES, _MADE_BYTES = 1 << 16, 1 << 14
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -51,6 +53,10 @@ class CardKernels(Kernels, Protocol):
 
     def work_shape(self, heads: int, arena: Tensor, most_tokens: int) -> WorkShape:
         """See ``CudaKernels.work_shape``."""
+        ...
+
+    def expect(self, weight: Weight) -> None:
+        """See ``CudaKernels.expect``."""
         ...
 
     def attend_rows(
@@ -104,7 +110,11 @@ class CudaRunner:
         self._likeliest = torch.empty(limits.max_num_seqs, dtype=torch.int64, device=card.device)
         self._buffers: dict[int, StepBuffers] = {}
         """Of decode steps, by tokens."""
+        self._tables = DecodeTables(card, config.max_model_len)
         self._last = LastTokens()
+        self._newest: CudaStep | None = None
+        self._sampled_on_card: int | None = None
+        """The last step of which ``_likeliest`` has, or will have, all tokens."""
         fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
 
     @property
@@ -119,11 +129,16 @@ class CudaRunner:
         """See ``StepRunner.start_step``. Copies the step's arrays, and launches its first layers."""
         layers = check_limits(step, self.config, *self._limits)
         check_input(step, hidden, self.config.hidden_size, self.dtype)
-        stage = self._begin(step, hidden, port)
+        before, self._newest = self._newest, None
+        if before is not None and step.follows_step not in (None, self._sampled_on_card):
+            before.settle()  # its tokens come by way of the host
+        before = None if before is None or before.is_over else before
+        stage = self._begin(step, hidden, port, takes_from_card=before is not None)
         every = step.safepoint_layers
         safepoints = Safepoints(gives_up, every) if gives_up is not None and every else None
         launches = Launches(layers, partial(self._run_layer, stage), partial(self._end, stage))
-        return CudaStep(self._card, launches, safepoints, None if port is None else port.poll)
+        self._newest = CudaStep(self._card, launches, safepoints, None if port is None else port.poll, before)
+        return self._newest
 
     def warm_up(self, layers: LayerRange, num_blocks: int) -> int:
         """Compile and load what steps launch. See ``StepRunner.warm_up``."""
@@ -133,7 +148,7 @@ class CudaRunner:
         for step in steps:
             shape = step.num_tokens, self.config.hidden_size
             hidden = torch.zeros(shape, dtype=self.dtype, device=self._card.device) if layers.lo else None
-            stage = self._begin(step, hidden, None)
+            stage = self._begin(step, hidden, None, takes_from_card=False)
             for layer in layers.layers():
                 self._run_layer(stage, layer)
             self._end(stage)
@@ -150,30 +165,39 @@ class CudaRunner:
 
     # ------------------------------------------------------------------------------------------------- before layers
 
-    def _begin(self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None) -> _Stage:
-        """Copy the step's rows, and fill the residual."""
-        stage = self._stage(step, port)
+    def _begin(
+        self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None, *, takes_from_card: bool
+    ) -> _Stage:
+        """Copy the step's rows, and fill the residual. ``takes_from_card``: the step before is still under way, so the
+        tokens that it samples are there only."""
+        stage = self._stage(step, port, takes_from_card)
         if hidden is None:
-            self._decoder.embed(stage.staged["token_ids"], stage.buffers.residual)
+            token_ids, of_slot = stage.staged["token_ids"], stage.staged.get("of_slot")
+            if of_slot is not None:
+                token_ids.index_copy_(0, stage.staged["unknown"], self._likeliest.index_select(0, of_slot))
+            self._decoder.embed(token_ids, stage.buffers.residual)
         else:
             stage.buffers.residual[: step.num_tokens].copy_(hidden)
         return stage
 
-    def _stage(self, step: StepInput, port: AttentionPort | None) -> _Stage:
+    def _stage(self, step: StepInput, port: AttentionPort | None, takes_from_card: bool) -> _Stage:
         """Check a step's rows, and copy what it needs. Raises as ``start_step`` does."""
         bucket = bucket_of(step, self._limits.max_num_tokens)
         rows = self._rows(step, bucket)
         num_tokens = len(rows.positions)
         arrays: Arrays = rows.arrays()
         if step.layer_lo == 0:
-            arrays["token_ids"] = padded(self._token_ids(step), num_tokens, 0)
+            arrays |= self._token_ids(step, num_tokens, takes_from_card)
         if step.layer_hi == self.config.num_layers:
             arrays["sampled"] = np.cumsum(step.query_lens, dtype=np.int64)[step.sample_rows] - 1
         staged = self._staging.put(arrays)
+        tables: Tensor | None = None
+        if bucket is not None:
+            tables = self._tables.put(staged["tables"], bucket, self._memory.kv_arena(step.layer_lo).shape[3])
         remote = remote_parts(step, port, self._kernels, self._bytes, self.config, self._memory)
         batch = Batch(
             step.query_lens, step.context_lens, step.block_tables, rows.positions[: step.num_tokens], remote,
-            partial(self._kernels.attend_rows, rows=rows.on_card(staged)),
+            partial(self._kernels.attend_rows, rows=rows.on_card(staged, tables)),
         )
         return _Stage(step, batch, self._buffers_for(num_tokens), bucket, staged)
 
@@ -186,13 +210,22 @@ class CudaRunner:
             partial(self._kernels.work_shape, heads, arena), arena, step.block_tables, step.query_lens,
             step.context_lens, step.num_tokens,
         )
-        return rows if bucket is None else rows.padded(bucket, -(-most // arena.shape[3]))
+        return rows if bucket is None else rows.padded(bucket)
 
-    def _token_ids(self, step: StepInput) -> npt.NDArray[np.int64]:
-        ids = self._last.token_ids(step).astype(np.int64)
+    def _token_ids(self, step: StepInput, num_tokens: int, takes_from_card: bool) -> Arrays:
+        """The tokens, padded; with ``takes_from_card`` also the places of those that are unknown, and of what they are
+        among the tokens of the step before. Raises IndexError, and TokensLostError."""
+        arrays: Arrays = {}
+        ids = step.token_ids
+        if step.follows_step is not None and takes_from_card:
+            unknown = np.flatnonzero(ids < 0)
+            arrays = {"unknown": unknown, "of_slot": -1 - ids[unknown].astype(np.int64)}
+            ids = np.maximum(ids, 0)
+        else:
+            ids = self._last.token_ids(step)
         if not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
             raise IndexError(f"step {step.step_id}: a token lies outside the vocabulary of {self.config.vocab_size}")
-        return ids
+        return {"token_ids": padded(ids.astype(np.int64), num_tokens, 0), **arrays}
 
     def _prompt_targets(self, step: StepInput) -> Arrays:
         targets = {
@@ -220,15 +253,21 @@ class CudaRunner:
         is_remote = remote is not None and remote.at(layer) is not None
         if is_remote:  # what peers and the host take part in has no padding
             buffers = self._buffers_for(stage.step.num_tokens)
-        launch = partial(self._decoder.run_layer, layer, stage.batch, buffers, is_first)
+        launch = partial(self._launch_layer, layer, stage.batch, buffers, is_first)
         if stage.bucket is None or is_remote:
             launch()
         else:
             self._graphs.run(GraphKey(layer, is_first, stage.bucket), self._staging.generation, launch)
 
+    def _launch_layer(self, layer: int, batch: Batch, buffers: StepBuffers, is_first: bool) -> None:
+        self._kernels.expect(self._decoder.first_matrix(layer))
+        self._decoder.run_layer(layer, batch, buffers, is_first)
+
     def _end(self, stage: _Stage) -> Callable[[], Any]:
         """Launch what follows the last layer."""
         is_last = stage.step.layer_hi == self.config.num_layers
+        if is_last:
+            self._kernels.expect(self._decoder.head)
         self._decoder.end_layers(stage.buffers, is_last)
         if is_last:
             return self._sample(stage)
@@ -251,6 +290,7 @@ class CudaRunner:
             torch.index_select(x, 0, stage.staged["sampled"], out=rows)
             logits = self._decoder.logits(rows)
             tokens = self._likeliest[: len(plan.rows)]
+            self._sampled_on_card = None if plan.on_host else step.step_id
             self._kernels.argmax(logits[:, : self.config.vocab_size], tokens)
             made |= self._sampler.launch(logits, tokens, plan, staged)
         fetched = self._results.fetch(made)
@@ -260,6 +300,7 @@ class CudaRunner:
             output = StepOutput(step.step_id, [], prompts)
             if logits is not None:
                 output.tokens = self._sampler.finish(plan, fetched, lambda slot: logits[slot : slot + 1].cpu())
+            self._last.check_followed(step)
             self._last.note(output)
             return output
 

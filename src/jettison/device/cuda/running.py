@@ -4,6 +4,9 @@ Where a step may be given up, or peers ask between its layers, the host is at mo
 layer i is launched once layer i - 2 has ended, and the safepoint before it is asked then. All other steps are launched
 as fast as they are polled.
 
+A step may be started behind another that is all launched. The card computes one after the other, and they end in that
+order.
+
 A card that has failed reports it wherever it is asked next, for good: that is a WorkerLostError, as the process has to
 be started again.
 
@@ -69,9 +72,14 @@ class CudaStep:
 
     def __init__(
         self, card: Card, launches: Launches, safepoints: Safepoints | None, between_layers: Callable[[], None] | None,
+        before: CudaStep | None = None,
     ) -> None:
-        """Launches the first layers."""
+        """Launches the first layers. ``before``: a step under way, behind which this one is computed."""
         self._start_ns = time.perf_counter_ns()
+        self._begin_ns = self._start_ns
+        """When the card could begin with it."""
+        self._end_ns = 0
+        self._before = before
         self._card = card
         self._launches = launches
         self._safepoints = safepoints
@@ -91,6 +99,21 @@ class CudaStep:
         for _ in range(AHEAD):
             self._try(self._launch_next)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether a poll has found it so."""
+        return self._is_over
+
+    @property
+    def may_be_followed(self) -> bool:
+        """See ``Running``. Not where it may be given up or peers take part: what follows is not known then."""
+        return self._end is not None and not self._is_bounded and not self._is_over
+
+    def settle(self) -> None:
+        """Wait until it is over; whether it has failed is told by its result."""
+        while not self.poll():
+            self._wait()
+
     def poll(self) -> bool:
         """Launch the next layer if it may be, or see whether the last one has ended."""
         if not self._is_over:
@@ -99,14 +122,17 @@ class CudaStep:
 
     def result(self) -> Any:
         """See ``Running.result``."""
-        while not self.poll():
-            if self._end is not None:
-                wait_for(self._end)
-            elif len(self._flying) == AHEAD:
-                wait_for(self._flying[0])
+        self.settle()
         if self._error is not None:
             raise self._error
         return self._result
+
+    def _wait(self) -> None:
+        """For the card, where there is nothing to launch."""
+        if self._end is not None:
+            wait_for(self._end)
+        elif len(self._flying) == AHEAD:
+            wait_for(self._flying[0])
 
     def _try(self, step: Callable[[], None]) -> None:
         if self._is_over:
@@ -122,16 +148,22 @@ class CudaStep:
     def _go_on(self) -> None:
         if self._end is None:
             self._launch_next()
-        elif _is_reached(self._end):
+        elif (self._before is None or self._before.poll()) and _is_reached(self._end):
             self._leave()
             self._result = None if self._finish is None else self._finish()
             if isinstance(self._result, StepOutput):
-                self._result.compute_ns = time.perf_counter_ns() - self._start_ns
+                self._result.compute_ns = self._end_ns - self._begin_ns
 
     def _leave(self) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._card.end_step()
+        if self._is_over:
+            return
+        before, self._before = self._before, None
+        if before is not None:
+            before.settle()
+            self._begin_ns = max(self._start_ns, before._end_ns)
+        self._is_over = True
+        self._end_ns = time.perf_counter_ns()
+        self._card.end_step()
 
     def _launch_next(self) -> None:
         """The next layer, and after the last one the tail; nothing while the host is too far ahead."""

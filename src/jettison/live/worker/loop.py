@@ -32,7 +32,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from jettison.core import ports
@@ -45,12 +45,13 @@ from jettison.core.controlstream import (
     Kind,
     StepEntry,
 )
-from jettison.device.step import StepInput, StepOutput
+from jettison.device.step import Running, StepInput, StepOutput
 from jettison.errors import JettisonError, RemoteAttentionError, TokensLostError, WorkerLostError
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.live.wire.stepflag import StepFlag
 from jettison.live.worker.activations import OutgoingActivation
+from jettison.live.worker.behind import Behind
 from jettison.live.worker.copies import Copier, Copies, CopyTurns
 from jettison.live.worker.device_port import Device
 from jettison.live.worker.doors import Doors
@@ -98,13 +99,15 @@ class WorkerLoop:
         copier: Copier | None = None,
         flag: StepFlag | None = None,
         doors: Doors | None = None,
+        receive: Callable[[], Iterable[m.Command]] = tuple,
     ) -> None:
         """``piece_bytes``: the most a bulk piece has; ``adapt_pieces``: less where the link is slow (``.pieces``).
         ``shares_clock``: peers' times can be compared with this one's. ``coordinate=False``: a bulk turn sends all that
         the link takes (for comparison only). ``wait``: returns when a link may have something new (None: watch their
         descriptors). ``copier``: copies beside steps (None: between them, in turns). ``flag``: names the step to be
         given up (None: steps run to their ends). ``doors``: links to peers that the controller names are opened when
-        they are first used (None: there are ``links`` alone).
+        they are first used (None: there are ``links`` alone). ``receive``: commands that have come, for a look inside a
+        step.
         """
         self.worker_id = worker_id
         self.stopped = False
@@ -126,6 +129,7 @@ class WorkerLoop:
             coordinate=coordinate, shares_clock=shares_clock, clock_ns=clock_ns, failpoint=failpoint, wait=wait,
             doors=doors,
         )
+        self._behind = Behind(device, self._stream, receive, self.deliver)
         self._copies = Copies(device, emit, copier or CopyTurns(piece_bytes, clock_ns), failpoint)
         self._inbox = self._peers.inbox
         self._attention = self._peers.attention
@@ -176,6 +180,10 @@ class WorkerLoop:
             was_bulk = self._peers.run_bulk_between_steps()
             if (self._stream.owes_piece and self._load_piece()) or was_bulk:
                 return True
+        if self._behind.entry is not None:
+            self._bulk_turn = True
+            self._run_step(self._behind.entry)
+            return True
         entry = self._stream.next_entry()
         if entry is None:
             was_bulk = self._peers.run_bulk()
@@ -219,6 +227,7 @@ class WorkerLoop:
         """Stop copying and close the links. The device belongs to the caller. Idempotent."""
         self.stopped = True
         self._copies.close()
+        self._behind.close()
         self._loading = None
         self._peers.close()
 
@@ -362,7 +371,7 @@ class WorkerLoop:
             if failure is None:
                 what = "sample" if step.next_worker is None else "stage"
                 self._reach(f"before_{what}")
-                result = self._compute(step, hidden)
+                result = self._compute(step, hidden, self._behind.take(entry))
                 failure = ABANDONED if result is None and step.safepoint_layers else None
                 self._reach(f"after_{what}")
                 if failure is not None:
@@ -403,8 +412,8 @@ class WorkerLoop:
                 self._emit(event)
             self._reach("after_flush")
 
-    def _compute(self, step: StepInput, hidden: object) -> object:
-        """Run the stage; None where it was given up at a safepoint.
+    def _compute(self, step: StepInput, hidden: object, started: Running | None) -> object:
+        """Run the stage, which may have been started already; None where it was given up at a safepoint.
 
         A device that computes by itself leaves this thread to its peers meanwhile: nothing is written by that (rule 5).
         """
@@ -415,10 +424,11 @@ class WorkerLoop:
         port = attention if attention.is_live or peers.sends_shards or peers.is_opening else None
         flag = self._flag
         gives_up = None if flag is None or not step.safepoint_layers else lambda: flag.names(step.step_id)
-        running = self._device.start_step(step, hidden, port, gives_up)
+        running = started or self._device.start_step(step, hidden, port, gives_up)
         try:
             while not running.poll():
                 peers.serve_urgent()
+                self._behind.go_on(running)
                 self._device.ahead.turn()
         except Exception:
             with contextlib.suppress(Exception):  # no step is left running beside what comes next

@@ -69,7 +69,7 @@ class WorkerProcess:
             loop = WorkerLoop(
                 self._me.worker_id, device, {}, channel.emit, spec.piece_bytes, spec.adapt_pieces, spec.coordinate,
                 shares_clock=self._config.shares_clock, failpoint=from_environment(*self._me), copier=CopyThread(),
-                flag=self._flag, doors=doors,
+                flag=self._flag, doors=doors, receive=channel.receive,
             )
             settle_garbage_collector()
         except Exception as raised:
