@@ -38,12 +38,12 @@ from jettison.report.results import RunResult
 from jettison.report.summary import print_fairness
 from jettison.simulate.calibrate import peak_demand_tokens
 from jettison.simulate.loads import search_factor
-from jettison.workload.bench import load_workload
 from jettison.workload.conditions import capacities
-from jettison.workload.options import LoadOptions
 from jettison.workload.rows import Workload
-from jettison.workload.shaping import cap_lengths, scale_time, thin_by_probability, upscale
+from jettison.workload.shaping import cap_lengths, scale_lengths, scale_time, slices, thin_by_probability, upscale
 from jettison.workload.synthetic import Burst, Lengths, SyntheticSpec, generate
+from jettison.workload.traces import read_trace
+from jettison.workload.units import Reading
 
 POLICIES = ("recompute", "swap", "migrate", "drop")
 ONE_CARD = "one card, time-sliced, no MPS"
@@ -78,10 +78,10 @@ def base_load(options: argparse.Namespace, context: int) -> Workload:
     """Arrivals over ``ARRIVALS_SHARE`` of a policy's seconds, before they are made as many as the peak asks for."""
     seconds = ARRIVALS_SHARE * options.seconds_a_policy
     if options.trace is not None:
-        load = load_workload(LoadOptions(
-            trace=options.trace, trace_format=options.format, unit=options.unit, seed=options.seed,
-            slice_s=options.slice, slice_index=options.slice_index, length_scale=options.length_scale,
-        ))  # fmt: skip
+        load = read_trace(options.trace, seed=options.seed, reading=Reading(options.format, options.unit))
+        if options.slice is not None:
+            load = slices(load, options.slice)[options.slice_index]
+        load = scale_lengths(load, options.length_scale)
         return cap_lengths(scale_time(load, load.duration_s / seconds), context)
     tiny = options.tiny
     prompt, output, rate = (16, 48, 40.0) if tiny else (128, 320, 3.0)
@@ -215,8 +215,8 @@ def main() -> int:
     parser.add_argument("--format", help="of the trace, where its columns leave it open")
     parser.add_argument("--unit", help="of the trace's stamps")
     parser.add_argument("--slice", type=float, help="trace seconds; they are replayed in those of a policy")
-    parser.add_argument("--slice-index", type=int)
-    parser.add_argument("--length-scale", type=float)
+    parser.add_argument("--slice-index", type=int, default=0)
+    parser.add_argument("--length-scale", type=float, default=1.0)
     options = parser.parse_args()
     if "drop" in options.policies[:-1]:
         parser.error("drop has to be the last policy: the cores before it count on layouts that never changed")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from jettison.config import EngineConfig
 from jettison.core.totals import counters
@@ -21,11 +21,10 @@ from jettison.live.engine.encoder import StepEncoder
 from jettison.live.engine.engine import Engine
 from jettison.live.engine.orders import Orders
 from jettison.live.engine.spawner import machines_of
+from jettison.report.fairness import FairnessHeader, measured_demand, measured_in
 from jettison.report.results import RequestRecord, RunResult, build_run
 from jettison.types import FinishReason, Request, SamplingParams
-from jettison.workload.bench import fairness_of_run
 from jettison.workload.conditions import capacities
-from jettison.workload.observe import shift_log
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.rows import TraceRow, Workload
 
@@ -92,18 +91,24 @@ async def replay(
         ask.cancel()
     await asyncio.gather(*asks, return_exceptions=bool(late))
     await engine.until_idle()
-    now_s = time.monotonic() - epoch
-    after = counters(engine.core)
-    events = {key: value - before.get(key, 0.0) for key, value in after.items()}
-    log = shift_log(engine.event_document(), now_s)
+    events = {key: value - before.get(key, 0.0) for key, value in counters(engine.core).items()}
+    log = [{"t": r.time_ns / 1e9 - epoch, "kind": r.kind, **r.fields} for r in engine.event_log]
     run = build_run(name, records, events=events | {"log": log})
+    run.config["fairness"] = fairness_of(engine, records, load, name).as_dict()
+    return run
+
+
+def fairness_of(
+    engine: PolicyEngine, records: Sequence[RequestRecord], load: Workload, name: str
+) -> FairnessHeader:
+    """Its conditions, with the demand that was measured."""
     deployment = deployment_of(engine.assembly)
     capacity, merged = capacities(deployment)
-    run.config["fairness"] = fairness_of_run(
-        run, load, parameter_share=deployment.shape.parameter_bytes / deployment.budget_bytes,
-        kv_capacity_tokens=capacity, merged_capacity_tokens=merged, num_instances=deployment.num_instances,
-    ).as_dict()  # fmt: skip
-    return run
+    mean_tokens, peak_tokens = measured_demand(records, load.duration_s)
+    share = deployment.shape.parameter_bytes / deployment.budget_bytes
+    return FairnessHeader(
+        mean_tokens, peak_tokens, measured_in(name), share, capacity, merged, arrivals=(load.source, *load.notes)
+    )
 
 
 async def _ask(engine: Engine, record: RequestRecord, prompts: PromptMaker, name: str, epoch: float) -> None:
