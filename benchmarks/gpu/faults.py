@@ -41,7 +41,7 @@ DEATHS = {"a drop": (1, "before_remap", 1), "an exchange": (0, "after_piece_sent
 """Where -> the victim, its place, and how often it comes there."""
 TOLERANCE_BYTES = 512 << 20
 """Of what the card has in use beside pages: graphs and workspaces come and go."""
-WAIT_S = 60.0
+WAIT_S = 25.0
 
 
 class Used(threading.Thread):
@@ -87,7 +87,7 @@ class Load:
             asyncio.create_task(self._one(prompt, self._num_output, tokens, times_s))
             for prompt, tokens, times_s in zip(self._prompts, self.tokens, self.times_s, strict=True)
         ]
-        while self._count() < len(asks) * self._num_output // 3:
+        while self._count() < len(asks) * self._num_output // 3 and not all(ask.done() for ask in asks):
             await asyncio.sleep(0.005)
         midway()
         await asyncio.gather(*asks)

@@ -177,7 +177,6 @@ async def run_all(models: Path, options: argparse.Namespace, document: Document)
         await engine.start()
         document |= {"start_s": time.monotonic() - begun, "capacity_tokens": capacity, "merged_tokens": merged,
                      "settings": deployment.settings, "policies": rows}  # fmt: skip
-        engine.serve_by("recompute")
         batches, prompt = ((2, 8), 48) if options.tiny else ((8, 32, 96), 2047)
         speed = await measured_speed(engine, batches, prompt)
         load = base_load(options, engine.info.max_request_tokens * 3 // 4)

@@ -10,9 +10,11 @@ import asyncio
 import os
 import time
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 
 from jettison.config import EngineConfig
 from jettison.core.totals import counters
+from jettison.cost.predictor import StepTimePredictor
 from jettison.cost.speed import MachineSpeed
 from jettison.live.engine.assembly import Assembly, assemble
 from jettison.live.engine.deployed import deployment_of
@@ -32,16 +34,20 @@ from jettison.workload.rows import TraceRow, Workload
 class PolicyEngine(Engine):
     """An engine whose workers stay while the policy changes: starting them anew costs more than a run."""
 
+    _known: StepTimePredictor | None = None
+
     def serve_by(self, policy: str) -> None:
-        """A new core over the workers, with this ``--overload``. Nothing may be open or on the move, and all workers
-        must hold the whole model."""
+        """A new core over the workers, with this ``--overload``; of the times of steps each knows what the engine knew
+        when it changed first. Nothing may be open or on the move, and all workers must hold the whole model."""
         old = self._driver
         assert old is not None and self._crew is not None and old.core.state.is_idle() and not old.core.in_transition
         assembly = assemble(EngineConfig.resolve(**self._config.flat() | {"overload": policy}))
         capacity = {w: state.ledger.capacity for w, state in old.core.state.workers.items()}
         core = assembly.build_core(capacity, os.urandom(16), assembly.load_profile(),
                                    machines_of(capacity, self._spawner))  # fmt: skip
-        core.state.predictor = old.core.state.predictor
+        if self._known is None:
+            self._known = old.core.state.predictor
+        core.state.predictor = deepcopy(self._known)
         core.state.next_step_id = old.core.state.next_step_id
         ledgers = {w: state.ledger for w, state in core.state.workers.items()}
         encoder = StepEncoder(ledgers, assembly.config.memory.block_size, core.state.limits.eos_token_ids)
