@@ -71,11 +71,11 @@ def test_all_parts_take_less_than_nine_minutes_at_most():
 
 def test_what_is_older_than_the_package_asks_for_is_not_there(tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").write_text(
-        '[project]\ndependencies = ["torch>=2.9,<=2.13.0", "typer>=0.19", "backports.zstd>=1.0; python_version < \'4\'"]\n'
+        '[project]\ndependencies = ["torch>=2.9,<=2.13.0", "typer>=0.19", "backports.zstd>=1; extra < \'4\'"]\n'
         '[project.optional-dependencies]\ncuda = ["cuda-bindings>=12.8"]\nbare = ["lm_eval[api]>=0.4.8", "types-x"]\n'
     )
     least = least_versions(tmp_path / "pyproject.toml")
-    assert least == {"torch": (2, 9), "typer": (0, 19), "backports-zstd": (1, 0), "cuda-bindings": (12, 8),
+    assert least == {"torch": (2, 9), "typer": (0, 19), "backports-zstd": (1,), "cuda-bindings": (12, 8),
                      "lm-eval": (0, 4, 8)}  # fmt: skip
     versions = {"typer": "0.16.1", "torch": "2.11.0+cu130", "backports_zstd": "1.0", "rich": "1"}
 
