@@ -105,18 +105,13 @@ def bench(name: str, *options: str) -> tuple[str, ...]:
     return (PYTHON, "-m", "benchmarks", "gpu", name, "--out", OUT, *options)
 
 
-def jettison(*arguments: str) -> tuple[str, ...]:
-    """A command of the package."""
-    return (PYTHON, "-m", "jettison", *arguments)
-
-
 PARTS = (
-    Part("verify", 75, jettison("verify", "--alone", "--dtype", "bfloat16", "--device", "cuda", "--json", OUT), exact,
+    Part("verify", 65, bench("verify"), exact,
          "tokens through every move, equal to those of each request alone"),
     Part("faults", 70, bench("faults"), measured, "an exchange, a restore and two deaths of workers under load"),
     Part("foreseen", 90, bench("foreseen"), measured, "a profile's errors, and a simulation from it beside a live run"),
-    Part("price", 40, bench("price"), measured, "cuda beside cuda-invariant in turns, cuda's tokens but for ties"),
-    Part("peer", 50, bench("peer"), measured, "nano-vllm's bench beside transformers' continuous batching"),
+    Part("price", 45, bench("price"), measured, "cuda beside cuda-invariant in turns, cuda's tokens but for ties"),
+    Part("peer", 55, bench("peer"), measured, "nano-vllm's bench beside transformers' continuous batching"),
     Part("engine", 75, bench("engine"), measured, "decode, prefill and gaps of the live engine, nano-vllm's bench"),
     Part("contracts", 50, (PYTHON, "-m", "pytest", "-m", "cuda", "tests/device", "-q", "-p", "no:cacheprovider",
                            f"--junitxml={OUT}"), of_pytest, "pages, kernels against float64, runner and copies"),

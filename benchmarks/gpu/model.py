@@ -74,15 +74,12 @@ class Model:
             w = self.layers[index]
             if index == 0:
                 kernels.gather_rows(self.embed, ids, b.residual)
-                kernels.expect(w.qkv_weight)
                 kernels.rms_norm(b.residual, w.input_norm, 1e-6, b.x)
             else:
-                kernels.expect(w.qkv_weight)
                 kernels.add_rms_norm(b.x, b.residual, w.input_norm, 1e-6, b.x)
             kernels.attend_rows(w, b, self.constants, plan)
             kernels.feed_forward(w, b, self.constants)
             if index == m["layers"] - 1:
-                kernels.expect(self.head)
                 kernels.add_rms_norm(b.x, b.residual, final, 1e-6, b.x)
                 kernels.linear(b.x[-rows:], self.head, None, logits)
                 kernels.argmax(logits, chosen[:rows])

@@ -51,9 +51,6 @@ class RowKernels:
         tile = choose_tile(head_dim, arena.itemsize, group, most_tokens, is_one_size=True)
         return WorkShape(tile, group, kv_heads, programs=4)
 
-    def expect(self, weight) -> None:
-        pass  # no value depends on it
-
     def attend_rows(self, weights, buffers, constants, rows) -> None:
         # A graph has the tensor of its capture; how long the list is, the list says.
         length = HEADER_WORDS + ITEM_WORDS * int(rows.work[0])

@@ -54,7 +54,6 @@ def attention_cases(all_of_them: bool) -> list[dict[str, Any]]:
                         **pointers(dtype, "q arena"), **pointers("i32", "tables work"), **pointers(dtype, "out"),
                         **pointers("fp32", "lse part_sums part_scales"), **pointers("i32", "arrived"),
                         **scalars("i32", "table_stride q_stride o_stride"), **scalars("fp32", "scale"),
-                        **pointers(dtype, "ahead"), **scalars("i32", "ahead_bytes"),
                     },
                     "aligned": ["q_stride", "o_stride"],
                     "constants": {
@@ -76,7 +75,6 @@ def small_cases(all_of_them: bool) -> list[dict[str, Any]]:
                 "signature": {
                     **pointers(dtype, "x residual gains out"),
                     **scalars("i32", "x_stride residual_stride out_stride width"), **scalars("fp32", "eps"),
-                    **scalars("i32", "num_rows"), **pointers(dtype, "ahead"), **scalars("i32", "ahead_bytes"),
                 },
                 "aligned": ["x_stride", "residual_stride", "out_stride", "width"],
                 "constants": {"ADD": True, "BLOCK": triton.next_power_of_2(width)}, "warps": 8,
@@ -106,10 +104,7 @@ def small_cases(all_of_them: bool) -> list[dict[str, Any]]:
             },
             {
                 "kernel": elementwise.silu_kernel, "name": f"silu {dtype}", "warps": 4,
-                "signature": {
-                    **pointers(dtype, "gate_up out"), **scalars("i32", "in_stride out_stride width num_rows"),
-                    **pointers(dtype, "ahead"), **scalars("i32", "ahead_bytes"),
-                },
+                "signature": {**pointers(dtype, "gate_up out"), **scalars("i32", "in_stride out_stride width")},
                 "aligned": ["in_stride", "out_stride", "width"], "constants": {"BLOCK": 1024},
             },
             {
@@ -153,8 +148,6 @@ def small_cases(all_of_them: bool) -> list[dict[str, Any]]:
 def compiled(case: dict[str, Any], capability: int) -> dict[str, Any]:
     constants = dict(case["constants"])
     options = {"num_warps": case["warps"], "num_stages": case.get("stages", 3)}
-    if "ahead" in case["signature"]:
-        constants["LANES"] = 32 * case["warps"] if capability >= 90 else 0
     if "never_early" not in case:
         constants["PDL"] = capability >= 90
         options["launch_pdl"] = capability >= 90
@@ -181,7 +174,6 @@ def compiled(case: dict[str, Any], capability: int) -> dict[str, Any]:
         "name": case["name"], "capability": capability, "registers": int(found[1]), "stack_bytes": int(found[2]),
         "shared_bytes": kernel.metadata.shared, "warps": case["warps"], "multiplies_by": multiplies,
         "waits": "griddepcontrol.wait" in kernel.asm["ptx"], "may_wait": constants.get("PDL", False),
-        "fetches": "prefetch.L2" in kernel.asm["ptx"], "may_fetch": constants.get("LANES", 0) > 0,
         "should_multiply": case.get("multiplies", False), "is_float32": "fp32" in case["name"],
     }  # fmt: skip
 

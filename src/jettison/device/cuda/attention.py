@@ -19,7 +19,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jettison.device.cuda.fetchahead import Ahead, fetch_ahead
 from jettison.device.cuda.tiles import PART_ROWS, POSITIONS, SPLIT, Tile
 from jettison.device.cuda.worklist import HEADER_WORDS, ITEM_WORDS
 
@@ -37,8 +36,6 @@ class Launch(NamedTuple):
     lse: Tensor | None = None
     early: bool = False
     """See ``early_launch``."""
-    ahead: Ahead | None = None
-    """What each program asks for its share of, before it begins."""
 
 
 def early_launch(early: bool) -> dict[str, bool]:
@@ -73,32 +70,28 @@ def attend(
     kernel before it runs: no kernel may write it, and a copy must be in the stream before that kernel.
     """
     _, _, kv_heads, block_size, head_dim = arena.shape
-    ahead = launch.ahead or Ahead(q, 0)
     attend_kernel[(launch.programs,)](
         q, arena, tables, work, out, out if launch.lse is None else launch.lse,
         parts.sums, parts.scales, parts.arrived, tables.stride(0), q.stride(0), out.stride(0),
-        scale * math.log2(math.e), ahead.matrix, ahead.num_bytes,
+        scale * math.log2(math.e),
         KVH=kv_heads, G=q.shape[1] // kv_heads, D=head_dim, DP=triton.next_power_of_2(head_dim), BS=block_size,
         BM=launch.tile.rows, BN=POSITIONS, SPLIT=SPLIT, CAUSAL=not launch.only_context,
         HAS_LSE=launch.lse is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=launch.early,
-        LANES=32 * launch.tile.warps if ahead.num_bytes else 0, num_warps=launch.tile.warps,
-        num_stages=launch.tile.stages, **early_launch(launch.early),
+        num_warps=launch.tile.warps, num_stages=launch.tile.stages, **early_launch(launch.early),
     )
 
 
 @triton.jit(do_not_specialize=["tables", "work", "table_stride"])  # they differ from step to step
 def attend_kernel(
     q, arena, tables, work, out, lse, part_sums, part_scales, arrived,
-    table_stride, q_stride, o_stride, scale, ahead, ahead_bytes,
+    table_stride, q_stride, o_stride, scale,
     KVH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, CAUSAL: tl.constexpr, HAS_LSE: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr, LANES: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program takes every so-many-th (item, KV head). Row r of a tile is token r // G with query head r % G."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    if LANES > 0:
-        fetch_ahead(ahead, ahead_bytes, tl.program_id(0), tl.num_programs(0), LANES)
     rows = tl.arange(0, BM)
     dims = tl.arange(0, DP)
     total = tl.load(work) * KVH

@@ -12,6 +12,7 @@ Not here: virtual memory (``device.cuda.driver``) and the arithmetic of steps (`
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -152,11 +153,12 @@ class Card:
         if self._graph_memory is None:
             self._graph_memory = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._graph_memory, capture_error_mode="thread_local")
-        try:
-            launches()
-        finally:
-            graph.capture_end()
+        with _no_collections():
+            graph.capture_begin(pool=self._graph_memory, capture_error_mode="thread_local")
+            try:
+                launches()
+            finally:
+                graph.capture_end()
         return graph
 
     def forget_graphs(self) -> None:
@@ -236,6 +238,18 @@ class Card:
         elementwise.copy_rows_kernel[(len(addresses), -(-words // block))](
             addresses, piece.view(torch.int32), words, TO_PIECE=to_piece, BLOCK=block, num_warps=8
         )
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """A graph that the garbage collector destroys meanwhile would spoil a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Event:

@@ -16,8 +16,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jettison.device.cuda.fetchahead import fetch_ahead
-
 COPY_WORDS = 4096
 """Words of four bytes that one program of ``copy_rows_kernel`` copies."""
 
@@ -39,18 +37,13 @@ def _squares(value):
     return tl.fma(value, value, 0.0)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def norm_kernel(
-    x, residual, gains, out, x_stride, residual_stride, out_stride, width, eps, num_rows, ahead, ahead_bytes,
-    ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, LANES: tl.constexpr,
+    x, residual, gains, out, x_stride, residual_stride, out_stride, width, eps,
+    ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """See ``Kernels.rms_norm``, and with ``ADD`` ``add_rms_norm``. One program a row; those after them fetch ahead,
-    where ``LANES`` is not 0."""
+    """See ``Kernels.rms_norm``, and with ``ADD`` ``add_rms_norm``. One program a row."""
     row = tl.program_id(0).to(tl.int64)
-    if LANES > 0:
-        if row >= num_rows:
-            fetch_ahead(ahead, ahead_bytes, row - num_rows, tl.num_programs(0) - num_rows, LANES)
-            return
     dims = tl.arange(0, BLOCK)
     inside = dims < width
     gain = tl.load(gains + dims, mask=inside, other=0.0)
@@ -155,19 +148,10 @@ def write_kv_kernel(
     tl.store(to + KVH * BS * D, tl.load(v + token * v_stride + kvh * D + dims, mask=inside), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def silu_kernel(
-    gate_up, out, in_stride, out_stride, width, num_rows, ahead, ahead_bytes,
-    BLOCK: tl.constexpr, PDL: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
-    """See ``Kernels.silu_mul``. Programs after those of the rows fetch ahead, where ``LANES`` is not 0."""
+@triton.jit
+def silu_kernel(gate_up, out, in_stride, out_stride, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """See ``Kernels.silu_mul``."""
     row = tl.program_id(0).to(tl.int64)
-    if LANES > 0:
-        if row >= num_rows:
-            parts = tl.num_programs(1)
-            program = (row - num_rows) * parts + tl.program_id(1)
-            fetch_ahead(ahead, ahead_bytes, program, (tl.num_programs(0) - num_rows) * parts, LANES)
-            return
     dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = dims < width
     if PDL:

@@ -23,9 +23,8 @@ from torch import Tensor
 
 from jettison.device.cuda import elementwise
 from jettison.device.cuda.attention import Launch, Parts, attend, early_launch
-from jettison.device.cuda.fetchahead import Ahead
 from jettison.device.cuda.rows import StepRows, lay_out
-from jettison.device.cuda.tiles import AHEAD_BYTES, FEW_ROWS, Tile, choose_tile
+from jettison.device.cuda.tiles import Tile, choose_tile
 from jettison.device.cuda.worklist import WorkShape
 from jettison.device.kernels.base import (
     CUDA,
@@ -43,12 +42,13 @@ from jettison.device.kernels.base import (
     check_vector,
     fail,
 )
+from jettison.device.kernels.layer import feed_forward
 from jettison.device.kernels.operands import Activations, Int32Array, LayerConstants, LayerWeights, PackedMatrix, Weight
 from jettison.device.kernels.registry import KernelsUnavailableError
 from jettison.errors import ConfigError
 
 _HEADS_A_PROGRAM = 4
-_SILU_BLOCK, _SILU_WARPS = 1024, 4
+_SILU_BLOCK = 1024
 _GATHER_BLOCK = 2048
 
 
@@ -87,9 +87,6 @@ class CudaKernels:
             self._processors, can_launch_early = properties.multi_processor_count, properties.major >= 9
         self.launches_early = can_launch_early if launches_early is None else launches_early
         """May be changed between launches: the bits are the same."""
-        self.fetches_ahead = can_launch_early
-        """Likewise."""
-        self._expected: Tensor | None = None
         self._parts: dict[tuple[int, int], Parts] = {}
         if self.rows_are_independent and device.type == "cuda":
             choose_invariant_products()
@@ -119,18 +116,6 @@ class CudaKernels:
             name: torch.from_numpy(array).to(self.device, non_blocking=True) for name, array in laid.arrays().items()
         })
 
-    def expect(self, weight: Weight) -> None:
-        """The product after the next norm, attention or SiLU reads this matrix: where rows are few, that launch brings
-        its start to the card's cache."""
-        self._expected = _plain(weight)
-
-    def _ahead(self, num_rows: int, most_bytes: int) -> Ahead | None:
-        """What the next launch fetches, if it is worth it."""
-        expected, self._expected = self._expected, None
-        if expected is None or not self.fetches_ahead or num_rows > FEW_ROWS or most_bytes == 0:
-            return None
-        return Ahead.of(expected, most_bytes)
-
     def attend(
         self, q: Tensor, arena: Tensor, rows: StepRows, out: Tensor, scale: float, lse: Tensor | None = None
     ) -> None:
@@ -139,8 +124,7 @@ class CudaKernels:
         parts = self._parts.get((kv_heads, head_dim))
         if parts is None:
             parts = self._parts[kv_heads, head_dim] = Parts(kv_heads, head_dim, self.device)
-        ahead = self._ahead(q.shape[0], AHEAD_BYTES.attention)
-        launch = Launch(rows.tile, self._programs(rows.tile), rows.only_context, lse, self.launches_early, ahead)
+        launch = Launch(rows.tile, self._programs(rows.tile), rows.only_context, lse, self.launches_early)
         attend(q, arena, rows.tables, rows.work, out, scale, parts, launch)
 
     def attention(
@@ -193,7 +177,6 @@ class CudaKernels:
         """The first half of a layer, for rows that are on the device: four launches."""
         self.linear(buffers.x, weights.qkv_weight, None, buffers.qkv)
         self.prepare_and_write(weights, buffers, constants, rows)
-        self.expect(weights.o_weight)
         self.attend(buffers.q, weights.arena, rows, buffers.attention, constants.scale)
         self.linear(buffers.attention_flat, weights.o_weight, weights.o_bias, buffers.x)
 
@@ -217,13 +200,8 @@ class CudaKernels:
         )
 
     def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
-        """See ``Kernels.feed_forward``: ``layer.feed_forward`` in four launches."""
-        self.expect(weights.gate_up_weight)
-        self.add_rms_norm(buffers.x, buffers.residual, weights.post_norm, constants.eps, buffers.x)
-        self.linear(buffers.x, weights.gate_up_weight, weights.gate_up_bias, buffers.gate_up)
-        self.expect(weights.down_weight)
-        self.silu_mul(buffers.gate_up, buffers.activated)
-        self.linear(buffers.activated, weights.down_weight, weights.down_bias, buffers.x)
+        """See ``Kernels.feed_forward``: four launches."""
+        feed_forward(self, weights, buffers, constants)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
         """See ``Kernels.linear``. The bias is added to the rounded product."""
@@ -246,14 +224,11 @@ class CudaKernels:
         self._norm(x, residual, weight, eps, out, adds=True)
 
     def _norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, *, adds: bool) -> None:
-        rows, width = x.shape
+        width = x.shape[1]
         block = triton.next_power_of_2(width)
-        warps = min(8, max(1, block // 256))
-        ahead = self._ahead(rows, AHEAD_BYTES.norm)
-        elementwise.norm_kernel[(rows if ahead is None else rows + self._processors,)](
+        elementwise.norm_kernel[(x.shape[0],)](
             x, residual, weight, out, x.stride(0), residual.stride(0), out.stride(0), width, eps,
-            rows, *(ahead or Ahead(x, 0)), ADD=adds, BLOCK=block, PDL=self.launches_early,
-            LANES=0 if ahead is None else 32 * warps, num_warps=warps, **self._launch(),
+            ADD=adds, BLOCK=block, PDL=self.launches_early, num_warps=min(8, max(1, block // 256)), **self._launch(),
         )
 
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array) -> None:
@@ -294,11 +269,9 @@ class CudaKernels:
         rows, cols = out.shape
         check_matrix("out", out, rows, cols, gate_up.dtype)
         check_matrix("gate_up", gate_up, rows, 2 * cols, gate_up.dtype)
-        parts, ahead = triton.cdiv(cols, _SILU_BLOCK), self._ahead(rows, AHEAD_BYTES.silu)
-        more = 0 if ahead is None else triton.cdiv(self._processors, parts)
-        elementwise.silu_kernel[(rows + more, parts)](
-            gate_up, out, gate_up.stride(0), out.stride(0), cols, rows, *(ahead or Ahead(out, 0)), BLOCK=_SILU_BLOCK,
-            PDL=self.launches_early, LANES=32 * _SILU_WARPS if more else 0, num_warps=_SILU_WARPS, **self._launch(),
+        elementwise.silu_kernel[(rows, triton.cdiv(cols, _SILU_BLOCK))](
+            gate_up, out, gate_up.stride(0), out.stride(0), cols, BLOCK=_SILU_BLOCK,
+            PDL=self.launches_early, num_warps=4, **self._launch(),
         )
 
     def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:

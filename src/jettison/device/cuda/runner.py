@@ -30,7 +30,7 @@ from jettison.device.cuda.warmup import num_warm_blocks, warm_steps
 from jettison.device.cuda.worklist import WorkShape
 from jettison.device.devicebytes import Bytes, DeviceBytes
 from jettison.device.kernels import Kernels
-from jettison.device.kernels.operands import Activations, LayerConstants, LayerWeights, Weight
+from jettison.device.kernels.operands import Activations, LayerConstants, LayerWeights
 from jettison.device.lasttokens import LastTokens
 from jettison.device.model.decoder import Batch, Decoder, GivesUp, ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
@@ -53,10 +53,6 @@ class CardKernels(Kernels, Protocol):
 
     def work_shape(self, heads: int, arena: Tensor, most_tokens: int) -> WorkShape:
         """See ``CudaKernels.work_shape``."""
-        ...
-
-    def expect(self, weight: Weight) -> None:
-        """See ``CudaKernels.expect``."""
         ...
 
     def attend_rows(
@@ -253,21 +249,15 @@ class CudaRunner:
         is_remote = remote is not None and remote.at(layer) is not None
         if is_remote:  # what peers and the host take part in has no padding
             buffers = self._buffers_for(stage.step.num_tokens)
-        launch = partial(self._launch_layer, layer, stage.batch, buffers, is_first)
+        launch = partial(self._decoder.run_layer, layer, stage.batch, buffers, is_first)
         if stage.bucket is None or is_remote:
             launch()
         else:
             self._graphs.run(GraphKey(layer, is_first, stage.bucket), self._staging.generation, launch)
 
-    def _launch_layer(self, layer: int, batch: Batch, buffers: StepBuffers, is_first: bool) -> None:
-        self._kernels.expect(self._decoder.first_matrix(layer))
-        self._decoder.run_layer(layer, batch, buffers, is_first)
-
     def _end(self, stage: _Stage) -> Callable[[], Any]:
         """Launch what follows the last layer."""
         is_last = stage.step.layer_hi == self.config.num_layers
-        if is_last:
-            self._kernels.expect(self._decoder.head)
         self._decoder.end_layers(stage.buffers, is_last)
         if is_last:
             return self._sample(stage)

@@ -30,20 +30,6 @@ PART_ROWS = 16384
 assert SPLIT % POSITIONS == 0
 
 
-class AheadBytes(NamedTuple):
-    """Bytes of the next matrix that a launch asks for (``fetchahead``), at most: about what the card's memory reads
-    while that launch leaves it idle."""
-
-    norm: int
-    attention: int
-    silu: int
-
-
-AHEAD_BYTES = AheadBytes(norm=8 << 20, attention=28 << 20, silu=6 << 20)
-FEW_ROWS = 256
-"""Rows up to which a launch asks for anything: with more, products are longer than reading their matrices."""
-
-
 class Tile(NamedTuple):
     """The work of one program in a launch of attention."""
 

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from jettison.device.cuda.tiles import FEW_ROWS
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.step import SamplingRow, StepInput
 from jettison.types import LayerRange
 
 _TILE_ROWS = (1, 64, 256)
 """Query heads of a KV head times tokens, of chunks that take tiles of different sizes (``tiles``)."""
-_MANY_TOKENS = FEW_ROWS + 1
-"""Of a chunk whose launches fetch nothing ahead."""
 
 
 def warm_steps(config: DecoderConfig, layers: LayerRange, most_tokens: int, block_size: int) -> list[StepInput]:
     """One row each: a decode, and chunks of at most ``most_tokens``, over the first blocks. The last stage samples."""
     group = config.num_heads // config.num_kv_heads
-    wanted = [*(rows // group for rows in _TILE_ROWS), _MANY_TOKENS]
-    lens = sorted({max(1, min(num_tokens, most_tokens)) for num_tokens in wanted})
+    lens = sorted({max(1, min(rows // group, most_tokens)) for rows in _TILE_ROWS})
     return [_step(config, layers, num_tokens, block_size) for num_tokens in lens]
 
 

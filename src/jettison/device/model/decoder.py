@@ -136,17 +136,8 @@ class Decoder:
     def logits(self, x: Tensor) -> Tensor:
         """Logits of final hidden states ``x`` [n, hidden], n <= max_num_seqs: a view that the next call overwrites."""
         out = self._workspace.logits[: x.shape[0]]
-        self._kernels.linear(x, self.head, None, out)
+        self._kernels.linear(x, self._table(EMBED_SHARD if self.config.tied_embeddings else HEAD_SHARD), None, out)
         return out
-
-    @property
-    def head(self) -> Weight:
-        """[vocab, hidden], of a device that has the last layer."""
-        return self._table(EMBED_SHARD if self.config.tied_embeddings else HEAD_SHARD)
-
-    def first_matrix(self, layer: int) -> Weight:
-        """That a layer reads."""
-        return self._layer(layer).qkv_weight
 
     def _attend(self, layer: int, weights: LayerWeights, batch: Batch, buffers: StepBuffers) -> None:
         """Attention of one layer: from the norm in ``buffers.x`` to the output projection in ``buffers.x``."""
