@@ -70,16 +70,6 @@ def measured(path: Path) -> list[Check]:
     ]  # fmt: skip
 
 
-def by_kind(path: Path) -> list[Check]:
-    """Of both kinds of kernels."""
-    checks = []
-    for kind, rows in json.loads(path.read_text()).items():
-        for name, row in rows.items():
-            if row["target"] is not None:
-                checks.append(Check(f"{kind}: {name}", row["value"], str(row["target"]), bool(row["pass"])))
-    return checks
-
-
 def of_pytest(path: Path) -> list[Check]:
     """Of pytest's report: no test failed, and some ran."""
     suites = list(ElementTree.parse(path).getroot().iter("testsuite"))

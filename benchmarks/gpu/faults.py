@@ -41,7 +41,7 @@ DEATHS = {"a drop": (1, "before_remap", 1), "an exchange": (0, "after_piece_sent
 """Where -> the victim, its place, and how often it comes there."""
 TOLERANCE_BYTES = 512 << 20
 """Of what the card has in use beside pages: graphs and workspaces come and go."""
-WAIT_S = 25.0
+WAIT_S = 40.0
 
 
 class Used(threading.Thread):

@@ -48,6 +48,7 @@ from jettison.workload.traces import read_trace
 from jettison.workload.units import Reading
 
 POLICIES = ("recompute", "swap", "migrate", "drop")
+BESIDE = "drop beside a batch"
 ONE_CARD = "one card, time-sliced, no MPS"
 MEMORY = "36GiB"
 ARRIVALS_SHARE = 0.85
@@ -112,15 +113,18 @@ def with_peak(load: Workload, wanted_tokens: float, speed: MachineSpeed, deploym
 
 async def serve(engine: PolicyEngine, policy: str, load: Workload, options: argparse.Namespace) -> RunResult:
     """One policy's run; its workers are whole again at the end. Raises TimeoutError where they are not."""
-    engine.serve_by(policy)
+    batch = [(options.batch_prompt, options.batch_output)] * options.batch if policy == BESIDE else []
+    if policy != BESIDE:  # that goes on with drop's core, as layouts have changed
+        engine.serve_by(policy)
     warm = at_once([(load.rows[0].input_tokens, 8)] * (4 * options.instances), "warm")
     await replay(engine, warm, f"warm {policy}", options.seed + 1)
-    run = await replay(engine, load, policy, options.seed, most_s=2 * options.seconds_a_policy)
-    restores = run.events["restores"]
+    restored = engine.totals()["restores"]
+    seed = options.seed + 2 * (policy == BESIDE)  # nothing is in the prefix cache
+    run = await replay(engine, load, policy, seed, most_s=2 * options.seconds_a_policy, batch=batch)
     ends_s = time.monotonic() + RESTORE_S
     while any(len(g.stages) > 1 for g in engine.core.groups.values()) and time.monotonic() < ends_s:
         await asyncio.sleep(0.05)  # by itself, where the queue is short for long enough
-    run.events["restores"] = max(restores, engine.totals()["restores"])
+    run.events["restores"] = engine.totals()["restores"] - restored
     if not await engine.until_whole(30.0):
         raise TimeoutError(f"after {policy} the workers did not come back to the whole model")
     return run
@@ -129,7 +133,8 @@ async def serve(engine: PolicyEngine, policy: str, load: Workload, options: argp
 def row_of(run: RunResult, instances: int) -> Document:
     """What is kept of a policy."""
     counted = ("drops", "restores", "drop_seconds", "restore_seconds", "exchanged_bytes", "stalls", "stall_seconds",
-               "num_preemptions", "recomputed_tokens", "migrations", "swapped_out_blocks", "rebalanced")  # fmt: skip
+               "num_preemptions", "recomputed_tokens", "migrations", "swapped_out_blocks", "rebalanced",
+               "offline_prompt_tokens", "offline_output_tokens")  # fmt: skip
     kinds = ("drop", "restore", "restored", "split", "served")
     return {
         "conditions": ONE_CARD, "instances": instances, "requests": run.requests.submitted,
@@ -159,6 +164,9 @@ def checks_of(rows: dict[str, Document], deployment: Any) -> list[Document]:
         for what in ("drops", "restores"):
             count = dropped["events"].get(what, 0)
             found.append((f"{what} seen", count, ">= 1", count >= 1))
+        if beside := rows.get(BESIDE):
+            harvested = beside["events"].get("offline_output_tokens", 0) / beside["duration_s"]
+            found.append((f"{BESIDE}: offline output tokens/s", harvested, None, None))
         for name, row in rows.items():
             if name != "drop" and row["ttft_p99_s"] and dropped["ttft_p99_s"]:
                 gain = row["ttft_p99_s"] / dropped["ttft_p99_s"]
@@ -189,7 +197,7 @@ async def run_all(models: Path, options: argparse.Namespace, document: Document)
                      "prepared_s": time.monotonic() - begun}  # fmt: skip
         if options.trace is None:  # a recorded trace is not ours to copy
             document["requests"] = [[round(r.arrival_s, 4), r.input_tokens, r.output_tokens] for r in load.rows]
-        for policy in options.policies:
+        for policy in [*options.policies, *([BESIDE] if options.batch and options.policies[-1] == "drop" else [])]:
             run = await serve(engine, policy, load, options)
             rows[policy] = row_of(run, options.instances)
             document |= {"checks": checks_of(rows, deployment), "seconds": time.monotonic() - begun}
@@ -211,6 +219,9 @@ def main() -> int:
     parser.add_argument("--seconds-a-policy", type=float, default=45.0)
     parser.add_argument("--peak", type=float, default=1.35, help="peak KV demand over the undropped capacity")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="drop has to be last")
+    parser.add_argument("--batch", type=int, default=0, help="then dropping once more beside so many offline requests")
+    parser.add_argument("--batch-prompt", type=int, default=1024, help="tokens of each")
+    parser.add_argument("--batch-output", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trace", type=Path, help="a file that jettison bench reads")
     parser.add_argument("--format", help="of the trace, where its columns leave it open")

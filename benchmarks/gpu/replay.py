@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import zlib
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 
@@ -16,6 +17,7 @@ from jettison.config import EngineConfig
 from jettison.core.totals import counters
 from jettison.cost.predictor import StepTimePredictor
 from jettison.cost.speed import MachineSpeed
+from jettison.errors import JettisonError
 from jettison.live.engine.assembly import Assembly, assemble
 from jettison.live.engine.deployed import deployment_of
 from jettison.live.engine.driver import CoreDriver
@@ -25,7 +27,7 @@ from jettison.live.engine.orders import Orders
 from jettison.live.engine.spawner import machines_of
 from jettison.report.fairness import FairnessHeader, measured_demand, measured_in
 from jettison.report.results import RequestRecord, RunResult, build_run
-from jettison.types import FinishReason, Request, SamplingParams
+from jettison.types import FinishReason, Request, SamplingParams, ServiceClass
 from jettison.workload.conditions import capacities
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.rows import TraceRow, Workload
@@ -67,6 +69,8 @@ class PolicyEngine(Engine):
     async def until_idle(self) -> None:
         """No request holds anything any more."""
         while not self.core.state.is_idle():
+            if self.failure is not None:
+                raise JettisonError(self.failure)
             await asyncio.sleep(0.005)
 
     async def until_whole(self, most_s: float) -> bool:
@@ -83,16 +87,25 @@ class PolicyEngine(Engine):
 
 
 async def replay(
-    engine: PolicyEngine, load: Workload, name: str, seed: int = 0, most_s: float | None = None
+    engine: PolicyEngine, load: Workload, name: str, seed: int = 0, most_s: float | None = None,
+    batch: Sequence[tuple[int, int]] = (),
 ) -> RunResult:
     """All requests of the load at their times, with the fairness header. Those that have not ended after ``most_s``
-    are cancelled, and have failed."""
+    are cancelled, and have failed.
+
+    ``batch``: (prompt, output) lengths of offline requests that are there from the start; they are cancelled when the
+    load has ended. Their tokens are among the run's events.
+    """
     prompts = PromptMaker(seed=seed, low_token_id=8, high_token_id=engine.info.vocab_size)
     before, epoch = counters(engine.core), time.monotonic()
     engine.event_log.clear()
     records = [RequestRecord(i, row.arrival_s, row.input_tokens, row.output_tokens) for i, row in enumerate(load.rows)]
     asks = [asyncio.create_task(_ask(engine, record, prompts, name, epoch)) for record in records]
+    others = [asyncio.create_task(_harvest(engine, f"{name} batch {i}", *row)) for i, row in enumerate(batch)]
     _, late = await asyncio.wait(asks, timeout=most_s)
+    for other in others:
+        other.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
     for ask in late:
         ask.cancel()
     await asyncio.gather(*asks, return_exceptions=bool(late))
@@ -135,6 +148,15 @@ async def _ask(engine: Engine, record: RequestRecord, prompts: PromptMaker, name
         if event.finish_reason is not None:
             record.finished_s, record.error = now_s, event.error
             record.status = "completed" if event.finish_reason is FinishReason.LENGTH else "failed"
+
+
+async def _harvest(engine: Engine, name: str, num_prompt: int, num_output: int) -> None:
+    """One offline request."""
+    prompt = tuple(PromptMaker(2, 8, engine.info.vocab_size).token_ids(zlib.crc32(name.encode()), num_prompt))
+    params = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
+    request = Request(name, prompt, params, time.monotonic_ns(), service_class=ServiceClass.OFFLINE)
+    async for _ in engine.submit(request):
+        pass
 
 
 def at_once(rows: Iterable[tuple[int, int]], name: str) -> Workload:
