@@ -6,9 +6,9 @@
     python3 -m benchmarks gpu overload --device cpu --tiny                           # the same at toy sizes
 
 All policies have the same workers, one after the other: a policy is a new core over them (``replay.PolicyEngine``), so
-bytes, weights and graphs are equal by construction, and one start pays for all. The dropping one comes last. Arrivals
-are those of a trace's slice, or a synthetic burst from a seed; either has so many users that its peak KV demand with
-memory to spare, foreseen at the speed that is measured first, is ``--peak`` times the undropped capacity. A policy has
+bytes, weights and graphs are equal by construction, and one start pays for all. Arrivals are those of a trace's slice,
+or a synthetic burst from a seed; either has so many users that its peak KV demand with memory to spare, foreseen at the
+speed that is measured first, is ``--peak`` times the undropped capacity (several: a sweep of load). A policy has
 ``--seconds-a-policy`` for arrivals and what follows them; what is open at twice that is counted as not answered.
 Every figure is of one card that is time-sliced, without MPS: instances take turns, so it hides bubbles of pipelines,
 and each instance has its part of the card's speed: with three, answers take longer, and the same mean load takes more
@@ -114,17 +114,14 @@ def with_peak(load: Workload, wanted_tokens: float, speed: MachineSpeed, deploym
 async def serve(engine: PolicyEngine, policy: str, load: Workload, options: argparse.Namespace) -> RunResult:
     """One policy's run; its workers are whole again at the end. Raises TimeoutError where they are not."""
     batch = [(options.batch_prompt, options.batch_output)] * options.batch if policy == BESIDE else []
-    if policy != BESIDE:  # that goes on with drop's core, as layouts have changed
-        engine.serve_by(policy)
+    engine.serve_by(policy.partition(" ")[0])
     warm = at_once([(load.rows[0].input_tokens, 8)] * (4 * options.instances), "warm")
     await replay(engine, warm, f"warm {policy}", options.seed + 1)
-    restored = engine.totals()["restores"]
-    seed = options.seed + 2 * (policy == BESIDE)  # nothing is in the prefix cache
-    run = await replay(engine, load, policy, seed, most_s=2 * options.seconds_a_policy, batch=batch)
+    run = await replay(engine, load, policy, options.seed, most_s=2 * options.seconds_a_policy, batch=batch)
     ends_s = time.monotonic() + RESTORE_S
     while any(len(g.stages) > 1 for g in engine.core.groups.values()) and time.monotonic() < ends_s:
         await asyncio.sleep(0.05)  # by itself, where the queue is short for long enough
-    run.events["restores"] = engine.totals()["restores"] - restored
+    run.events["restores"] = engine.totals()["restores"]
     if not await engine.until_whole(30.0):
         raise TimeoutError(f"after {policy} the workers did not come back to the whole model")
     return run
@@ -147,8 +144,9 @@ def row_of(run: RunResult, instances: int) -> Document:
     }  # fmt: skip
 
 
-def checks_of(rows: dict[str, Document], deployment: Any) -> list[Document]:
-    """Figures with the issue's targets; the mean load is that of the run in which requests waited least."""
+def checks_of(rows: dict[str, Document], deployment: Any, at: str = "") -> list[Document]:
+    """Figures with the issue's targets; the mean load is that of the run in which requests waited least. ``at``: of
+    which load."""
     share = deployment.shape.parameter_bytes / deployment.budget_bytes
     load = min(row["fairness"]["mean_load"] for row in rows.values())
     found: list[tuple[str, Any, str | None, bool | None]] = [
@@ -173,40 +171,50 @@ def checks_of(rows: dict[str, Document], deployment: Any) -> list[Document]:
                 is_aim = name == "recompute"
                 found.append((f"P99 TTFT, {name}'s over drop's", gain, f">= {LEAST_GAIN:g}, goal 12.7" if is_aim else
                               None, gain >= LEAST_GAIN if is_aim else None))  # fmt: skip
-    return [{"name": f"{name} ({ONE_CARD})", "value": v, "target": t, "pass": p} for name, v, t, p in found]
+    return [{"name": f"{name}{at} ({ONE_CARD})", "value": v, "target": t, "pass": p} for name, v, t, p in found]
 
 
 async def run_all(models: Path, options: argparse.Namespace, document: Document) -> None:
-    """One start, the speed, the load, the policies; the file is written after each of them."""
+    """One start, the speed, and for each peak the load and the policies; the file is written after each of them."""
     begun = time.monotonic()
     engine = PolicyEngine(config_of(models, options))
     deployment = deployment_of(engine.assembly)
     capacity, merged = capacities(deployment)
-    rows: dict[str, Document] = {}
+    runs: list[Document] = []
     try:
         await engine.start()
         document |= {"start_s": time.monotonic() - begun, "capacity_tokens": capacity, "merged_tokens": merged,
-                     "settings": deployment.settings, "policies": rows}  # fmt: skip
+                     "settings": deployment.settings, "runs": runs}  # fmt: skip
         batches, prompt = ((2, 8), 48) if options.tiny else ((8, 32, 96), 2047)
         speed = await measured_speed(engine, batches, prompt)
-        load = base_load(options, engine.info.max_request_tokens * 3 // 4)
-        load = with_peak(load, options.peak * capacity, speed, deployment, options.seed)
-        document |= {"speed": [speed.prefill_tokens_per_s, speed.decode_base_s, speed.decode_per_request_s],
-                     "arrivals": [load.source, *load.notes], "num_requests": len(load.rows),
-                     "fewer_than_wanted": len(load.rows) < WANTED_REQUESTS,
-                     "prepared_s": time.monotonic() - begun}  # fmt: skip
-        if options.trace is None:  # a recorded trace is not ours to copy
-            document["requests"] = [[round(r.arrival_s, 4), r.input_tokens, r.output_tokens] for r in load.rows]
-        for policy in [*options.policies, *([BESIDE] if options.batch and options.policies[-1] == "drop" else [])]:
-            run = await serve(engine, policy, load, options)
-            rows[policy] = row_of(run, options.instances)
-            document |= {"checks": checks_of(rows, deployment), "seconds": time.monotonic() - begun}
-            options.out.write_text(json.dumps(document, indent=1) + "\n")
-            print(f"-- {policy}: {run.requests.submitted} requests in {run.duration_s:.0f} s", flush=True)
-            if len(rows) == 1:
-                print_fairness(run, Console(width=140))
+        document |= {"speed": [speed.prefill_tokens_per_s, speed.decode_base_s, speed.decode_per_request_s]}
+        base = base_load(options, engine.info.max_request_tokens * 3 // 4)
+        for peak in options.peak:
+            load = with_peak(base, peak * capacity, speed, deployment, options.seed)
+            runs.append({"peak": peak} | told_of(load, options))
+            for policy in [*options.policies, *([BESIDE] if options.batch else [])]:
+                run = await serve(engine, policy, load, options)
+                runs[-1]["policies"][policy] = row_of(run, options.instances)
+                document |= {"checks": [check for each in runs for check in checks_of(each["policies"], deployment,
+                             f" at peak {each['peak']:g}" if len(options.peak) > 1 else "")],
+                             "seconds": time.monotonic() - begun}  # fmt: skip
+                options.out.write_text(json.dumps(document, indent=1) + "\n")
+                print(f"-- peak {peak:g}, {policy}: {len(load.rows)} requests in {run.duration_s:.0f} s", flush=True)
+                if len(runs) == len(runs[-1]["policies"]) == 1:
+                    print_fairness(run, Console(width=140))
     finally:
         await engine.close()
+
+
+def told_of(load: Workload, options: argparse.Namespace) -> Document:
+    """The load, as the file has it."""
+    told: Document = {"num_requests": len(load.rows), "wanted_requests": WANTED_REQUESTS,
+                      "arrivals": [load.source, *load.notes], "policies": {}}  # fmt: skip
+    if len(load.rows) < WANTED_REQUESTS:
+        told["fewer"] = f"as many as {options.seconds_a_policy:g} s a policy allow"
+    if options.trace is None:  # a recorded trace is not ours to copy
+        told["requests"] = [[round(r.arrival_s, 4), r.input_tokens, r.output_tokens] for r in load.rows]
+    return told
 
 
 def main() -> int:
@@ -217,8 +225,9 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="toy sizes")
     parser.add_argument("--instances", type=int, default=2, help="an H200 has room for 3")
     parser.add_argument("--seconds-a-policy", type=float, default=45.0)
-    parser.add_argument("--peak", type=float, default=1.35, help="peak KV demand over the undropped capacity")
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="drop has to be last")
+    parser.add_argument("--peak", type=float, nargs="+", default=[1.35],
+                        help="peak KV demand over the undropped capacity; several: a sweep")  # fmt: skip
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     parser.add_argument("--batch", type=int, default=0, help="then dropping once more beside so many offline requests")
     parser.add_argument("--batch-prompt", type=int, default=1024, help="tokens of each")
     parser.add_argument("--batch-output", type=int, default=128)
@@ -230,8 +239,6 @@ def main() -> int:
     parser.add_argument("--slice-index", type=int, default=0)
     parser.add_argument("--length-scale", type=float, default=1.0)
     options = parser.parse_args()
-    if "drop" in options.policies[:-1]:
-        parser.error("drop has to be the last policy: the cores before it count on layouts that never changed")
     name = "cpu"
     if options.device == "cuda":
         name = visible_cards()[0].name
