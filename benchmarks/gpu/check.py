@@ -96,18 +96,19 @@ def bench(name: str, *options: str) -> tuple[str, ...]:
 
 
 PARTS = (
-    Part("verify", 65, bench("verify"), exact,
+    Part("verify", 60, bench("verify"), exact,
          "tokens through every move, equal to those of each request alone"),
     Part("faults", 70, bench("faults"), measured, "an exchange, a restore and two deaths of workers under load"),
-    Part("foreseen", 90, bench("foreseen"), measured, "a profile's errors, and a simulation from it beside a live run"),
+    Part("foreseen", 85, bench("foreseen"), measured, "a profile's errors, and a simulation from it beside a live run"),
     Part("price", 45, bench("price"), measured, "cuda beside cuda-invariant in turns, cuda's tokens but for ties"),
     Part("peer", 55, bench("peer"), measured, "nano-vllm's bench beside transformers' continuous batching"),
-    Part("engine", 75, bench("engine"), measured, "decode, prefill and gaps of the live engine, nano-vllm's bench"),
+    Part("sampling", 20, bench("sampling"), measured, "draws by what rows ask for, and whether they are the host's"),
+    Part("engine", 70, bench("engine"), measured, "decode, prefill and gaps of the live engine, nano-vllm's bench"),
     Part("contracts", 50, (PYTHON, "-m", "pytest", "-m", "cuda", "tests/device", "-q", "-p", "no:cacheprovider",
                            f"--junitxml={OUT}"), of_pytest, "pages, kernels against float64, runner and copies"),
-    Part("steps", 40, bench("steps"), measured, "a worker's whole steps of the 7B shape, sampling, prefill"),
-    Part("copies", 25, bench("copies"), measured, "KV to host pools and links' slots, alone and beside decoding"),
-    Part("pages", 25, bench("pages", "--auto-only"), measured, "drops, restores, 1,000 cycles, sleep"),
+    Part("steps", 35, bench("steps"), measured, "a worker's whole steps of the 7B shape, sampling, prefill"),
+    Part("copies", 30, bench("copies"), measured, "KV to host pools and links' slots, alone and beside decoding"),
+    Part("pages", 20, bench("pages", "--auto-only"), measured, "drops, restores, 1,000 cycles, sleep"),
 )  # fmt: skip
 """What has been shown least comes first. Runs of their own: `gpu overload`, and `gpu kernels` (steps in kernels alone,
 both kinds and all batches, which `steps` and `price` have of whole workers)."""
