@@ -51,7 +51,7 @@ POLICIES = ("recompute", "swap", "migrate", "drop")
 BESIDE = "drop beside a batch"
 ONE_CARD = "one card, time-sliced, no MPS"
 MEMORY = "36GiB"
-ARRIVALS_SHARE = 0.85
+ARRIVALS_SHARE = 0.95
 """Of a policy's seconds; the last requests' answers take the rest."""
 MOST_SHARE, MOST_LOAD, LEAST_GAIN, WANTED_REQUESTS = 0.77, 0.6, 5.0, 1000
 CLOSE_ENOUGH = 0.04
@@ -87,10 +87,10 @@ def base_load(options: argparse.Namespace, context: int) -> Workload:
         load = scale_lengths(load, options.length_scale)
         return cap_lengths(scale_time(load, load.duration_s / seconds), context)
     tiny = options.tiny
-    prompt, output, rate = (16, 48, 20.0) if tiny else (128, 320, 1.2)
+    prompt, output, rate = (16, 48, 20.0) if tiny else (128, 320, 1.0)
     spec = SyntheticSpec(
         "burst", rate, seconds, Lengths(prompt, 0.5, cap=8 * prompt), Lengths(output, 0.5, cap=2 * output),
-        bursts=(Burst(seconds / 5, seconds / 10, 100.0),),
+        bursts=(Burst(seconds / 5, seconds / 12, 120.0),),
     )  # fmt: skip
     return cap_lengths(generate(spec, options.seed), context)
 

@@ -43,7 +43,7 @@ class TestOverload:
         capacity, _ = capacities(deployment)
         speed = MachineSpeed(20_000.0, 0.001)
         base = overload.base_load(OPTIONS, 300)
-        assert base.duration_s == pytest.approx(0.85 * 4.0)
+        assert base.duration_s == pytest.approx(0.95 * 4.0)
         load = overload.with_peak(base, 1.4 * capacity, speed, deployment, 0)
         assert peak_demand_tokens(load, speed, deployment) == pytest.approx(1.4 * capacity, rel=0.15)
 
@@ -60,7 +60,7 @@ class TestOverload:
         told = {"trace": trace, "format": None, "unit": None, "slice": 20.0, "slice_index": 1, "length_scale": 0.5}
         load = overload.base_load(argparse.Namespace(**vars(OPTIONS) | told), 300)
         assert len(load.rows) == 10 and {(r.input_tokens, r.output_tokens) for r in load.rows} == {(50, 20)}
-        assert load.duration_s == pytest.approx(0.85 * 4.0, rel=0.15)
+        assert load.duration_s == pytest.approx(0.95 * 4.0, rel=0.15)
 
     def test_checks_have_the_issue_s_targets_and_say_what_card_they_are_of(self):
         deployment = SimpleNamespace(shape=SimpleNamespace(parameter_bytes=764), budget_bytes=1000)
