@@ -102,8 +102,7 @@ class Piece:
                 self._card.copy_many(sources, targets, np.full(len(sources), row_bytes, dtype=np.int64))
             case Way.STAGED:
                 staged = in_a_row(self._card.address_of(self.there), len(on_card), row_bytes)
-                firsts = np.flatnonzero(np.diff(on_host, prepend=on_host[0] - row_bytes - 1) != row_bytes)
-                sizes = np.diff(firsts, append=len(on_host)) * row_bytes
+                firsts, sizes = _runs(on_host, row_bytes)
                 if to_host:
                     self.move(on_card, staged, row_bytes, copying.num_programs)
                     self._card.copy_many(staged[firsts], on_host[firsts], sizes)
@@ -154,3 +153,14 @@ class Pieces:
 def in_a_row(first: int, num_rows: int, row_bytes: int) -> Addresses:
     """Addresses of rows that lie one after the other."""
     return np.arange(first, first + num_rows * row_bytes, row_bytes, dtype=np.int64)
+
+
+def _runs(addresses: Addresses, row_bytes: int) -> tuple[Addresses, Addresses]:
+    """Of rows that lie one after the other: the first row's index, and bytes."""
+    firsts = np.zeros(1, dtype=np.int64)
+    breaks = np.flatnonzero(addresses[1:] - addresses[:-1] != row_bytes)
+    if len(breaks):
+        firsts = np.concatenate((firsts, breaks + 1))
+    sizes = np.empty_like(firsts)
+    sizes[:-1], sizes[-1] = firsts[1:] - firsts[:-1], len(addresses) - firsts[-1]
+    return firsts, sizes * row_bytes
