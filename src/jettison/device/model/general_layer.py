@@ -73,8 +73,7 @@ class HostRowOperations:
         self, q: Tensor, arena: Tensor, out: Tensor, scale: float, lse: Tensor | None, window: int, softcap: float
     ) -> None:
         """See ``RowOperations``."""
-        more = {"window": window, "softcap": softcap} if window or softcap else {}
-        self._kernels.attention(q, arena, *self._rows, out, scale, lse, **more)
+        self._kernels.attention(q, arena, *self._rows, out, scale, lse, window=window, softcap=softcap)
 
     def positions(self) -> Tensor:
         """See ``RowOperations``."""
