@@ -92,7 +92,7 @@ def ties(kernels: str, device: str, folder: Path) -> dict[str, float]:
         return {"tokens": 0}
     is_card = device == "cuda"
     dtype = "bfloat16" if is_card else "float32"
-    architecture = run.ARCHITECTURES[-1]
+    architecture = next(each for each in run.ARCHITECTURES if each.arch == "qwen3")
     own = run.make_own(architecture, folder / "ties", run.SEED, is_for_cards=is_card)
     setting = Setting(own, dtype, run.NUM_OUTPUT_TOKENS, run.SEED, kernels=kernels, device=device)
     reference = TransformersReference(own, dtype)

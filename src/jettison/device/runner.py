@@ -76,6 +76,7 @@ class Runner:
         start_ns = time.perf_counter_ns()
         result = self.run(step, hidden, port, gives_up)
         if isinstance(result, StepOutput):
+            result.routed = self._decoder.step_ended()
             result.compute_ns = time.perf_counter_ns() - start_ns
         return Ended(result)
 

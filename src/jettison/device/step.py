@@ -190,7 +190,7 @@ class StepInput:
 class StepOutput:
     """The output of a step's last stage."""
 
-    __slots__ = ("step_id", "tokens", "prompt_logprobs", "compute_ns")
+    __slots__ = ("step_id", "tokens", "prompt_logprobs", "compute_ns", "routed")
 
     def __init__(
         self,
@@ -205,6 +205,8 @@ class StepOutput:
         self.prompt_logprobs = prompt_logprobs or {}
         """Row -> logprobs of the row's prompt tokens in ``target_token_ids`` order."""
         self.compute_ns = compute_ns
+        self.routed = 0, 0
+        """See ``model.routing.Routed``."""
 
 
 class Running(Protocol):

@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from jettison.device.cuda import attention, drawkernels, elementwise, logprobkernels
+from jettison.device.cuda import attention, drawkernels, elementwise, experts, logprobkernels
 from jettison.device.cuda.tiles import POSITIONS, SPLIT, tiles_for
 
 BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -198,6 +198,36 @@ def sampling_cases(all_of_them: bool) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def expert_cases(all_of_them: bool) -> list[dict[str, Any]]:
+    """Products of experts: 128 of them, and gpt-oss's 32 with biases."""
+    cases = []
+    for dtype in SIZES if all_of_them else ("bf16",):
+        for rows in (experts.FEW_ROWS, experts.MANY_ROWS):
+            for number in (128, 32) if all_of_them else (128,):
+                cases.append({
+                    "kernel": experts.product_kernel, "name": f"experts {dtype} {number} {rows}", "warps": 4,
+                    "stages": 2 if dtype == "fp32" else 3, "never_early": True, "multiplies": dtype != "fp32",
+                    "signature": {
+                        **pointers(dtype, "x"), **pointers("i64", "row_of"), **pointers(dtype, "weight bias out"),
+                        **pointers("i32", "starts"), **scalars("i32", "num_rows n k per_row"),
+                    },
+                    "aligned": ["n", "k"],
+                    "constants": {
+                        "NUMBER": number, "EP": number, "HAS_BIAS": number == 32, "BM": rows, "BN": experts.COLUMNS,
+                        "BK": experts.DEPTH, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+                    },
+                })  # fmt: skip
+        cases.append({
+            "kernel": experts.sum_kernel, "name": f"sum of experts {dtype}", "warps": 4, "never_early": True,
+            "signature": {
+                **pointers(dtype, "each"), **pointers("i64", "places"), **pointers("fp32", "shares"),
+                **pointers(dtype, "out"), **scalars("i32", "width"),
+            },
+            "aligned": ["width"], "constants": {"CHOSEN": 8, "BLOCK": experts.SUM_BLOCK},
+        })  # fmt: skip
+    return cases
+
+
 def compiled(case: dict[str, Any], capability: int) -> dict[str, Any]:
     constants = dict(case["constants"])
     options = {"num_warps": case["warps"], "num_stages": case.get("stages", 3)}
@@ -236,7 +266,7 @@ def main() -> None:
     assert "TRITON_INTERPRET" not in os.environ
     capabilities = [int(word) for word in sys.argv[1].split(",")]
     all_of_them = "all" in sys.argv[2:]
-    for_each = attention_cases(all_of_them) + sampling_cases(all_of_them)
+    for_each = attention_cases(all_of_them) + sampling_cases(all_of_them) + expert_cases(all_of_them)
     for case in [*for_each, *small_cases(all_of_them)]:
         for capability in capabilities if all_of_them or case in for_each else [90]:
             print(json.dumps(compiled(case, capability)), flush=True)  # noqa: T201

@@ -16,12 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_COLUMNS, _DEPTH, _SUM_BLOCK = 64, 64, 1024
+COLUMNS, DEPTH, SUM_BLOCK = 64, 64, 1024
+"""Outputs and terms of a sum that a program of a product has at once; outputs of a program that adds up."""
 FEW_ROWS, MANY_ROWS = 16, 64
 """Pairs of a tile. Where bits must be equal it is always the second."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def product_kernel(
     x, row_of, weight, bias, out, starts, num_rows, n, k, per_row,
     NUMBER: tl.constexpr, EP: tl.constexpr, HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -106,10 +107,10 @@ def multiply(
     number, n, k = weight.shape
     num_rows = out.shape[0]
     num_tiles = min(number, num_rows) + num_rows // most_rows  # no choice makes more of them
-    product_kernel[(num_tiles, triton.cdiv(n, _COLUMNS))](
+    product_kernel[(num_tiles, triton.cdiv(n, COLUMNS))](
         x, pairs.order, weight, x if bias is None else bias, out, pairs.starts, num_rows, n, k, per_row,
-        NUMBER=number, EP=triton.next_power_of_2(number), HAS_BIAS=bias is not None, BM=most_rows, BN=_COLUMNS,
-        BK=_DEPTH, PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=4,
+        NUMBER=number, EP=triton.next_power_of_2(number), HAS_BIAS=bias is not None, BM=most_rows, BN=COLUMNS,
+        BK=DEPTH, PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=4,
         num_stages=2 if x.dtype == torch.float32 else 3,
     )  # fmt: skip
 
@@ -117,6 +118,6 @@ def multiply(
 def add_up(each: Tensor, pairs: SortedPairs, shares: Tensor, out: Tensor) -> None:
     """Each token's sum. ``shares``: float32 [T, k]."""
     tokens, width = out.shape
-    sum_kernel[(tokens, triton.cdiv(width, _SUM_BLOCK))](
-        each, pairs.places, shares, out, width, CHOSEN=shares.shape[1], BLOCK=_SUM_BLOCK, num_warps=4
+    sum_kernel[(tokens, triton.cdiv(width, SUM_BLOCK))](
+        each, pairs.places, shares, out, width, CHOSEN=shares.shape[1], BLOCK=SUM_BLOCK, num_warps=4
     )

@@ -22,6 +22,7 @@ from jettison.device.kernels.layer import prepare_heads
 from jettison.device.kernels.operands import LayerConstants, LayerWeights, PackedMatrix, Weight, WeightStack
 from jettison.device.model.general_layer import GeneralLayers, RowOperations
 from jettison.device.model.hf_config import DecoderConfig
+from jettison.device.model.routing import Routed
 from jettison.device.model.shards import shard_layouts
 from jettison.device.model.workspace import StepBuffers, Workspace
 from jettison.device.remote import RemoteParts
@@ -151,6 +152,10 @@ class Decoder:
             self._kernels.add_rms_norm(buffers.x, buffers.residual, norm, eps, buffers.x)
         else:
             buffers.residual.add_(buffers.x)
+
+    def step_ended(self) -> Routed:
+        """What is to be told of experts; see ``RoutingCounts``."""
+        return Routed() if self._general is None else self._general.routing.step_ended()
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits of final hidden states ``x`` [n, hidden], n <= max_num_seqs: a view that the next call overwrites."""

@@ -25,7 +25,7 @@ from jettison.device.kernels.experts import ACTIVATIONS, activate
 from jettison.device.kernels.operands import LayerConstants, LayerWeights
 from jettison.device.model.arithmetic import LayerKind, Norm, QueryGrowth
 from jettison.device.model.hf_config import DecoderConfig
-from jettison.device.model.routing import route
+from jettison.device.model.routing import RoutingCounts, route
 from jettison.device.model.workspace import StepBuffers
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class GeneralLayers:
         self._constants = constants
         self._arithmetic = config.arithmetic
         self._eps = config.norm_eps
+        self.routing = RoutingCounts(config.num_layers, config.arithmetic.experts)
 
     def run(
         self, kind: LayerKind, layer: int, weights: LayerWeights, batch: Batch, buffers: StepBuffers, is_first: bool,
@@ -109,13 +110,13 @@ class GeneralLayers:
         if read is not None:
             attended = x.clone()
             x.copy_(read)
-            self._mlp(weights, buffers)
+            self._mlp(layer, weights, buffers)
             self._leave(x, None)
             x.add_(attended)
             return
         residual.add_(x)
         self._norm(residual, weights.post_norm, weights.post_norm_bias, x)
-        self._mlp(weights, buffers)
+        self._mlp(layer, weights, buffers)
         self._leave(x, weights.mlp_out_norm)
 
     def end(self, buffers: StepBuffers, final_norm: Tensor | None) -> None:
@@ -188,7 +189,7 @@ class GeneralLayers:
 
     # --------------------------------------------------------------------------------------------------------- MLP
 
-    def _mlp(self, weights: LayerWeights, buffers: StepBuffers) -> None:
+    def _mlp(self, layer: int, weights: LayerWeights, buffers: StepBuffers) -> None:
         """From the norm in ``buffers.x`` to what the layer's second half adds, there."""
         experts = self._arithmetic.experts
         if weights.experts is None or experts is None:
@@ -198,6 +199,7 @@ class GeneralLayers:
         logits = x.new_empty((x.shape[0], experts.number), dtype=wide)
         self._kernels.linear(x.to(wide), weights.experts.router, weights.experts.router_bias, logits)
         chosen, shares = route(experts, logits, weights.experts.correction)
+        self.routing.note(layer, chosen)
         assert buffers.routed is not None
         made = buffers.routed_sum if weights.has_mlp else x
         activation = self._arithmetic.activation

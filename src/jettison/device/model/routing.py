@@ -6,10 +6,47 @@ themselves (``Kernels.experts``).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from jettison.device.model.arithmetic import Experts
+
+
+STEPS_TOGETHER = 64
+"""Of which what experts had is told."""
+
+
+class Routed(NamedTuple):
+    """What experts had in some steps, summed over sparse layers."""
+
+    tokens: int = 0
+    """Pairs of a token and an expert."""
+    at_busiest: int = 0
+    """As many as there would be if each expert of a layer had what its busiest one had."""
+
+
+class RoutingCounts:
+    """Tokens that experts had, by layer, on the host. Not for tensors of a card: to read them is to wait for it."""
+
+    def __init__(self, num_layers: int, experts: Experts | None) -> None:
+        self._counts = torch.zeros(num_layers, 0 if experts is None else experts.number, dtype=torch.int64)
+        self._num_steps = 0
+
+    def note(self, layer: int, chosen: Tensor) -> None:
+        """Tokens of a step: [T, k]."""
+        if chosen.device.type == "cpu":
+            self._counts[layer] += torch.bincount(chosen.reshape(-1), minlength=self._counts.shape[1])
+
+    def step_ended(self) -> Routed:
+        """What is to be told: after every ``STEPS_TOGETHER`` steps what they had, else nothing."""
+        self._num_steps += 1
+        if self._num_steps % STEPS_TOGETHER or not self._counts.numel():
+            return Routed()
+        tokens, busiest = int(self._counts.sum()), int(self._counts.amax(1).sum()) * self._counts.shape[1]
+        self._counts.zero_()
+        return Routed(tokens, busiest)
 
 
 def route(experts: Experts, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:

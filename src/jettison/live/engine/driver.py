@@ -26,17 +26,24 @@ SendCommand = Callable[[WorkerId, m.Command], None]
 
 @dataclass(slots=True)
 class Delays:
-    """Times that stages waited: for their input on the link, and for attention at peers."""
+    """What stages tell of themselves: times that they waited, for their input on the link and for attention at peers,
+    and what their experts had."""
 
     num_activations: int = 0
     activation_ns: int = 0
     remote_attention_ns: int = 0
     recent_activation_ns: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_DELAYS))
     """Delays of the newest activations, for quantiles."""
+    expert_tokens: int = 0
+    expert_tokens_at_busiest: int = 0
+    """Both as in StepDone."""
 
     def note(self, event: m.StepDone | m.StageDone) -> None:
         """Take a stage's account. Without a delay there was no input."""
         self.remote_attention_ns += event.remote_wait_ns
+        if isinstance(event, m.StepDone):
+            self.expert_tokens += event.expert_tokens
+            self.expert_tokens_at_busiest += event.expert_tokens_at_busiest
         if event.input_delay_ns > 0:
             self.num_activations += 1
             self.activation_ns += event.input_delay_ns
@@ -48,6 +55,8 @@ class Delays:
             "activations": self.num_activations,
             "activation_delay_seconds": self.activation_ns / 1e9,
             "remote_attention_seconds": self.remote_attention_ns / 1e9,
+            "expert_tokens": self.expert_tokens,
+            "expert_tokens_at_busiest": self.expert_tokens_at_busiest,
         }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -65,6 +65,8 @@ class Architecture:
     tied: bool = False
     rope_scaling: str | None = None
     head_dim: int | None = None
+    extra: Mapping[str, object] = field(default_factory=dict)
+    """Other keys of ``config.json``."""
 
 
 SEED = 0
@@ -79,6 +81,13 @@ ARCHITECTURES = (
     Architecture("Mistral", "mistral", head_dim=16),
     Architecture("Qwen2", "qwen2"),
     Architecture("Qwen3", "qwen3", head_dim=16),
+    Architecture("Qwen3-MoE", "qwen3_moe", extra={
+        "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [1],
+        "norm_topk_prob": True,
+    }),
+    Architecture("gpt-oss (experts, sinks)", "gpt_oss", extra={
+        "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None, "rope_scaling": None,
+    }),
 )
 
 
@@ -255,6 +264,7 @@ def make_own(
         sizes = {"hidden": 128, "heads": 64, "kv_heads": 32, "head_dim": 128}
     create_model(
         folder, arch=a.arch, layers=4, seed=seed, tied=a.tied, rope_scaling=a.rope_scaling,
-        max_position_embeddings=1024, std=0.2, shard_bytes=shard_bytes, **sizes,  # type: ignore[arg-type]
+        max_position_embeddings=1024, std=0.2, shard_bytes=shard_bytes, extra=a.extra,
+        **sizes,  # type: ignore[arg-type]
     )
     return folder

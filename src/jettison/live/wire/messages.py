@@ -108,6 +108,11 @@ class StepDone(msgspec.Struct, array_like=True):
     stage."""
     remote_wait_ns: int = 0
     """Time this stage waited for attention at peers."""
+    expert_tokens: int = 0
+    """Pairs of a token and an expert in this and earlier steps that were not told yet, in the stage's layers; told now
+    and then, so mostly 0."""
+    expert_tokens_at_busiest: int = 0
+    """As many as there would be if every expert of a layer had what its busiest one had."""
 
     @property
     def step_id(self) -> int:

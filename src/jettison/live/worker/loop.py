@@ -417,7 +417,8 @@ class WorkerLoop:
             self._reach("before_flush")
             computed_ns = result.compute_ns or compute_ns
             completed = ports.StepCompleted(result.step_id, result.tokens, result.prompt_logprobs, computed_ns)
-            for event in codec.step_answer(m.StepDone(self.worker_id, completed, *span, delay_ns, waited_ns)):
+            done = m.StepDone(self.worker_id, completed, *span, delay_ns, waited_ns, *result.routed)
+            for event in codec.step_answer(done):
                 self._emit(event)
             self._reach("after_flush")
 
