@@ -86,7 +86,7 @@ ARCHITECTURES = (
         "norm_topk_prob": True,
     }),
     Architecture("gpt-oss (experts, sinks)", "gpt_oss", extra={
-        "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None, "rope_scaling": None,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4096, "rope_scaling": None,
     }),
 )
 
