@@ -2,10 +2,10 @@
 
     python -m benchmarks kernels experts [--dtype bfloat16] [--threads 2] [--repeats 9] [--json OUT]
 
-With even routing, T tokens of k experts each, of E, read A = min(E, T * k) experts, each for T * k / A tokens: so does a
-dense MLP of A times an expert's width for that many rows. Layers are rotated through more memory than the caches hold,
-as a step finds them; both sides are interleaved. The ratio is dense time over experts' time: 1 is as fast. Besides, the
-same tokens with random routing, and the loop over experts that ``Kernels.experts`` stands for.
+With even routing, T tokens of k experts each, of E, read A = min(E, T * k) experts, each for T * k / A tokens. A dense
+MLP of A times an expert's width does so for that many rows. Layers are rotated through more memory than the caches
+hold, as a step finds them; both sides are interleaved. The ratio is dense time over experts' time: 1 is as fast.
+Besides: the same tokens with random routing, and the loop over experts that ``Kernels.experts`` stands for.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def routed(kernels: Kernels, layers: list[ExpertWeights], chosen: Tensor, dtype:
         compute(x, chosen, shares, weights, "silu", buffers, out)
 
 
-def dense(kernels: Kernels, layers: list[tuple[Weight, Weight]], shape: Shape, dtype: torch.dtype) -> None:
+def dense(kernels: Kernels, layers: list[list[Weight]], shape: Shape, dtype: torch.dtype) -> None:
     """Likewise."""
     inner = shape.experts * INNER
     x, up = torch.randn(shape.rows, HIDDEN).to(dtype), torch.empty(shape.rows, 2 * inner, dtype=dtype)
@@ -89,10 +89,8 @@ def measure(
     even = (torch.arange(tokens * CHOSEN) % NUMBER).view(tokens, CHOSEN)
     random = torch.stack([torch.randperm(NUMBER)[:CHOSEN] for _ in range(tokens)])
     inner = shape.experts * INNER
-    denses = [
-        (in_slab(kernels, torch.randn(2 * inner, HIDDEN).to(dtype)), in_slab(kernels, torch.randn(HIDDEN, inner).to(dtype)))
-        for _ in range(copies)
-    ]
+    sizes = (2 * inner, HIDDEN), (HIDDEN, inner)
+    denses = [[in_slab(kernels, torch.randn(*size).to(dtype)) for size in sizes] for _ in range(copies)]
     # One token's experts change from pass to pass, as layers do: else they would stay in the caches.
     turns = [even + shape.experts * i if shape.experts < NUMBER else even for i in range(NUMBER // shape.experts)]
     runs: dict[str, tuple[int, Callable[[], None]]] = {
@@ -120,7 +118,8 @@ def measure(
 
 
 def main() -> None:
-    options = parse(__doc__, dtype=(None, {"action": "append", "choices": ["bfloat16", "float32"]}), threads=2, repeats=9)
+    dtypes = {"action": "append", "choices": ["bfloat16", "float32"]}
+    options = parse(__doc__, dtype=(None, dtypes), threads=2, repeats=9)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     # One thread's own time leaves out what other processes take from a shared core.
@@ -131,4 +130,5 @@ def main() -> None:
         kernels = load_kernels("native")
         rows += [measure(kernels, dtype, tokens, options.repeats, clock) for tokens in BATCHES]
     print_rows(rows)
-    keep(options.json, {"machine": machine() | {"kernels": kernels.name, "threads": options.threads}, "rows": rows}, "device")
+    setting = machine() | {"kernels": kernels.name, "threads": options.threads}
+    keep(options.json, {"machine": setting, "rows": rows}, "device")

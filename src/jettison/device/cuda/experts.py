@@ -1,6 +1,6 @@
 """A layer's experts in Triton: products of sorted pairs with their experts' matrices, and each token's sum.
 
-Pairs of a token and an expert are sorted by expert, and by token within one; how many an expert has is read from memory,
+Pairs of a token and an expert are sorted by expert, then by token. How many an expert has is read from memory,
 so a graph holds whatever is chosen. An output is one chain of sums over ascending k, and a token's sum is in the order
 of its choice: with tiles of one size no bit depends on other tokens.
 

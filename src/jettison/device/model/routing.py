@@ -13,7 +13,6 @@ from torch import Tensor
 
 from jettison.device.model.arithmetic import Experts
 
-
 STEPS_TOGETHER = 64
 """Of which what experts had is told."""
 
