@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from jettison.device.model.arithmetic import Experts
-from jettison.device.model.routing import STEPS_TOGETHER, Routed, RoutingCounts, route
+from jettison.device.model.routing import SAMPLED, STEPS_TOGETHER, Routed, RoutingCounts, route
 
 KINDS = [
     Experts(16, 4, 8), Experts(16, 4, 8, is_normed=True), Experts(16, 1, 8, score="softmax_of_chosen"),
@@ -44,10 +44,11 @@ def test_what_experts_had_is_told_now_and_then():
     counts = RoutingCounts(3, Experts(4, 2, 8))
     for step in range(STEPS_TOGETHER - 1):
         counts.note(1, torch.tensor([[0, 1], [0, 2]]))
+        if step == SAMPLED:
+            counts.note(2, torch.tensor([[3, 1]]))
         assert counts.step_ended() == Routed(), step
-    counts.note(2, torch.tensor([[3, 1]]))
-    told = counts.step_ended()
-    assert told == Routed(4 * 63 + 2, 4 * (2 * 63 + 1))
+    told, times = counts.step_ended(), STEPS_TOGETHER // SAMPLED
+    assert told == Routed(4 * times + 2, 4 * (2 * times + 1))
     for _ in range(STEPS_TOGETHER):
         told = counts.step_ended()
     assert told == Routed(), "it was told"

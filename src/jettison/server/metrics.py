@@ -42,7 +42,7 @@ _OWN_COUNTERS = {name: text for name, text in HELP.items() if name not in _VLLM_
     "activations": "Activations that travelled between stages.",
     "activation_delay_seconds": "Time that activations were on their way between stages.",
     "remote_attention_seconds": "Time that stages waited for attention at peers.",
-    "expert_tokens": "Pairs of a token and an expert in sparse layers, told every 64 steps.",
+    "expert_tokens": "Pairs of a token and an expert in sparse layers, in every eighth step.",
     "expert_tokens_at_busiest": "As many if every expert of a layer had what its busiest one had.",
 }  # fmt: skip
 """Always exported, from zero on; totals of other names are exported when the engine reports them."""

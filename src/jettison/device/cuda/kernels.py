@@ -46,7 +46,7 @@ from jettison.device.kernels.base import (
     check_window,
     fail,
 )
-from jettison.device.kernels.experts import activate, check_experts
+from jettison.device.kernels.experts import activate, check_experts, check_weights
 from jettison.device.kernels.layer import feed_forward
 from jettison.device.kernels.operands import (
     Activation,
@@ -239,6 +239,7 @@ class CudaKernels:
         buffers: RoutedBuffers, out: Tensor,
     ) -> None:
         """See ``Kernels.experts``. Only launches: an unknown expert is not told, and adds nothing."""
+        check_weights(weights)
         check_experts(x, chosen, shares, weights, buffers, out)
         (tokens, num_chosen), number = chosen.shape, weights.down.data.shape[0]
         if tokens == 0:

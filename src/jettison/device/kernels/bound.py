@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from jettison.device.kernels.base import check_arena, check_matrix, check_rotary_tables, check_vector, fail
-from jettison.device.kernels.operands import Activations, LayerConstants, LayerWeights, PackedMatrix
+from jettison.device.kernels.experts import check_weights
+from jettison.device.kernels.operands import Activations, ExpertWeights, LayerConstants, LayerWeights, PackedMatrix
 
 DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
 """Codes of types in ``kernels.c``."""
@@ -38,10 +39,9 @@ def bind_layer(weights: LayerWeights) -> BoundLayer:
     check_arena(weights.arena, dtype)
     num_blocks, _, _, _, head_dim = weights.arena.shape
     numbers: list[int] = []
-    for weight, bias in (
-        (weights.qkv_weight, weights.qkv_bias), (weights.o_weight, weights.o_bias),
-        (weights.gate_up_weight, weights.gate_up_bias), (weights.down_weight, weights.down_bias),
-    ):
+    of_mlp = [(weights.gate_up_weight, weights.gate_up_bias), (weights.down_weight, weights.down_bias)]
+    of_attention = [(weights.qkv_weight, weights.qkv_bias), (weights.o_weight, weights.o_bias)]
+    for weight, bias in of_attention + (of_mlp if weights.has_mlp else []):
         is_packed = isinstance(weight, PackedMatrix)
         matrix = weight.data if isinstance(weight, PackedMatrix) else weight
         check_matrix("weight", matrix, matrix.shape[0], matrix.shape[1], dtype)
@@ -50,11 +50,31 @@ def bind_layer(weights: LayerWeights) -> BoundLayer:
         if bias is not None:
             check_vector("bias", bias, matrix.shape[0], dtype)
         numbers += [matrix.data_ptr(), 0 if bias is None else bias.data_ptr(), is_packed]
+    numbers += [0] * (12 - len(numbers))
     for norm, size in ((weights.q_norm, head_dim), (weights.k_norm, head_dim), (weights.post_norm, hidden)):
         if norm is not None:
             check_vector("norm", norm, size, dtype)
         numbers.append(0 if norm is None else norm.data_ptr())
     weights.bound = BoundLayer(DTYPE_CODES[dtype], int64s(*numbers, weights.arena.data_ptr(), num_blocks))
+    return weights.bound
+
+
+class BoundExperts(NamedTuple):
+    """Of ``ExpertShape`` of kernels.c what a layer's experts are."""
+
+    addresses: tuple[int, int, int, int]
+    """Weights and biases of the first product, and of the second; 0: there is no bias."""
+    sizes: tuple[int, int, int]
+    """Experts, hidden size, intermediate size."""
+
+
+def bind_experts(weights: ExpertWeights) -> BoundExperts:
+    """Check a layer's experts, and note where they are."""
+    check_weights(weights)
+    tensors = weights.gate_up.data, weights.gate_up_bias, weights.down.data, weights.down_bias
+    first, first_bias, second, second_bias = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+    number, hidden, inner = weights.down.data.shape
+    weights.bound = BoundExperts((first, first_bias, second, second_bias), (number, hidden, inner))
     return weights.bound
 
 
@@ -77,10 +97,10 @@ def bind_buffers(
         check_matrix(name, tensor, tokens, cols, dtype)
         if not tensor.is_contiguous():
             fail(f"{name}: must be contiguous")
-    shapes = {
-        "qkv": (weights.qkv_weight, (qkv_size, hidden)), "o": (weights.o_weight, (hidden, q_size)),
-        "gate_up": (weights.gate_up_weight, (2 * inner, hidden)), "down": (weights.down_weight, (hidden, inner)),
-    }
+    shapes = {"qkv": (weights.qkv_weight, (qkv_size, hidden)), "o": (weights.o_weight, (hidden, q_size))}
+    if weights.has_mlp and weights.experts is None:
+        shapes["gate_up"] = weights.gate_up_weight, (2 * inner, hidden)
+        shapes["down"] = weights.down_weight, (hidden, inner)
     for name, (weight, shape) in shapes.items():
         matrix = weight.data if isinstance(weight, PackedMatrix) else weight
         if matrix.shape != shape:

@@ -30,6 +30,7 @@ def pass_experts(
     buffers: RoutedBuffers, out: Tensor,
 ) -> None:
     """``Kernels.experts``: a loop over the experts that are chosen."""
+    check_weights(weights)
     check_experts(x, chosen, shares, weights, buffers, out)
     tokens, num_chosen = chosen.shape
     if tokens == 0:
@@ -79,21 +80,32 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def check_experts(
     x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights, buffers: RoutedBuffers, out: Tensor
 ) -> None:
-    """Raise ValueError unless the arguments of ``Kernels.experts`` go together."""
+    """Raise ValueError unless the arguments of ``Kernels.experts`` go together; ``weights`` among themselves do."""
     number, up, hidden = weights.gate_up.data.shape
     tokens, num_chosen = chosen.shape
-    inner, pairs = up // 2, tokens * num_chosen
-    wide = sum_dtype(x.dtype)
-    for name, tensor, shape, dtype in (
-        ("x", x, (tokens, hidden), x.dtype), ("out", out, (tokens, hidden), x.dtype),
-        ("chosen", chosen, (tokens, num_chosen), torch.int64), ("shares", shares, (tokens, num_chosen), wide),
-        ("gate_up", weights.gate_up.data, (number, 2 * inner, hidden), x.dtype),
-        ("down", weights.down.data, (number, hidden, inner), x.dtype),
-        ("buffers.gate_up", buffers.gate_up, (pairs, up), x.dtype),
-        ("buffers.activated", buffers.activated, (pairs, inner), x.dtype),
-        ("buffers.each", buffers.each, (pairs, hidden), x.dtype),
-        ("gate_up_bias", weights.gate_up_bias, (number, up), x.dtype),
-        ("down_bias", weights.down_bias, (number, hidden), x.dtype),
-    ):
-        if tensor is not None and (tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous()):
-            fail(f"{name}: expected contiguous {dtype} {shape}, got {tensor.dtype} {tuple(tensor.shape)}")
+    dtype, pairs = x.dtype, tokens * num_chosen
+    if weights.gate_up.data.dtype != dtype or number < num_chosen:
+        fail(f"x {dtype} and {num_chosen} of {number} experts do not go with {weights.gate_up.data.dtype}")
+    _check("x", x, (tokens, hidden), dtype)
+    _check("out", out, (tokens, hidden), dtype)
+    _check("chosen", chosen, (tokens, num_chosen), torch.int64)
+    _check("shares", shares, (tokens, num_chosen), sum_dtype(dtype))
+    _check("buffers.gate_up", buffers.gate_up, (pairs, up), dtype)
+    _check("buffers.activated", buffers.activated, (pairs, up // 2), dtype)
+    _check("buffers.each", buffers.each, (pairs, hidden), dtype)
+
+
+def check_weights(weights: ExpertWeights) -> None:
+    """Raise ValueError unless a layer's experts are alike."""
+    number, up, hidden = weights.gate_up.data.shape
+    dtype = weights.gate_up.data.dtype
+    _check("gate_up", weights.gate_up.data, (number, up // 2 * 2, hidden), dtype)
+    _check("down", weights.down.data, (number, hidden, up // 2), dtype)
+    for name, bias, size in (("gate_up", weights.gate_up_bias, up), ("down", weights.down_bias, hidden)):
+        if bias is not None:
+            _check(f"bias of {name}", bias, (number, size), dtype)
+
+
+def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
+        fail(f"{name}: expected contiguous {dtype} {shape}, got {tensor.dtype} {tuple(tensor.shape)}")

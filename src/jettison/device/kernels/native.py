@@ -34,7 +34,7 @@ from jettison.device.kernels.base import (
     check_window,
     fail,
 )
-from jettison.device.kernels.bound import DTYPE_CODES, bind_buffers, bind_layer, int64s
+from jettison.device.kernels.bound import DTYPE_CODES, bind_buffers, bind_experts, bind_layer, int64s
 from jettison.device.kernels.experts import check_experts, pass_experts
 from jettison.device.kernels.operands import (
     Activation,
@@ -409,15 +409,14 @@ class NativeKernels:
             pass_experts(self, x, chosen, shares, weights, activation, buffers, out)
             return
         check_experts(x, chosen, shares, weights, buffers, out)
-        (tokens, num_chosen), (number, hidden, inner) = chosen.shape, weights.down.data.shape
-        space = torch.empty(number + 1 + 5 * tokens * num_chosen, dtype=torch.int32)
-        tensors = (
-            x, out, buffers.gate_up, buffers.activated, buffers.each, weights.gate_up.data, weights.gate_up_bias,
-            weights.down.data, weights.down_bias, chosen, shares, space,
+        addresses, sizes = weights.bound or bind_experts(weights)
+        tokens, num_chosen = chosen.shape
+        space = torch.empty(sizes[0] + 1 + 5 * tokens * num_chosen, dtype=torch.int32)
+        shape = int64s(
+            x.data_ptr(), out.data_ptr(), buffers.gate_up.data_ptr(), buffers.activated.data_ptr(),
+            buffers.each.data_ptr(), *addresses, chosen.data_ptr(), shares.data_ptr(), space.data_ptr(),
+            tokens, num_chosen, *sizes, activation == "swiglu_clamped",
         )
-        addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-        is_clamped = activation == "swiglu_clamped"
-        shape = int64s(*addresses, tokens, num_chosen, number, hidden, inner, is_clamped)
         code = self._functions["experts"](DTYPE_CODES[x.dtype], shape, torch.get_num_threads())
         if code:
             _raise(code)

@@ -5,6 +5,7 @@ Not here: the operations (``base``, ``layer``).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -45,8 +46,9 @@ class WeightStack(NamedTuple):
         return PackedMatrix(self.data[expert]) if self.is_packed else self.data[expert]
 
 
-class ExpertWeights(NamedTuple):
-    """The experts of a layer, and what chooses them. E experts."""
+@dataclass(slots=True)
+class ExpertWeights:
+    """The experts of a layer, and what chooses them: like ``LayerWeights``. E experts."""
 
     router: Weight
     """[E, hidden] of ``sum_dtype``."""
@@ -61,6 +63,8 @@ class ExpertWeights(NamedTuple):
     """[E, hidden, inner]"""
     down_bias: Tensor | None
     """[E, hidden]"""
+    bound: Any = None
+    """A back end's form of the addresses."""
 
     @classmethod
     def of(cls, tensors: dict[str, Any]) -> ExpertWeights | None:

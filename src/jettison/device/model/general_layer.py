@@ -147,6 +147,9 @@ class GeneralLayers:
     def _attention(
         self, kind: LayerKind, layer: int, weights: LayerWeights, batch: Batch, buffers: StepBuffers
     ) -> None:
+        if batch.remote is None and self._config.attends_plainly(kind):
+            self._attend_in_one_call(self._constants[kind.rope or 0], weights, batch, buffers)
+            return
         rows = batch.rows or HostRowOperations(self._kernels, batch)
         q, k, kernels, a = buffers.q, buffers.k, self._kernels, self._arithmetic
         kernels.linear(buffers.x, weights.qkv_weight, weights.qkv_bias, buffers.qkv)
@@ -174,6 +177,16 @@ class GeneralLayers:
         if weights.sinks is not None and lse is not None:  # once, over all positions, wherever they lie
             apply_sinks(buffers.attention, lse, weights.sinks)
         kernels.linear(buffers.attention_flat, weights.o_weight, weights.o_bias, buffers.x)
+
+    def _attend_in_one_call(
+        self, constants: LayerConstants, weights: LayerWeights, batch: Batch, buffers: StepBuffers
+    ) -> None:
+        """With the bits of the single operations."""
+        if batch.attend is not None:
+            batch.attend(weights, buffers, constants)
+            return
+        rows = batch.block_tables, batch.query_lens, batch.context_lens
+        self._kernels.attend_layer(weights, buffers, constants, *rows, batch.positions)
 
     def _norm_heads(self, x: Tensor, weight: Tensor) -> None:
         """Of queries or keys [T, heads, D], in place; a weight as wide as all of them norms them together."""

@@ -90,6 +90,15 @@ class DecoderConfig:
             and has_its_norms and names.attention_out_norm is None and names.mlp_out_norm is None
         )  # fmt: skip
 
+    def attends_plainly(self, kind: LayerKind) -> bool:
+        """Whether the attention of such a layer is Llama's, whatever its MLP is: kernels have it in one call."""
+        a, names = self.arithmetic, self.names
+        has_its_norms = names.input_norm is not None and names.mlp_norm is not None
+        return (
+            has_its_norms and a.norm == "rms" and a.is_gated and a.qk_norm != "width" and not a.attention_softcap
+            and a.query_growth is None and names.sinks is None and kind.window == 0 and kind.rope is not None
+        )  # fmt: skip
+
     @property
     def attention_scale(self) -> float:
         """That scores are multiplied by."""

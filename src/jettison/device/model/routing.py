@@ -13,12 +13,12 @@ from torch import Tensor
 
 from jettison.device.model.arithmetic import Experts
 
-STEPS_TOGETHER = 64
-"""Of which what experts had is told."""
+SAMPLED, STEPS_TOGETHER = 8, 512
+"""Every so-many-th step is counted; after so many steps what experts had is told."""
 
 
 class Routed(NamedTuple):
-    """What experts had in some steps, summed over sparse layers."""
+    """What experts had in the steps that were counted, summed over sparse layers."""
 
     tokens: int = 0
     """Pairs of a token and an expert."""
@@ -35,7 +35,7 @@ class RoutingCounts:
 
     def note(self, layer: int, chosen: Tensor) -> None:
         """Tokens of a step: [T, k]."""
-        if chosen.device.type == "cpu":
+        if self._num_steps % SAMPLED == 0 and chosen.device.type == "cpu":
             self._counts[layer] += torch.bincount(chosen.reshape(-1), minlength=self._counts.shape[1])
 
     def step_ended(self) -> Routed:

@@ -109,7 +109,7 @@ class StepDone(msgspec.Struct, array_like=True):
     remote_wait_ns: int = 0
     """Time this stage waited for attention at peers."""
     expert_tokens: int = 0
-    """Pairs of a token and an expert in this and earlier steps that were not told yet, in the stage's layers; told now
+    """Pairs of a token and an expert in those steps that were counted and not told yet, in the stage's layers; told now
     and then, so mostly 0."""
     expert_tokens_at_busiest: int = 0
     """As many as there would be if every expert of a layer had what its busiest one had."""
