@@ -15,7 +15,8 @@ from typing import Literal
 
 from jettison.config.hubcache import download_hint
 from jettison.device.model.jsonfile import JsonObject, short_repr
-from jettison.device.model.quantized import REFUSAL, other_weights, sign_in_config
+from jettison.device.model.quantized.schemes import read_scheme
+from jettison.device.model.quantized.signs import other_weights
 from jettison.device.model.standins import why_not_itself
 from jettison.errors import ConfigError, ModelError
 
@@ -197,8 +198,7 @@ def _family(keys: JsonObject) -> tuple[str, Family]:
 
 
 def _refuse_unknown_arithmetic(keys: JsonObject) -> None:
-    if (sign := sign_in_config(keys.values)) is not None:
-        raise keys.fail(f"{sign}: {REFUSAL}")
+    read_scheme(keys)
     if keys.values.get("hidden_act", "silu") not in ("silu", "swish"):
         raise keys.fail(f"hidden_act {short_repr(keys.values['hidden_act'])} is not supported; only silu is")
 

@@ -1,0 +1,41 @@
+"""Integers or small floats times scales that several columns share: the arithmetic that all formats end in.
+
+As the references do, ``(value - zero)`` becomes the scales' dtype, in which it is exact, and is multiplied there, so
+there is one rounding, to that dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jettison.device.model.quantized.parts import DamagedPart, Stored
+
+
+def scaled(values: Tensor, scales: Tensor, zeros: Tensor | None, columns: int | Tensor) -> Tensor:
+    """``(values - zeros) * scales`` [n, columns]. ``scales``, ``zeros``: [n, groups]. ``columns``: of a group, where
+    they lie side by side (the last group may have fewer), or the group of each."""
+    if isinstance(columns, int) and values.shape[1] == scales.shape[1] * columns:
+        values, scales = values.unflatten(1, (scales.shape[1], columns)), scales.unsqueeze(2)
+        zeros = None if zeros is None else zeros.unsqueeze(2)
+    else:
+        group = torch.arange(values.shape[1]) // columns if isinstance(columns, int) else columns.long()
+        scales, zeros = scales[:, group], None if zeros is None else zeros[:, group]
+    if zeros is not None:
+        values = values - zeros
+    return (values.to(scales.dtype) * scales).flatten(1)
+
+
+def finite(stored: Stored, part: str, rows: Tensor) -> Tensor:
+    """``rows``, which are of that part. Raises DamagedPart unless all are finite."""
+    if not bool(rows.isfinite().all()):
+        raise DamagedPart(part, "has values that are not finite")
+    return rows
+
+
+def groups_of_columns(stored: Stored, part: str, num_groups: int) -> Tensor:
+    """The group of each column, as that part says. Raises DamagedPart for a group that is not there."""
+    group = stored[part]
+    if group.numel() and not 0 <= int(group.min()) <= int(group.max()) < num_groups:
+        raise DamagedPart(part, f"names groups beyond the {num_groups} that have scales")
+    return group
