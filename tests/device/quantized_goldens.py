@@ -1,5 +1,5 @@
-"""Writes tests/device/quantized_folders: tiny folders whose weights other libraries have quantized, and digests of what those
-libraries make of them when they dequantize.
+"""Writes tests/device/quantized_folders: tiny folders whose weights other libraries have quantized, and digests of what
+those libraries make of them when they dequantize.
 
 ``python tests/device/quantized_goldens.py --write`` needs torch, transformers, compressed-tensors and GPTQModel (whose
 command line says what else it wants; without dependencies, on Python's path, is enough). The tests need none of them.
@@ -64,8 +64,8 @@ GPTQ = {
 def plain_weights(seed: int) -> dict[str, torch.Tensor]:
     """Float32 weights of the tiny model."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = {f"{name}.weight": shape for name, shape in MODULES.items()} | {"model.embed_tokens.weight": (VOCAB, HIDDEN)}
-    weights = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
+    shapes = MODULES | {"model.embed_tokens": (VOCAB, HIDDEN)}
+    weights = {f"{name}.weight": torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
     norms = ("model.norm", f"{LAYER}input_layernorm", f"{LAYER}post_attention_layernorm")
     return weights | {f"{name}.weight": torch.ones(HIDDEN) for name in norms}
 
@@ -121,7 +121,7 @@ def write_compressed(writer: Writer) -> None:
 
 def bounds(weight: torch.Tensor, args) -> tuple[torch.Tensor, torch.Tensor]:
     """The least and the largest weight that share a scale, in its shape."""
-    rows, columns = weight.shape
+    columns = weight.shape[1]
     if args.strategy == "tensor":
         return weight.min().reshape(1), weight.max().reshape(1)
     block = {"channel": (1, columns), "group": (1, GROUP), "block": (16, 16)}[args.strategy]

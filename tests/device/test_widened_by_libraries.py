@@ -1,4 +1,4 @@
-"""Folders that other libraries have quantized (``quantized_goldens.py``) are widened to the bit as those libraries do."""
+"""Folders that other libraries have quantized (``quantized_goldens``) are widened to the bit as those libraries do."""
 
 from __future__ import annotations
 

@@ -11,7 +11,9 @@ import torch
 
 from jettison.device.model.dtypes import DTYPES
 from jettison.device.model.hf_config import read_config
+from jettison.device.model.quantized.schemes import scheme_of_folder
 from jettison.device.model.rope import inverse_frequencies
+from jettison.errors import ModelError
 
 TIE_ULPS = 4
 """Below float64, two logits this close (in units of the last place of the largest logit) are a tie."""
@@ -71,6 +73,11 @@ class TransformersReference:
     """
 
     def __init__(self, model_dir: Path, dtype: str, max_model_len: int | None = None) -> None:
+        if scheme_of_folder(Path(model_dir)) is not None:
+            raise ModelError(
+                f"{model_dir}: transformers reads quantized weights only with other libraries, and computes in other "
+                "ways with them; compare with our own kernels (--alone)"
+            )
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 

@@ -36,9 +36,8 @@ from jettison.device.model.checkpoint import (
 )
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.identity import Digest, Digester, FileMark
-from jettison.device.model.jsonfile import JsonObject
 from jettison.device.model.quantized.parts import DamagedPart, Part
-from jettison.device.model.quantized.schemes import Scheme, read_scheme
+from jettison.device.model.quantized.schemes import CONFIG_FILE, scheme_of_folder
 from jettison.device.model.shards import FINAL_NORM, ShardLayout, TensorSource, shard_layouts
 from jettison.errors import ModelError
 from jettison.types import ShardId
@@ -88,7 +87,8 @@ class WeightFolder:
     def open(self) -> None:
         """Find every tensor, and check that the folder holds exactly the model's tensors, in their shapes."""
         if self._found is None:
-            found = find_weights(self.model_dir, list(self._sources()), self._is_spare, _scheme(self.model_dir))
+            scheme = scheme_of_folder(self.model_dir)
+            found = find_weights(self.model_dir, list(self._sources()), self._is_spare, scheme)
             self.doubt, self.marks = found.doubt, {path.name: _mark(path) for path in found.files}
             self._found = found
 
@@ -97,10 +97,11 @@ class WeightFolder:
         self._found = None
 
     def listing(self) -> dict[str, FileMark]:
-        """Marks of the weight files in the folder now, by name; equal marks mean that another reading would give the
-        same."""
+        """Marks of the weight files in the folder now, and of the file that says how to read them, by name; equal marks
+        mean that another reading would give the same."""
         marks = {}
-        for path in (*self.model_dir.glob("*.safetensors"), self.model_dir / INDEX_FILE):
+        others = (self.model_dir / name for name in (INDEX_FILE, CONFIG_FILE))
+        for path in (*self.model_dir.glob("*.safetensors"), *others):
             with suppress(OSError):
                 marks[path.name] = FileMark.of(path)
         return marks
@@ -289,10 +290,3 @@ def _is_finite(piece: Tensor) -> bool:
 def _mark(path: Path) -> FileMark:
     with errors_of(path):
         return FileMark.of(path)
-
-
-def _scheme(model_dir: Path) -> Scheme | None:
-    """How the folder's weights are quantized. Without a ``config.json`` (a worker has the controller's) they are taken
-    to be plain."""
-    path = model_dir / "config.json"
-    return read_scheme(JsonObject.read(path)) if path.is_file() else None

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from jettison.device.model.jsonfile import JsonObject, short_repr
 from jettison.device.model.quantized.signs import REFUSAL, sign_in_config
 
+CONFIG_FILE = "config.json"
 KEY = "quantization_config"
 _BLOCK = (128, 128)
 
@@ -85,6 +87,13 @@ def read_scheme(keys: JsonObject) -> Scheme | None:
     if (sign := sign_in_config(keys.values)) is not None:
         raise keys.fail(f"{sign}: {REFUSAL}")
     return None
+
+
+def scheme_of_folder(model_dir: Path) -> Scheme | None:
+    """``read_scheme`` of a folder. Without a ``config.json`` (a worker has the controller's) its weights are taken
+    to be plain."""
+    path = model_dir / CONFIG_FILE
+    return read_scheme(JsonObject.read(path)) if path.is_file() else None
 
 
 def _fp8(keys: JsonObject) -> Fp8:
