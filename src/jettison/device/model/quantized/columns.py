@@ -22,8 +22,8 @@ from jettison.device.model.shards import TensorSource
 
 INT32 = frozenset({"I32"})
 _AWQ_BITS, _AWQ_WORD = 4, 8
-_AWQ_ORDER = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
-"""Place in its word of each of eight outputs."""
+_AWQ_SHIFTS = _AWQ_BITS * torch.tensor([0, 4, 1, 5, 2, 6, 3, 7], dtype=torch.int32)
+"""Bits below each of a word's outputs."""
 
 
 def awq_recipe(scheme: Awq, source: TensorSource, headers: Headers) -> Recipe:
@@ -47,10 +47,10 @@ def awq_recipe(scheme: Awq, source: TensorSource, headers: Headers) -> Recipe:
 
 def _outputs(words: Tensor, start: int, end: int) -> Tensor:
     """Outputs [start, end) of AWQ's words [n, words], as [end - start, n]."""
-    first = start // _AWQ_WORD * _AWQ_WORD
-    last = -(-end // _AWQ_WORD) * _AWQ_WORD
-    values = unpack(words, _AWQ_BITS, first, last).unflatten(1, (-1, _AWQ_WORD))[:, :, _AWQ_ORDER]
-    return values.flatten(1)[:, start - first : end - first].t()
+    first = start // _AWQ_WORD
+    turned = words[:, first : -(-end // _AWQ_WORD)].t().contiguous()
+    values = (turned[:, None] >> _AWQ_SHIFTS[:, None]) & ((1 << _AWQ_BITS) - 1)
+    return values.flatten(0, 1)[start - first * _AWQ_WORD : end - first * _AWQ_WORD]
 
 
 def gptq_recipe(scheme: Gptq, source: TensorSource, headers: Headers) -> Recipe:
@@ -67,12 +67,12 @@ def gptq_recipe(scheme: Gptq, source: TensorSource, headers: Headers) -> Recipe:
         parts["g_idx"] = Part(f"{module}.g_idx", (columns,), INT32)
 
     def widen(stored: Stored, start: int, end: int) -> Tensor:
-        integers = unpack(stored["qweight"][:, start:end].t(), bits, 0, columns)
+        integers = unpack(stored["qweight"][:, start:end].t().contiguous(), bits, 0, columns)
         zeros = unpack(stored["qzeros"], bits, start, end).t()
         if not scheme.is_v2:
             zeros = (zeros + 1) & ((1 << bits) - 1)
         scales = finite(stored, "scales", stored["scales"][:, start:end].t())
-        group = groups_of_columns(stored, "g_idx", num_groups) if "g_idx" in stored else size
+        group = groups_of_columns(stored, "g_idx", size, num_groups) if "g_idx" in stored else size
         return scaled(integers, scales, zeros, group)
 
     return Recipe(parts, widen)

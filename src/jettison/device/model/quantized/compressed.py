@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jettison.device.model.quantized.bits import num_words, unpack
 from jettison.device.model.quantized.columns import INT32
-from jettison.device.model.quantized.fp8 import E4M3, grid_rows, grid_shape
+from jettison.device.model.quantized.fp8 import E4M3, e4m3_values, grid_rows, grid_shape
 from jettison.device.model.quantized.parts import DamagedPart, Headers, Part, Recipe, Stored, part_of
 from jettison.device.model.quantized.scaling import finite, groups_of_columns, scaled
 from jettison.device.model.quantized.schemes import Compressed, CompressedGroup
@@ -80,7 +80,7 @@ def _values(group: CompressedGroup, stored: Stored, start: int, end: int, column
     if group.is_packed:
         return unpack(stored["packed"][start:end], group.bits, 0, columns) - (1 << group.bits - 1)
     values = stored["weight"][start:end]
-    return values if group.is_float else values.to(torch.int32)
+    return e4m3_values(values, stored["scale"].dtype) if group.is_float else values.to(torch.int32)
 
 
 def _zeros(group: CompressedGroup, zeros: Tensor, block_rows: int, start: int, end: int) -> Tensor:
@@ -94,4 +94,4 @@ def _groups(stored: Stored, block_columns: int, num_groups: int) -> int | Tensor
     """As ``scaled`` takes them. A -1 among a module's groups says that its columns are in their order."""
     if "g_idx" not in stored or bool((stored["g_idx"] == -1).any()):
         return block_columns
-    return groups_of_columns(stored, "g_idx", num_groups)
+    return groups_of_columns(stored, "g_idx", block_columns, num_groups)

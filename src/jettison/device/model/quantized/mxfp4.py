@@ -42,4 +42,5 @@ def recipe(scheme: Mxfp4, source: TensorSource, headers: Headers) -> Recipe:
 def widened(blocks: Tensor, scales: Tensor) -> Tensor:
     """Float32 [..., columns] of blocks (uint8 [..., columns / 32, 16]) and scales (float32 [..., columns / 32])."""
     codes = torch.stack((blocks & 0xF, blocks >> 4), -1).flatten(-2)
-    return (_VALUES[codes.int()] * scales.unsqueeze(-1)).flatten(-2)
+    values = _VALUES.index_select(0, codes.int().flatten()).view(codes.shape)
+    return (values * scales.unsqueeze(-1)).flatten(-2)

@@ -19,8 +19,8 @@ def scaled(values: Tensor, scales: Tensor, zeros: Tensor | None, columns: int | 
         values, scales = values.unflatten(1, (scales.shape[1], columns)), scales.unsqueeze(2)
         zeros = None if zeros is None else zeros.unsqueeze(2)
     else:
-        group = torch.arange(values.shape[1]) // columns if isinstance(columns, int) else columns.long()
-        scales, zeros = scales[:, group], None if zeros is None else zeros[:, group]
+        group = torch.arange(values.shape[1]) // columns if isinstance(columns, int) else columns
+        scales, zeros = scales.index_select(1, group), None if zeros is None else zeros.index_select(1, group)
     if zeros is not None:
         values = values - zeros
     return (values.to(scales.dtype) * scales).flatten(1)
@@ -33,9 +33,12 @@ def finite(stored: Stored, part: str, rows: Tensor) -> Tensor:
     return rows
 
 
-def groups_of_columns(stored: Stored, part: str, num_groups: int) -> Tensor:
-    """The group of each column, as that part says. Raises DamagedPart for a group that is not there."""
+def groups_of_columns(stored: Stored, part: str, group_size: int, num_groups: int) -> int | Tensor:
+    """As ``scaled`` takes them: ``group_size`` where that part says that groups lie side by side, which is faster, else
+    the group of each column. Raises DamagedPart for a group that is not there."""
     group = stored[part]
+    if torch.equal(group, torch.arange(len(group), dtype=group.dtype) // group_size):
+        return group_size
     if group.numel() and not 0 <= int(group.min()) <= int(group.max()) < num_groups:
         raise DamagedPart(part, f"names groups beyond the {num_groups} that have scales")
     return group
