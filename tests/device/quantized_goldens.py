@@ -114,7 +114,9 @@ def write_compressed(writer: Writer) -> None:
             if inputs is not None and not inputs.get("dynamic"):
                 small["input_scale"] = torch.ones(1)
             stored |= {f"{module}.{key}": value for key, value in small.items()}
-            widened[f"{module}.weight"] = both_dtypes(compressor.decompress(small, scheme)["weight"])
+            in_single = small | {"weight_scale": small["weight_scale"].float()}  # as transformers loads it in float32
+            both = (compressor.decompress(each, scheme)["weight"] for each in (in_single, small))
+            widened[f"{module}.weight"] = tuple(both)
         config = QuantizationConfig(config_groups={"group_0": scheme}, format=form, ignore=["lm_head"])
         writer.write(name, config.model_dump(mode="json"), stored, widened)
 

@@ -42,10 +42,9 @@ class Integers:
         self.values = (weight / self.scales.double()[:, group] + self.zeros[:, group]).round().clamp(0, most).int()
 
     @property
-    def widened(self) -> torch.Tensor:
-        """One rounding, to the scales' dtype: products of so few bits are exact in double."""
-        integers = (self.values - self.zeros[:, self.group]).double()
-        return (integers * self.scales.double()[:, self.group]).to(self.scales.dtype)
+    def exact(self) -> torch.Tensor:
+        """Products of so few bits are exact in double, and in float32."""
+        return (self.values - self.zeros[:, self.group]).double() * self.scales.double()[:, self.group]
 
 
 def _groups(columns: int, shuffled: bool = False) -> torch.Tensor:
@@ -57,7 +56,7 @@ def awq(weight):
     """By AutoAWQ's layout: packed along the outputs."""
     q = Integers(weight, 4, _groups(weight.shape[1]), torch.float16)
     parts = {"qweight": awq_packed(q.values.t()), "qzeros": awq_packed(q.zeros.t()), "scales": q.scales.t()}
-    return parts, q.widened
+    return parts, q.exact.half()
 
 
 def gptq(weight, bits=4, shuffled=True, offset=1):
@@ -65,7 +64,7 @@ def gptq(weight, bits=4, shuffled=True, offset=1):
     q = Integers(weight, bits, _groups(weight.shape[1], shuffled), torch.float16)
     parts = {"qweight": packed(q.values, bits).t(), "qzeros": packed(q.zeros.t() - offset, bits),
              "scales": q.scales.t(), "g_idx": q.group.int()}  # fmt: skip
-    return parts, q.widened
+    return parts, q.exact.half()
 
 
 def compressed(weight, bits=4, shuffled=False):
@@ -74,7 +73,7 @@ def compressed(weight, bits=4, shuffled=False):
     zeros, shape = packed(q.zeros.t(), bits).t(), torch.tensor(weight.shape)
     parts = {"weight_packed": packed(q.values, bits), "weight_scale": q.scales, "weight_zero_point": zeros,
              "weight_shape": shape}  # fmt: skip
-    return parts | ({"weight_g_idx": q.group.int()} if shuffled else {}), q.widened
+    return parts | ({"weight_g_idx": q.group.int()} if shuffled else {}), q.exact
 
 
 def fp8(weight, block=(32, 32)):

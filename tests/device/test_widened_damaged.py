@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.weights import WeightFolder
+from jettison.device.reference import TransformersReference
 from jettison.errors import ModelError
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -142,6 +143,11 @@ def test_a_key(copied, name, values, told):
 )
 def test_a_key_that_changes_nothing(copied, name, values):
     load_all(change(copied(name), **values).parent)
+
+
+def test_verify_compares_it_with_our_own_kernels(copied):
+    with pytest.raises(ModelError, match="compare with our own kernels"):
+        TransformersReference(copied("awq"), "float64")
 
 
 def test_a_matrix_that_is_stored_plainly_is_read_plainly(copied):

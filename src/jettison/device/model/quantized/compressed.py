@@ -1,8 +1,9 @@
 """``quant_method: compressed-tensors``: integers that are packed (``weight_packed``) or one a byte (``weight``), and
 floats of eight bits, with scales for the whole, a row, a group of columns or a block.
 
-As the library does when it decompresses, ``(value - zero) * scale`` is computed in the scales' dtype (bfloat16 or
-float16 as a rule, so that nothing is rounded again in a bfloat16 server).
+``(value - zero) * scale`` is computed in float32 and rounded once, to the serving dtype. In bfloat16 this is what the
+library makes of bfloat16 scales, in float32 what it makes for ``transformers``, which widens scales to the model's
+dtype first. It would round products with float16 scales to float16 before.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _recipe(group: CompressedGroup, source: TensorSource, headers: Headers) -> R
     def widen(stored: Stored, start: int, end: int) -> Tensor:
         if "shape" in stored and tuple(stored["shape"].tolist()) != source.shape:
             raise DamagedPart("shape", f"says {tuple(stored['shape'].tolist())}, expected {source.shape}")
-        scales = finite(stored, "scale", grid_rows(stored["scale"], block_rows, start, end))
+        scales = finite(stored, "scale", grid_rows(stored["scale"].float(), block_rows, start, end))
         values, zeros = _values(group, stored, start, end, columns), None
         if "zero" in stored:
             zeros = _zeros(group, stored["zero"], block_rows, start, end)
@@ -80,7 +81,7 @@ def _values(group: CompressedGroup, stored: Stored, start: int, end: int, column
     if group.is_packed:
         return unpack(stored["packed"][start:end], group.bits, 0, columns) - (1 << group.bits - 1)
     values = stored["weight"][start:end]
-    return e4m3_values(values, stored["scale"].dtype) if group.is_float else values.to(torch.int32)
+    return e4m3_values(values) if group.is_float else values.to(torch.int32)
 
 
 def _zeros(group: CompressedGroup, zeros: Tensor, block_rows: int, start: int, end: int) -> Tensor:

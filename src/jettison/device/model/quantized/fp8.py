@@ -35,17 +35,16 @@ def recipe(scheme: Fp8, source: TensorSource, headers: Headers) -> Recipe:
 
     def widen(stored: Stored, start: int, end: int) -> Tensor:
         scales = grid_rows(stored["scale"].float(), block_rows, start, end)
-        values = e4m3_values(stored["weight"][start:end], torch.float32)
+        values = e4m3_values(stored["weight"][start:end])
         return scaled(values, finite(stored, "scale", scales), None, block_columns)
 
     left_out = tuple(f"{module}.{name}" for name in ("input_scale", "activation_scale"))
     return Recipe({"weight": Part(source.name, source.shape, E4M3), "scale": scale}, widen, left_out)
 
 
-def e4m3_values(stored: Tensor, dtype: torch.dtype) -> Tensor:
-    """Floats of eight bits in a wider dtype, by a table: five times as fast as torch converts them."""
-    codes = stored.view(torch.uint8).int().flatten()
-    return _VALUES.to(dtype).index_select(0, codes).view(stored.shape)
+def e4m3_values(stored: Tensor) -> Tensor:
+    """Floats of eight bits in float32, by a table: several times as fast as torch converts them."""
+    return _VALUES.index_select(0, stored.view(torch.uint8).int().flatten()).view(stored.shape)
 
 
 def grid_shape(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, int]:

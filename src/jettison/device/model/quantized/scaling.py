@@ -1,7 +1,7 @@
 """Integers or small floats times scales that several columns share: the arithmetic that all formats end in.
 
-As the references do, ``(value - zero)`` becomes the scales' dtype, in which it is exact, and is multiplied there, so
-there is one rounding, to that dtype.
+``(value - zero)`` becomes the dtype of the scales, in which it is exact, and is multiplied there. In which dtype scales
+come is the format's, as its reference does.
 """
 
 from __future__ import annotations

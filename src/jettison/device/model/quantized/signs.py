@@ -91,12 +91,10 @@ def sign_beside(folder: Path) -> str | None:
 
 
 def other_weights(folder: Path) -> str | None:
-    """For a folder without safetensors, its weights in a format of quantized models, and the remedy; None: there are
-    none."""
+    """For a folder without safetensors, its weights in another format, and the remedy; None: there are none."""
     for pattern, scheme in (("*.gguf", "GGUF"), ("*.ggml", "GGML"), ("*.npz", "MLX")):
         if found := sorted(folder.glob(pattern)):
-            return f"{found[0].name} ({scheme}): only safetensors are read, and quantized weights are not supported; " \
-                   "use the unquantized model"
+            return f"{found[0].name} ({scheme}): only safetensors are read; use the model's Hugging Face folder"
     return None
 
 
