@@ -181,3 +181,12 @@ def test_modules_of_several_groups(copied):
     own = {"group_0": GROUPS["group_0"] | {"format": "pack-quantized"}, "group_1": floats}
     change(folder, format="mixed-precision", config_groups=own)
     load_all(folder)
+
+
+def test_zeros_that_a_symmetric_folder_need_not_have(copied):
+    path = copied("ct-int4") / "model.safetensors"
+    save_file(load_file(path) | {f"{Q}.weight_zero_point": torch.zeros(32, 2, dtype=torch.int8)}, path)
+    source = WeightFolder(path.parent, read_config(path.parent), torch.float32)
+    without = WeightFolder(FOLDERS / "ct-int4", read_config(FOLDERS / "ct-int4"), torch.float32)
+    slab = torch.empty(source.layouts["layer:0"].num_bytes, dtype=torch.uint8)
+    assert source.load_shard("layer:0", slab) == without.load_shard("layer:0", slab)

@@ -11,7 +11,7 @@ import torch
 
 from jettison.device.model.dtypes import DTYPES
 from jettison.device.model.hf_config import read_config
-from jettison.device.model.quantized.schemes import scheme_of_folder
+from jettison.device.model.quantized.config import scheme_of_folder
 from jettison.device.model.rope import inverse_frequencies
 from jettison.errors import ModelError
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from jettison.config.hubcache import download_hint
 from jettison.device.model.jsonfile import JsonObject, short_repr
-from jettison.device.model.quantized.schemes import read_scheme
+from jettison.device.model.quantized.config import read_scheme
 from jettison.device.model.quantized.signs import other_weights
 from jettison.device.model.standins import why_not_itself
 from jettison.errors import ConfigError, ModelError

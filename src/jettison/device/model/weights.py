@@ -36,8 +36,8 @@ from jettison.device.model.checkpoint import (
 )
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.identity import Digest, Digester, FileMark
+from jettison.device.model.quantized.config import CONFIG_FILE, scheme_of_folder
 from jettison.device.model.quantized.parts import DamagedPart, Part
-from jettison.device.model.quantized.schemes import CONFIG_FILE, scheme_of_folder
 from jettison.device.model.shards import FINAL_NORM, ShardLayout, TensorSource, shard_layouts
 from jettison.errors import ModelError
 from jettison.types import ShardId

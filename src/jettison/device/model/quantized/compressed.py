@@ -43,8 +43,8 @@ def _recipe(group: CompressedGroup, source: TensorSource, headers: Headers) -> R
         parts["shape"] = Part(f"{module}.weight_shape", (2,), _SHAPE_TYPES)
     else:
         parts["weight"] = Part(source.name, source.shape, E4M3 if group.is_float else _BYTES)
-    if not group.is_symmetric:
-        name = f"{module}.weight_zero_point"
+    name = f"{module}.weight_zero_point"
+    if not group.is_symmetric or (name in headers and not group.is_float):  # as older folders have, full of zeros
         if _has_packed_zeros(group):
             parts["zero"] = Part(name, (num_words(source.shape[0], group.bits), grid[1]), INT32)
         else:
@@ -74,7 +74,7 @@ def _block(group: CompressedGroup, source: TensorSource) -> tuple[int, int]:
 
 
 def _has_packed_zeros(group: CompressedGroup) -> bool:
-    return group.is_packed and group.strategy in ("channel", "group")
+    return group.is_packed and not group.is_symmetric and group.strategy in ("channel", "group")
 
 
 def _values(group: CompressedGroup, stored: Stored, start: int, end: int, columns: int) -> Tensor:

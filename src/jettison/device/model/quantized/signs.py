@@ -1,7 +1,7 @@
 """Signs that a model folder holds quantized weights of a kind that is not read.
 
 Quantizers leave many signs: keys of ``config.json``, files beside it, names and types of tensors. A key of the
-configuration decides by itself, unless it is of a format that is widened (``schemes``). Names, types and files count
+configuration decides by itself, unless it is of a format that is widened (``config``). Names, types and files count
 only where tensors differ from the configuration: a left-over file beside complete weights proves nothing.
 """
 
