@@ -122,7 +122,7 @@ class Runner:
         config = self.config
         return attend_for_peer(
             self._kernels, self._bytes, self._memory.kv_arena(layer), block_ids, rows, q,
-            Attending(config.num_heads, config.head_dim**-0.5), positions,
+            Attending.of(config, layer), positions,
         )
 
     def _buffers_for(self, num_tokens: int) -> StepBuffers:

@@ -163,7 +163,7 @@ class CudaRunner:
         config = self.config
         return attend_for_peer(
             self._kernels, self._bytes, self._memory.kv_arena(layer), block_ids, rows, q,
-            Attending(config.num_heads, config.head_dim**-0.5), positions,
+            Attending.of(config, layer), positions,
         )
 
     # ------------------------------------------------------------------------------------------------- before layers

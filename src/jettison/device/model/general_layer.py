@@ -156,7 +156,7 @@ class GeneralLayers:
             rows.rotate(q, k, constants.cos, constants.sin)
         if a.query_growth is not None:
             q.mul_(_growth(a.query_growth, rows.positions(), q.dtype))
-        remote = None if batch.remote is None else batch.remote.at(layer)
+        remote = None if batch.remote is None else batch.remote.at(layer, kind.window, a.attention_softcap)
         scale = self._config.attention_scale
         if batch.remote is None or remote is None:
             rows.store(k, buffers.v, weights.arena)
