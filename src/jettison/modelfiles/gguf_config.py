@@ -16,8 +16,8 @@ from gguf import GGMLQuantizationType
 
 from jettison.device.model.hf_config import parse_config
 from jettison.device.model.jsonfile import JsonObject
-from jettison.models.architectures import ARCHITECTURES, Architecture
-from jettison.models.gguf_file import GgufFile
+from jettison.modelfiles.architectures import ARCHITECTURES, Architecture
+from jettison.modelfiles.gguf_file import GgufFile
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Tensor of what each rotary frequency is divided by."""

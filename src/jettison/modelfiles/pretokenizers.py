@@ -28,7 +28,9 @@ class WordRule:
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
         """Cuts words, and spells their bytes."""
-        parts = [pre_tokenizers.Digits(individual_digits=True)] if self.single_digits else []
+        parts: list[pre_tokenizers.PreTokenizer] = []
+        if self.single_digits:
+            parts.append(pre_tokenizers.Digits(individual_digits=True))
         if self.pattern is not None:
             parts.append(pre_tokenizers.Split(Regex(self.pattern), "isolated"))
         parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.pattern is None))

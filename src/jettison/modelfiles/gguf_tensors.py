@@ -15,10 +15,10 @@ import numpy as np
 from gguf import GGMLQuantizationType, ReaderTensor
 from gguf.quants import dequantize, quantize
 
-from jettison.models.architectures import Architecture
-from jettison.models.gguf_config import ROPE_FACTORS
-from jettison.models.gguf_file import GgufFile
-from jettison.models.safetensors_file import TensorHeader
+from jettison.modelfiles.architectures import Architecture
+from jettison.modelfiles.gguf_config import ROPE_FACTORS
+from jettison.modelfiles.gguf_file import GgufFile
+from jettison.modelfiles.safetensors_file import TensorHeader
 
 Kind = GGMLQuantizationType
 
@@ -52,8 +52,8 @@ class ImportedTensor:
 def imported_tensors(
     file: GgufFile, row: Architecture, config: Mapping[str, Any], dtype: str
 ) -> list[ImportedTensor]:
-    """The folder's tensors, in the file's order. ``dtype``: a key of ``DTYPES``, or ``auto``: as stored, and float32 for
-    quantized ones.
+    """The folder's tensors, in the file's order. ``dtype``: a key of ``DTYPES``, or ``auto``: as stored, and float32
+    for quantized ones.
 
     Raises ModelError, naming the tensor, for one that is missing or unknown, or whose type or shape is.
     """

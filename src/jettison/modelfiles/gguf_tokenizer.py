@@ -14,8 +14,8 @@ from gguf import TokenType
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from jettison.errors import ModelError
-from jettison.models.gguf_file import GgufFile
-from jettison.models.pretokenizers import WORD_RULES
+from jettison.modelfiles.gguf_file import GgufFile
+from jettison.modelfiles.pretokenizers import WORD_RULES
 
 _BEGIN = "tokenizer.ggml."
 _ROLES = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
@@ -75,7 +75,7 @@ def import_tokenizer(file: GgufFile, vocab_size: int, context: int) -> ImportedT
     elif kind == "llama":
         tokenizer, begins = _pieces(file, vocabulary)
     else:
-        raise file.fail(f"{_BEGIN}model {kind[:40]} is not supported; supported: gpt2, llama")
+        raise file.fail(f"{_BEGIN}model {kind[:40]!r} is not supported; supported: gpt2, llama")
     specials = {TokenType.CONTROL, TokenType.UNKNOWN}
     tokenizer.add_tokens([
         AddedToken(token, normalized=False, special=vocabulary.kinds[i] in specials)
@@ -97,7 +97,7 @@ def import_tokenizer(file: GgufFile, vocab_size: int, context: int) -> ImportedT
         "model_max_length": context,
         **_templates(file),
     }
-    ids = {f"{role}_token_id": i for role, i in roles.items() if role in ("bos", "pad")}
+    ids: dict[str, Any] = {f"{role}_token_id": i for role, i in roles.items() if role in ("bos", "pad")}
     if end_ids := _end_ids(file, vocabulary):
         ids["eos_token_id"] = end_ids
     _refuse_unknown(file)
@@ -117,11 +117,11 @@ def _byte_pairs(file: GgufFile, vocabulary: _Vocabulary) -> tuple[Tokenizer, boo
     """A byte-level tokenizer, and whether texts begin with the begin token where the file leaves it open."""
     name = file.text(f"{_BEGIN}pre")
     if name not in WORD_RULES:
-        raise file.fail(f"{_BEGIN}pre {name[:40]} is not supported; supported: {', '.join(WORD_RULES)}")
+        raise file.fail(f"{_BEGIN}pre {name[:40]!r} is not supported; supported: {', '.join(WORD_RULES)}")
     file.expect(f"{_BEGIN}add_space_prefix", False)
     rule, vocab = WORD_RULES[name], vocabulary.ids()
-    merges = [tuple(merge.split(" ")) for merge in file.texts(f"{_BEGIN}merges")]
     try:
+        merges = [(left, right) for left, right in (text.split(" ") for text in file.texts(f"{_BEGIN}merges"))]
         model = models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.whole_words)
     except Exception as error:  # noqa: BLE001  # the library raises plain Exception for a merge of unknown tokens
         raise _wrong_merges(file, error) from None
@@ -163,8 +163,8 @@ def _merges(vocabulary: _Vocabulary) -> Iterator[tuple[str, str, int]]:
     ids = vocabulary.ids(*_PIECES)
     for piece, i in ids.items():
         halves = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
-        for left, right in sorted((ids[left], ids[right]) for left, right in halves if left in ids and right in ids):
-            yield vocabulary.tokens[left], vocabulary.tokens[right], i
+        parts = sorted((ids[left], ids[right]) for left, right in halves if left in ids and right in ids)
+        yield from ((vocabulary.tokens[left], vocabulary.tokens[right], i) for left, right in parts)
 
 
 def _frame(tokenizer: Tokenizer, vocabulary: _Vocabulary, roles: dict[str, int], begins: bool, ends: bool) -> None:
@@ -194,9 +194,9 @@ def _templates(file: GgufFile) -> dict[str, Any]:
 
 
 def _end_ids(file: GgufFile, vocabulary: _Vocabulary) -> list[int]:
-    named = [file.token_id(f"{_BEGIN}{key}", len(vocabulary.tokens)) for key in _END_IDS]
     controls = vocabulary.ids(TokenType.CONTROL)
-    found = [*named, *(controls.get(text) for text in _END_TEXTS)]
+    found = [file.token_id(f"{_BEGIN}{key}", len(vocabulary.tokens)) for key in _END_IDS]
+    found += [controls.get(text) for text in _END_TEXTS]
     return list(dict.fromkeys(i for i in found if i is not None))
 
 
