@@ -19,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gpu.kernels import DENSE_TFLOPS, TARGETS_MS, Results, step_ms
+from benchmarks.gpu.kernels import DENSE_TFLOPS, TARGETS_MS, step_ms
 from benchmarks.gpu.model import DEVICE, GPU, SHAPES, Model, products
+from benchmarks.gpu.results import Results
 from jettison.device.cuda.kernels import CudaKernels
 from jettison.device.spec import CUDA, HOST, RANDOM, DeviceSpec
 from jettison.device.step import SamplingRow, StepInput
@@ -36,7 +37,7 @@ ASKED = {
 NUM_STEPS = 20 if GPU else 2
 
 
-def opened(folder: Path, host_bytes: int = 0) -> DeviceWorker:
+def opened(folder: Path, host_bytes: int = 0, budget_bytes: int = 40 << 30, kernels: str = "auto") -> DeviceWorker:
     """A device with the shape's weights from a seed, and blocks for the largest batch."""
     shape = {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": SHAPE["hidden"],
@@ -47,9 +48,10 @@ def opened(folder: Path, host_bytes: int = 0) -> DeviceWorker:
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(shape))
     spec = DeviceSpec(
-        model_dir=folder, dtype="bfloat16" if GPU else "float32", budget_bytes=(40 << 30) if GPU else 16 << 20,
+        model_dir=folder, dtype="bfloat16" if GPU else "float32", budget_bytes=budget_bytes if GPU else 16 << 20,
         block_size=BLOCK, max_num_tokens=PROMPT, max_num_seqs=BATCHES[-1], back_end=CUDA if GPU else HOST,
         host_bytes=host_bytes, load_format=RANDOM, page_bytes=(10 << 20) if GPU else 65536,
+        kernels=kernels,
     )  # fmt: skip
     device = make_device(spec)
     device.start()

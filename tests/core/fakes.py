@@ -188,6 +188,16 @@ class FakeWorker:
         return LayoutResult(self.version, capacity, 0, 1, 1, intact, frozenset(new - intact))
 
 
+@dataclass
+class _Part:
+    """A stage's part of a step that has been issued and not computed."""
+
+    worker_id: int
+    life: int
+    rows: list[tuple[list[int], int, dict[int, int]]]
+    """Blocks of each, from which on they are written, and by layer how many of the first ones a peer attends to."""
+
+
 class FakeCluster:
     """Drives a ClusterCore in virtual time with seeded delays."""
 
@@ -287,6 +297,10 @@ class FakeCluster:
         self.errors: dict[str, str | None] = {}
         self.records: list[ports.Record] = []
         self.cancelled_transfers: set[int] = set()
+        self.parts: dict[tuple[int, int], _Part] = {}
+        """By step and worker."""
+        self.moves_under_way: dict[int, tuple[ports.SendKV, int, int]] = {}
+        """Transfers of KV whose pieces may be read and written, with the lives of both ends."""
         self.requests: dict[str, Request] = {}
         self.worker_free_at = dict.fromkeys(range(num_workers), 0)
         self.beside_until = dict.fromkeys(range(num_workers), 0)
@@ -640,12 +654,14 @@ class FakeCluster:
         for stage in step.stages:
             if not self.workers[stage.worker_id].alive:
                 lost.append(stage.worker_id)
+        self._begin_parts(step, tables, sources)
         for stage, stage_tables in zip(step.stages, tables, strict=True):
             start = max(when, self.worker_free_at[stage.worker_id])
             when = start + self.delay(1, 2) + num_tokens * MS // 20
             self.worker_free_at[stage.worker_id] = when
 
             def compute(stage=stage, stage_tables=stage_tables, life=self.workers[stage.worker_id].life) -> None:
+                self.parts.pop((step.step_id, stage.worker_id), None)
                 worker = self.workers[stage.worker_id]
                 if worker.life != life:
                     lost.append(stage.worker_id)
@@ -727,6 +743,40 @@ class FakeCluster:
         self.give_ups[step.step_id] = give_up
         self.at(when, self._while_alive(last, end_once))
 
+    def _begin_parts(
+        self, step: ports.RunStep, tables: list[list[list[int]]], sources: list[dict[int, tuple[int, int, list[int]]]]
+    ) -> None:
+        """Each stage's part of a step may be computed from now on."""
+        for stage, stage_tables in zip(step.stages, tables, strict=True):
+            part = _Part(stage.worker_id, self.workers[stage.worker_id].life, [])
+            for row, ids, far in zip(step.rows, stage_tables, sources, strict=True):
+                end, written_from = -(-(row.context_len + row.num_tokens) // BLOCK_SIZE), row.context_len // BLOCK_SIZE
+                num_far = {layer: far[layer][1] // BLOCK_SIZE if layer in far else 0 for layer in stage.layers.layers()}
+                part.rows.append((ids[:end], written_from, num_far))
+            self.parts[step.step_id, stage.worker_id] = part
+            for move in self.moves_under_way.values():
+                self._check_apart(part, *move)
+
+    def _check_apart(self, part: _Part, move: ports.SendKV, src_life: int, dst_life: int) -> None:
+        """Pieces of a transfer may be written and read while a step is computed (rule 5 of the worker's loop): so what
+        is written belongs to no step under way, and what is read is not written by one. Only a prefix that requests
+        share, and whose first one has come already, may come again as it is there."""
+        is_written = (part.worker_id, part.life) == (move.dst, dst_life) and not move.to_host
+        is_read = (part.worker_id, part.life) == (move.src, src_life) and not move.from_host
+        if is_written and self.workers[move.dst].fenced_lives.get(move.src, -1) >= src_life:
+            return
+        written = set(move.dst_blocks) if is_written else set()
+        read = set(move.src_blocks) if is_read and move.transfer_id not in self.cancelled_transfers else set()
+        for ids, written_from, num_far in part.rows if written or read else ():
+            for layer in move.layers.layers():
+                if layer not in num_far:
+                    continue
+                assert not read & set(ids[written_from:]), f"{move} reads what a step under way writes"
+                for block in written & set(ids[num_far[layer] :]):
+                    comes = self.workers[move.src].kv.get((layer, move.src_blocks[move.dst_blocks.index(block)]))
+                    is_there = self.workers[move.dst].kv.get((layer, block)) == comes
+                    assert block not in ids[written_from:] and is_there, f"{move} writes what a step under way reads"
+
     def _lacks_tokens(self, step: ports.RunStep) -> bool:
         """It was planned with tokens that the step before it has not sampled after all."""
         return step.follows is not None and step.follows.step_id in self.gave_none
@@ -800,6 +850,10 @@ class FakeCluster:
                 content[layer, here] = store[layer, there]
 
         fails = self._strikes(self.faults.move) or self.fails_move(move)
+        lives = src.life, self.workers[move.dst].life
+        self.moves_under_way[move.transfer_id] = move, *lives
+        for part in self.parts.values():
+            self._check_apart(part, move, *lives)
 
         def arrive() -> ports.Event:
             complete = move.transfer_id not in self.cancelled_transfers and not fails
@@ -828,7 +882,12 @@ class FakeCluster:
 
         arrives = self._transfer(move.src, move.dst, move.transfer_id, arrive, arrive_in_part)
         took_ns = self.delay(0.5, 15)
-        self.at(self.now + took_ns, arrives)
+
+        def end() -> object:
+            del self.moves_under_way[move.transfer_id]
+            return arrives()
+
+        self.at(self.now + took_ns, end)
 
     def _transfer(
         self, src: int, dst: int, transfer_id: int, arrive: Callable[[], ports.Event],

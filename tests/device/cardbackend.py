@@ -20,6 +20,7 @@ from jettison.device.cuda.runner import CudaRunner, Limits
 from jettison.device.cuda.tiles import choose_tile
 from jettison.device.cuda.worklist import HEADER_WORDS, ITEM_WORDS, WorkShape
 from jettison.device.kernels import Kernels, load_kernels, native
+from jettison.device.model.shards import model_shape
 from jettison.device.model.workspace import StepBuffers
 
 PAGE = 4096
@@ -73,6 +74,20 @@ class RowKernels:
         self._inner.attend_layer(weights, mine, constants, tables, query_lens, context_lens, positions)
 
 
+class WatchedRunner(CudaRunner):
+    """Tells the pretended card which memory its steps read and write; when they end the card sees itself."""
+
+    def start_step(self, step, hidden, port=None, gives_up=None):
+        steps = self._card.steps
+        shape = model_shape(self.config, self.dtype)
+        number = steps.begin(step, self._memory, shape, lambda tensor: tensor.data_ptr())
+        try:
+            return super().start_step(step, hidden, port, gives_up)
+        except BaseException:
+            steps.end(number)  # it was refused, and has launched nothing
+            raise
+
+
 def card_runner(config, dtype, memory, kernels, max_num_tokens, max_num_seqs, device_bytes) -> CudaRunner:
     """A runner on a pretended card of its own."""
     card, limits = PretendedCard(), Limits(max_num_tokens, max_num_seqs)
@@ -97,6 +112,10 @@ class PretendedBackEnd(CudaBackEnd):
         name = self.resolve_kernels(name, dtype)
         self.card.start()
         return RowKernels(name)
+
+    def make_runner(self, config, dtype, memory, kernels, max_num_tokens, max_num_seqs):
+        limits = Limits(max_num_tokens, max_num_seqs)
+        return WatchedRunner(config, dtype, memory, kernels, limits, self.bytes, self.card)
 
     def make_pool(self, budget_bytes, page_bytes):
         super().make_pool(budget_bytes, page_bytes)

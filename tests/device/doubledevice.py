@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from underway import StepsUnderWay
 
 from jettison.device.devicebytes_host import HostBytes
 from jettison.device.hostpool import HostBuffers
 from jettison.device.kernels import load_kernels
 from jettison.device.kernels.operands import LayerConstants, LayerWeights, PackedMatrix
+from jettison.device.model.shards import model_shape
 from jettison.device.model.workspace import StepBuffers
 from jettison.device.pages_host import PagePool
 from jettison.device.runner import Runner
@@ -31,6 +33,8 @@ POLLS_A_STEP = 3
 _REFUSED = {"numpy", "data_ptr", "__array__", "__dlpack__", "untyped_storage", "storage", "_typed_storage"}
 _MAY_MIX = {"copy_", "__setitem__", "__getitem__", "index_put_"}
 
+UNDER_WAY = StepsUnderWay()
+"""Of all doubles of the process."""
 BYPASSES: list[str] = []
 """Every access that was refused, since the list was last cleared."""
 
@@ -100,7 +104,8 @@ class DoubleBytes:
 
     def copy_in(self, data, target):
         assert target.is_contiguous()
-        self._host.copy_in(data, bare(target))
+        with UNDER_WAY.writing([bare(target).data_ptr()], target.nbytes):
+            self._host.copy_in(data, bare(target))
 
     @contextmanager
     def writing(self, target):
@@ -108,7 +113,8 @@ class DoubleBytes:
         staged = torch.empty(target.shape, dtype=target.dtype)
         staged.view(-1).view(torch.uint8).fill_(0xA5)
         yield staged
-        bare(target).copy_(staged)
+        with UNDER_WAY.writing([bare(target).data_ptr()], target.nbytes):
+            bare(target).copy_(staged)
 
     def tensor(self, data, dtype, shape):
         return wrapped(self._host.tensor(data.copy(), dtype, shape))
@@ -116,10 +122,16 @@ class DoubleBytes:
     pin = None
 
     def gather(self, tables, rows, out):
+        UNDER_WAY.read(_places(tables, rows))
         self._host.gather([bare(table) for table in tables], rows, out)
 
     def scatter(self, tables, rows, data):
-        self._host.scatter([bare(table) for table in tables], rows, data)
+        with UNDER_WAY.writing(_places(tables, rows), tables[0].shape[1]):
+            self._host.scatter([bare(table) for table in tables], rows, data)
+
+
+def _places(tables, rows):
+    return [bare(table).data_ptr() + row * table.shape[1] for table in tables for row in rows.tolist()]
 
 
 class DoublePool(PagePool):
@@ -191,9 +203,18 @@ class DoubleRunner(Runner):
         super().__init__(*args)
         self._likeliest = wrapped(self._likeliest)
         self._sampler = DoubleSampler(self.config.vocab_size)
+        self._shape = model_shape(self.config, self.dtype)
 
     def start_step(self, step, hidden, port=None, gives_up=None):
-        return DoubleStep(lambda: self.run(step, hidden, port, gives_up))
+        number = UNDER_WAY.begin(step, self._memory, self._shape, lambda tensor: bare(tensor).data_ptr())
+
+        def run():
+            try:
+                return self.run(step, hidden, port, gives_up)
+            finally:
+                UNDER_WAY.end(number)
+
+        return DoubleStep(run)
 
     def _enter(self, step, hidden, buffers):
         if hidden is not None:
@@ -237,6 +258,11 @@ class DoubleStep:
                 self._result.compute_ns = 1
         return True
 
+    is_launched = True
+
+    def wait(self, most_s):
+        pass
+
     def result(self):
         while not self.poll():
             pass
@@ -249,6 +275,7 @@ class DoubleBackEnd:
     """See ``BackEnd``."""
 
     bytes = DoubleBytes()
+    computes_by_itself = True
     goes_ahead = True
 
     def check_addresses(self, budget_bytes, workspace_bytes, shape, sizes):

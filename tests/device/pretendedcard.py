@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 
 import torch
+from underway import StepsUnderWay
 
 from jettison.device.cuda.card import Card
 from jettison.errors import MappingError
@@ -33,11 +34,16 @@ class PretendedCard(Card):
         self.num_graphs = self.num_replays = 0
         self.pinned_bytes: dict[int, int] = {}
         """Address -> size, of all that is pinned."""
+        self._kept: list[torch.Tensor] = []
+        """What is pinned stays: else its addresses would be others' memory, which is not."""
         self.log: list[tuple[str, str, int]] = []
         """(what, stream, bytes) of every copy that was launched."""
         self.waits: list[str] = []
         """Streams that a thread has waited for."""
+        self.steps = StepsUnderWay()
+        """Those whose runner tells of them (``cardbackend``)."""
         self._before_steps = deque()
+        self._movers = {}
         self._graph_memory = None
         self._pending: dict[str, list[_Copy]] = {STEPS: [], BESIDE: [], LINKS: []}
         self._thread = threading.local()
@@ -68,6 +74,10 @@ class PretendedCard(Card):
         finally:
             self._thread.stream = before
 
+    def end_step(self) -> None:
+        super().end_step()
+        self.steps.end()
+
     def record(self, *, is_timed: bool = False, sleeps: bool = False) -> PretendedEvent:
         return PretendedEvent(self, self.stream)
 
@@ -89,6 +99,7 @@ class PretendedCard(Card):
     def pinned(self, num_bytes: int) -> torch.Tensor:
         made = torch.full((num_bytes,), 0xA5, dtype=torch.uint8)
         self._note_pinned(made)
+        self._kept.append(made)
         return made
 
     def pin(self, memory) -> Callable[[], None]:
@@ -102,9 +113,10 @@ class PretendedCard(Card):
         self.pinned_bytes[there.data_ptr()] = there.numel()
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        first = tensor.data_ptr()
-        spans = list(self.pinned_bytes.items())
-        return not tensor.numel() or any(at <= first and first + tensor.nbytes <= at + size for at, size in spans)
+        return not tensor.numel() or self._is_pinned_at(tensor.data_ptr(), tensor.nbytes)
+
+    def _is_pinned_at(self, first: int, num_bytes: int) -> bool:
+        return any(at <= first and first + num_bytes <= at + size for at, size in list(self.pinned_bytes.items()))
 
     def empty(self, num_bytes: int) -> torch.Tensor:
         return torch.full((num_bytes,), 0x5A, dtype=torch.uint8)
@@ -123,7 +135,8 @@ class PretendedCard(Card):
         self.log.append((what, self.stream, source.nbytes))
         copy = _Copy(source, target, source.clone(), what)
         if what == "in":
-            target.copy_(source)
+            with self.steps.writing([target.data_ptr()], target.nbytes):
+                target.copy_(source)
         with self._lock:
             self._pending[self.stream].append(copy)
 
@@ -140,14 +153,45 @@ class PretendedCard(Card):
                     self._pending[stream].remove(copy)
                     copy.end()
 
-    def _copy_rows(self, addresses: torch.Tensor, piece: torch.Tensor, *, to_piece: bool) -> None:
+    def move_rows(self, sources, targets, row_bytes: int, num_programs: int) -> None:
         assert self.is_started, "the card is not started"
-        row_bytes, rest = divmod(piece.numel(), len(addresses))
-        assert not rest and row_bytes % 16 == 0 and piece.dtype == torch.uint8 and addresses.dtype == torch.int64
-        for i, address in enumerate(addresses.tolist()):
-            assert address % 16 == 0
-            here = piece.data_ptr() + i * row_bytes
-            ctypes.memmove(*((here, address) if to_piece else (address, here)), row_bytes)
+        assert row_bytes % 16 == 0 and num_programs > 0 and len(sources) == len(targets)
+        for addresses in (sources, targets):
+            assert self.is_pinned(addresses), "a list of addresses that the card cannot read, or that may go"
+            assert addresses.dtype == torch.int64 and addresses.data_ptr() % 16 == 0 and not (addresses % 16).any()
+        with self._lock:
+            self._pending[self.stream] += [_Copy(each, each, each.clone(), "in") for each in (sources, targets)]
+        whats = self._move(sources.tolist(), targets.tolist(), [row_bytes] * len(sources))
+        if whats := {what for what in whats if what}:
+            self.log.append((*whats, self.stream, len(sources) * row_bytes))
+
+    def copy_many(self, sources, targets, sizes) -> None:
+        assert self.is_started, "the card is not started"
+        whats = self._move(sources.tolist(), targets.tolist(), sizes.tolist())
+        assert all(whats), "the copy engines go between the card and memory that is pinned"
+        self.log += [(what, self.stream, size) for what, size in zip(whats, sizes.tolist())]
+
+    def _move(self, sources: list[int], targets: list[int], sizes: list[int]) -> list[str]:
+        """Returns for each copy where it goes: in, out, or nowhere."""
+        whats = []
+        for source, target, size in zip(sources, targets, sizes, strict=True):
+            from_host, to_host = self._is_pinned_at(source, size), self._is_pinned_at(target, size)
+            assert not (from_host and to_host)
+            whats.append("in" if from_host else "out" if to_host else "")
+            if not from_host:
+                self.steps.read([source])
+            here, there = _at(source, size), _at(target, size)
+            if not to_host:
+                with self.steps.writing([target], size):
+                    there.copy_(here)
+            if from_host or to_host:
+                with self._lock:
+                    self._pending[self.stream].append(_Copy(here, there, here.clone(), whats[-1]))
+        return whats
+
+
+def _at(address: int, num_bytes: int) -> torch.Tensor:
+    return torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), dtype=torch.uint8)
 
 
 class _Copy:

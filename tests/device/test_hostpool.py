@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ from pretendedcard import PretendedCard
 
 from jettison.device import pages as pages_api
 from jettison.device.backend import HostPool
+from jettison.device.cuda import copies
 from jettison.device.cuda.bytes import CardBytes
 from jettison.device.cuda.card import Card
 from jettison.device.cuda.hostpool import PinnedPool
 from jettison.device.cuda.pages import PagePool as CardPages
+from jettison.device.cuda.pieces import Copying, Way
 from jettison.device.devicebytes_host import HostBytes
 from jettison.device.hostpool import HostBuffers
 from jettison.device.memory import DeviceMemory
@@ -37,10 +40,22 @@ Making = Callable[[int], HostPool]
 ON_CARD = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-@pytest.fixture(params=["host", "pretended", pytest.param("cuda", marks=ON_CARD)])
-def card(request: pytest.FixtureRequest) -> Iterator[Card | None]:
+WAYS = [way.value for way in Way]
+
+
+PLACES = ["host", *(f"pretended {way}" for way in WAYS)]
+
+
+@pytest.fixture(params=[*PLACES, *(pytest.param(f"cuda {way}", marks=ON_CARD) for way in WAYS)])
+def place(request: pytest.FixtureRequest) -> str:
+    """Where a pool is, and on a card how it copies."""
+    return request.param
+
+
+@pytest.fixture
+def card(place: str) -> Iterator[Card | None]:
     """None: the host."""
-    card = {"host": lambda: None, "pretended": PretendedCard, "cuda": Card}[request.param]()
+    card = {"host": lambda: None, "pretended": PretendedCard, "cuda": Card}[place.split()[0]]()
     if card is not None:
         card.start()
     yield card
@@ -72,14 +87,14 @@ def memory(card: Card | None) -> Iterator[DeviceMemory]:
 
 
 @pytest.fixture
-def make(card: Card | None) -> Making:
+def make(card: Card | None, place: str) -> Making:
     """A pool of so many slots. The card's pins two slots at a time, and copies three rows."""
 
     def made(num_slots: int) -> HostPool:
         if card is None:
             return HostBuffers(num_slots, 4, BLOCK_BYTES)
-        sizes = {"piece_bytes": 3 * BLOCK_BYTES, "part_bytes": 2 * 4 * BLOCK_BYTES}
-        return PinnedPool(card, num_slots, 4, BLOCK_BYTES, **sizes)
+        copying = Copying(Way(place.split()[1]), 3 * BLOCK_BYTES, num_programs=2)
+        return PinnedPool(card, num_slots, 4, BLOCK_BYTES, copying=copying, part_bytes=2 * 4 * BLOCK_BYTES)
 
     return made
 
@@ -212,11 +227,9 @@ def test_a_copy_that_was_stopped_goes_on_where_it_was(memory: DeviceMemory, make
 class TestOnACard:
     """What only a card's pool has."""
 
-    @pytest.fixture
-    def card(self) -> PretendedCard:
-        card = PretendedCard()
-        card.start()
-        return card
+    @pytest.fixture(params=WAYS)
+    def place(self, request: pytest.FixtureRequest) -> str:
+        return f"pretended {request.param}"
 
     def test_memory_is_pinned_where_slots_are_used(
         self, memory: DeviceMemory, make: Making, card: PretendedCard
@@ -237,11 +250,31 @@ class TestOnACard:
         assert "\n" not in str(caught.value)
 
     def test_copies_beside_steps_use_their_own_stream_and_whole_pieces(
-        self, memory: DeviceMemory, make: Making, card: PretendedCard
+        self, memory: DeviceMemory, make: Making, card: PretendedCard, place: str
     ) -> None:
-        work = make(8).beside(memory, SHAPE.all_layers, [3, 1], [7, 0], to_host=True)
+        work = make(8).beside(memory, SHAPE.all_layers, [3, 1, 2], [7, 0, 1], to_host=True)
         card.log.clear()
         work.run()
         assert {stream for _, stream, _ in card.log} == {"beside"} and card.stream == "steps"
         to_slots = [size // BLOCK_BYTES for what, _, size in card.log if what == "out"]
-        assert to_slots == [3, 1, 2, 2], "three rows a piece, four rows a slot"
+        assert to_slots == {  # three rows a piece, four a slot; slots 0 and 1 lie together
+            "pretended staged": [3, 1, 2, 3, 3], "pretended kernel": [3] * 4, "pretended engines": [1] * 12
+        }[place]
+        assert set(card.waits) == {"beside"} and not card.pending("beside")
+
+    def test_copies_beside_steps_leave_the_card_to_them(
+        self, memory: DeviceMemory, make: Making, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A block a millisecond, beside steps: the wait is before the second piece and all that follow."""
+        host, now, slept = make(8), [0.0], []
+
+        def sleep(seconds: float) -> None:
+            slept.append(round(seconds * 1e3, 6))
+            now[0] += seconds
+
+        monkeypatch.setattr(copies, "time", SimpleNamespace(perf_counter_ns=lambda: int(now[0] * 1e9), sleep=sleep))
+        host.copy_by(Copying(Way.KERNEL, 3 * BLOCK_BYTES, 2, bytes_per_s=BLOCK_BYTES * 1e3))
+        host.beside(memory, SHAPE.all_layers, [3, 1], [7, 0], to_host=True).run()
+        assert slept == [3, 3]
+        host.copy_out(memory, SHAPE.all_layers, [3, 1], [7, 0])
+        assert len(slept) == 2, "between steps it is fast"

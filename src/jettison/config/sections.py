@@ -252,7 +252,8 @@ class OverloadConfig:
     exchange_piece_bytes: int | None = config_key(
         None, size_from(4096),
         "Bulk transfers are cut into pieces of this size; activations go in between (auto: over TCP what the "
-        "link carries in one stage's time; 1 MiB where workers share memory).", metavar="SIZE", unset="auto")
+        "link carries in one stage's time; where workers share memory 1 MiB, on cards 4 MiB).", metavar="SIZE",
+        unset="auto")
     coordinate_links: bool = config_key(
         True, truth, "Bulk transfers are cut up and yield to activations; no: for experiments only.", metavar="BOOL",
         name="coordination")

@@ -119,6 +119,12 @@ class BackEnd(Protocol):
         ...
 
     @property
+    def computes_by_itself(self) -> bool:
+        """A step that is launched needs the caller's thread no more: what it does not touch may be read and written
+        meanwhile."""
+        ...
+
+    @property
     def goes_ahead(self) -> bool:
         """Whether the device is idle while the host plans, so that steps are planned ahead
         (``core.serving.stepsahead``) unless ``--step-ahead`` says otherwise."""

@@ -20,6 +20,7 @@ class HostBackEnd:
     """See ``BackEnd``."""
 
     bytes = HostBytes()
+    computes_by_itself = False
     goes_ahead = False
     """Its steps run on the thread that would prepare the next one."""
 

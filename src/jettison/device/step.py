@@ -215,6 +215,16 @@ class Running(Protocol):
         done here."""
         ...
 
+    @property
+    def is_launched(self) -> bool:
+        """The device needs nothing more of the caller's thread: polls only look whether it is over."""
+        ...
+
+    def wait(self, most_s: float) -> None:
+        """Leave the core and the interpreter's lock to other threads for so long, or less: called where ``poll`` has
+        said no and the caller has nothing else to do. Returns at once where the step needs the caller to go on."""
+        ...
+
     def result(self) -> Any:
         """What the step has made, once; waits until it is over. Raises what made it fail."""
         ...
@@ -230,6 +240,7 @@ class Ended:
     """A step that was over when it had been started."""
 
     __slots__ = ("_result",)
+    is_launched = True
 
     def __init__(self, result: Any) -> None:
         self._result = result
@@ -237,6 +248,9 @@ class Ended:
     def poll(self) -> bool:
         """It is."""
         return True
+
+    def wait(self, most_s: float) -> None:
+        """There is nothing to wait for."""
 
     def result(self) -> Any:
         """See ``Running.result``."""

@@ -69,6 +69,7 @@ class DeviceWorker:
         self._spec = spec
         self._back_end = back_end
         self._bytes = back_end.bytes
+        self.computes_by_itself = back_end.computes_by_itself
         self.pin = self._bytes.pin
         """See ``DeviceBytes.pin``."""
         self._host: HostPool | None = None

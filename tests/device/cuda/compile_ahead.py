@@ -20,11 +20,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from jettison.device.cuda import attention, elementwise
+from jettison.device.cuda import attention, drawkernels, elementwise, logprobkernels
 from jettison.device.cuda.tiles import POSITIONS, SPLIT, tiles_for
 
 BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-STAGED = {"tables", "work", "positions", "slots", "ids"}
+STAGED = {
+    "tables", "work", "positions", "slots", "ids", "lines", "temperature", "min_p", "top_k", "top_p", "uniform",
+    "tokens",
+}  # fmt: skip
 """Copied once a step: nothing is known of their addresses."""
 
 SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -133,16 +136,61 @@ def small_cases(all_of_them: bool) -> list[dict[str, Any]]:
                 **scalars("i32", "num_parts"),
             },
         },
-        *(
-            {
-                "kernel": elementwise.copy_rows_kernel, "name": f"copy_rows {to_piece}", "warps": 8,
-                "never_early": True,
-                "signature": {**pointers("i64", "rows"), **pointers("i32", "piece"), **scalars("i32", "num_words")},
-                "aligned": ["num_words"], "constants": {"TO_PIECE": to_piece, "BLOCK": elementwise.COPY_WORDS},
-            }
-            for to_piece in (True, False)
-        ),
+        {
+            "kernel": elementwise.move_rows_kernel, "name": "move_rows", "warps": 8, "never_early": True,
+            "signature": {**pointers("i64", "sources targets"), **scalars("i32", "num_rows num_words")},
+            "aligned": ["num_words"], "constants": {"BLOCK": elementwise.MOVE_WORDS},
+        },
     ]
+
+
+def sampling_cases(all_of_them: bool) -> list[dict[str, Any]]:
+    """At the size of a vocabulary of 152,064."""
+    by_dtype = [
+        {
+            "kernel": drawkernels.weigh_kernel, "name": f"weigh {dtype}", "warps": 8, "never_early": True,
+            "signature": {
+                **pointers(dtype, "logits"), **pointers("i64", "lines at_best"),
+                **pointers("fp64", "temperature min_p"), **pointers("i32", "bits"),
+                **scalars("i32", "stride vocab size"),
+            },
+            "aligned": ["stride", "vocab", "size"], "constants": {"CHUNK": drawkernels.CHUNK},
+        }
+        for dtype in SIZES
+    ] + [
+        {
+            "kernel": logprobkernels.part_kernel, "name": f"log-probabilities' parts {dtype}", "warps": 8,
+            "never_early": True,
+            "signature": {
+                **pointers(dtype, "logits"), **pointers("i64", "lines tokens"), **pointers("fp64", "largest sums"),
+                **pointers("i32", "above"), **pointers("i64", "keys"), **pointers("fp64", "own"),
+                **scalars("i32", "stride vocab num_parts num_top"),
+            },
+            "aligned": ["stride", "vocab"],
+            "constants": {"CHUNK": logprobkernels.CHUNK, "MOST": logprobkernels.MOST_TOP},
+        }
+        for dtype in (SIZES if all_of_them else ("bf16",))
+    ]  # fmt: skip
+    return [
+        *by_dtype,
+        {
+            "kernel": drawkernels.draw_kernel, "name": "draw", "warps": drawkernels.DRAW_WARPS, "never_early": True,
+            "signature": {
+                **pointers("i32", "bits"), **pointers("i64", "top_k"), **pointers("fp64", "top_p uniform"),
+                **pointers("i64", "slots tokens"), **scalars("i32", "size"),
+            },
+            "aligned": ["size"], "constants": {"BLOCK": drawkernels.BLOCK},
+        },
+        {
+            "kernel": logprobkernels.describe_kernel, "name": "log-probabilities", "warps": 4, "never_early": True,
+            "signature": {
+                **pointers("fp64", "largest sums"), **pointers("i32", "above"), **pointers("i64", "keys"),
+                **pointers("fp64", "own"), **pointers("i64", "rank"), **pointers("fp64", "base"),
+                **pointers("i64", "top_ids"), **pointers("fp64", "top"), **scalars("i32", "num_parts num_top"),
+            },
+            "constants": {"MOST": logprobkernels.MOST_TOP, "PARTS": 64, "KEYS": 1024},
+        },
+    ]  # fmt: skip
 
 
 def compiled(case: dict[str, Any], capability: int) -> dict[str, Any]:
@@ -175,6 +223,7 @@ def compiled(case: dict[str, Any], capability: int) -> dict[str, Any]:
         "shared_bytes": kernel.metadata.shared, "warps": case["warps"], "multiplies_by": multiplies,
         "waits": "griddepcontrol.wait" in kernel.asm["ptx"], "may_wait": constants.get("PDL", False),
         "should_multiply": case.get("multiplies", False), "is_float32": "fp32" in case["name"],
+        "num_wide": kernel.asm["ptx"].count(".v4.b32"),
     }  # fmt: skip
 
 
@@ -182,9 +231,9 @@ def main() -> None:
     assert "TRITON_INTERPRET" not in os.environ
     capabilities = [int(word) for word in sys.argv[1].split(",")]
     all_of_them = "all" in sys.argv[2:]
-    of_attention = attention_cases(all_of_them)
-    for case in [*of_attention, *small_cases(all_of_them)]:
-        for capability in capabilities if all_of_them or case in of_attention else [90]:
+    for_each = attention_cases(all_of_them) + sampling_cases(all_of_them)
+    for case in [*for_each, *small_cases(all_of_them)]:
+        for capability in capabilities if all_of_them or case in for_each else [90]:
             print(json.dumps(compiled(case, capability)), flush=True)  # noqa: T201
 
 

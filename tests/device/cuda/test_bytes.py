@@ -15,9 +15,11 @@ from pretendedcard import PretendedCard
 
 from jettison.device.cuda.bytes import CardBytes
 from jettison.device.cuda.card import Card
+from jettison.device.cuda.pieces import Copying, Piece, Way, in_a_row
 from jettison.errors import MappingError
 
 PIECE = 4096
+COPYING = Copying(Way.KERNEL, PIECE, 2)
 ON_CARD = torch.cuda.is_available()
 pytestmark = pytest.mark.cuda
 
@@ -35,7 +37,7 @@ def card():
 
 @pytest.fixture
 def moved(card) -> CardBytes:
-    return CardBytes(card, PIECE)
+    return CardBytes(card, COPYING)
 
 
 def noise(num_bytes: int, seed: int = 0) -> np.ndarray:
@@ -88,7 +90,7 @@ def test_memory_that_another_process_sees_is_pinned_until_it_is_released(card):
 @pytest.mark.skipif(ON_CARD, reason="a card pins much")
 def test_a_link_s_memory_that_cannot_be_pinned_is_copied_all_the_same(card, caplog):
     card.most_pinned = 10 * PIECE
-    moved, slot = CardBytes(card, PIECE), np.zeros(20 * PIECE, dtype=np.uint8)
+    moved, slot = CardBytes(card, COPYING), np.zeros(20 * PIECE, dtype=np.uint8)
     release = moved.pin(slot)
     assert "cannot be pinned" in caplog.text
     moved.copy_out(on_card(card, noise(len(slot))), slot)
@@ -102,7 +104,7 @@ def test_memory_that_cannot_be_pinned_is_an_error_of_one_line():
     card = PretendedCard(most_pinned=PIECE)
     card.start()
     with pytest.raises(MappingError, match="8192 bytes of host memory cannot be pinned") as caught:
-        CardBytes(card, 2 * PIECE).read(card.empty(10))
+        CardBytes(card, COPYING._replace(piece_bytes=2 * PIECE)).read(card.empty(10))
     assert "\n" not in str(caught.value)
 
 
@@ -131,9 +133,11 @@ def test_more_than_a_piece_is_filled_at_once(card, moved):
     assert (moved.read(target).view(np.float32) == np.arange(8 * PIECE / 4)).all()
 
 
+@pytest.mark.parametrize("way", Way, ids=lambda way: way.value)
 @pytest.mark.parametrize("is_pinned", [False, True])
 @pytest.mark.parametrize("row_bytes", [48, 1024, 24, 2 * PIECE], ids=lambda n: f"rows of {n}")
-def test_rows_go_through_pieces(card, moved, row_bytes, is_pinned):
+def test_rows_go_through_pieces(card, row_bytes, is_pinned, way):
+    moved = CardBytes(card, COPYING._replace(way=way))
     content = [noise(20 * row_bytes, seed).reshape(20, row_bytes) for seed in range(3)]
     tables = [on_card(card, rows) for rows in content]
     ids = np.array([7, 0, 19, 3, 11], dtype=np.int64)
@@ -150,21 +154,61 @@ def test_rows_go_through_pieces(card, moved, row_bytes, is_pinned):
 
 
 @pytest.mark.skipif(ON_CARD, reason="a card runs it everywhere")
-def test_rows_by_address_in_triton_s_interpreter(monkeypatch):
+@pytest.mark.parametrize("num_programs", [1, 3, 64])
+def test_rows_by_address_in_triton_s_interpreter(monkeypatch, num_programs):
     pytest.importorskip("triton", reason="Triton is not installed")
-    monkeypatch.setattr(PretendedCard, "_copy_rows", Card._copy_rows)
-    card = PretendedCard()
+    elementwise = pytest.importorskip("jettison.device.cuda.elementwise")
+    monkeypatch.setattr(PretendedCard, "move_rows", Card.move_rows)
+    monkeypatch.setattr(elementwise, "MOVE_WORDS", 128)
+    moved = CardBytes(card := PretendedCard(), COPYING._replace(num_programs=num_programs))
     card.start()
     card.compile_copies()
     content, host = noise(20 * 1040).reshape(20, 1040), torch.zeros(3 * 1040, dtype=torch.uint8)
     table, ids = on_card(card, content), np.array([7, 0, 19], dtype=np.int64)
-    CardBytes(card, PIECE).gather([table], ids, host)
+    moved.gather([table], ids, host)
     assert (host.view(3, 1040).numpy() == content[ids]).all()
-    CardBytes(card, PIECE).scatter([table], np.array([1, 2, 3]), host)
+    moved.scatter([table], np.array([1, 2, 3]), host)
     content[[1, 2, 3]] = content[ids]
     assert (table.numpy() == content).all()
+    addresses = torch.tensor([card.address_of(table)])
+    card.move_rows(addresses[:0], addresses[:0], 16, num_programs)
     with pytest.raises(ValueError, match="multiple of 16"):
-        card.gather_rows(torch.tensor([card.address_of(table)]), card.empty(1040 - 3))
+        card.move_rows(addresses, addresses, 1040 - 3, num_programs)
+
+
+@pytest.mark.skipif(not ON_CARD, reason="needs a CUDA device")
+def test_a_card_reads_and_writes_memory_of_the_host_where_it_is(card):
+    """By a kernel and by the copy engines, of PyTorch's own pinned memory and of memory that was pinned where it is."""
+    num_rows, unit = 40, 32 << 10
+    shared = np.frombuffer(mmap.mmap(-1, num_rows * unit), dtype=np.uint8)
+    release = card.pin(shared)
+    order = np.random.default_rng(1).permutation(num_rows)
+    for host in (card.pinned(num_rows * unit), torch.from_numpy(shared)):
+        for move in (moved_by_a_kernel, moved_by_engines):
+            content = noise(num_rows * unit, seed=3)
+            there, back = on_card(card, content), card.empty(num_rows * unit)
+            host.zero_()
+            move(card, rows_of(card, there, unit)[order], rows_of(card, host, unit), unit)
+            assert (host.numpy().reshape(num_rows, unit) == content.reshape(num_rows, unit)[order]).all()
+            move(card, rows_of(card, host, unit), rows_of(card, back, unit)[order], unit)
+            assert (back.cpu().numpy() == content).all()
+    release()
+
+
+def rows_of(card, memory: torch.Tensor, unit: int) -> np.ndarray:
+    return in_a_row(card.address_of(memory), len(memory) // unit, unit)
+
+
+def moved_by_a_kernel(card, sources, targets, unit: int) -> None:
+    piece = Piece(card, 0)
+    piece.move(sources, targets, unit, 16)
+    piece.mark_end(sleeps=True)
+    piece.wait()
+
+
+def moved_by_engines(card, sources, targets, unit: int) -> None:
+    card.copy_many(sources, targets, np.full(len(sources), unit))
+    card.synchronize()
 
 
 @pytest.mark.skipif(ON_CARD, reason="a pretended card knows what was waited for")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from pretendedcard import PretendedCard
 
+from jettison.device.cuda import card as card_module
 from jettison.device.cuda.card import Card
 from jettison.errors import ConfigError
 
@@ -98,6 +101,57 @@ def test_a_pretended_card_notices_what_does_not_wait(card):
         card.synchronize()
     with pytest.raises(AssertionError, match="is not pinned"):
         card.copy_in(torch.zeros(SIZE, dtype=torch.uint8), there)
+
+
+class FakeDriver(SimpleNamespace):
+    """What ``copy_many`` calls of the driver's bindings."""
+
+    def __init__(self, has_batches: bool) -> None:
+        super().__init__(
+            CUstream=lambda handle: ("stream", handle), CUdeviceptr=lambda address: ("at", address),
+            CUmemcpyAttributes=SimpleNamespace, CUmemcpySrcAccessOrder=SimpleNamespace(
+                CU_MEMCPY_SRC_ACCESS_ORDER_STREAM="in order of the stream"),
+            CUmemcpyFlags=SimpleNamespace(CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE=1),
+        )  # fmt: skip
+        self.log, self.has_batches, self.code = [], has_batches, 0
+
+    def cuMemcpyBatchAsync(self, targets, sources, sizes, count, attributes, firsts, num_attributes, stream):
+        if not self.has_batches:
+            raise RuntimeError('Function "cuMemcpyBatchAsync" not found')
+        assert len(targets) == len(sources) == len(sizes) == count
+        assert (len(attributes), firsts, num_attributes) == (1, [0], 1)
+        assert vars(attributes[0]) == {"srcAccessOrder": "in order of the stream", "flags": 1}
+        self.log.append((targets, sources, sizes, stream))
+        return (self.code,)
+
+    def cuMemcpyAsync(self, target, source, size, stream):
+        self.log.append((target, source, size, stream))
+        return (self.code,)
+
+
+@pytest.mark.parametrize("has_batches", [True, False])
+def test_many_copies_are_one_call_where_the_driver_has_it(monkeypatch, has_batches):
+    driver, card = FakeDriver(has_batches), Card()
+    monkeypatch.setattr(card_module.importlib, "import_module", lambda name: driver)
+    monkeypatch.setattr(card, "_stream_handle", lambda: 7)
+    sources, targets, sizes = np.array([[32, 64], [512, 1024], [16, 48]])
+    for _ in range(2):
+        card.copy_many(sources, targets, sizes)
+    one_by_one = [
+        (("at", 512), ("at", 32), 16, ("stream", 7)), (("at", 1024), ("at", 64), 48, ("stream", 7))
+    ]  # fmt: skip
+    at_once = ([("at", 512), ("at", 1024)], [("at", 32), ("at", 64)], [16, 48], ("stream", 7))
+    assert driver.log == (2 * [at_once] if has_batches else 2 * one_by_one)
+    card.copy_many(sources[:0], targets[:0], sizes[:0])
+    card.copy_many(sources[:1], targets[:1], sizes[:1])
+    assert driver.log[-1] == one_by_one[0] and len(driver.log) == (3 if has_batches else 5)
+    driver.code = SimpleCode(1)
+    with pytest.raises(RuntimeError, match="a copy is refused: CUDA_ERROR_INVALID_VALUE"):
+        card.copy_many(sources, targets, sizes)
+
+
+class SimpleCode(int):
+    name = "CUDA_ERROR_INVALID_VALUE"
 
 
 @pytest.mark.skipif(ON_CARD, reason="there is a card")

@@ -54,6 +54,11 @@ def test_attention_multiplies_on_tensor_cores(kernels: list[dict]) -> None:
         assert kernel["multiplies_by"] == [by], kernel
 
 
+def test_rows_move_in_wide_words(kernels: list[dict]) -> None:
+    [num_wide] = [kernel["num_wide"] for kernel in kernels if kernel["name"] == "move_rows"]
+    assert num_wide == 8, "4 loads and 4 stores of 16 bytes a thread, all under way at once"
+
+
 def test_what_is_launched_early_waits(kernels: list[dict]) -> None:
     assert [kernel["waits"] for kernel in kernels] == [kernel["may_wait"] for kernel in kernels]
 

@@ -124,8 +124,8 @@ def test_graphs_and_padding_change_no_token(workers, new_driver) -> None:
     expected = batches(new_driver([(host.run_step, ALL)], 72))
     assert batches(new_driver([(card.run_step, ALL)], 72)) == expected
     runner, replays = card._runner, card._back_end.card.num_replays
-    # One row was captured at the start.
-    assert len(runner._graphs) == 5 * len(ALL) and replays == (2 + 2 + 3 + 1 + 1) * len(ALL)
+    # One row was captured at the start, and replayed there once.
+    assert len(runner._graphs) == 5 * len(ALL) and replays == (1 + 2 + 2 + 3 + 1 + 1) * len(ALL)
 
 
 def test_graphs_hold_through_a_drop_and_a_restore(workers, new_driver) -> None:

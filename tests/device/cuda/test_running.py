@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from jettison.device.cuda import running
 from jettison.device.cuda.running import AHEAD, CudaStep, Launches, Safepoints, wait_for
 from jettison.errors import WorkerLostError
 from jettison.types import LayerRange
@@ -74,6 +75,21 @@ def test_without_safepoints_all_is_launched_as_it_is_polled_and_none_waits() -> 
     steps.card.synchronize()
     assert steps.running.poll() and steps.running.poll() and steps.running.result() == "made"
     assert steps.card.num_under_way == 0
+
+
+def test_a_wait_leaves_the_interpreter_to_others_only_where_nothing_is_to_be_launched(monkeypatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(running.time, "sleep", slept.append)
+    steps = Steps()
+    for _ in range(len(LAYERS) - AHEAD):
+        steps.running.wait(1.0)
+        assert not slept, "layers are left to launch"
+        steps.running.poll()
+    steps.running.wait(0.5)
+    assert slept == [0.5]
+    steps = Steps(Safepoints(never, 1))
+    steps.running.wait(0.25)
+    assert slept == [0.5, 0.25], "the host is as far ahead as it may be"
 
 
 @pytest.mark.parametrize("between", [None, lambda: None])

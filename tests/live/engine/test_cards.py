@@ -67,6 +67,15 @@ def test_each_worker_sees_its_own_card_and_no_other(plug, folder):
     assembly.check()
 
 
+@pytest.mark.parametrize(("device", "more", "num_bytes"), [
+    ("cuda", {}, 4 * MIB), ("cuda", {"exchange_piece_bytes": 8192}, 8192), ("cpu", {}, MIB)
+])  # fmt: skip
+def test_a_card_s_bulk_pieces_are_larger(plug, folder, device, more, num_bytes):
+    plug(TWO)
+    assembly = assemble(EngineConfig.resolve(model=folder, device=device, instances=1, **more))
+    assert [spec.piece_bytes for spec in assembly.worker_specs] == [num_bytes]
+
+
 def test_pages_and_memory_of_a_card_are_chosen(plug, folder):
     plug(TWO)
     config = EngineConfig.resolve(model=folder, device="cuda", instances=2)

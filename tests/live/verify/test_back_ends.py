@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from cardbackend import PretendedBackEnd
-from doubledevice import BYPASSES, DoubleBackEnd
+from doubledevice import BYPASSES, UNDER_WAY, DoubleBackEnd
+from underway import MEDDLED
 
 from jettison.device.bytesview import as_numpy_uint8
 from jettison.device.model.create import create_model
@@ -32,6 +33,10 @@ EVENTS = [
     "harvest: prefetched beside steps", "sleep with running requests, wake", "packed while running",
     "steps planned ahead",
 ]  # fmt: skip
+
+
+BESIDE_STEPS = ("migrate while decoding", "packed while running")
+"""In these KV goes over links while steps run, whatever the machine's pace."""
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +61,17 @@ def on_the_double(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def check(event: str, model_dir: Path, reference: TransformersReference) -> None:
+def check(event: str, model_dir: Path, reference: TransformersReference, *, is_double: bool = True) -> None:
     BYPASSES.clear()
+    MEDDLED.clear()
+    num_before = UNDER_WAY.num_checked
     try:
         outcome = SCENARIOS[event](Setting(model_dir, "float64", 24, seed=1))
     finally:
         assert not BYPASSES, "something went around the port"
+        assert not MEDDLED, "something was written that a step under way reads, or read that it writes"
+    if event in BESIDE_STEPS and is_double:
+        assert UNDER_WAY.num_checked > num_before, "no piece was written or read beside a step"
     row = compare("qwen3", event, outcome, reference)
     assert outcome.happened, outcome.evidence
     assert row.mismatches == 0 and row.tokens_compared > 100
@@ -88,7 +98,9 @@ def test_tokens_are_right_on_a_pretended_card(
         return DeviceWorker(replace(device_spec(spec), kernels="auto"), made[-1])
 
     monkeypatch.setattr(local_cluster, "make_device_worker", make)
-    check(event, model_dir, reference)
+    check(event, model_dir, reference, is_double=False)
+    if event in BESIDE_STEPS:
+        assert any(back_end.card.steps.num_checked for back_end in made), "no piece was moved beside a step"
     assert made and not any(back_end.fake.size for back_end in made), "the card has its memory back"
     for back_end in made:
         back_end.fake.close()

@@ -25,8 +25,15 @@ class Step:
         self._is_over = False
 
     @property
+    def is_launched(self) -> bool:
+        return self.num_polls >= 2
+
+    @property
     def may_be_followed(self) -> bool:
-        return self.num_polls >= 2 and not self._is_over
+        return self.is_launched and not self._is_over
+
+    def wait(self, most_s: float) -> None:
+        assert not self._is_over
 
     def poll(self) -> bool:
         self.num_polls += 1

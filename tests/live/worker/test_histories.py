@@ -24,17 +24,20 @@ block_lists = st.lists(st.integers(0, NUM_BLOCKS - 1), unique=True, max_size=5)
 
 
 class Workers(RuleBasedStateMachine):
-    """Blocks 0 to 5 are only read by transfers, 6 to 11 only written, each by at most one: so bytes are exact."""
+    """Blocks 0 to 5 are only read by transfers, 6 to 11 only written, each by at most one: so bytes are exact. Steps
+    run on the loop's thread, or on devices that compute by themselves, beside which links have their turns."""
 
     transfers = Bundle("transfers")
 
     @initialize(seed=st.none() | st.integers(0, 2**32 - 1), piece_bytes=st.sampled_from([44, 130, 4096]),
-                may_cut=st.sampled_from([False, False, True]))
-    def start(self, seed, piece_bytes, may_cut):
+                may_cut=st.sampled_from([False, False, True]), computes_by_itself=st.booleans())
+    def start(self, seed, piece_bytes, may_cut, computes_by_itself):
         self.may_cut = may_cut
         self.devices = {
             i: FakeDevice(i, NUM_LAYERS, NUM_BLOCKS, UNIT, shard_num_bytes=300) for i in range(NUM_WORKERS)
         }
+        for device in self.devices.values():
+            device.computes_by_itself = computes_by_itself
         self.told: list[tuple[int, m.Event]] = []
         self.cluster = InProcessCluster(
             self.devices, lambda worker, event: self.told.append((worker, event)), piece_bytes=piece_bytes, seed=seed,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 from worker_fakes import HIDDEN, FakeDevice, expected_token, fresh_bytes, make_step, step_done, tokens_of
@@ -234,38 +236,84 @@ class UnderWay:
     may_be_followed = False
 
     def __init__(self, compute, is_over):
-        self.compute, self.is_over, self.num_polls = compute, is_over, 0
+        self.compute, self.is_over, self.num_polls, self.num_waits = compute, is_over, 0, 0
 
     def poll(self):
         self.num_polls += 1
         return self.is_over()
+
+    is_launched = True
+
+    def wait(self, most_s):
+        self.num_waits += 1
 
     def result(self):
         assert self.is_over()
         return self.compute()
 
 
-def test_links_are_served_while_a_device_computes_and_nothing_is_written():
+def pieces_of_blocks(link, transfer_id, blocks, unit):
+    """Send a whole transfer, a block of all layers a piece."""
+    send = link.send_frame
+    assert send(FrameKind.TRANSFER_BEGIN, transfer_id, struct.pack("<Q", 4 * len(blocks) * unit), 0, lambda out: None)
+    for block in blocks:
+        yield
+        ids = np.array([block], dtype=np.int32).view(np.uint8)
+
+        def fill(out, ids=ids):
+            out[:-4], out[-4:] = 9, ids
+
+        assert send(FrameKind.KV_PIECE, transfer_id, struct.pack("<iiI?", 0, 4, 1, False), 4 * unit + 4, fill)
+    assert send(FrameKind.TRANSFER_END, transfer_id, struct.pack("<?", True), 0, lambda out: None)
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_links_are_served_while_a_device_computes(is_launched):
+    """Bulk has its turns once the step needs this thread no more, and none between that step and the next one."""
     here, there = InProcessLink.pair(0, 1, activation_bytes=1 << 10, bulk_bytes=1 << 10)
     events, started = [], []
     device = FakeDevice(0)
-    before = device.kv.copy()
+    device.computes_by_itself = True
+    sending = pieces_of_blocks(there, 5, [7, 8], device.kv_block_bytes)
 
-    def start_step(*arguments):
-        while there.send_frame(FrameKind.KV_PIECE, 5, b"", 100, lambda out: out.fill(9)):
-            pass
-        next_input = OutgoingActivation(2, np.zeros(HIDDEN * 8, dtype=np.uint8))
-        assert next_input.send(there)
-        started.append(UnderWay(lambda: device.run_step(*arguments), lambda: loop._inbox.ready(2)))
+    def start_step(step, *arguments):
+        def is_over():
+            next(sending, None)
+            return loop._inbox.ready(2) and started[-1].num_polls > 6
+
+        started.append(UnderWay(lambda: device.run_step(step, *arguments), is_over))
+        started[-1].is_launched = is_launched
+        if step.step_id == 1:
+            assert OutgoingActivation(2, np.zeros(HIDDEN * 8, dtype=np.uint8)).send(there)
         return started[-1]
 
     device.start_step = start_step
     loop = WorkerLoop(0, device, {1: here}, events.append, clock_ns=lambda: 0)
+    turns, loop._peers.run_bulk_between_steps = [], lambda: turns.append(1)
     loop.deliver(codec.step_command(make_step(1, [5])))
     loop.tick()
-    assert started[0].num_polls > 1 and names(events) == ["StepDone"], "what the next step waits for has come meanwhile"
-    assert (device.kv == before).all(), "received pieces wait for their turn"
-    assert loop._peers._peers[1].bulk_frames
+    assert started[0].num_polls > 1, "what the next step waits for has come meanwhile"
+    assert names(events) == (["TransferEnded", "StepDone"] if is_launched else ["StepDone"])
+    assert bool((device.kv[:, [7, 8]] == 9).all()) == is_launched
+    loop.deliver(codec.step_command(make_step(3, [5])))
+    loop.tick()
+    assert len(started) == 2 and turns == ([] if is_launched else [1])
+
+
+def test_between_two_looks_at_a_step_other_threads_have_the_interpreter():
+    """A loop that only polls delays each launch of a copying thread by milliseconds."""
+    device, started, turns = FakeDevice(0), [], [True, True]
+    device.ahead.turn = lambda: bool(turns) and turns.pop()
+
+    def start_step(*arguments):
+        started.append(UnderWay(lambda: device.run_step(*arguments), lambda: started[0].num_waits == 3))
+        return started[-1]
+
+    device.start_step = start_step
+    loop = WorkerLoop(0, device, {}, [].append, clock_ns=lambda: 0)
+    loop.deliver(codec.step_command(make_step(1, [5])))
+    loop.tick()
+    assert started[0].num_polls == 6, "it waits where there is nothing to do, and only there"
 
 
 def test_a_step_is_not_left_running_where_serving_the_links_fails():

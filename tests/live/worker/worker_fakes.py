@@ -56,13 +56,52 @@ class FakeCopy:
             device.copying = False
 
 
+class FakeRunning:
+    """A step of a device that computes by itself: under way for some polls, of which the first launches it, and as long
+    as one before it is."""
+
+    def __init__(self, device, step, *more):
+        self._device, self._step, self._more = device, step, more
+        self._polls_left = 2 + step.step_id % 5
+        self.is_launched = False
+        device.under_way.append(self)
+        assert len(device.under_way) <= 2
+        self._before = self._blocks()
+
+    def _blocks(self):
+        return self._device.kv[self._step.layer_lo : self._step.layer_hi, np.unique(self._step.block_tables)].copy()
+
+    def poll(self):
+        self._polls_left -= 1
+        self.is_launched, under_way = True, self._device.under_way
+        if self._polls_left <= 0 and under_way and under_way[0] is self:
+            assert (self._blocks() == self._before).all(), "what a step reads was written"
+            del under_way[0]
+        return self not in under_way
+
+    @property
+    def may_be_followed(self):
+        return self.is_launched and self in self._device.under_way
+
+    def wait(self, most_s):
+        pass
+
+    def result(self):
+        while not self.poll():
+            pass
+        return self._device.run_step(self._step, *self._more)
+
+
 class FakeDevice:
     """``num_layers`` arenas of ``capacity_blocks`` blocks of ``kv_block_bytes``; shards of ``shard_num_bytes``."""
 
     pin = None
+    computes_by_itself = False
 
     def __init__(self, worker_id=0, num_layers=4, capacity_blocks=16, kv_block_bytes=40, shard_num_bytes=1000):
         self.worker_id = worker_id
+        self.under_way: list[FakeRunning] = []
+        """Steps, where it computes by itself."""
         self.ahead = SimpleNamespace(turn=lambda: False)
         self.num_layers = num_layers
         self.capacity_blocks = capacity_blocks
@@ -96,7 +135,7 @@ class FakeDevice:
         self.running = False
 
     def start_step(self, *arguments):
-        return Ended(self.run_step(*arguments))
+        return FakeRunning(self, *arguments) if self.computes_by_itself else Ended(self.run_step(*arguments))
 
     def run_step(self, step: StepInput, hidden, port=None, gives_up=None):
         self.log.append(("step", step.step_id))
@@ -137,7 +176,7 @@ class FakeDevice:
         self.log.append(("apply", live_blocks))
         if version != self.layout_version:
             raise StalePlanError(f"layout {version} asked, {self.layout_version} in force")
-        assert not self.copying, "pages change under a copy"
+        assert not self.copying and not self.under_way, "pages change under a copy, or a step"
         self.layout_version += 1
         self.kv_layers = spec.kv_layers
         for source, target in copies:
@@ -204,6 +243,7 @@ class FakeDevice:
             raise StalePlanError(f"shard {shard} is not mapped")
         data = fresh_bytes(("disk", shard), len(self.shards[shard]))
         for piece in np.array_split(np.arange(len(data)), 4):
+            assert not self.under_way, "a load goes on between two entries"
             self.shards[shard][piece] = data[piece]
             self.log.append(("piece", shard))
             yield

@@ -37,6 +37,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 class CudaBackEnd:
     """See ``BackEnd``."""
 
+    computes_by_itself = True
     goes_ahead = True
 
     @cached_property

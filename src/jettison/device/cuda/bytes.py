@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from jettison.device.bytesview import as_numpy_uint8, as_tensor_uint8
-from jettison.device.cuda.card import Card
-from jettison.device.cuda.pieces import PIECE_BYTES, ROW_UNIT, Addresses, Piece, Pieces
+from jettison.device.cuda.card import Addresses, Card
+from jettison.device.cuda.pieces import LINKS, MAX_ROWS, ROW_UNIT, Copying, Piece, Pieces, Way, in_a_row
 from jettison.device.devicebytes import Bytes
 from jettison.errors import MappingError
 
@@ -34,9 +34,14 @@ _AHEAD = 2
 class CardBytes:
     """See ``DeviceBytes``, of a started card."""
 
-    def __init__(self, card: Card, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(self, card: Card, copying: Copying = LINKS) -> None:
         self._card = card
-        self._pieces = Pieces(card, piece_bytes, _AHEAD + 1)
+        self.copy_by(copying)
+
+    def copy_by(self, copying: Copying) -> None:
+        """Let rows go like this from now on."""
+        self._copying = copying
+        self._pieces = Pieces(self._card, copying.piece_bytes, _AHEAD + 1)
 
     def read(self, source: Tensor) -> Bytes:
         """A copy."""
@@ -88,7 +93,7 @@ class CardBytes:
             return _nothing
 
     def gather(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], out: Tensor) -> None:
-        """One launch a piece."""
+        """See ``pieces.Way``. Where ``out`` is pinned, straight to it."""
         with self._card.links():
             self._gather(tables, rows, out)
 
@@ -100,16 +105,15 @@ class CardBytes:
                 self._out(_flat(table[torch.from_numpy(rows)]), line)
             return
         is_pinned, under_way = self._card.is_pinned(out), _UnderWay(self._pieces)
-        for at, part in self._parts(addresses, row_bytes):
+        for at, part in self._parts(addresses, row_bytes, is_pinned):
             here, piece = out[at : at + len(part) * row_bytes], under_way.take()
-            rows_there = piece.gather(part, row_bytes)
-            staged = here if is_pinned else piece.host[: len(here)]
-            self._card.copy_out(rows_there, staged)
+            on_host = in_a_row(self._card.address_of(here if is_pinned else piece.host), len(part), row_bytes)
+            piece.carry(part, on_host, row_bytes, self._copying, to_host=True)
             under_way.add(piece, None if is_pinned else here)
         under_way.finish()
 
     def scatter(self, tables: Sequence[Tensor], rows: npt.NDArray[np.int64], data: Tensor) -> None:
-        """One launch a piece."""
+        """Likewise."""
         with self._card.links():
             self._scatter(tables, rows, data)
 
@@ -122,11 +126,11 @@ class CardBytes:
                 table[torch.from_numpy(rows)] = content
             return
         is_pinned = self._card.is_pinned(data)
-        for at, part in self._parts(addresses, row_bytes):
+        for at, part in self._parts(addresses, row_bytes, is_pinned):
             here, piece = data[at : at + len(part) * row_bytes], self._pieces.take()
             staged = here if is_pinned else piece.host[: len(here)].copy_(here)
-            self._card.copy_in(staged, piece.there[: len(here)])
-            piece.scatter(part, row_bytes)
+            on_host = in_a_row(self._card.address_of(staged), len(part), row_bytes)
+            piece.carry(part, on_host, row_bytes, self._copying, to_host=False)
             piece.mark_end()
             self._pieces.give(piece)
         if is_pinned:
@@ -167,9 +171,10 @@ class CardBytes:
         addresses: Addresses = (first[:, None] + rows * row_bytes).reshape(-1)
         return addresses
 
-    def _parts(self, addresses: Addresses, row_bytes: int) -> Iterator[tuple[int, Addresses]]:
-        """``(first byte, addresses)`` of what goes through one piece."""
-        step = self._pieces.num_rows(row_bytes)
+    def _parts(self, addresses: Addresses, row_bytes: int, is_pinned: bool) -> Iterator[tuple[int, Addresses]]:
+        """``(first byte, addresses)`` of what goes with one piece, or through it."""
+        is_straight = is_pinned and self._copying.way is not Way.STAGED
+        step = MAX_ROWS if is_straight else self._pieces.num_rows(row_bytes)
         for start in range(0, len(addresses), step):
             yield start * row_bytes, addresses[start : start + step]
 

@@ -12,22 +12,34 @@ Not here: virtual memory (``device.cuda.driver``) and the arithmetic of steps (`
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import importlib
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from jettison.device.bytesview import as_tensor_uint8
 from jettison.errors import ConfigError, MappingError
 
+logger = logging.getLogger(__name__)
+
 LINKS_PRIORITY, STEPS_PRIORITY, BESIDE_PRIORITY = -2, -1, 0
 """Of the streams: lower goes first. The default stream has 0."""
+_PR_SET_TIMERSLACK = 29
 _WARM_BYTES = 4096
 """Of a row, as KV blocks are: a multiple of 64."""
+
+
+Addresses = npt.NDArray[np.int64]
+"""Of the card's memory, or of pinned memory of the host: they are one space on x86-64."""
 
 
 class Event(Protocol):
@@ -69,6 +81,10 @@ class Card:
         self._before_steps: deque[Event] = deque()
         """Points before each of the steps under way."""
         self._graph_memory: Any = None
+        self._movers: dict[bool, Any] = {}
+        """Compiled kernels that move rows, by whether a row is a multiple of 64 bytes; None where it is interpreted."""
+        self._has_batches = True
+        """The driver launches many copies in one call."""
 
     def start(self) -> None:
         """Make the stream of steps the calling thread's: the thread that owns the device calls it once. Raises
@@ -78,6 +94,7 @@ class Card:
         if not torch.cuda.is_available():
             raise ConfigError(f"PyTorch {torch.__version__} finds no CUDA device")
         torch.cuda.set_device(self.device)
+        _sleep_exactly()
         self._steps = torch.cuda.Stream(self.device, STEPS_PRIORITY)
         self._beside = torch.cuda.Stream(self.device, BESIDE_PRIORITY)
         self._links = torch.cuda.Stream(self.device, LINKS_PRIORITY)
@@ -99,7 +116,10 @@ class Card:
     @contextmanager
     def links(self) -> Iterator[None]:
         """Launches inside come behind all but the steps under way, and before all launches after it: for memory that
-        these steps do not touch."""
+        these steps do not touch. Without such steps the order of the calling thread's stream is enough."""
+        if not self._before_steps:
+            yield
+            return
         before, end = self.before_steps(), None
         try:
             with self._on_links():
@@ -203,41 +223,67 @@ class Card:
         """Launch a copy from the card to pinned memory, which has it when the copy is over."""
         pinned.copy_(source, non_blocking=True)
 
-    def gather_rows(self, addresses: Tensor, piece: Tensor) -> None:
-        """Launch a copy of rows of the card's memory, one after the other, into ``piece``.
+    def move_rows(self, sources: Tensor, targets: Tensor, row_bytes: int, num_programs: int) -> None:
+        """Launch a copy of rows from address to address: of the card's memory, or of pinned memory of the host.
 
-        ``addresses``: int64 [n] on the card, multiples of 16; ``piece``: uint8, n rows of a multiple of 16 bytes.
-        Raises ValueError for other sizes.
+        ``sources``, ``targets``: int64 [n], pinned or on the card, and unchanged until it is over. Their own addresses,
+        those in them and ``row_bytes`` are multiples of 16. ``num_programs``: at most; each takes a part of a
+        multiprocessor from steps beside it. Raises ValueError for other sizes.
         """
-        self._copy_rows(addresses, piece, to_piece=True)
+        from jettison.device.cuda import elementwise  # brings Triton
 
-    def scatter_rows(self, addresses: Tensor, piece: Tensor) -> None:
-        """The inverse of ``gather_rows``."""
-        self._copy_rows(addresses, piece, to_piece=False)
+        num_rows, words, block = len(sources), row_bytes // 4, elementwise.MOVE_WORDS
+        if row_bytes % 16 or not row_bytes or len(targets) != num_rows:
+            raise ValueError(f"{num_rows} rows to {len(targets)}, of {row_bytes} bytes: not a multiple of 16")
+        programs = min(num_programs, num_rows * -(-words // block))
+        if not programs:
+            return
+        compiled = self._movers.get(words % 16 == 0)
+        if compiled is not None:  # a third of the time that Triton takes to find it again
+            compiled[(programs, 1, 1)](sources, targets, num_rows, words, block)
+            return
+        kernel = elementwise.move_rows_kernel[(programs,)]
+        self._movers[words % 16 == 0] = kernel(sources, targets, num_rows, words, BLOCK=block, num_warps=8)
+
+    def copy_many(self, sources: Addresses, targets: Addresses, sizes: Addresses) -> None:
+        """Launch copies between the card's memory and pinned memory by the card's copy engines, in any order.
+
+        ``sizes``: in bytes. One call where the driver has one for it (12.8 on), so that the interpreter's lock is taken
+        once. Raises RuntimeError.
+        """
+        driver = importlib.import_module("cuda.bindings.driver")
+        to = driver.CUstream(self._stream_handle())
+        there, here = ([*map(driver.CUdeviceptr, addresses.tolist())] for addresses in (targets, sources))
+        if self._has_batches and len(there) > 1:
+            how = driver.CUmemcpyAttributes()
+            how.srcAccessOrder = driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+            how.flags = int(driver.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE)
+            try:
+                code, *_ = driver.cuMemcpyBatchAsync(there, here, sizes.tolist(), len(there), [how], [0], 1, to)
+            except RuntimeError as error:  # so the bindings say that the driver lacks a function
+                logger.info("copies are launched one by one: %s", error)
+                self._has_batches = False
+            else:
+                _check(code)
+                return
+        for target, source, size in zip(there, here, sizes.tolist(), strict=True):
+            (code,) = driver.cuMemcpyAsync(target, source, size, to)
+            _check(code)
+
+    def _stream_handle(self) -> int:
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
 
     def compile_copies(self) -> None:
         """Have copies of rows compiled, so that the first one is not late."""
-        rows, piece = self.empty(2 * _WARM_BYTES), self.empty(_WARM_BYTES)
-        addresses = torch.tensor([self.address_of(rows)], dtype=torch.int64, device=self.device)
-        self.gather_rows(addresses, piece)
-        self.scatter_rows(addresses, piece)
+        rows = self.empty(2 * _WARM_BYTES)
+        first, second = self.address_of(rows), self.address_of(rows) + _WARM_BYTES
+        places = torch.tensor([[first, 0], [second, 0]], device=self.device)  # lists begin at multiples of 16 bytes
+        self.move_rows(places[0, :1], places[1, :1], _WARM_BYTES, 1)
         self.synchronize()
 
     def address_of(self, tensor: Tensor) -> int:
-        """Of the first byte, for ``gather_rows``."""
+        """Of the first byte, for ``move_rows``."""
         return tensor.data_ptr()
-
-    def _copy_rows(self, addresses: Tensor, piece: Tensor, *, to_piece: bool) -> None:
-        from jettison.device.cuda import elementwise  # brings Triton
-
-        row_bytes, rest = divmod(piece.numel(), max(1, len(addresses)))
-        if rest or row_bytes % 16 or piece.dtype != torch.uint8 or addresses.dtype != torch.int64:
-            what = f"{len(addresses)} rows of a multiple of 16 bytes"
-            raise ValueError(f"{what} are not {piece.numel()} of {piece.dtype}")
-        words, block = row_bytes // 4, elementwise.COPY_WORDS
-        elementwise.copy_rows_kernel[(len(addresses), -(-words // block))](
-            addresses, piece.view(torch.int32), words, TO_PIECE=to_piece, BLOCK=block, num_warps=8
-        )
 
 
 @contextmanager
@@ -271,6 +317,16 @@ class _Event:
 
     def ns_since(self, earlier: _Event) -> int:
         return int(earlier._event.elapsed_time(self._event) * 1e6)
+
+
+def _check(code: Any) -> None:
+    if int(code):
+        raise RuntimeError(f"a copy is refused: {code.name}")
+
+
+def _sleep_exactly() -> None:
+    """Linux lets a thread sleep 50 us longer than it asks for, a hundredth of a step: let it be 1 us."""
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
 
 
 def _not_pinned(num_bytes: int, why: str) -> MappingError:

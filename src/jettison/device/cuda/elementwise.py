@@ -16,8 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-COPY_WORDS = 4096
-"""Words of four bytes that one program of ``copy_rows_kernel`` copies."""
+MOVE_WORDS = 4096
+"""Words of four bytes that one program of ``move_rows_kernel`` has under way: 16 KiB, as many as its registers hold."""
 
 ARGMAX_CHUNK = 4096
 """Logits that one program of the first stage of argmax reads."""
@@ -177,17 +177,27 @@ def gather_kernel(table, ids, out, num_rows, width, out_stride, BLOCK: tl.conste
     tl.store(out + row * out_stride + dims, value, mask=dims < width)
 
 
-@triton.jit
-def copy_rows_kernel(rows, piece, num_words, TO_PIECE: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy rows of four-byte words from their addresses (int64) into a piece, one after the other, or back."""
-    row = tl.program_id(0).to(tl.int64)
-    words = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = tl.multiple_of(tl.load(rows + row), 16).to(tl.pointer_type(tl.int32)) + words
-    here = piece + row * num_words + words
-    if TO_PIECE:
-        tl.store(here, tl.load(there, mask=words < num_words), mask=words < num_words)
-    else:
-        tl.store(there, tl.load(here, mask=words < num_words), mask=words < num_words)
+@triton.jit(do_not_specialize=["num_rows"])
+def move_rows_kernel(sources, targets, num_rows, num_words, BLOCK: tl.constexpr):
+    """Copy rows of four-byte words from address to address: of the card's memory, or of pinned memory of the host,
+    where the lists of addresses (int64) may lie, too.
+
+    Each program takes a part of a row, and then the part that lies as many on as there are programs: so a few of them
+    move any number of rows. It asks for the addresses of its next part before it moves one, as they come from afar.
+    """
+    num_parts = tl.cdiv(num_words, BLOCK)
+    last = num_rows * num_parts - 1
+    first = tl.program_id(0)
+    source, target = tl.load(sources + first // num_parts), tl.load(targets + first // num_parts)
+    for part in range(first, last + 1, tl.num_programs(0)):
+        following = tl.minimum(part + tl.num_programs(0), last) // num_parts
+        next_source, next_target = tl.load(sources + following), tl.load(targets + following)
+        words = (part % num_parts) * BLOCK + tl.arange(0, BLOCK)
+        inside = words < num_words
+        here = tl.multiple_of(source.to(tl.pointer_type(tl.int32)), 16) + words
+        there = tl.multiple_of(target.to(tl.pointer_type(tl.int32)), 16) + words
+        tl.store(there, tl.load(here, mask=inside, eviction_policy="evict_first"), mask=inside)
+        source, target = next_source, next_target
 
 
 @triton.jit

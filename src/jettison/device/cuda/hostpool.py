@@ -7,16 +7,18 @@ Copies run in ``device.cuda.copies``; the controller keeps the book of the slots
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from jettison.device.bytesview import as_tensor_uint8
-from jettison.device.cuda.card import Card
-from jettison.device.cuda.copies import CardCopy
-from jettison.device.cuda.pieces import PIECE_BYTES, Addresses, Pieces
+from jettison.device.cuda.card import Addresses, Card
+from jettison.device.cuda.copies import CardCopy, PoolRows
+from jettison.device.cuda.pieces import POOL, Copying, Pieces
 from jettison.device.hostpool import check_slots
 from jettison.device.memory import DeviceMemory
 from jettison.types import LayerRange
@@ -29,7 +31,7 @@ class PinnedPool:
     """See ``HostPool``. Blocks are multiples of 16 bytes."""
 
     def __init__(
-        self, card: Card, num_slots: int, num_layers: int, block_bytes: int, *, piece_bytes: int = PIECE_BYTES,
+        self, card: Card, num_slots: int, num_layers: int, block_bytes: int, *, copying: Copying = POOL,
         part_bytes: int = PART_BYTES,
     ) -> None:
         self.num_slots = num_slots
@@ -38,8 +40,13 @@ class PinnedPool:
         self._block_bytes = block_bytes
         self._slots_a_part = max(1, min(num_slots, part_bytes // (num_layers * block_bytes)))
         self._parts: dict[int, Tensor] = {}
-        piece_bytes = max(piece_bytes, block_bytes)  # a piece has at least one row
-        self._pieces, self._pieces_beside = Pieces(card, piece_bytes), Pieces(card, piece_bytes)
+        self.copy_by(copying)
+
+    def copy_by(self, copying: Copying) -> None:
+        """Let copies go like this from now on; none is under way."""
+        piece_bytes = max(copying.piece_bytes, self._block_bytes)  # a piece has at least one row
+        self._copying = copying
+        self._pieces, self._pieces_beside = Pieces(self._card, piece_bytes), Pieces(self._card, piece_bytes)
 
     def gather(self, layers: LayerRange, slots: Sequence[int], out: Any) -> int:
         """Copies of the host's. Raises MappingError, too, where no memory can be pinned; so do all that follow."""
@@ -79,30 +86,39 @@ class PinnedPool:
         skip_bytes: int = 0,
     ) -> CardCopy:
         """See ``HostPool``. Copies of one pool run one after the other."""
-        addresses, rows = self._checked(memory, layers, blocks, slots, to_host)
-        return CardCopy(
-            self._card, self._pieces_beside, addresses, rows, row_bytes=self._block_bytes, to_host=to_host,
-            skip_bytes=skip_bytes,
-        )
+        return self._made(memory, layers, blocks, slots, to_host=to_host, skip_bytes=skip_bytes, is_beside=True)
 
     def _copy(
         self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int], *, to_host: bool
     ) -> int:
-        addresses, rows = self._checked(memory, layers, blocks, slots, to_host)
-        copy = CardCopy(self._card, self._pieces, addresses, rows, row_bytes=self._block_bytes, to_host=to_host)
+        copy = self._made(memory, layers, blocks, slots, to_host=to_host)
         copy.run()
         return copy.num_bytes
 
-    def _checked(
-        self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int], to_host: bool
-    ) -> tuple[Addresses, list[Tensor]]:
-        """Addresses of the blocks' rows, block by block, and the slots' bytes."""
+    def _made(
+        self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int], *, to_host: bool,
+        skip_bytes: int = 0, is_beside: bool = False,
+    ) -> CardCopy:
         if len(slots) != len(blocks):
             raise ValueError(f"{len(blocks)} blocks for {len(slots)} host slots")
-        check_slots(layers, slots, self.num_slots, self._num_layers)
+        ids = check_slots(layers, slots, self.num_slots, self._num_layers)
         by_layer = memory.block_addresses(layers, blocks, are_written=not to_host)
         by_block = np.ascontiguousarray(by_layer.reshape(len(layers), len(blocks)).T).reshape(-1)
-        return by_block, self._slots(layers, slots)
+        rows = PoolRows(by_block, *self._addresses(layers, ids))
+        pieces = self._pieces_beside if is_beside else self._pieces
+        copying = self._copying if is_beside else self._copying._replace(bytes_per_s=math.inf)
+        return CardCopy(
+            self._card, pieces, rows, copying, row_bytes=self._block_bytes, to_host=to_host, skip_bytes=skip_bytes
+        )
+
+    def _addresses(self, layers: LayerRange, slots: npt.NDArray[np.int64]) -> tuple[Addresses, list[Tensor]]:
+        """Of each slot's rows of these layers, slot by slot; and the memory that they lie in."""
+        numbers, which = np.unique(slots // self._slots_a_part, return_inverse=True)
+        parts = [self._part(number) for number in numbers.tolist()]
+        firsts = np.array([self._card.address_of(part) for part in parts], dtype=np.int64)
+        first = firsts[which] + slots % self._slots_a_part * (self._num_layers * self._block_bytes)
+        rows = np.arange(layers.lo, layers.hi, dtype=np.int64) * self._block_bytes
+        return (first[:, None] + rows).reshape(-1), parts
 
     def _slots(self, layers: LayerRange, slots: Sequence[int]) -> list[Tensor]:
         """For each slot, uint8 of these layers."""

@@ -120,6 +120,16 @@ class CudaStep:
             self._try(self._go_on)
         return self._is_over
 
+    @property
+    def is_launched(self) -> bool:
+        """See ``Running.is_launched``."""
+        return self._end is not None
+
+    def wait(self, most_s: float) -> None:
+        """See ``Running.wait``."""
+        if self._end is not None or len(self._flying) == AHEAD:
+            time.sleep(most_s)
+
     def result(self) -> Any:
         """See ``Running.result``."""
         self.settle()

@@ -1,8 +1,8 @@
 """From logits to tokens on a card: the draws of ``device.sampler``, for all rows at once and without a wait.
 
 ``plan`` lists on the host what a step's rows ask for, as arrays that travel with the step; ``launch`` only launches;
-``finish`` makes records of what came back. Rows that ask for what is not done here (a list of allowed tokens, more
-than ``CANDIDATES`` likeliest tokens) go to the host's sampler alone.
+``finish`` makes records of what came back. Which rows the host's sampler draws instead, ``plan`` knows: those with a
+list of allowed tokens, or with ids that do not fit. All other tokens are on the device when a step ends.
 
 Not here: whether logits are finite (``Kernels.argmax``), and where arrays lie (``staging``).
 """
@@ -12,14 +12,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from jettison.device.cuda.draws import CANDIDATES, NOT_HERE, describe, draw, rows_at_once
+from jettison.device.cuda.draws import describe, draw, rows_at_once
 from jettison.device.sampler import GREEDY_BELOW, Sampler, uniform_draws
 from jettison.device.step import SamplingRow, unpack_ints
 from jettison.types import FAILED_TOKEN_ID, SampledToken, TokenLogprobs
@@ -29,6 +28,15 @@ logger = logging.getLogger(__name__)
 Arrays = dict[str, npt.NDArray[Any]]
 
 
+class Part(NamedTuple):
+    """Rows that are drawn together."""
+
+    prefix: str
+    """Of the names of their arrays."""
+    is_adjusted: bool
+    """Whether logits are changed first, which takes a copy of them."""
+
+
 @dataclass(slots=True)
 class Plan:
     """What the rows of one step ask for."""
@@ -36,14 +44,11 @@ class Plan:
     rows: list[int]
     arrays: Arrays = field(default_factory=dict)
     """By name: what ``launch`` reads on the device."""
-    parts: list[str] = field(default_factory=list)
-    """Prefixes of the arrays' names: rows that are drawn together."""
+    parts: list[Part] = field(default_factory=list)
     described: list[tuple[int, SamplingRow]] = field(default_factory=list)
     """Slots with log-probabilities, as ``arrays["described"]`` has them."""
     on_host: dict[int, SamplingRow] = field(default_factory=dict)
     """Slots for the host's sampler."""
-    asked: dict[int, SamplingRow] = field(default_factory=dict)
-    """All slots that are not plain greedy."""
 
 
 class CudaSampler:
@@ -60,22 +65,24 @@ class CudaSampler:
         entry's row is not sampled."""
         plan = Plan(list(rows))
         slot_of = {row: slot for slot, row in enumerate(plan.rows)}
-        drawn: list[tuple[int, SamplingRow]] = []
+        drawn: dict[bool, list[tuple[int, SamplingRow]]] = {False: [], True: []}
         for spec in sampling:
             slot = slot_of.get(spec.row)
             if slot is None:
                 raise ValueError(f"row {spec.row} is not among the sampled rows")
-            plan.asked[slot] = spec
             if not self._is_done_here(spec):
                 plan.on_host[slot] = spec
                 continue
-            if spec.temperature >= GREEDY_BELOW or _is_adjusted(spec):
-                drawn.append((slot, spec))
+            is_adjusted = _is_adjusted(spec)
+            if spec.temperature >= GREEDY_BELOW or is_adjusted:
+                drawn[is_adjusted].append((slot, spec))
             if spec.logprobs >= 0:
                 plan.described.append((slot, spec))
-        size = rows_at_once(self.vocab_size)
-        for start in range(0, len(drawn), size):
-            self._plan_part(plan, f"part{start}.", drawn[start : start + size])
+        for is_adjusted, asked in drawn.items():
+            num_parts = -(-len(asked) // rows_at_once(self.vocab_size, is_adjusted=is_adjusted))
+            for i in range(num_parts):  # of equal sizes, as a part takes as long as its slowest row
+                part = Part(f"part{len(plan.parts)}.", is_adjusted)
+                self._plan_part(plan, part, asked[i::num_parts])
         if plan.described:
             plan.arrays["described"] = np.array([slot for slot, _ in plan.described], dtype=np.int64)
             if any(spec.logprob_token_ids for _, spec in plan.described):
@@ -86,28 +93,28 @@ class CudaSampler:
         ids = [*spec.banned_token_ids, *spec.logprob_token_ids, *(token for token, _ in spec.logit_bias)]
         return (
             not spec.allowed_token_ids
-            and (spec.top_k <= min(CANDIDATES, self.vocab_size) or spec.top_k >= self.vocab_size)
             and len(dict(spec.logit_bias)) == len(spec.logit_bias)
             and all(0 <= token < self.vocab_size for token in ids)
             and all(_are_inside(data, self.vocab_size) for data in (spec.prompt_ids, spec.output_ids))
             and len(spec.output_ids) == len(spec.output_counts)
         )
 
-    def _plan_part(self, plan: Plan, name: str, drawn: list[tuple[int, SamplingRow]]) -> None:
-        specs = [spec for _, spec in drawn]
-        plan.parts.append(name)
-        columns: Arrays = {
-            "slots": np.array([slot for slot, _ in drawn], dtype=np.int64),
-            "temperature": np.array([s.temperature if s.temperature >= GREEDY_BELOW else -1.0 for s in specs]),
-            "uniform": uniform_draws([s.seed for s in specs], [s.position for s in specs]),
-        }
-        if any(spec.min_p > 0.0 for spec in specs):
-            columns["min_p"] = np.array([min(s.min_p, 1.0) for s in specs])
+    def _plan_part(self, plan: Plan, part: Part, drawn: list[tuple[int, SamplingRow]]) -> None:
+        specs, slots = [spec for _, spec in drawn], [slot for slot, _ in drawn]
+        is_hot = [spec.temperature >= GREEDY_BELOW for spec in specs]
         limits = [s.top_k if 0 < s.top_k < self.vocab_size else 0 for s in specs]
-        if any(limits) or any(s.top_p < 1.0 for s in specs):
-            columns["top_k"] = np.array(limits, dtype=np.int64)
-            columns["top_p"] = np.array([s.top_p if s.top_p < 1.0 else 2.0 for s in specs])
-        plan.arrays |= {name + key: column for key, column in (columns | self._adjustments(specs)).items()}
+        columns: Arrays = {
+            "slots": np.array(slots, dtype=np.int64),
+            "lines": np.array(range(len(slots)) if part.is_adjusted else slots, dtype=np.int64),
+            "temperature": np.where(is_hot, [s.temperature for s in specs], -1.0),
+            "uniform": uniform_draws([s.seed for s in specs], [s.position for s in specs]),
+            "min_p": np.array([min(s.min_p, 1.0) for s in specs]),
+            "top_k": np.where(is_hot, limits, 0),
+            "top_p": np.where(is_hot, [s.top_p if s.top_p < 1.0 else 2.0 for s in specs], 2.0),
+        }
+        columns["uniform"][np.logical_not(is_hot)] = 0.0  # the first of the largest logits
+        plan.parts.append(part)
+        plan.arrays |= {part.prefix + key: column for key, column in (columns | self._adjustments(specs)).items()}
 
     def _adjustments(self, specs: list[SamplingRow]) -> Arrays:
         """Places in the part's logits and what is done there; a key is absent where no row asks for it."""
@@ -144,16 +151,14 @@ class CudaSampler:
         or -1 where its logits are not finite, overwritten with what is drawn; ``arrays``: ``plan.arrays`` on the
         device. Returns what ``finish`` needs, on the device."""
         logits = logits[:, : self.vocab_size]
-        for part in plan.parts:
-            mine = {key.removeprefix(part): arrays[key] for key in plan.arrays if key.startswith(part)}
-            drawn = draw(logits, mine)
-            slots = mine["slots"]
-            tokens.index_copy_(0, slots, torch.where(tokens[slots] < 0, -1, drawn))
+        for prefix, is_adjusted in plan.parts:
+            mine = {key.removeprefix(prefix): arrays[key] for key in plan.arrays if key.startswith(prefix)}
+            draw(logits, tokens, mine, is_adjusted=is_adjusted)
         results = {"tokens": tokens}
         if plan.described:
-            slots, reported = arrays["described"], arrays.get("reported")
+            lines, reported = arrays["described"], arrays.get("reported")
             num_tops = [0 if spec.logprob_token_ids else spec.logprobs for _, spec in plan.described]
-            results |= describe(logits[slots], tokens[slots], max(num_tops), reported)
+            results |= describe(logits, tokens[lines], max(num_tops), reported, lines)
         return results
 
     # -------------------------------------------------------------------------------------------------- after a step
@@ -165,17 +170,16 @@ class CudaSampler:
         [1, vocab_size] of a slot, on the host. A row that cannot be sampled fails alone."""
         tokens: list[int] = results["tokens"].tolist()
         sampled = [SampledToken(token) for token in tokens]
-        places = {slot: at for at, (slot, _) in enumerate(plan.described)}
+        places = {slot: (at, spec) for at, (slot, spec) in enumerate(plan.described)}
         for slot, token in enumerate(tokens):
             row = plan.rows[slot]
             if token == -1:
                 logger.error("row %d of %d cannot be sampled: its logits are not finite", row, len(tokens))
                 sampled[slot] = SampledToken(FAILED_TOKEN_ID)
-            elif slot in plan.on_host or token == NOT_HERE:
-                sampled[slot] = self._sampled_on_host(plan.asked[slot], row, row_of(slot))
+            elif slot in plan.on_host:
+                sampled[slot] = self._sampled_on_host(plan.on_host[slot], row, row_of(slot))
             elif slot in places:
-                spec = plan.asked[slot]
-                sampled[slot] = SampledToken(token, _described(token, places[slot], results, spec))
+                sampled[slot] = SampledToken(token, _described(token, results, *places[slot]))
         return sampled
 
     def _sampled_on_host(self, spec: SamplingRow, row: int, logits: Tensor) -> SampledToken:
@@ -226,7 +230,7 @@ def _are_inside(packed: bytes, vocab_size: int) -> bool:
 
 
 def _described(
-    token: int, at: int, results: Mapping[str, npt.NDArray[Any]], spec: SamplingRow
+    token: int, results: Mapping[str, npt.NDArray[Any]], at: int, spec: SamplingRow
 ) -> TokenLogprobs:
     """The record of one row: with the tokens that it asks for, or with the likeliest ones."""
     if not spec.logprob_token_ids:

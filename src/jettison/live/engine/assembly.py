@@ -31,13 +31,12 @@ from jettison.device.model.shards import model_shape
 from jettison.device.model.workspace import Workspace
 from jettison.device.spec import HOST, RANDOM
 from jettison.errors import BudgetError, ConfigError
-from jettison.live.engine.cards import BACK_ENDS, cards_of, environment, unused_cards
+from jettison.live.engine.cards import BACK_ENDS, PIECE_BYTES, cards_of, environment, unused_cards
 from jettison.live.engine.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.engine.positions import PositionRoom
 from jettison.live.machine.address_space import gib, spans_complaint
 from jettison.live.machine.memory import Wanted, cores_warning, memory_limit
 from jettison.live.wire.worker_config import WorkerSpec
-from jettison.live.worker.pieces import MAX_PIECE_BYTES
 from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.pagechoice import best_page_bytes
@@ -262,7 +261,7 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
         kernels=kernels,
         load_format=str(config.model.load_format),
         num_threads=config.num_threads or max(1, (os.cpu_count() or 1) // config.instances),
-        piece_bytes=config.overload.exchange_piece_bytes or MAX_PIECE_BYTES,
+        piece_bytes=config.overload.exchange_piece_bytes or PIECE_BYTES[config.devices.kind],
         coordinate=config.overload.coordinate_links,
         adapt_pieces=config.overload.exchange_piece_bytes is None,
         host_bytes=memory.host_memory_bytes,

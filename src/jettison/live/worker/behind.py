@@ -45,6 +45,12 @@ class Behind:
         """The step that was started and not taken: it is the next one."""
         return None if self._started is None else self._started[0]
 
+    @property
+    def is_launching(self) -> bool:
+        """A step was started here of which something is left to launch."""
+        running = None if self._started is None else self._started[1]
+        return not (running is None or isinstance(running, Exception) or running.is_launched)
+
     def take(self, entry: StepEntry[StepInput]) -> Running | None:
         """The entry's step, if it was started here. Raises what starting it raised."""
         if self._started is None or self._started[0] is not entry:

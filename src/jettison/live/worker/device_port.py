@@ -65,6 +65,12 @@ class Device(Protocol):
         ...
 
     @property
+    def computes_by_itself(self) -> bool:
+        """Steps that are launched (``Running.is_launched``) run without this thread, which may call meanwhile what
+        gathers and scatters blocks and shards that the step does not touch."""
+        ...
+
+    @property
     def capacity_blocks(self) -> int:
         """Blocks per arena of the resident layers."""
         ...
@@ -96,8 +102,8 @@ class Device(Protocol):
         ``hidden`` is None on the first stage. The result is a StepOutput on the last stage, else hidden; None where
         ``gives_up``, asked every ``step.safepoint_layers`` layers, has said so.
 
-        Until it is over no other step is started, and nothing is written but by what ``port`` serves. The hidden states
-        of the result are the caller's: their memory is not used again by the device.
+        Until it is over no other step is started, and nothing that it reads or writes is written. The hidden states of
+        the result are the caller's: their memory is not used again by the device.
         """
         ...
 

@@ -14,7 +14,13 @@ Rule 4. Whenever no step is ready each link gets a bulk turn: at most one receiv
         While this worker takes part in a live exchange, links get such turns between two layers of a step, too, and
         while a step waits for a peer's attention: what arrives is then never what the step reads (the core's care).
         While a peer is given parameters, pieces of them go between two layers of any step, for a quarter of their time.
-Rule 5. Memory is written by received pieces only in those turns: never while a kernel runs.
+        Those need none of that on a device that computes by itself: while it computes a step that is all launched,
+        links get turns as if no step were ready, and between that step and the next one none.
+Rule 5. Memory is written by received pieces only in those turns. No step that may be under way then reads or writes
+        that memory, as the core does not know where among the steps here a piece arrives: a transfer's blocks are in no
+        step from its beginning to its end, but where a peer attends to them in this worker's place, and a shard is in
+        none before it is complete. Nor does such a step write what is being sent: it was written by steps that had run
+        before the transfer began. Layouts change between steps alone. (docs/decisions.md, "Links")
 Rule 8. A transfer ends with exactly one TransferEnded, and its *destination* tells. Only when the destination can
         not have heard of the transfer (no link, or the link failed before TRANSFER_BEGIN) does the source tell.
         A layout without some shard ends what is being sent of it from here.
@@ -52,6 +58,7 @@ from jettison.live.wire import messages as m
 from jettison.live.wire.stepflag import StepFlag
 from jettison.live.worker.activations import OutgoingActivation
 from jettison.live.worker.behind import Behind
+from jettison.live.worker.beside import serve_beside
 from jettison.live.worker.copies import Copier, Copies, CopyTurns
 from jettison.live.worker.device_port import Device
 from jettison.live.worker.doors import Doors
@@ -120,7 +127,8 @@ class WorkerLoop:
         """The layout in force, once one has been applied."""
         self._stream: ControlStream[StepInput, _Command] = ControlStream(self._has_input)
         self._epochs = GroupEpochs(MAX_GROUPS_KNOWN)
-        self._bulk_turn = False
+        self._bulk_turn = self._had_turns = False
+        """Links are to get turns; they have had some, beside the last step."""
         self._loading: _Loading | None = None
         self._keeps_foreign_kv = False
         """Peers may ask for attention over layers that are not run here any more."""
@@ -177,7 +185,8 @@ class WorkerLoop:
         progressed |= self._copies.serve()
         if self._bulk_turn:
             self._bulk_turn = False
-            was_bulk = self._peers.run_bulk_between_steps()
+            was_bulk = not self._had_turns and self._peers.run_bulk_between_steps()
+            self._had_turns = False
             if (self._stream.owes_piece and self._load_piece()) or was_bulk:
                 return True
         if self._behind.entry is not None:
@@ -415,21 +424,19 @@ class WorkerLoop:
     def _compute(self, step: StepInput, hidden: object, started: Running | None) -> object:
         """Run the stage, which may have been started already; None where it was given up at a safepoint.
 
-        A device that computes by itself leaves this thread to its peers meanwhile: nothing is written by that (rule 5).
+        A device that computes by itself leaves this thread to its peers meanwhile (rules 4 and 5).
         """
-        attention, peers = self._attention, self._peers
+        attention, peers, by_itself = self._attention, self._peers, self._device.computes_by_itself
         attention.is_live = bool(step.remote) or self._keeps_foreign_kv
-        if not attention.is_live and peers.sends_shards:
+        sends_shards = not by_itself and peers.sends_shards
+        if not attention.is_live and sends_shards:
             peers.begin_layers()
-        port = attention if attention.is_live or peers.sends_shards or peers.is_opening else None
+        port = attention if attention.is_live or sends_shards or (peers.is_opening and not by_itself) else None
         flag = self._flag
         gives_up = None if flag is None or not step.safepoint_layers else lambda: flag.names(step.step_id)
         running = started or self._device.start_step(step, hidden, port, gives_up)
         try:
-            while not running.poll():
-                peers.serve_urgent()
-                self._behind.go_on(running)
-                self._device.ahead.turn()
+            self._had_turns = serve_beside(running, peers, self._behind, self._device.ahead)
         except Exception:
             with contextlib.suppress(Exception):  # no step is left running beside what comes next
                 running.result()

@@ -10,7 +10,8 @@ from __future__ import annotations
 MIN_PIECE_BYTES = 8 << 10
 START_PIECE_BYTES = 32 << 10
 MAX_PIECE_BYTES = 1 << 20
-"""Where no flag says otherwise; also what pieces through shared memory are, where nothing queues."""
+"""On the CPU, where no flag says otherwise; also what pieces through shared memory are, where nothing queues. On a card
+``live.engine.cards`` has more."""
 WINDOW_NS = 30_000_000
 """Over which a rate is measured, and after which pieces grow."""
 PAUSE_NS = 500_000_000
