@@ -11,7 +11,7 @@ from typing import Any
 import gguf
 import pytest
 from gguf_written import add_field
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -183,13 +183,15 @@ def merged(text: str, fields: dict[str, Any]) -> list[int]:
     return [i for part in parts for i in ([normal[part]] if part in normal else [3 + byte for byte in part.encode()])]
 
 
-@given(st.one_of(st.text(max_size=30), st.text(alphabet="the harbour master's log, 12!  \n", max_size=40)))
+@given(st.one_of(
+    st.text(st.characters(codec="utf-8", exclude_characters="▁"), max_size=30),
+    st.text(alphabet="the harbour master's log, 12!  \n", max_size=40),
+))  # fmt: skip
 @example(TEXT)
-@example("船 é\t<s>")
+@example("船 é\t")
 def test_pieces_are_joined_by_their_scores(pieces_imported: tuple[dict, ImportedTokenizer], text: str) -> None:
     fields, imported = pieces_imported
-    if any(token in text for token in ("<s>", "</s>", "<unk>", "[INST]")):
-        text = text.replace("<", "").replace("[", "")
+    assume(not any(token in text for token in ("<s>", "</s>", "<unk>", "[INST]")))
     ids = imported.backend.encode(text).ids
     assert ids == [1, *merged(text, fields)]
     assert imported.backend.decode(ids) == text

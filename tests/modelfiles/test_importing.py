@@ -151,6 +151,18 @@ def test_end_tokens_and_files_are_those_of_an_ordinary_folder(llama: Path, tmp_p
     assert DTYPES["float32"] == torch.float32
 
 
+def test_sampling_that_the_file_says_is_the_folders(llama: Path, tmp_path: Path) -> None:
+    write_gguf(llama, tmp_path / "model.gguf", fields={
+        "general.sampling.temp": 0.6, "general.sampling.top_p": 0.95, "general.sampling.top_k": 20,
+        "general.sampling.min_p": 0.0, "general.sampling.penalty_repeat": 1.05,
+    })  # fmt: skip
+    import_gguf(tmp_path / "model.gguf", tmp_path / "imported")
+    assert json.loads((tmp_path / "imported" / "generation_config.json").read_text()) == {
+        "temperature": 0.6, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.05, "top_k": 20, "do_sample": True,
+        "eos_token_id": [256],
+    }  # fmt: skip
+
+
 FOREIGN = np.zeros((4, 64), dtype=np.float32)
 REFUSED = {
     "general.architecture gemma3": {"general.architecture": "gemma3"},
@@ -170,6 +182,8 @@ REFUSED = {
     "tokenizer.ggml.pre is missing": {"tokenizer.ggml.pre": None},
     "tokenizer.ggml.suppress_tokens is not known": {"tokenizer.ggml.suppress_tokens": [1, 2]},
     "tokenizer.ggml.merges do not fit": {"tokenizer.ggml.merges": ["a bb"]},
+    "tokenizer.ggml.merges do not fit its tokens (not enough values": {"tokenizer.ggml.merges": ["alone"]},
+    "tokenizer.ggml.merges is missing": {"tokenizer.ggml.merges": None},
     "tokenizer.ggml.token_type are 2": {"tokenizer.ggml.token_type": [1, 1]},
     "tokenizer.ggml.add_space_prefix is True": {"tokenizer.ggml.add_space_prefix": True},
 }

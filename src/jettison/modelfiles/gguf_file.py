@@ -65,10 +65,12 @@ class GgufFile:
         value = self._value(key, -1, "a token id", _is_int)
         return value if 0 <= value < num_tokens else None
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def number(self, key: str, default: float | None = None, *, or_zero: bool = False) -> float:
         """A positive number, as short as it reads back the same in its own precision: 1e-5, not 9.99999974e-6."""
-        value = self._value(key, default, "a positive number",
-                            lambda value: isinstance(value, float | int) and 0 < value < math.inf)  # fmt: skip
+        def is_right(value: object) -> bool:
+            return isinstance(value, float | int) and (0 < value < math.inf or (or_zero and value == 0))
+
+        value = self._value(key, default, f"a positive number{' or 0' if or_zero else ''}", is_right)
         return float(str(np.float32(value))) if np.float32(value) == value else float(value)
 
     def flag(self, key: str, default: bool) -> bool:

@@ -120,8 +120,9 @@ def _byte_pairs(file: GgufFile, vocabulary: _Vocabulary) -> tuple[Tokenizer, boo
         raise file.fail(f"{_BEGIN}pre {name[:40]!r} is not supported; supported: {', '.join(WORD_RULES)}")
     file.expect(f"{_BEGIN}add_space_prefix", False)
     rule, vocab = WORD_RULES[name], vocabulary.ids()
+    written = [text.split(" ") for text in file.texts(f"{_BEGIN}merges")]
     try:
-        merges = [(left, right) for left, right in (text.split(" ") for text in file.texts(f"{_BEGIN}merges"))]
+        merges = [(left, right) for left, right in written]
         model = models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.whole_words)
     except Exception as error:  # noqa: BLE001  # the library raises plain Exception for a merge of unknown tokens
         raise _wrong_merges(file, error) from None

@@ -16,7 +16,7 @@ from typing import Any
 from jettison.device.model.generation_file import MODEL_CONFIG, NAME
 from jettison.device.model.tokenizer_files import CONFIG, TOKENIZER
 from jettison.errors import ConfigError, ModelError
-from jettison.modelfiles.gguf_config import architecture_of, config_values
+from jettison.modelfiles.gguf_config import architecture_of, config_values, sampling_values
 from jettison.modelfiles.gguf_file import GgufFile
 from jettison.modelfiles.gguf_tensors import AUTO, DTYPES, ImportedTensor, dtype_of_matrices, imported_tensors
 from jettison.modelfiles.gguf_tokenizer import import_tokenizer
@@ -38,9 +38,10 @@ def import_gguf(path: Path, model_dir: Path, dtype: str = AUTO) -> None:
     row, config = architecture_of(file), config_values(file, dtype_of_matrices(file, dtype))
     tensors = imported_tensors(file, row, config, dtype)
     tokenizer = import_tokenizer(file, config["vocab_size"], config["max_position_embeddings"])
+    sampling = sampling_values(file)
     with new_folder(model_dir) as folder:
         _write_json(folder / MODEL_CONFIG, config | tokenizer.ids)
-        _write_json(folder / NAME, tokenizer.ids)
+        _write_json(folder / NAME, tokenizer.ids | sampling)
         _write_json(folder / CONFIG, tokenizer.config)
         tokenizer.backend.save(str(folder / TOKENIZER))
         contents = (_pieces(file, tensor) for tensor in tensors)
