@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -168,6 +169,7 @@ REFUSED = {
     "general.architecture gemma3": {"general.architecture": "gemma3"},
     "llama.attention.head_count is missing": {"llama.attention.head_count": None},
     "llama.attention.head_count is [4, 2]": {"llama.attention.head_count": [4, 2]},
+    "llama.block_count is 8000000": {"llama.block_count": 8_000_000},
     "llama.expert_count is 8": {"llama.expert_count": 8},
     "llama.logit_scale is not known": {"llama.logit_scale": 0.5},
     "llama.attention.sliding_window is not known": {"llama.attention.sliding_window": 128},
@@ -176,7 +178,8 @@ REFUSED = {
     "llama.rope.dimension_count is 8": {"llama.rope.dimension_count": 8},
     "llama.rope.scaling.type yarn": {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0},
     "llama.vocab_size is 300": {"llama.vocab_size": 300},
-    "split.count is not known": {"split.count": 3},
+    "split.count is 3: one part of a model": {"split.count": 3},
+    "adapter.type is not known": {"adapter.type": "lora"},
     "tokenizer.ggml.model 'bert' is not supported": {"tokenizer.ggml.model": "bert"},
     "tokenizer.ggml.pre 'poro-chat' is not supported": {"tokenizer.ggml.pre": "poro-chat"},
     "tokenizer.ggml.pre is missing": {"tokenizer.ggml.pre": None},
@@ -229,6 +232,20 @@ def test_a_file_that_is_not_whole(size: int, llama: Path, tmp_path: Path) -> Non
     whole = (tmp_path / "model.gguf").read_bytes()
     (tmp_path / "model.gguf").write_bytes(whole[:size])
     complains(tmp_path, "no ")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_damaged_file_is_told_or_imported(seed: int, llama: Path, tmp_path: Path) -> None:
+    """Any byte of its header may be another."""
+    write_gguf(llama, tmp_path / "whole.gguf")
+    whole, rng = (tmp_path / "whole.gguf").read_bytes(), random.Random(seed)
+    for i in range(10):
+        at = rng.randrange(4, 9000)
+        (tmp_path / "model.gguf").write_bytes(whole[:at] + rng.randbytes(1) + whole[at + 1 :])
+        try:
+            import_gguf(tmp_path / "model.gguf", tmp_path / f"imported-{i}")
+        except ModelError as error:
+            assert "\n" not in str(error) and not (tmp_path / f"imported-{i}").exists()
 
 
 def test_numbers_beyond_the_dtype_leave_nothing(llama: Path, tmp_path: Path) -> None:

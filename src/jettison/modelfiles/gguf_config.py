@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from jettison.device.model.hf_config import parse_config
-from jettison.device.model.jsonfile import JsonObject
+from jettison.device.model.hf_config import MAX_LAYERS, parse_config
+from jettison.device.model.jsonfile import MAX_SIZE, JsonObject
 from jettison.modelfiles.architectures import ARCHITECTURES, Architecture
 from jettison.modelfiles.gguf_file import GgufFile
 
@@ -50,7 +50,7 @@ def config_values(file: GgufFile, dtype: str) -> dict[str, Any]:
     row, arch = architecture_of(file), file.text("general.architecture")
     values: dict[str, Any] = {"architectures": [row.name], "model_type": row.model_type, "hidden_act": "silu"}
     for key, name in row.keys.items():
-        values[name] = file.integer(f"{arch}.{key}", least=1)
+        values[name] = file.integer(f"{arch}.{key}", least=1, most=MAX_LAYERS if key == "block_count" else MAX_SIZE)
     heads = values["num_attention_heads"]
     values["num_key_value_heads"] = file.integer(f"{arch}.attention.head_count_kv", heads, least=1)
     values["head_dim"] = _head_dim(file, arch, values["hidden_size"], heads)
@@ -64,7 +64,9 @@ def config_values(file: GgufFile, dtype: str) -> dict[str, Any]:
     values["torch_dtype"] = dtype
     for key, neutral in row.neutral.items():
         file.expect(f"{arch}.{key}", *neutral)
-    if unknown := file.unread(f"{arch}.", "split.", "adapter."):
+    if (parts := file.integer("split.count", 1)) > 1:
+        raise file.fail(f"split.count is {parts}: one part of a model; join all first (llama-gguf-split --merge)")
+    if unknown := file.unread(f"{arch}.", "adapter."):
         raise file.fail(f"{unknown[0]} is not known, and may change what the model computes")
     parse_config(JsonObject(file.path, values))
     return values

@@ -20,6 +20,17 @@ from jettison.errors import ModelError
 _MAGIC = b"GGUF"
 
 
+class _Reader(GGUFReader):
+    """The library's, which takes what it reads beyond the file's end for nothing: a damaged length then keeps it busy
+    for hours."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+        found = super()._get(offset, dtype, count, override_order)
+        if len(found) != count:
+            raise ValueError("it ends early")
+        return found
+
+
 class GgufFile:
     """An open file. Methods that read a field raise ModelError where it is missing without a default, or of another
     kind than asked for; ``unread`` tells the fields that nothing has asked for."""
@@ -36,7 +47,7 @@ class GgufFile:
         if begin != _MAGIC:
             raise self.fail("no GGUF file: it does not begin with GGUF")
         try:
-            reader = GGUFReader(path)
+            reader = _Reader(path)
         # The library checks little: on a short or broken file its arithmetic fails, in any of these ways.
         except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, OSError) as error:
             raise self.fail(f"no whole GGUF file ({' '.join(str(error).split())[:120]}); download it again") from None
@@ -47,8 +58,9 @@ class GgufFile:
         self.tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
 
     def fail(self, what: str) -> ModelError:
-        """The error to raise about this file."""
-        return ModelError(f"{self.path}: {what}")
+        """The error to raise about this file; names in it may be any text, and the error is one line."""
+        printable = "".join(char if char.isprintable() else "?" for char in what[:400])
+        return ModelError(f"{self.path}: {printable}")
 
     def has(self, key: str) -> bool:
         """Whether the field is there; it counts as read."""

@@ -92,6 +92,8 @@ def other_weights(folder: Path) -> str | None:
     none."""
     for pattern, scheme in (("*.gguf", "GGUF"), ("*.ggml", "GGML"), ("*.npz", "MLX")):
         if found := sorted(folder.glob(pattern)):
+            if scheme == "GGUF":
+                return f"{found[0].name}: `jettison model import {found[0].name} DIR` makes a model folder of it"
             return f"{found[0].name} ({scheme}): only safetensors are read, and quantized weights are not supported; " \
                    "use the unquantized model"
     return None
