@@ -26,6 +26,7 @@ from jettison.device.cuda.kernels import CudaKernels
 from jettison.device.spec import CUDA, HOST, RANDOM, DeviceSpec
 from jettison.device.step import SamplingRow, StepInput
 from jettison.device.worker import DeviceWorker, make_device
+from jettison.live.worker.beside import STEP_WAIT_S
 
 NAME, BLOCK = "7b", 16
 SHAPE = SHAPES[NAME]
@@ -86,9 +87,9 @@ def measured(device: DeviceWorker, work: StepInput, num_steps: int) -> tuple[flo
 
 
 def followed(device: DeviceWorker, rows: int, num_steps: int) -> float | None:
-    """Milliseconds a step where each takes the tokens of the one before it, which is under way; None where the device
-    has no such steps."""
-    lens, contexts, begun = [1] * rows, [CONTEXT] * rows, time.perf_counter()
+    """Median milliseconds from a step's end to the next one's, where each takes the tokens of the one before it, which
+    is under way, and the thread waits as a worker's does; None where the device has no such steps."""
+    lens, contexts, ends = [1] * rows, [CONTEXT] * rows, []
     running = device.start_step(step(lens, contexts, [], 2), None)
     for step_id in range(3, 3 + num_steps):
         while not running.may_be_followed:
@@ -99,10 +100,13 @@ def followed(device: DeviceWorker, rows: int, num_steps: int) -> float | None:
         behind = device.start_step(work, None)
         while not running.poll():
             behind.poll()
+            if behind.is_launched:
+                running.wait(STEP_WAIT_S)
         running.result()
+        ends.append(time.perf_counter())
         running = behind
     running.result()
-    return (time.perf_counter() - begun) / (1 + num_steps) * 1e3
+    return statistics.median(np.diff(ends)) * 1e3
 
 
 def decode(device: DeviceWorker, model: Model | None, rows: int, results: Results) -> None:
