@@ -14,11 +14,9 @@ import pytest
 
 from jettison.device.model.end_tokens import read_end_tokens
 from jettison.device.reference import TransformersReference, transformers_available
-from jettison.errors import JettisonError
 from jettison.live.engine.local_cluster import LocalCluster
 from jettison.live.verify.run import compare
 from jettison.live.verify.scenarios import Outcome, Setting, drop, make_cluster, observed, produced, restore, submit
-from jettison.modelfiles.fetching import fetch_model
 from jettison.server.chat_renderer import ChatRequest
 from jettison.server.tokenizer import Tokenizer
 from jettison.types import SamplingParams
@@ -67,25 +65,17 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
+def served(smollm2: Path) -> Iterator[Served]:
+    setting = Setting(smollm2, "float32", NUM_TOKENS, seed=0, max_model_len=256)
+    with make_cluster(setting, num_blocks=600) as cluster:
+        yield Served(cluster, Tokenizer.from_dir(smollm2))
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2: Path) -> TransformersReference:
     if not transformers_available():
         pytest.skip("transformers is not installed")
-    try:
-        return fetch_model("smollm2")[0]
-    except JettisonError as error:
-        pytest.skip(f"the model cannot be fetched: {error}")
-
-
-@pytest.fixture(scope="module")
-def served(folder: Path) -> Iterator[Served]:
-    setting = Setting(folder, "float32", NUM_TOKENS, seed=0, max_model_len=256)
-    with make_cluster(setting, num_blocks=600) as cluster:
-        yield Served(cluster, Tokenizer.from_dir(folder))
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> TransformersReference:
-    return TransformersReference(folder, "float32", 256)
+    return TransformersReference(smollm2, "float32", 256)
 
 
 def test_answers_through_a_drop_and_a_restore_are_transformers(
@@ -125,7 +115,7 @@ def test_log_likelihoods_are_transformers(served: Served, reference: Transformer
         assert own == pytest.approx(expected, abs=1e-3)
 
 
-def test_tokens_are_those_of_the_models_own_tokenizer(folder: Path) -> None:
-    tokenizer = Tokenizer.from_dir(folder)
+def test_tokens_are_those_of_the_models_own_tokenizer(smollm2: Path) -> None:
+    tokenizer = Tokenizer.from_dir(smollm2)
     assert {text: tokenizer.encode(text) for text in TOKENS} == TOKENS
-    assert read_end_tokens(folder, 49_152).ids == {0, 2}
+    assert read_end_tokens(smollm2, 49_152).ids == {0, 2}
