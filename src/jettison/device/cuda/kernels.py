@@ -324,6 +324,7 @@ def choose_invariant_products() -> None:
     It must precede the process's first product, as cuBLAS reads its workspace's size once.
     """
     os.environ["CUBLASLT_WORKSPACE_SIZE"] = "1"
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # PyTorch may share this workspace with cublasLt
     matmul = torch.backends.cuda.matmul
     matmul.allow_bf16_reduced_precision_reduction = (False, False)  # and no split of k
     matmul.allow_fp16_reduced_precision_reduction = (False, False)
