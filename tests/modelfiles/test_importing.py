@@ -121,6 +121,42 @@ def test_the_permutation_is_undone(num_heads: int, half: int) -> None:
     assert (rotated(rows, num_heads)[unpermuted_rows(num_heads, 2 * half)] == rows).all()
 
 
+def changed(folder: Path, target: Path, **values: object) -> Path:
+    """A copy of the folder whose configuration says something else."""
+    shutil.copytree(folder, target)
+    config = json.loads((target / "config.json").read_text()) | values
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+@pytest.mark.parametrize(("factor", "context"), [(8.0, 8192), (32.0, 8192), (4.0, 4096)])
+def test_llama_3s_scaling_is_found_in_its_factors(factor: float, context: int, llama: Path, tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": context,
+    }  # fmt: skip
+    folder = changed(
+        llama, tmp_path / "scaled", rope_theta=500_000.0, rope_scaling=scaling, max_position_embeddings=131_072)
+    write_gguf(folder, tmp_path / "model.gguf")
+    import_gguf(tmp_path / "model.gguf", tmp_path / "imported")
+    assert read_config(tmp_path / "imported").rope_scaling == read_config(folder).rope_scaling
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scale_linear": 2.0}, 2.0), ({"rope.scaling.factor": 0.0}, None),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0, "rope.scaling.finetuned": True}, None),
+    ],
+)  # fmt: skip
+def test_linear_scaling(fields: dict, expected: float | None, llama: Path, tmp_path: Path) -> None:
+    write_gguf(llama, tmp_path / "model.gguf", fields={f"llama.{key}": value for key, value in fields.items()})
+    import_gguf(tmp_path / "model.gguf", tmp_path / "imported")
+    scaling = read_config(tmp_path / "imported").rope_scaling
+    assert (scaling and (scaling.kind, scaling.factor)) == (expected and ("linear", expected))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_dtype_that_is_asked_for(dtype: str, llama: Path, tmp_path: Path) -> None:
     expected = write_gguf(llama, tmp_path / "model.gguf", kind=Kind.Q8_0)

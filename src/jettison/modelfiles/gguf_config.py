@@ -113,24 +113,26 @@ def _is_on(file: GgufFile, switch: str, names: list[str], num_layers: int) -> bo
 
 def _rope_scaling(file: GgufFile, arch: str, theta: float, head_dim: int) -> dict[str, Any] | None:
     begin = f"{arch}.rope.scaling."
-    kind = file.text(f"{begin}type", "none")
+    kind = file.text(f"{begin}type", "linear")
+    older = file.number(f"{arch}.rope.scale_linear", 1.0, or_zero=True)
+    factor = file.number(f"{begin}factor", older, or_zero=True)
+    is_linear = kind == "linear" and factor not in (0.0, 1.0)  # 0 is written for none, too
+    context = file.integer(f"{begin}original_context_length", 0)
     file.has(f"{begin}finetuned")  # a note on how the model was trained
-    factor = file.number(f"{begin}factor", file.number(f"{arch}.rope.scale_linear", 1.0))
-    context = file.integer(f"{begin}original_context_length", least=1) if file.has(
-        f"{begin}original_context_length") else None  # fmt: skip
-    if ROPE_FACTORS in file.tensors and (scaling := _llama3(file, theta, head_dim, context)) is not None:
-        if kind != "none" and factor != 1.0:
-            raise file.fail(f"{begin}type {kind[:40]} beside {ROPE_FACTORS} is not supported")
-        return scaling
     if kind not in ("none", "linear"):
         raise file.fail(f"{begin}type {kind[:40]} is not supported; supported: none, linear, and {ROPE_FACTORS}")
-    return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
+    if ROPE_FACTORS in file.tensors and (scaling := _llama3(file, theta, head_dim, context)) is not None:
+        if is_linear:
+            raise file.fail(f"{begin}factor {factor} beside {ROPE_FACTORS} is not supported")
+        return scaling
+    return {"rope_type": "linear", "factor": factor} if is_linear else None
 
 
-def _llama3(file: GgufFile, theta: float, head_dim: int, context: int | None) -> dict[str, Any] | None:
+def _llama3(file: GgufFile, theta: float, head_dim: int, context: int) -> dict[str, Any] | None:
     """Llama 3's scaling whose factors the file holds; None where they are all 1.
 
-    GGUF keeps what follows from its four numbers, not the numbers; they are found by trying contexts.
+    GGUF keeps what follows from its four numbers, not the numbers; they are found by trying contexts. ``context``: the
+    pretraining context, where the file says it; 0: it does not.
     """
     tensor = file.tensors[ROPE_FACTORS]
     if tensor.tensor_type != GGMLQuantizationType.F32 or tensor.data.shape != (head_dim // 2,):
