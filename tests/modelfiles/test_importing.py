@@ -244,6 +244,8 @@ def test_what_is_not_known_is_refused_by_name(told: str, llama: Path, tmp_path: 
         ("tensor rope_freqs.weight must hold 8 factors", {"tensors": {"rope_freqs.weight": (FOREIGN[0], Kind.F32)}}),
         ("tensor rope_freqs.weight holds factors", {
             "tensors": {"rope_freqs.weight": (np.linspace(1, 9, 8, dtype=np.float32), Kind.F32)}}),
+        ("tensor output.weight has shape (2, 4, 64), expected", {
+            "leave_out": ("output.weight",), "tensors": {"output.weight": (np.stack([FOREIGN] * 2), Kind.F32)}}),
         ("tensor output.weight has type Q8_1", {
             "leave_out": ("output.weight",),
             "tensors": {"output.weight": (np.zeros((261, 80), dtype=np.uint8), Kind.Q8_1)}}),

@@ -65,6 +65,8 @@ def imported_tensors(
         if name not in names:
             raise file.fail(f"tensor {name[:80]} is not known for {row.name}")
         shape = tuple(int(length) for length in reversed(tensor.shape))
+        if not 1 <= len(shape) <= 2 or 0 in shape:
+            raise file.fail(f"tensor {name} has shape {shape}, expected one or two lengths")
         stored = DTYPES[dtype] if dtype != AUTO else _STORED.get(tensor.tensor_type, "F32")
         _check_kind(file, tensor)
         header = TensorHeader(names[name], stored, shape)
