@@ -53,25 +53,58 @@ class RowKernels:
         return WorkShape(tile, group, kv_heads, programs=4)
 
     def attend_rows(self, weights, buffers, constants, rows) -> None:
-        # A graph has the tensor of its capture; how long the list is, the list says.
-        length = HEADER_WORDS + ITEM_WORDS * int(rows.work[0])
-        work = rows.work.as_strided((length,), (1,)).numpy()
-        items = work[HEADER_WORDS:].reshape(-1, ITEM_WORDS)
-        items = items[items[:, 5] == 0]  # a tile's first split, or all of it
-        items = items[np.argsort(items[:, 1])]
-        num_rows, num_tokens = int(items[:, 0].max()) + 1, int(items[:, 2].sum())
-        query_lens, context_lens = np.zeros((2, num_rows), dtype=np.int32)
-        np.add.at(query_lens, items[:, 0], items[:, 2])
-        context_lens[items[::-1, 0]] = items[::-1, 3]
-        tables, positions = rows.tables[:num_rows].numpy(), rows.positions[:num_tokens].numpy()
-        block_size = weights.arena.shape[3]
-        row = np.repeat(np.arange(num_rows), query_lens)
-        places = tables[row, positions // block_size] * block_size + positions % block_size
-        assert (rows.slots[:num_tokens].numpy() == places).all(), "keys would go elsewhere"
-        assert (rows.slots[num_tokens:].numpy() == NOWHERE).all(), "padding would be written"
-        mine = SimpleNamespace(bound=None, **{name: getattr(buffers, name)[:num_tokens] for name in _BUFFERS})
-        tables = np.ascontiguousarray(tables)
-        self._inner.attend_layer(weights, mine, constants, tables, query_lens, context_lens, positions)
+        batch = staged_rows(rows, weights.arena.shape[3])
+        mine = SimpleNamespace(bound=None, **{name: getattr(buffers, name)[: len(batch[3])] for name in _BUFFERS})
+        self._inner.attend_layer(weights, mine, constants, *batch)
+
+    def row_operations(self, rows):
+        return StagedRowOperations(self._inner, rows)
+
+
+def staged_rows(rows, block_size: int) -> tuple:
+    """(tables, query lens, context lens, positions) from what was staged for the card."""
+    # A graph has the tensor of its capture; how long the list is, the list says.
+    length = HEADER_WORDS + ITEM_WORDS * int(rows.work[0])
+    work = rows.work.as_strided((length,), (1,)).numpy()
+    items = work[HEADER_WORDS:].reshape(-1, ITEM_WORDS)
+    items = items[items[:, 5] == 0]  # a tile's first split, or all of it
+    items = items[np.argsort(items[:, 1])]
+    num_rows, num_tokens = int(items[:, 0].max()) + 1, int(items[:, 2].sum())
+    query_lens, context_lens = np.zeros((2, num_rows), dtype=np.int32)
+    np.add.at(query_lens, items[:, 0], items[:, 2])
+    context_lens[items[::-1, 0]] = items[::-1, 3]
+    tables, positions = rows.tables[:num_rows].numpy(), rows.positions[:num_tokens].numpy()
+    row = np.repeat(np.arange(num_rows), query_lens)
+    places = tables[row, positions // block_size] * block_size + positions % block_size
+    assert (rows.slots[:num_tokens].numpy() == places).all(), "keys would go elsewhere"
+    assert (rows.slots[num_tokens:].numpy() == NOWHERE).all(), "padding would be written"
+    return np.ascontiguousarray(tables), query_lens, context_lens, positions
+
+
+class StagedRowOperations:
+    """See ``RowOperations``."""
+
+    def __init__(self, kernels: Kernels, rows) -> None:
+        self._kernels, self._rows = kernels, rows
+
+    def rotate(self, q, k, cos, sin) -> None:
+        positions = self._rows.positions.numpy()
+        self._kernels.rotary(q, k, cos, sin, positions)
+
+    def store(self, k, v, arena) -> None:
+        *batch, positions = staged_rows(self._rows, arena.shape[3])
+        self._kernels.write_kv(k[: len(positions)], v[: len(positions)], arena, *batch)
+
+    def attend(self, q, arena, out, scale, lse, window, softcap) -> None:
+        *batch, positions = staged_rows(self._rows, arena.shape[3])
+        size = len(positions)
+        self._kernels.attention(
+            q[:size], arena, *batch, out[:size], scale, None if lse is None else lse[:size], window=window,
+            softcap=softcap,
+        )
+
+    def positions(self):
+        return self._rows.positions
 
 
 class WatchedRunner(CudaRunner):

@@ -7,8 +7,10 @@ import json
 import pytest
 import torch
 
+from jettison.device.model.arithmetic import Arithmetic, LayerKind, Rope, RopeScaling
 from jettison.device.model.dtypes import resolve_dtype
-from jettison.device.model.hf_config import FAMILIES, RopeScaling, read_config
+from jettison.device.model.families import FAMILIES
+from jettison.device.model.hf_config import read_config
 from jettison.errors import ConfigError, ModelError
 
 BASE = {
@@ -45,7 +47,7 @@ def read(tmp_path):
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        (LLAMA, {"head_dim": 16, "qkv_bias": False, "o_bias": False, "mlp_bias": False, "qk_norm": False}),
+        (LLAMA, {"head_dim": 16, "qkv_bias": False, "o_bias": False, "mlp_bias": False}),
         ({**LLAMA, "attention_bias": True, "mlp_bias": True}, {"qkv_bias": True, "o_bias": True, "mlp_bias": True}),
         ({**LLAMA, "num_key_value_heads": None}, {"num_kv_heads": 4}),
         ({**LLAMA, "head_dim": 32}, {"head_dim": 32}),
@@ -55,7 +57,7 @@ def read(tmp_path):
         ({**LLAMA, "sliding_window": 16}, {"max_model_len": 1024}),
         ({**MISTRAL, "attention_bias": True}, {"qkv_bias": False, "o_bias": False}),
         ({**MISTRAL, "sliding_window": 1024}, {"max_model_len": 1024}),
-        (QWEN2, {"qkv_bias": True, "o_bias": False, "qk_norm": False, "rms_norm_eps": 1e-6}),
+        (QWEN2, {"qkv_bias": True, "o_bias": False, "norm_eps": 1e-6}),
         ({**QWEN2, "head_dim": 24}, {"head_dim": 24}),
         ({**QWEN2, "head_dim": None}, {"head_dim": 16}),
         ({**QWEN2, "num_key_value_heads": None}, {"num_kv_heads": 4}),
@@ -70,10 +72,10 @@ def read(tmp_path):
         ({**QWEN2, "sliding_window": 16}, {"max_model_len": 1024}),
         ({**QWEN2, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}, {}),
         ({**QWEN2, "use_sliding_window": True, "sliding_window": 16, "layer_types": ["full_attention"] * 2}, {}),
-        (QWEN3, {"head_dim": 128, "qk_norm": True, "qkv_bias": False}),
+        (QWEN3, {"head_dim": 128, "arithmetic": Arithmetic(qk_norm="head"), "qkv_bias": False}),
         ({**QWEN3, "attention_bias": True, "head_dim": 8}, {"head_dim": 8, "qkv_bias": True, "o_bias": True}),
         ({**QWEN3, "tie_word_embeddings": True}, {"tied_embeddings": True}),
-        ({**LLAMA, "rms_norm_eps": 1e-5}, {"rms_norm_eps": 1e-5, "stored_dtype": None}),
+        ({**LLAMA, "rms_norm_eps": 1e-5}, {"norm_eps": 1e-5, "stored_dtype": None}),
         ({**LLAMA, "torch_dtype": "bfloat16"}, {"stored_dtype": "bfloat16"}),
         ({**LLAMA, "dtype": "torch.float32"}, {"stored_dtype": "float32"}),
         ({**LLAMA, "bos_token_id": 1}, {"bos_token_id": 1}),
@@ -104,7 +106,7 @@ def test_what_architectures_mean(read, values, expected):
 )  # fmt: skip
 def test_both_spellings_of_rotary_parameters(read, values, theta, scaling):
     config = read({**LLAMA, **values})
-    assert (config.rope_theta, config.rope_scaling) == (theta, scaling)
+    assert config.ropes == (Rope(theta, scaling, 16),) and set(config.layers) == {LayerKind()} and config.is_plain
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_both_spellings_of_rotary_parameters(read, values, theta, scaling):
         ({**LLAMA, "architectures": ["X"], "auto_map": {"AutoModel": "x.X"}}, "auto_map, is never run"),
         ({**LLAMA, "model_type": "mistral"}, "contradicts"),
         ({**LLAMA, "quantization_config": {"bits": 4}}, "quantized"),
-        ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({**LLAMA, "hidden_act": "relu"}, "hidden_act 'relu' is not supported; supported: silu"),
         ({**LLAMA, "hidden_size": "64"}, "hidden_size is '64', expected an integer"),
         ({**LLAMA, "hidden_size": True}, "hidden_size is True"),
         ({**LLAMA, "hidden_size": 0}, "hidden_size is 0"),
@@ -139,7 +141,6 @@ def test_both_spellings_of_rotary_parameters(read, values, theta, scaling):
         ({**LLAMA, "rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
         ({**LLAMA, "rope_theta": 10**400}, "rope_theta is 1000"),
         ({**LLAMA, "torch_dtype": 32}, "torch_dtype is 32, expected a string"),
-        ({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn'"),
         ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic'"),
         ({**LLAMA, "rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({**LLAMA, "rope_scaling": "linear"}, "rope_scaling is 'linear', expected an object"),
@@ -147,12 +148,9 @@ def test_both_spellings_of_rotary_parameters(read, values, theta, scaling):
         ({**LLAMA, "rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ between layers"),
         ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({**LLAMA, "rope_theta": -1}, "rope_theta is -1"),
-        ({**MISTRAL, "sliding_window": 512}, "sliding window of 512 tokens .*--max-model-len 512"),
-        ({key: value for key, value in {**MISTRAL, "max_position_embeddings": 8192}.items() if key != "sliding_window"},
-         "sliding window of 4096"),
-        ({**QWEN2, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, "sliding window"),
-        ({**QWEN3, "use_sliding_window": True, "sliding_window": 16,
-          "layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+        ({**QWEN3, "use_sliding_window": True, "sliding_window": 16, "layer_types": ["full_attention"]}, "layer_types"),
+        ({**QWEN3, "use_sliding_window": True, "layer_types": ["full_attention", "chunked"]}, "layer_types must name"),
+        ({**QWEN2, "use_sliding_window": True, "max_window_layers": "all"}, "max_window_layers"),
     ],
 )  # fmt: skip
 def test_refused_with_one_line_that_names_the_file(read, tmp_path, values, message):
@@ -175,10 +173,24 @@ def test_a_folder_without_config_is_refused(tmp_path):
         read_config(tmp_path / "missing")
 
 
+@pytest.mark.parametrize(
+    ("values", "windows"),
+    [
+        ({**MISTRAL, "sliding_window": 512}, [512, 512]),
+        (_without(MISTRAL, "sliding_window") | {"max_position_embeddings": 8192}, [4096, 4096]),
+        ({**QWEN2, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, [0, 16]),
+        ({**QWEN3, "use_sliding_window": True, "sliding_window": 16,
+          "layer_types": ["sliding_attention", "full_attention"]}, [16, 0]),
+    ],
+)  # fmt: skip
+def test_windows_of_layers(read, values, windows):
+    config = read(values)
+    assert [kind.window for kind in config.layers] == windows and not config.is_plain
+
+
 def test_a_shorter_context_makes_a_window_irrelevant(read):
-    assert read({**MISTRAL, "sliding_window": 512}, max_model_len=512).max_model_len == 512
-    with pytest.raises(ModelError, match="sliding window"):
-        read({**MISTRAL, "sliding_window": 512}, max_model_len=513)
+    assert read({**MISTRAL, "sliding_window": 512}, max_model_len=512).is_plain
+    assert not read({**MISTRAL, "sliding_window": 512}, max_model_len=513).is_plain
 
 
 @pytest.mark.parametrize("max_model_len", [0, 1025])

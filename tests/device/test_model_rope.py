@@ -47,15 +47,15 @@ def test_frequencies_are_those_of_transformers(values, config):
 
     known = {key: value for key, value in values.items() if key != "architectures"}
     theirs = LlamaRotaryEmbedding(transformers.LlamaConfig(**known)).inv_freq
-    torch.testing.assert_close(inverse_frequencies(config).float(), theirs, rtol=2e-6, atol=0)
+    torch.testing.assert_close(inverse_frequencies(config.ropes[0]).float(), theirs, rtol=2e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_tables_follow_the_definition(config, dtype):
-    cos, sin = (torch.full((config.max_model_len, config.head_dim), torch.nan, dtype=dtype) for _ in range(2))
-    fill_rotary_tables(config, cos, sin)
-    frequencies = inverse_frequencies(config)
+    cos, sin = (torch.full((1, config.max_model_len, config.head_dim), torch.nan, dtype=dtype) for _ in range(2))
+    fill_rotary_tables(config.ropes, cos, sin)
+    frequencies = inverse_frequencies(config.ropes[0])
     for position in (0, 1, 4095, 4096, 9999):
         expected = torch.cat([position * frequencies] * 2)
-        assert torch.equal(cos[position], expected.cos().to(dtype))
-        assert torch.equal(sin[position], expected.sin().to(dtype))
+        assert torch.equal(cos[0, position], expected.cos().to(dtype))
+        assert torch.equal(sin[0, position], expected.sin().to(dtype))

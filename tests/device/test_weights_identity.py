@@ -245,7 +245,7 @@ def test_one_digest_tells_two_models_apart(start, folder):
     assert start().weights_identity.summary != first.summary
     config = read_config(folder)
     assert config_digest(config) == config_digest(read_config(folder, 32))
-    assert config_digest(config) != config_digest(replace(config, rope_theta=config.rope_theta + 1))
+    assert config_digest(config) != config_digest(replace(config, norm_eps=2 * config.norm_eps))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

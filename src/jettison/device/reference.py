@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import nullcontext
 from pathlib import Path
-from types import MethodType
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from jettison.device.model.dtypes import DTYPES
-from jettison.device.model.hf_config import read_config
-from jettison.device.model.rope import inverse_frequencies
+from jettison.device.model.quantized.config import scheme_of_folder
+from jettison.errors import ModelError
 
 TIE_ULPS = 4
 """Below float64, two logits this close (in units of the last place of the largest logit) are a tie."""
@@ -38,29 +39,34 @@ def transformers_available() -> bool:
     return importlib.util.find_spec("transformers") is not None
 
 
-def _compute_in_double(model: torch.nn.Module, frequencies: torch.Tensor) -> None:
-    """Make the library compute norms and rotary angles in double; it uses float32 whatever the model's precision.
+class InDouble(TorchFunctionMode):
+    """Inside, what the library does in float32 whatever the model's precision (norms, angles, softmax, routing) is done
+    in double. It stands for the library where its float64 is to be exact; in float32 it changes nothing but these
+    islands' precision."""
 
-    ``frequencies`` [head_dim / 2] in double must agree with the library's own to single precision.
-    Raises ValueError if they do not.
-    """
+    def __enter__(self) -> Any:
+        """Numbers that are made of nothing are doubles, too."""
+        self._before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
 
-    def rms_norm(module: Any, x: torch.Tensor) -> torch.Tensor:
-        scale = (x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon).rsqrt()
-        return module.weight * (x * scale)
+    def __exit__(self, *raised: Any) -> None:
+        """As before."""
+        super().__exit__(*raised)
+        torch.set_default_dtype(self._before)
 
-    def rotary(module: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        angles = torch.cat([position_ids[..., None].double() * frequencies] * 2, dim=-1)
-        return angles.cos(), angles.sin()
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Any call of torch."""
+        kwargs = kwargs or {}
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        widened = tuple(self._wider(arg) for arg in args)
+        return func(*widened, **{name: self._wider(value) for name, value in kwargs.items()})
 
-    for module in model.modules():
-        name = type(module).__name__
-        if name.endswith("RMSNorm"):
-            module.forward = MethodType(rms_norm, module)
-        elif name.endswith("RotaryEmbedding"):
-            if not torch.allclose(module.inv_freq.double(), frequencies, rtol=1e-5, atol=0.0):
-                raise ValueError("rotary frequencies differ from those of transformers")
-            module.forward = MethodType(rotary, module)
+    def _wider(self, value: Any) -> Any:
+        return torch.float64 if value is torch.float32 else value
 
 
 class TransformersReference:
@@ -70,16 +76,22 @@ class TransformersReference:
     equals a comparison of two greedy generations.
     """
 
-    def __init__(self, model_dir: Path, dtype: str, max_model_len: int | None = None) -> None:
+    def __init__(self, model_dir: Path, dtype: str) -> None:
+        if scheme_of_folder(Path(model_dir)) is not None:
+            raise ModelError(
+                f"{model_dir}: transformers reads quantized weights only with other libraries, and computes in other "
+                "ways with them; compare with our own kernels (--alone)"
+            )
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        self._model = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=DTYPES[dtype], attn_implementation="eager", use_safetensors=True, local_files_only=True
-        ).eval()
-        if DTYPES[dtype] is torch.float64:
-            _compute_in_double(self._model, inverse_frequencies(read_config(Path(model_dir), max_model_len)))
+        self._mode: type[Any] = InDouble if DTYPES[dtype] is torch.float64 else nullcontext
+        with self._mode():
+            self._model = AutoModelForCausalLM.from_pretrained(
+                model_dir, dtype=DTYPES[dtype], attn_implementation="eager", use_safetensors=True,
+                local_files_only=True,
+            ).eval()
         self._ulp = torch.finfo(DTYPES[dtype]).eps
         self._is_exact = DTYPES[dtype] is torch.float64
 
@@ -87,7 +99,8 @@ class TransformersReference:
     def check(self, prompt: list[int], output: list[int]) -> Verdict:
         """See ``Reference.check``."""
         ids = torch.tensor([prompt + output[:-1]])
-        logits = self._model(ids).logits[0, len(prompt) - 1 :]
+        with self._mode():
+            logits = self._model(ids).logits[0, len(prompt) - 1 :]
         choices = logits.argmax(dim=-1).tolist()
         for index, (ours, theirs) in enumerate(zip(output, choices, strict=True)):
             if ours != theirs:

@@ -21,6 +21,7 @@ from torch import Tensor
 from jettison.device.devicebytes import Bytes, DeviceBytes
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.base import merge_parts, sum_dtype
+from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.step import Int32s, StepInput
 
 
@@ -56,6 +57,12 @@ class Attending(NamedTuple):
     scale: float
     window: int = 0
     softcap: float = 0.0
+
+    @classmethod
+    def of(cls, config: DecoderConfig, layer: int) -> Attending:
+        """Of a layer of a model."""
+        window, softcap = config.layers[layer].window, config.arithmetic.attention_softcap
+        return cls(config.num_heads, config.attention_scale, window, softcap)
 
 
 class _Part(NamedTuple):

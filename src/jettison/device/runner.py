@@ -61,7 +61,7 @@ class Runner:
         self._buffers: StepBuffers | None = None
         """The last step's buffers; a step with as many tokens reuses them."""
         self._last = LastTokens()
-        fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
+        fill_rotary_tables(config.ropes, self._workspace.cos, self._workspace.sin)
 
     @property
     def final_norm(self) -> Tensor:
@@ -122,7 +122,7 @@ class Runner:
         config = self.config
         return attend_for_peer(
             self._kernels, self._bytes, self._memory.kv_arena(layer), block_ids, rows, q,
-            Attending(config.num_heads, config.head_dim**-0.5), positions,
+            Attending.of(config, layer), positions,
         )
 
     def _buffers_for(self, num_tokens: int) -> StepBuffers:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from jettison.device.cuda import elementwise
 from jettison.device.cuda.attention import Launch, Parts, attend, early_launch
+from jettison.device.cuda.rowoperations import CardRowOperations
 from jettison.device.cuda.rows import StepRows, lay_out
 from jettison.device.cuda.tiles import Tile, choose_tile
 from jettison.device.cuda.worklist import WorkShape
@@ -47,6 +48,7 @@ from jettison.device.kernels.base import (
 from jettison.device.kernels.layer import feed_forward
 from jettison.device.kernels.operands import Activations, Int32Array, LayerConstants, LayerWeights, PackedMatrix, Weight
 from jettison.device.kernels.registry import KernelsUnavailableError
+from jettison.device.model.general_layer import RowOperations
 from jettison.errors import ConfigError
 
 _HEADS_A_PROGRAM = 4
@@ -162,12 +164,20 @@ class CudaKernels:
         tokens, kv_heads, head_dim = k.shape
         if k.shape != v.shape or (kv_heads, head_dim) != (arena.shape[2], arena.shape[4]):
             fail(f"k {tuple(k.shape)}, v {tuple(v.shape)} do not go with arena {tuple(arena.shape)}")
-        rows = self.rows(kv_heads, arena, block_tables, query_lens, context_lens, tokens)
+        self.write_rows(k, v, arena, self.rows(kv_heads, arena, block_tables, query_lens, context_lens, tokens))
+
+    def write_rows(self, k: Tensor, v: Tensor, arena: Tensor, rows: StepRows) -> None:
+        """``write_kv`` for rows that are on the device. Only launches."""
+        tokens, kv_heads, head_dim = k.shape
         elementwise.write_kv_kernel[(tokens, kv_heads)](
             k, v, arena, rows.slots, k.stride(0), v.stride(0), KVH=kv_heads, D=head_dim,
             DP=triton.next_power_of_2(head_dim), BS=arena.shape[3], PDL=self.launches_early, num_warps=1,
             **self._launch(),
         )
+
+    def row_operations(self, rows: StepRows) -> RowOperations:
+        """Single operations for rows that are on the device."""
+        return CardRowOperations(self, rows)
 
     # ----------------------------------------------------------------------------------------------- layers
 

@@ -33,6 +33,7 @@ from jettison.device.kernels import Kernels
 from jettison.device.kernels.operands import Activations, LayerConstants, LayerWeights
 from jettison.device.lasttokens import LastTokens
 from jettison.device.model.decoder import Batch, Decoder, GivesUp, ModelMemory
+from jettison.device.model.general_layer import RowOperations
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.rope import fill_rotary_tables
 from jettison.device.model.workspace import StepBuffers, Workspace
@@ -53,6 +54,10 @@ class CardKernels(Kernels, Protocol):
 
     def work_shape(self, heads: int, arena: Tensor, most_tokens: int) -> WorkShape:
         """See ``CudaKernels.work_shape``."""
+        ...
+
+    def row_operations(self, rows: StepRows) -> RowOperations:
+        """See ``CudaKernels.row_operations``."""
         ...
 
     def attend_rows(
@@ -111,7 +116,7 @@ class CudaRunner:
         self._newest: CudaStep | None = None
         self._sampled_on_card: int | None = None
         """The last step of which ``_likeliest`` has, or will have, all tokens."""
-        fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
+        fill_rotary_tables(config.ropes, self._workspace.cos, self._workspace.sin)
 
     @property
     def final_norm(self) -> Tensor:
@@ -158,7 +163,7 @@ class CudaRunner:
         config = self.config
         return attend_for_peer(
             self._kernels, self._bytes, self._memory.kv_arena(layer), block_ids, rows, q,
-            Attending(config.num_heads, config.head_dim**-0.5), positions,
+            Attending.of(config, layer), positions,
         )
 
     # ------------------------------------------------------------------------------------------------- before layers
@@ -193,9 +198,10 @@ class CudaRunner:
         if bucket is not None:
             tables = self._tables.put(staged["tables"], bucket, self._memory.kv_arena(step.layer_lo).shape[3])
         remote = remote_parts(step, port, self._kernels, self._bytes, self.config, self._memory)
+        on_card = rows.on_card(staged, tables)
         batch = Batch(
             step.query_lens, step.context_lens, step.block_tables, rows.positions[: step.num_tokens], remote,
-            partial(self._kernels.attend_rows, rows=rows.on_card(staged, tables)),
+            partial(self._kernels.attend_rows, rows=on_card), self._kernels.row_operations(on_card),
         )
         return _Stage(step, batch, self._buffers_for(num_tokens), bucket, staged)
 

@@ -33,6 +33,7 @@ def int64s(*values: int) -> ctypes.Array[ctypes.c_int64]:
 
 def bind_layer(weights: LayerWeights) -> BoundLayer:
     """Check a layer's parameters against each other, and note where they are."""
+    assert weights.input_norm is not None and weights.post_norm is not None
     dtype, hidden = weights.input_norm.dtype, weights.input_norm.shape[0]
     check_arena(weights.arena, dtype)
     num_blocks, _, _, _, head_dim = weights.arena.shape
@@ -61,6 +62,7 @@ def bind_buffers(
     buffers: Activations, weights: LayerWeights, constants: LayerConstants
 ) -> ctypes.Array[ctypes.c_int64]:
     """``LayerShape`` of kernels.c; checks the buffers, which ``bind_layer`` could not."""
+    assert weights.input_norm is not None
     dtype, hidden = weights.input_norm.dtype, weights.input_norm.shape[0]
     _, _, num_kv_heads, block_size, head_dim = weights.arena.shape
     tokens, num_heads, inner = buffers.x.shape[0], buffers.q.shape[1], buffers.activated.shape[1]

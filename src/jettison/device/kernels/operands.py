@@ -33,19 +33,26 @@ class LayerWeights:
     """One layer's parameters and KV: views of its slab, made once, valid whenever the slab is mapped and filled."""
 
     __slots__ = (
-        "arena", "bound", "down_bias", "down_weight", "gate_up_bias", "gate_up_weight", "input_norm", "k_norm",
-        "o_bias", "o_weight", "post_norm", "q_norm", "qkv_bias", "qkv_weight",
+        "arena", "attention_out_norm", "bound", "down_bias", "down_weight", "gate_up_bias", "gate_up_weight",
+        "input_norm", "input_norm_bias", "k_norm", "mlp_out_norm", "o_bias", "o_weight", "post_norm", "post_norm_bias",
+        "q_norm", "qkv_bias", "qkv_weight",
     )  # fmt: skip
 
     def __init__(self, tensors: dict[str, Any], arena: Tensor) -> None:
-        self.input_norm: Tensor = tensors["input_norm"]
+        self.input_norm: Tensor | None = tensors.get("input_norm")
+        """None: the architecture has none there; so for all norms, and biases."""
+        self.input_norm_bias: Tensor | None = tensors.get("input_norm_bias")
         self.qkv_weight: Weight = tensors["qkv_weight"]
         self.qkv_bias: Tensor | None = tensors.get("qkv_bias")
         self.q_norm: Tensor | None = tensors.get("q_norm")
         self.k_norm: Tensor | None = tensors.get("k_norm")
         self.o_weight: Weight = tensors["o_weight"]
         self.o_bias: Tensor | None = tensors.get("o_bias")
-        self.post_norm: Tensor = tensors["post_norm"]
+        self.attention_out_norm: Tensor | None = tensors.get("attention_out_norm")
+        self.post_norm: Tensor | None = tensors.get("post_norm")
+        """After attention, before the MLP."""
+        self.post_norm_bias: Tensor | None = tensors.get("post_norm_bias")
+        self.mlp_out_norm: Tensor | None = tensors.get("mlp_out_norm")
         self.gate_up_weight: Weight = tensors["gate_up_weight"]
         self.gate_up_bias: Tensor | None = tensors.get("gate_up_bias")
         self.down_weight: Weight = tensors["down_weight"]

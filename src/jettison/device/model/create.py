@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from torch import Tensor
 
 from jettison.device.model import byte_tokenizer
 from jettison.device.model.checkpoint import INDEX_FILE, SINGLE_FILE
-from jettison.device.model.hf_config import FAMILIES, DecoderConfig, parse_config
+from jettison.device.model.families import FAMILIES
+from jettison.device.model.hf_config import DecoderConfig, parse_config
 from jettison.device.model.jsonfile import JsonObject
-from jettison.device.model.shards import FINAL_NORM, TensorSource, shard_layouts
+from jettison.device.model.shards import final_norm_sources, shard_layouts
 from jettison.errors import ConfigError
 
 DTYPES = {
@@ -30,6 +31,7 @@ DTYPES = {
 }  # fmt: skip
 
 _NORM_NOISE = 0.1
+_ACTIVATION_NAMES = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
 def create_model(
@@ -50,14 +52,16 @@ def create_model(
     max_position_embeddings: int = 4096,
     rope_scaling: str | None = None,
     shard_bytes: int | None = None,
+    extra: Mapping[str, object] | None = None,
 ) -> None:
     """Write a model folder; the same arguments give the same bytes.
 
-    ``arch``: llama, mistral, qwen2 or qwen3. ``head_dim`` None = hidden / heads; ``intermediate`` None = about 8/3
+    ``arch``: a ``model_type`` of ``families``. ``head_dim`` None = hidden / heads; ``intermediate`` None = about 8/3
     hidden; ``vocab`` None = what the byte-level tokenizer has. ``rope_scaling``: None or ``"llama3"``.
     ``std``: the default gives varied greedy output from a width of about 256 up (60 different tokens in 80); at 64 it
     takes 0.2.
     ``shard_bytes``: None = one weight file, else several of about this size with an index.
+    ``extra``: other keys of ``config.json``.
     Raises ConfigError for arguments that make no model, or when ``dir`` exists and is not an empty folder;
     ModelError where the resulting config cannot be served (odd head size, heads that do not divide).
     """
@@ -72,8 +76,6 @@ def create_model(
         "intermediate_size": intermediate or 8 * math.ceil(hidden / 3),
         "vocab_size": vocab or byte_tokenizer.MIN_VOCAB_SIZE,
         "max_position_embeddings": max_position_embeddings,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
         "initializer_range": std,
         "rope_theta": 10_000.0,
         "rope_scaling": _rope_scaling(rope_scaling, max_position_embeddings),
@@ -82,6 +84,7 @@ def create_model(
         "bos_token_id": byte_tokenizer.BOS_ID,
         "eos_token_id": byte_tokenizer.EOS_ID,
         "pad_token_id": byte_tokenizer.PAD_ID,
+        **(extra or {}),
     }
     config = parse_config(JsonObject(model_dir / "config.json", values))
     model_dir.mkdir(parents=True, exist_ok=True)
@@ -111,12 +114,13 @@ def _family_values(arch: str, hidden: int, heads: int, head_dim: int | None) -> 
     name, family = by_type[arch]
     values: dict[str, Any] = {"architectures": [name], "model_type": arch}
     values["head_dim"] = head_dim or hidden // heads
-    if family.window == "always":
+    values[family.keys.eps] = 1e-6
+    values[family.keys.activation] = _ACTIVATION_NAMES[family.arithmetic.activation]
+    if family.windows.rule == "always":
         values["sliding_window"] = None
-    if family.reads_attention_bias:
-        values["attention_bias"] = False
-    if family.reads_mlp_bias:
-        values["mlp_bias"] = False
+    for key in (family.biases.qkv_key, family.biases.o_key, family.biases.mlp_key):
+        if key is not None:
+            values[key] = family.biases.default
     return values
 
 
@@ -144,12 +148,13 @@ def _random_tensors(
         for slot in layout.slots
         for source in slot.sources
     ]
-    sources.append(TensorSource(FINAL_NORM, (config.hidden_size,)))
-    for i, (name, shape) in enumerate(sources):
+    sources += final_norm_sources(config)
+    centre = 0.0 if config.arithmetic.norm == "rms_plus_one" else 1.0
+    for i, (name, shape, _) in enumerate(sources):
         # Philox is counter-based: (seed, i) is the whole state, so no tensor's values depend on another's size.
         noise = np.random.Generator(np.random.Philox(key=[seed, i])).standard_normal(shape, dtype=np.float32)
         if name.endswith("norm.weight"):
-            values = 1.0 + _NORM_NOISE * noise
+            values = centre + _NORM_NOISE * noise
         else:
             values = std * noise
         yield name, torch.from_numpy(values).to(dtype)

@@ -20,6 +20,7 @@ from torch import Tensor
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.layer import prepare_heads
 from jettison.device.kernels.operands import LayerConstants, LayerWeights, PackedMatrix, Weight
+from jettison.device.model.general_layer import GeneralLayers, RowOperations
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.shards import shard_layouts
 from jettison.device.model.workspace import StepBuffers, Workspace
@@ -62,6 +63,8 @@ class Batch(NamedTuple):
     """Rows with KV at other workers in some layers."""
     attend: Callable[[LayerWeights, StepBuffers, LayerConstants], None] | None = None
     """``Kernels.attend_layer`` for these rows, from where the back end has put them; None: from the arrays here."""
+    rows: RowOperations | None = None
+    """The single operations of a layer that need rows, likewise."""
 
 
 class Decoder:
@@ -82,11 +85,20 @@ class Decoder:
         self._layouts = shard_layouts(config, dtype)
         self._layers: dict[int, LayerWeights] = {}
         self._tables: dict[ShardId, Weight] = {}
-        self._constants = LayerConstants(workspace.cos, workspace.sin, config.rms_norm_eps, config.head_dim**-0.5)
+        scale = config.attention_scale
+        self._of_rope = [
+            LayerConstants(cos, sin, config.norm_eps, scale)
+            for cos, sin in zip(workspace.cos, workspace.sin, strict=True)
+        ]
+        self._constants = self._of_rope[0]
+        self._general = None if config.is_plain else GeneralLayers(config, kernels, self._of_rope)
+        self._embedding_scale = float(torch.tensor(config.arithmetic.embedding_scale, dtype=dtype))
 
     def embed(self, token_ids: Tensor, out: Tensor) -> None:
         """Rows of the embedding: ``token_ids`` [T], ``out`` [T, hidden]. Raises IndexError for an unknown token."""
         self._kernels.gather_rows(self._table(EMBED_SHARD), token_ids, out)
+        if self._embedding_scale != 1.0:
+            out.mul_(self._embedding_scale)
 
     def run_layers(
         self, layers: LayerRange, batch: Batch, buffers: StepBuffers, is_last: bool,
@@ -115,7 +127,12 @@ class Decoder:
         between_halves: Callable[[], None] | None = None,
     ) -> None:
         """Run one layer of a range. ``is_first``: of the range, so that ``buffers.x`` adds nothing to the residual."""
-        kernels, eps, weights = self._kernels, self.config.rms_norm_eps, self._layer(layer)
+        kernels, eps, weights = self._kernels, self.config.norm_eps, self._layer(layer)
+        if self._general is not None:
+            kind = self.config.layers[layer]
+            self._general.run(kind, layer, weights, batch, buffers, is_first, between_halves)
+            return
+        assert weights.input_norm is not None
         if is_first:
             kernels.rms_norm(x=buffers.residual, weight=weights.input_norm, eps=eps, out=buffers.x)
         else:
@@ -127,8 +144,10 @@ class Decoder:
 
     def end_layers(self, buffers: StepBuffers, is_last: bool) -> None:
         """After the last layer of a range; see ``run_layers``."""
-        if is_last:
-            norm, eps = self._workspace.final_norm, self.config.rms_norm_eps
+        if self._general is not None:
+            self._general.end(buffers, self._workspace.final_norm if is_last else None)
+        elif is_last:
+            norm, eps = self._workspace.final_norm, self.config.norm_eps
             self._kernels.add_rms_norm(buffers.x, buffers.residual, norm, eps, buffers.x)
         else:
             buffers.residual.add_(buffers.x)
@@ -137,6 +156,11 @@ class Decoder:
         """Logits of final hidden states ``x`` [n, hidden], n <= max_num_seqs: a view that the next call overwrites."""
         out = self._workspace.logits[: x.shape[0]]
         self._kernels.linear(x, self._table(EMBED_SHARD if self.config.tied_embeddings else HEAD_SHARD), None, out)
+        arithmetic = self.config.arithmetic
+        if arithmetic.logits_scale != 1.0:
+            out.mul_(arithmetic.logits_scale)
+        if arithmetic.logits_softcap:
+            out.div_(arithmetic.logits_softcap).tanh_().mul_(arithmetic.logits_softcap)
         return out
 
     def _attend(self, layer: int, weights: LayerWeights, batch: Batch, buffers: StepBuffers) -> None:

@@ -1,72 +1,33 @@
 """A Hugging Face ``config.json`` as one frozen record, for the architectures that the decoder can run.
 
-An allow-list: the architecture must be known, only the keys named here are read, and a key that would change the
-arithmetic in a way the decoder does not know is refused. Nothing a folder brings along (``auto_map``) is ever
-imported. Defaults for absent keys are those of the architecture in transformers.
+An allow-list: the architecture must be known (``families``), only the keys named here are read, and a key that would
+change the arithmetic in a way the decoder does not know is refused. Nothing a folder brings along (``auto_map``) is
+ever imported.
 
-Not here: the weights, and anything that needs torch.
+Not here: rotary frequencies and layers' kinds (``layer_kinds``), the weights, and anything that needs torch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from jettison.config.hubcache import download_hint
+from jettison.device.model.arithmetic import PLAIN, Activation, Arithmetic, LayerKind, Rope
+from jettison.device.model.families import FAMILIES, Family
 from jettison.device.model.jsonfile import JsonObject, short_repr
-from jettison.device.model.quantized import REFUSAL, other_weights, sign_in_config
+from jettison.device.model.layer_kinds import read_layers, read_query_growth
+from jettison.device.model.quantized.config import read_scheme
+from jettison.device.model.quantized.signs import other_weights
 from jettison.device.model.standins import why_not_itself
+from jettison.device.model.tensor_names import TensorNames
 from jettison.errors import ConfigError, ModelError
 
 MAX_LAYERS = 1 << 12
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The differences of one architecture from the others."""
-
-    model_type: str
-    default_context: int
-    """``max_position_embeddings`` where the key is absent."""
-    qkv_bias: bool = False
-    """Whether it always has these biases; the others have biases where ``attention_bias`` is true, on the output
-    projection too."""
-    reads_attention_bias: bool = False
-    reads_mlp_bias: bool = False
-    qk_norm: bool = False
-    default_head_dim: int | None = None
-    """None = hidden size / heads."""
-    default_kv_heads: int | None = None
-    """KV heads where the key is absent; None, and null in the file, = heads."""
-    window: Literal["never", "always", "flagged"] = "never"
-    """When ``sliding_window`` counts: never, always, or where ``use_sliding_window`` is true."""
-
-
-# Defaults as in transformers 5.23: models/<type>/configuration_<type>.py.
-FAMILIES = {
-    "LlamaForCausalLM": Family("llama", 2048, reads_attention_bias=True, reads_mlp_bias=True),
-    "MistralForCausalLM": Family("mistral", 131_072, default_kv_heads=8, window="always"),
-    "Qwen2ForCausalLM": Family("qwen2", 32_768, qkv_bias=True, default_kv_heads=32, window="flagged"),
-    "Qwen3ForCausalLM": Family(
-        "qwen3", 32_768, reads_attention_bias=True, qk_norm=True, default_head_dim=128, default_kv_heads=32,
-        window="flagged",
-    ),
-}
-
-_DEFAULT_SLIDING_WINDOW = 4096
-_DEFAULT_MAX_WINDOW_LAYERS = 28
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the pretraining context; see ``rope.inverse_frequencies``."""
-
-    kind: Literal["linear", "llama3"]
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +43,14 @@ class DecoderConfig:
     head_dim: int
     intermediate_size: int
     vocab_size: int
-    rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None
+    norm_eps: float
+    ropes: tuple[Rope, ...]
+    """The ways of rotating that layers choose from."""
+    layers: tuple[LayerKind, ...]
+    arithmetic: Arithmetic
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
-    qk_norm: bool
     tied_embeddings: bool
     max_position_embeddings: int
     """The model's context, in tokens."""
@@ -97,6 +59,44 @@ class DecoderConfig:
     stored_dtype: str | None
     """The dtype of the saved weights by ``config.json``; the files decide."""
     bos_token_id: int | None
+
+    @property
+    def names(self) -> TensorNames:
+        """Of the checkpoint's tensors."""
+        return FAMILIES[self.architecture].names
+
+    @property
+    def has_norm_bias(self) -> bool:
+        """Whether norms have biases."""
+        return FAMILIES[self.architecture].biases.norm
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every layer is one of Llama's, Qwen2's or Qwen3's: kernels have these in two calls."""
+        plain = replace(PLAIN, qk_norm=self.arithmetic.qk_norm)
+        has_scale = self.arithmetic.attention_scale not in (0.0, self.head_dim**-0.5)
+        names = self.names
+        has_its_norms = names.input_norm is not None and names.mlp_norm is not None
+        return (
+            replace(self.arithmetic, attention_scale=0.0, is_interleaved=False) == plain and not has_scale
+            and self.arithmetic.qk_norm != "width" and all(kind == LayerKind() for kind in self.layers)
+            and has_its_norms and names.attention_out_norm is None and names.mlp_out_norm is None
+        )  # fmt: skip
+
+    @property
+    def attention_scale(self) -> float:
+        """That scores are multiplied by."""
+        return self.arithmetic.attention_scale or self.head_dim**-0.5
+
+    @property
+    def rotary_dim(self) -> int:
+        """Width of the rotary tables."""
+        return self.ropes[0].rotary_dim
+
+    @property
+    def up_size(self) -> int:
+        """Width of the MLP's first product."""
+        return self.intermediate_size * (2 if self.arithmetic.is_gated else 1)
 
     @property
     def q_size(self) -> int:
@@ -127,6 +127,7 @@ def read_config(model_dir: Path, max_model_len: int | None = None) -> DecoderCon
 def parse_config(keys: JsonObject, max_model_len: int | None = None) -> DecoderConfig:
     """``read_config`` of contents that are already in memory; ``keys.path`` names them in errors."""
     architecture, family = _family(keys)
+    keys = JsonObject(keys.path, {"max_position_embeddings": family.default_context, **family.defaults, **keys.values})
     _refuse_unknown_arithmetic(keys)
     num_layers = keys.positive_int("num_hidden_layers", most=MAX_LAYERS)
     hidden_size, num_heads = keys.positive_int("hidden_size"), keys.positive_int("num_attention_heads")
@@ -134,11 +135,11 @@ def parse_config(keys: JsonObject, max_model_len: int | None = None) -> DecoderC
     num_kv_heads = keys.positive_int("num_key_value_heads", absent or num_heads)
     if num_heads % num_kv_heads:
         raise keys.fail(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
-    context = keys.positive_int("max_position_embeddings", family.default_context)
-    rope_theta, rope_scaling = _rope(keys, context)
+    context = keys.positive_int("max_position_embeddings", family.default_context)  # null counts as absent
     served = _served_context(keys, context, max_model_len)
-    _check_window(keys, family, num_layers, served)
-    attention_bias = family.reads_attention_bias and keys.flag("attention_bias")
+    head_dim = _head_dim(keys, family, hidden_size, num_heads)
+    ropes, layers = read_layers(keys, family, num_layers, head_dim, served)
+    biases = family.biases
     bos = keys.token_ids("bos_token_id")
     return DecoderConfig(
         architecture=architecture,
@@ -146,22 +147,67 @@ def parse_config(keys: JsonObject, max_model_len: int | None = None) -> DecoderC
         hidden_size=hidden_size,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_head_dim(keys, family, hidden_size, num_heads),
+        head_dim=head_dim,
         intermediate_size=keys.positive_int("intermediate_size"),
         vocab_size=keys.positive_int("vocab_size"),
-        rms_norm_eps=keys.positive_float("rms_norm_eps", 1e-6),
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
-        qkv_bias=family.qkv_bias or attention_bias,
-        o_bias=attention_bias,
-        mlp_bias=family.reads_mlp_bias and keys.flag("mlp_bias"),
-        qk_norm=family.qk_norm,
-        tied_embeddings=keys.flag("tie_word_embeddings"),
+        norm_eps=keys.positive_float(family.keys.eps, family.keys.default_eps),
+        ropes=ropes,
+        layers=layers,
+        arithmetic=_arithmetic(keys, family, hidden_size),
+        qkv_bias=biases.qkv or _has_bias(keys, family, biases.qkv_key),
+        o_bias=_has_bias(keys, family, biases.o_key),
+        mlp_bias=_has_bias(keys, family, biases.mlp_key),
+        tied_embeddings=keys.flag("tie_word_embeddings", family.keys.tied),
         max_position_embeddings=context,
         max_model_len=served,
         stored_dtype=_stored_dtype(keys),
         bos_token_id=bos[0] if bos and bos[0] >= 0 else None,
     )
+
+
+def _has_bias(keys: JsonObject, family: Family, key: str | None) -> bool:
+    return key is not None and keys.flag(key, family.biases.default)
+
+
+def _arithmetic(keys: JsonObject, family: Family, hidden_size: int) -> Arithmetic:
+    """The family's switches with the activation, multipliers and softcaps of the file."""
+    read = family.arithmetic
+    changes: dict[str, object] = {}
+    name = keys.optional_text(family.keys.activation)
+    if name is not None:
+        if name not in _ACTIVATIONS:
+            told = f"{family.keys.activation} {short_repr(name)} is not supported"
+            raise keys.fail(f"{told}; supported: {', '.join(_ACTIVATIONS)}")
+        changes["activation"] = _ACTIVATIONS[name]
+    for key in family.keys.scales:
+        if keys.values.get(key) is not None:
+            field, value = _scale(key, keys.positive_float(key))
+            changes[field] = value
+    if read.norm == "rms_plus_one":  # Gemma: embeddings are as large as the width is
+        changes["embedding_scale"] = hidden_size**0.5
+    growth = read_query_growth(keys)
+    return replace(read, query_growth=growth, **changes)  # type: ignore[arg-type]
+
+
+def _scale(key: str, value: float) -> tuple[str, float]:
+    """The field of ``Arithmetic`` that a key of multipliers and softcaps sets."""
+    match key:
+        case "query_pre_attn_scalar":
+            return "attention_scale", value**-0.5
+        case "attention_multiplier":
+            return "attention_scale", value
+        case "attn_logit_softcapping":
+            return "attention_softcap", value
+        case "final_logit_softcapping":
+            return "logits_softcap", value
+        case "embedding_multiplier":
+            return "embedding_scale", value
+        case "residual_multiplier":
+            return "residual_scale", value
+        case "logits_scaling":
+            return "logits_scale", 1.0 / value
+        case _:
+            return "logits_scale", value
 
 
 def _existing(model_dir: Path) -> Path:
@@ -197,10 +243,7 @@ def _family(keys: JsonObject) -> tuple[str, Family]:
 
 
 def _refuse_unknown_arithmetic(keys: JsonObject) -> None:
-    if (sign := sign_in_config(keys.values)) is not None:
-        raise keys.fail(f"{sign}: {REFUSAL}")
-    if keys.values.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise keys.fail(f"hidden_act {short_repr(keys.values['hidden_act'])} is not supported; only silu is")
+    read_scheme(keys)
 
 
 def _head_dim(keys: JsonObject, family: Family, hidden_size: int, num_heads: int) -> int:
@@ -214,34 +257,6 @@ def _head_dim(keys: JsonObject, family: Family, hidden_size: int, num_heads: int
     return head_dim
 
 
-def _rope(keys: JsonObject, context: int) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling) from ``rope_theta`` and ``rope_scaling``, or from ``rope_parameters``, their newer spelling."""
-    params = keys.object("rope_scaling") or keys.object("rope_parameters") or JsonObject(keys.path, {})
-    if any(isinstance(value, dict) for value in params.values.values()):
-        raise keys.fail("rope_parameters differ between layers, which is not supported")
-    for source in (keys, params):
-        if source.positive_float("partial_rotary_factor", 1.0) != 1.0:
-            raise keys.fail("partial_rotary_factor other than 1 is not supported")
-    theta = params.positive_float("rope_theta", keys.positive_float("rope_theta", 10_000.0))
-    kind = params.optional_text("rope_type") or params.optional_text("type") or "default"
-    if kind == "default":
-        return theta, None
-    if kind == "linear":
-        return theta, RopeScaling("linear", params.positive_float("factor"))
-    if kind == "llama3":
-        scaling = RopeScaling(
-            "llama3",
-            params.positive_float("factor"),
-            params.positive_float("low_freq_factor"),
-            params.positive_float("high_freq_factor"),
-            params.positive_int("original_max_position_embeddings", context),
-        )
-        if scaling.low_freq_factor >= scaling.high_freq_factor:
-            raise keys.fail("rope scaling: low_freq_factor must be below high_freq_factor")
-        return theta, scaling
-    raise keys.fail(f"rope scaling {short_repr(kind)} is not supported; supported: default, linear, llama3")
-
-
 def _served_context(keys: JsonObject, context: int, max_model_len: int | None) -> int:
     if max_model_len is None:
         return context
@@ -251,29 +266,6 @@ def _served_context(keys: JsonObject, context: int, max_model_len: int | None) -
             f"(max_position_embeddings in {keys.path})"
         )
     return max_model_len
-
-
-def _check_window(keys: JsonObject, family: Family, num_layers: int, served: int) -> None:
-    """Raise ModelError for a sliding window that would hide a position from some token."""
-    if family.window == "never" or (family.window == "flagged" and not keys.flag("use_sliding_window")):
-        return
-    if "sliding_window" in keys.values:
-        window = keys.optional_positive_int("sliding_window")
-    else:
-        window = _DEFAULT_SLIDING_WINDOW
-    if window is None or window >= served:
-        return
-    if family.window == "flagged":
-        layer_types = keys.values.get("layer_types")
-        if layer_types is None:
-            first = keys.values.get("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
-            if isinstance(first, int) and first >= num_layers:
-                return
-        elif layer_types == ["full_attention"] * num_layers:
-            return
-    raise keys.fail(
-        f"a sliding window of {window} tokens is not supported; serve at most that many (--max-model-len {window})"
-    )
 
 
 def _stored_dtype(keys: JsonObject) -> str | None:

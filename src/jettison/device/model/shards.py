@@ -26,11 +26,26 @@ ALIGNMENT = 64
 FINAL_NORM = "model.norm.weight"
 
 
+class HeadOrder(NamedTuple):
+    """The rows of each head of a projection whose rotation pairs neighbours in the checkpoint: in a slab it pairs the
+    two halves of what is rotated, as kernels do. Scores are sums over pairs, and stay what they are."""
+
+    head_dim: int
+    rotary_dim: int
+
+    def apply(self, rows: Tensor) -> None:
+        """Put whole heads of ``rows`` [heads * head_dim, ...] in order, in place."""
+        rotated = rows.view(-1, self.head_dim, *rows.shape[1:])[:, : self.rotary_dim]
+        rotated.copy_(torch.cat((rotated[:, ::2], rotated[:, 1::2]), dim=1))
+
+
 class TensorSource(NamedTuple):
     """A tensor of the checkpoint."""
 
     name: str
     shape: tuple[int, ...]
+    order: HeadOrder | None = None
+    """In which its rows are kept; None: their own."""
 
 
 class TensorSlot(NamedTuple):
@@ -107,28 +122,61 @@ def align(num_bytes: int) -> int:
 _Tensor = tuple[str, tuple[TensorSource, ...]]
 
 
+def final_norm_sources(config: DecoderConfig) -> list[TensorSource]:
+    """What ``Workspace.final_norm`` is filled with, one after the other."""
+    names = [FINAL_NORM, *([FINAL_NORM.replace("weight", "bias")] if config.has_norm_bias else [])]
+    return [TensorSource(name, (config.hidden_size,)) for name in names]
+
+
 def _layer_tensors(config: DecoderConfig, prefix: str) -> list[_Tensor]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q, kv = config.q_size, config.kv_size
-    attn, mlp = prefix + "self_attn.", prefix + "mlp."
-    qkv = [(attn + "q_proj", q), (attn + "k_proj", kv), (attn + "v_proj", kv)]
-    gate_up = [(mlp + "gate_proj", inner), (mlp + "up_proj", inner)]
-    tensors = [_plain("input_norm", prefix + "input_layernorm.weight", hidden), _fused("qkv_weight", qkv, hidden)]
+    names, hidden = config.names, config.hidden_size
+    tensors = _norm("input_norm", names.input_norm, prefix, config)
+    tensors += _attention_tensors(config, prefix + "self_attn.", prefix)
+    tensors += _norm("attention_out_norm", names.attention_out_norm, prefix, config)
+    tensors += _norm("post_norm", names.mlp_norm, prefix, config)
+    inner, mlp = config.intermediate_size, prefix + "mlp."
+    if names.gate_up is not None:
+        up = [(prefix + names.gate_up, config.up_size)]
+    else:
+        up = [(mlp + names.up, inner)]
+        if config.arithmetic.is_gated:
+            up = [(mlp + "gate_proj", inner), *up]
+    tensors.append(_fused("gate_up_weight", up, hidden))
+    if config.mlp_bias:
+        tensors.append(_fused("gate_up_bias", up))
+    tensors.append(_plain("down_weight", f"{mlp}{names.down}.weight", hidden, inner))
+    if config.mlp_bias:
+        tensors.append(_plain("down_bias", f"{mlp}{names.down}.bias", hidden))
+    return tensors + _norm("mlp_out_norm", names.mlp_out_norm, prefix, config)
+
+
+def _attention_tensors(config: DecoderConfig, attn: str, prefix: str) -> list[_Tensor]:
+    names, hidden, q, kv = config.names, config.hidden_size, config.q_size, config.kv_size
+    parts = [(attn + "q_proj", q), (attn + "k_proj", kv), (attn + "v_proj", kv)]
+    if names.qkv is not None:
+        parts = [(prefix + names.qkv, config.qkv_size)]
+    order = HeadOrder(config.head_dim, config.rotary_dim) if config.arithmetic.is_interleaved else None
+    orders = (order, order, None)
+    tensors = [_fused("qkv_weight", parts, hidden, orders)]
     if config.qkv_bias:
-        tensors.append(_fused("qkv_bias", qkv))
-    if config.qk_norm:
-        tensors.append(_plain("q_norm", attn + "q_norm.weight", config.head_dim))
-        tensors.append(_plain("k_norm", attn + "k_norm.weight", config.head_dim))
+        tensors.append(_fused("qkv_bias", parts, None, orders))
+    if config.arithmetic.qk_norm != "none":
+        is_wide = config.arithmetic.qk_norm == "width"
+        tensors.append(_plain("q_norm", attn + "q_norm.weight", q if is_wide else config.head_dim))
+        tensors.append(_plain("k_norm", attn + "k_norm.weight", kv if is_wide else config.head_dim))
     tensors.append(_plain("o_weight", attn + "o_proj.weight", hidden, q))
     if config.o_bias:
         tensors.append(_plain("o_bias", attn + "o_proj.bias", hidden))
-    tensors.append(_plain("post_norm", prefix + "post_attention_layernorm.weight", hidden))
-    tensors.append(_fused("gate_up_weight", gate_up, hidden))
-    if config.mlp_bias:
-        tensors.append(_fused("gate_up_bias", gate_up))
-    tensors.append(_plain("down_weight", mlp + "down_proj.weight", hidden, inner))
-    if config.mlp_bias:
-        tensors.append(_plain("down_bias", mlp + "down_proj.bias", hidden))
+    return tensors
+
+
+def _norm(slot: str, name: str | None, prefix: str, config: DecoderConfig) -> list[_Tensor]:
+    """A norm of a layer, if the architecture has it."""
+    if name is None:
+        return []
+    tensors = [_plain(slot, f"{prefix}{name}.weight", config.hidden_size)]
+    if config.has_norm_bias:
+        tensors.append(_plain(f"{slot}_bias", f"{prefix}{name}.bias", config.hidden_size))
     return tensors
 
 
@@ -136,11 +184,16 @@ def _plain(name: str, source: str, *shape: int) -> _Tensor:
     return name, (TensorSource(source, shape),)
 
 
-def _fused(name: str, parts: list[tuple[str, int]], num_columns: int | None = None) -> _Tensor:
+def _fused(
+    name: str, parts: list[tuple[str, int]], num_columns: int | None = None,
+    orders: tuple[HeadOrder | None, ...] = (None, None, None),
+) -> _Tensor:
     """Projections stacked by rows: weights of ``num_columns``, or (None) their biases."""
-    if num_columns is None:
-        return name, tuple(TensorSource(part + ".bias", (rows,)) for part, rows in parts)
-    return name, tuple(TensorSource(part + ".weight", (rows, num_columns)) for part, rows in parts)
+    kind, columns = ("bias", ()) if num_columns is None else ("weight", (num_columns,))
+    return name, tuple(
+        TensorSource(f"{part}.{kind}", (rows, *columns), order)
+        for (part, rows), order in zip(parts, orders, strict=False)
+    )
 
 
 def _layout(

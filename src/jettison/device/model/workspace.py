@@ -43,6 +43,7 @@ class StepBuffers:
         self.attention_flat = workspace.attention[:num_tokens]
         self.attention = self.attention_flat.view(num_tokens, config.num_heads, config.head_dim)
         self.gate_up = workspace.gate_up[:num_tokens]
+        """[T, up_size]: see ``DecoderConfig.up_size``."""
         self.activated = workspace.activated[:num_tokens]
 
 
@@ -67,9 +68,9 @@ class Workspace:
             for name, (offset, shape, kind) in plan.places.items()
         }
         self.final_norm = tensors["final_norm"]
-        """[hidden]. Permanent."""
+        """[hidden], and where norms have biases as many of these behind it. Permanent."""
         self.cos = tensors["cos"]
-        """[max_model_len, head_dim], float32 (float64 when serving in float64). Permanent."""
+        """[ropes, max_model_len, rotary_dim], float32 (float64 when serving in float64). Permanent."""
         self.sin = tensors["sin"]
         self.residual = tensors["residual"]
         self.x = tensors["x"]
@@ -89,8 +90,8 @@ class Workspace:
 
     @staticmethod
     def position_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
-        """Bytes of these that each position of ``config.max_model_len`` adds at most: a row of both rotary tables."""
-        return 2 * config.head_dim * table_dtype(dtype).itemsize
+        """Bytes of these that each position of ``config.max_model_len`` adds at most: a row of all rotary tables."""
+        return 2 * len(config.ropes) * config.rotary_dim * table_dtype(dtype).itemsize
 
 
 def table_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -107,14 +108,15 @@ def _plan(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_nu
             offset += align(math.prod(shape) * kind.itemsize)
         return offset
 
-    tokens, hidden, table = max_num_tokens, config.hidden_size, (config.max_model_len, config.head_dim)
-    shared = place(0, dtype, final_norm=(hidden,))
+    tokens, hidden = max_num_tokens, config.hidden_size
+    table = len(config.ropes), config.max_model_len, config.rotary_dim
+    shared = place(0, dtype, final_norm=(hidden * (2 if config.has_norm_bias else 1),))
     shared = place(shared, table_dtype(dtype), cos=table, sin=table)
     shared = place(shared, dtype, residual=(tokens, hidden), x=(tokens, hidden))
     inner = config.intermediate_size
     num_bytes = max(
         place(shared, dtype, qkv=(tokens, config.qkv_size), attention=(tokens, config.q_size)),
-        place(shared, dtype, gate_up=(tokens, 2 * inner), activated=(tokens, inner)),
+        place(shared, dtype, gate_up=(tokens, config.up_size), activated=(tokens, inner)),
         place(shared, dtype, rows=(max_num_seqs, hidden), logits=(max_num_seqs, config.vocab_size)),
     )
     return _Plan(places, num_bytes)

@@ -1,0 +1,194 @@
+"""The architectures that are served: a row each, with what sets it apart.
+
+Defaults of absent keys are those of transformers 5.23 (``models/<type>/configuration_<type>.py``). A row is enough for
+an architecture whose switches are all in ``arithmetic``.
+
+Not here: how a row and a ``config.json`` become a ``DecoderConfig`` (``hf_config``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jettison.device.model.arithmetic import PLAIN, Arithmetic
+from jettison.device.model.tensor_names import LLAMA, TensorNames
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """Which projections have a bias. Where a key decides, it is named, with its default."""
+
+    qkv: bool = False
+    """Queries, keys and values always have one."""
+    qkv_key: str | None = None
+    """Where this key is true they have one."""
+    o_key: str | None = None
+    """Where this key is true the output projection has one."""
+    mlp_key: str | None = None
+    norm: bool = False
+    """Norms have one, too."""
+    default: bool = False
+    """Of absent keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """When and where ``sliding_window`` counts."""
+
+    rule: Literal["never", "always", "flagged", "typed"] = "never"
+    """Never; in all layers; in those that ``use_sliding_window`` and ``max_window_layers`` or ``layer_types`` say; or
+    in those that ``layer_types`` says, which has a default."""
+    default: int | None = 4096
+    """Where the key is absent."""
+    full_every: int = 0
+    """Of the layers' default types: every so-many-th sees all positions."""
+    pattern_key: str = "sliding_window_pattern"
+    """Which says another number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """How layers are told positions."""
+
+    default_theta: float = 10_000.0
+    local_theta: float | None = None
+    """Of layers with a window, where they have angles of their own: the default of ``rope_local_base_freq``."""
+    scales_local: bool = True
+    """Whether the scaling of frequencies counts in layers with a window, too."""
+    partial: float | None = None
+    """Default of ``partial_rotary_factor``; None: all dimensions of a head are rotated."""
+    without: Literal["none", "full", "listed"] = "none"
+    """Layers that are told none: none; those without a window where others have one; or as ``no_rope_layers`` lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Names of keys that differ, and defaults of absent ones."""
+
+    activation: str = "hidden_act"
+    eps: str = "rms_norm_eps"
+    default_eps: float = 1e-6
+    scales: tuple[str, ...] = ()
+    """Multipliers and softcaps that are read (``hf_config.SCALES``), where the key is there."""
+    tied: bool = False
+    """Default of ``tie_word_embeddings``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One architecture."""
+
+    model_type: str
+    default_context: int
+    """``max_position_embeddings`` where the key is absent."""
+    biases: Biases = Biases()
+    arithmetic: Arithmetic = PLAIN
+    names: TensorNames = LLAMA
+    windows: Windows = Windows()
+    positions: Positions = Positions()
+    keys: Keys = Keys()
+    default_head_dim: int | None = None
+    """None = hidden size / heads."""
+    default_kv_heads: int | None = None
+    """KV heads where the key is absent; None, and null in the file, = heads."""
+    defaults: dict[str, object] = field(default_factory=dict)
+    """Of other keys that are absent."""
+
+
+_LLAMA_BIASES = Biases(qkv_key="attention_bias", o_key="attention_bias", mlp_key="mlp_bias")
+_QKVO_BIASES = Biases(qkv_key="attention_bias", o_key="attention_bias")
+_GEMMA = Arithmetic(norm="rms_plus_one", activation="gelu_tanh")
+_SANDWICH = TensorNames(
+    attention_out_norm="post_attention_layernorm", mlp_norm="pre_feedforward_layernorm",
+    mlp_out_norm="post_feedforward_layernorm",
+)  # fmt: skip
+_AFTER = TensorNames(
+    input_norm=None, attention_out_norm="post_attention_layernorm", mlp_norm=None,
+    mlp_out_norm="post_feedforward_layernorm",
+)  # fmt: skip
+_GLM_NAMES = TensorNames(gate_up="mlp.gate_up_proj")
+_GEMMA_KEYS = Keys(
+    activation="hidden_activation", tied=True,
+    scales=("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
+)  # fmt: skip
+
+FAMILIES = {
+    "LlamaForCausalLM": Family("llama", 2048, _LLAMA_BIASES),
+    "MistralForCausalLM": Family("mistral", 131_072, default_kv_heads=8, windows=Windows("always")),
+    "Ministral3ForCausalLM": Family(
+        "ministral3", 262_144, default_kv_heads=8, default_head_dim=128, windows=Windows("always", default=None),
+        positions=Positions(default_theta=1_000_000.0), keys=Keys(default_eps=1e-5),
+    ),
+    "Qwen2ForCausalLM": Family(
+        "qwen2", 32_768, Biases(qkv=True), default_kv_heads=32, windows=Windows("flagged")
+    ),
+    "Qwen3ForCausalLM": Family(
+        "qwen3", 32_768, _QKVO_BIASES, Arithmetic(qk_norm="head"), default_head_dim=128, default_kv_heads=32,
+        windows=Windows("flagged"),
+    ),
+    "Gemma2ForCausalLM": Family(
+        "gemma2", 8192, _QKVO_BIASES, _GEMMA, _SANDWICH, Windows("typed", full_every=2), keys=_GEMMA_KEYS,
+        default_head_dim=256, default_kv_heads=4,
+        defaults={
+            "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        },
+    ),
+    "Gemma3ForCausalLM": Family(
+        "gemma3_text", 131_072, _QKVO_BIASES, Arithmetic("rms_plus_one", "head", "gelu_tanh"), _SANDWICH,
+        Windows("typed", full_every=6), Positions(1_000_000.0, 10_000.0, scales_local=False), _GEMMA_KEYS,
+        default_head_dim=256, default_kv_heads=4, defaults={"query_pre_attn_scalar": 256},
+    ),
+    "Phi3ForCausalLM": Family(
+        "phi3", 4096, names=TensorNames(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
+        windows=Windows("always", default=None), positions=Positions(partial=1.0), keys=Keys(default_eps=1e-5),
+    ),
+    "Olmo2ForCausalLM": Family(
+        "olmo2", 2048, _QKVO_BIASES, Arithmetic(qk_norm="width"), _AFTER, keys=Keys(default_eps=1e-5),
+    ),
+    "Olmo3ForCausalLM": Family(
+        "olmo3", 2048, _QKVO_BIASES, Arithmetic(qk_norm="width"), _AFTER, Windows("typed", full_every=4),
+        Positions(500_000.0, scales_local=False), Keys(default_eps=1e-5),
+    ),
+    "GraniteForCausalLM": Family(
+        "granite", 2048, _LLAMA_BIASES,
+        keys=Keys(scales=("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")),
+    ),
+    "GlmForCausalLM": Family(
+        "glm", 131_072, Biases(qkv_key="attention_bias", default=True), Arithmetic(is_interleaved=True), _GLM_NAMES,
+        positions=Positions(partial=0.5), keys=Keys(default_eps=1.5625e-07), default_head_dim=128, default_kv_heads=2,
+    ),
+    "Glm4ForCausalLM": Family(
+        "glm4", 131_072, Biases(qkv_key="attention_bias", default=True), Arithmetic(is_interleaved=True),
+        TensorNames(
+            attention_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm",
+            gate_up="mlp.gate_up_proj",
+        ),
+        positions=Positions(partial=0.5), keys=Keys(default_eps=1.5625e-07), default_head_dim=128, default_kv_heads=2,
+    ),
+    "SmolLM3ForCausalLM": Family(
+        "smollm3", 32_768, _LLAMA_BIASES, default_kv_heads=4, windows=Windows("flagged"),
+        positions=Positions(2_000_000.0, without="listed"), keys=Keys(tied=True),
+    ),
+    "Exaone4ForCausalLM": Family(
+        "exaone4", 2048, arithmetic=Arithmetic(qk_norm="head"), names=_AFTER, windows=Windows("typed", full_every=4),
+        positions=Positions(without="full"), keys=Keys(default_eps=1e-5), default_kv_heads=32,
+    ),
+    "Starcoder2ForCausalLM": Family(
+        "starcoder2", 4096,
+        Biases(qkv_key="use_bias", o_key="use_bias", mlp_key="use_bias", norm=True, default=True),
+        Arithmetic(norm="layer", activation="gelu_tanh", is_gated=False), TensorNames(up="c_fc", down="c_proj"),
+        Windows("always", default=None), keys=Keys(eps="norm_epsilon", default_eps=1e-5, tied=True),
+        default_kv_heads=2,
+    ),
+    "Cohere2ForCausalLM": Family(
+        "cohere2", 8192, _QKVO_BIASES, Arithmetic(norm="layer", is_parallel=True, is_interleaved=True),
+        TensorNames(mlp_norm=None), Windows("typed", full_every=4), Positions(without="full"),
+        Keys(eps="layer_norm_eps", default_eps=1e-5, tied=True, scales=("logit_scale",)),
+        defaults={"logit_scale": 0.0625},
+    ),
+    "SeedOssForCausalLM": Family(
+        "seed_oss", 524_288, Biases(qkv_key="attention_bias", o_key="attention_out_bias", mlp_key="mlp_bias"),
+        default_head_dim=128, default_kv_heads=8, defaults={"attention_bias": True},
+    ),
+}  # fmt: skip

@@ -1,0 +1,136 @@
+"""Every architecture against transformers: tokens and log-probabilities in double, whatever the chunks, the batch and
+the split; on the host, and on a card's runner."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, options_of
+from cardbackend import RowKernels, card_runner
+
+from jettison.device.kernels import load_kernels
+from jettison.device.model.create import create_model
+from jettison.device.model.families import FAMILIES
+from jettison.device.reference import InDouble
+from jettison.types import LayerRange
+
+NUM_BLOCKS, ALL = 128, LayerRange(0, 4)
+PLAIN = {"llama", "llama yarn", "qwen3", "phi3 short", "glm", "seed_oss"}
+"""What needs no layer of its own."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Name -> a folder, made when it is first asked for."""
+    made = {}
+
+    def folder_of(name: str):
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name.replace(" ", "-")) / "model"
+            create_model(made[name], **options_of(name))
+        return made[name]
+
+    return folder_of
+
+
+@pytest.fixture(scope="module")
+def expected(folders):
+    """(name, token ids) -> transformers' log-probabilities [tokens, vocab], in double throughout."""
+    transformers = pytest.importorskip("transformers")
+    models = {}
+
+    def compute(name: str, token_ids: list[int]) -> torch.Tensor:
+        with InDouble(), torch.no_grad():
+            if name not in models:
+                models[name] = transformers.AutoModelForCausalLM.from_pretrained(
+                    folders(name), dtype=torch.float64, attn_implementation="eager"
+                ).eval()
+            return models[name](torch.tensor([token_ids])).logits[0].log_softmax(-1)
+
+    return compute
+
+
+def run(new_driver, stages, num_blocks: int = NUM_BLOCKS, seed: int = 0):
+    """Three requests in chunks at odd borders, prefill beside decode; longer than all windows and original contexts."""
+    driver = new_driver(stages, num_blocks, with_logprobs=True, seed=seed)
+    prompts = [random.Random(i).choices(range(256), k=length) for i, length in enumerate((33, 21, 1))]
+    for name, prompt in zip("abc", prompts, strict=True):
+        driver.add(name, prompt)
+    driver.step({"a": 5, "c": 1})
+    driver.step({"c": 1, "b": 3, "a": 11})
+    driver.step({"b": 17, "a": 17})
+    driver.step({"a": 1, "b": 1, "c": 1})
+    driver.decode(["b", "a"], 6)
+    return driver.requests
+
+
+def assert_like(request, logprobs: torch.Tensor, tolerance: float = 1e-9) -> None:
+    first = request.num_prompt_tokens - 1
+    assert request.output == logprobs[first:-1].argmax(-1).tolist()
+    for position, described in enumerate(request.logprobs, start=first):
+        ids, values = zip(*described.top)
+        assert values == pytest.approx(logprobs[position, list(ids)].tolist(), abs=tolerance)
+    wanted = logprobs[range(first), request.token_ids[1 : first + 1]].tolist()
+    assert [described.logprob for described in request.prompt_logprobs] == pytest.approx(wanted, abs=tolerance)
+
+
+def card_like(config, dtype, memory, kernels, max_num_tokens, max_num_seqs, device_bytes):
+    return card_runner(config, dtype, memory, RowKernels("cuda-invariant"), max_num_tokens, max_num_seqs, device_bytes)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_double_agrees_with_transformers(name, folders, expected, new_runner, new_driver):
+    runner = new_runner(folders(name), kernels=load_kernels("auto"), num_blocks=NUM_BLOCKS)
+    assert runner.config.is_plain == (name in PLAIN)
+    requests = run(new_driver, [(runner.run, ALL)])
+    for request in requests.values():
+        assert_like(request, expected(name, request.token_ids))
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in PLAIN])
+def test_stages_kernels_and_a_card_s_runner_change_nothing(name, folders, new_runner, new_driver):
+    """Two stages give the same bits; torch's kernels, and a card's runner with its graphs, the same tokens."""
+    folder = folders(name)
+    whole = new_runner(folder, kernels=load_kernels("auto"), num_blocks=NUM_BLOCKS)
+    once = run(new_driver, [(whole.run, ALL)])
+    layers = LayerRange(0, 1), LayerRange(1, 4)
+    halves = [(new_runner(folder, kernels=load_kernels("auto"), num_blocks=NUM_BLOCKS).run, each) for each in layers]
+    split = run(new_driver, halves, seed=1)
+    torches = new_runner(folder, kernels=load_kernels("torch"), num_blocks=NUM_BLOCKS)
+    card = new_runner(folder, kernels=load_kernels("torch"), num_blocks=NUM_BLOCKS, build=card_like)
+    others = [
+        run(new_driver, [(torches.run, ALL)]), run(new_driver, [(lambda *step: card.start_step(*step).result(), ALL)])
+    ]
+    for key, request in once.items():
+        assert (split[key].token_ids, split[key].logprobs) == (request.token_ids, request.logprobs)
+        assert all(other[key].token_ids == request.token_ids for other in others)
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in PLAIN])
+def test_bfloat16_is_near(name, folders, new_runner, new_driver, expected):
+    runner = new_runner(folders(name), torch.bfloat16, kernels=load_kernels("auto"), num_blocks=NUM_BLOCKS)
+    for request in run(new_driver, [(runner.run, ALL)]).values():
+        logprobs = expected(name, request.token_ids)
+        positions = range(request.num_prompt_tokens - 1, len(request.token_ids) - 1)
+        wanted = logprobs[positions, request.output].tolist()
+        assert [described.logprob for described in request.logprobs] == pytest.approx(wanted, abs=0.7)
+
+
+def test_what_stands_for_transformers_is_transformers_in_single(folders, expected):
+    """``InDouble`` changes precision alone: stock float32 of each architecture is near it."""
+    transformers = pytest.importorskip("transformers")
+    token_ids = random.Random(5).choices(range(256), k=40)
+    for name in ARCHITECTURES if os.environ.get("JETTISON_LONG") else ("gemma3_text", "phi3 long", "cohere2"):
+        stock = transformers.AutoModelForCausalLM.from_pretrained(
+            folders(name), dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        with torch.no_grad():
+            theirs = stock(torch.tensor([token_ids])).logits[0].double().log_softmax(-1)
+        torch.testing.assert_close(theirs, expected(name, token_ids), rtol=0, atol=2e-3, msg=name)
+
+
+def test_each_family_has_a_model_here():
+    assert {family.model_type for family in FAMILIES.values()} == {name.split()[0] for name in ARCHITECTURES}
