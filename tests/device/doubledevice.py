@@ -163,7 +163,7 @@ class DoubleKernels:
 
 
 _LAYER_TENSORS = [name for name in LayerWeights.__slots__ if name not in ("arena", "bound")]
-_BUFFERS = [name for name in StepBuffers.__slots__ if name != "bound"]
+_BUFFERS = [name for name in StepBuffers.__slots__ if name not in ("bound", "routed")]
 
 
 def _bare_operand(value: Any) -> Any:

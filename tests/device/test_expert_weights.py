@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -15,6 +16,7 @@ from jettison.device.model import weights
 from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.identity import digest_of
+from jettison.device.model.quantized.mxfp4 import widened
 from jettison.device.model.seeded import SeededRows
 from jettison.device.model.shards import Slice, TensorSource, model_shape, shard_layouts
 from jettison.device.model.weights import WeightFolder
@@ -147,3 +149,31 @@ def test_seeded_slices_are_parts_of_one_tensor():
         source = TensorSource("model.layers.0.mlp.experts.down_proj", (4, 10), None, Slice(number, 3))
         SeededRows().copy_rows(source, 0, part)
     assert torch.equal(parts.view(12, 10), whole)
+
+
+def test_mxfp4_experts_are_widened(folder_of):
+    """gpt-oss as it is published: experts of four bits, not transposed; the rest plain."""
+    folder = folder_of("gpt_oss")
+    path, drawn = folder / "model.safetensors", torch.Generator().manual_seed(0)
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        number, columns, rows = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = torch.randint(
+            0, 256, (number, rows, columns // 32, 16), generator=drawn, dtype=torch.uint8
+        )
+        tensors[f"{name}_scales"] = torch.randint(
+            118, 124, (number, rows, columns // 32), generator=drawn, dtype=torch.uint8
+        )
+    save_file(tensors, path)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    slabs, _, layouts = load(folder, torch.bfloat16)
+    shard = layer_shard(2)
+    views = layouts[shard].views(slabs[shard])
+    for part in ("gate_up", "down"):
+        name = f"model.layers.2.mlp.experts.{part}_proj"
+        scales = (tensors[f"{name}_scales"].float() - 127).exp2()
+        expected = widened(tensors[f"{name}_blocks"], scales).to(torch.bfloat16)
+        assert torch.equal(views[f"experts_{part}_weight"], expected)
+        assert torch.equal(views[f"experts_{part}_bias"], tensors[f"{name}_bias"].to(torch.bfloat16))

@@ -11,6 +11,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from jettison.device.model.dtypes import DTYPES
+from jettison.device.model.quantized.config import scheme_of_folder
+from jettison.errors import ModelError
 
 TIE_ULPS = 4
 """Below float64, two logits this close (in units of the last place of the largest logit) are a tie."""
@@ -75,6 +77,11 @@ class TransformersReference:
     """
 
     def __init__(self, model_dir: Path, dtype: str) -> None:
+        if scheme_of_folder(Path(model_dir)) is not None:
+            raise ModelError(
+                f"{model_dir}: transformers reads quantized weights only with other libraries, and computes in other "
+                "ways with them; compare with our own kernels (--alone)"
+            )
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
@@ -89,11 +96,16 @@ class TransformersReference:
         self._is_exact = DTYPES[dtype] is torch.float64
 
     @torch.inference_mode()
+    def logits(self, token_ids: list[int]) -> torch.Tensor:
+        """Of the next token behind each token: [tokens, vocabulary]."""
+        with self._mode():
+            logits: torch.Tensor = self._model(torch.tensor([token_ids])).logits[0]
+        return logits
+
+    @torch.inference_mode()
     def check(self, prompt: list[int], output: list[int]) -> Verdict:
         """See ``Reference.check``."""
-        ids = torch.tensor([prompt + output[:-1]])
-        with self._mode():
-            logits = self._model(ids).logits[0, len(prompt) - 1 :]
+        logits = self.logits(prompt + output[:-1])[len(prompt) - 1 :]
         choices = logits.argmax(dim=-1).tolist()
         for index, (ours, theirs) in enumerate(zip(output, choices, strict=True)):
             if ours != theirs:

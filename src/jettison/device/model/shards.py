@@ -62,6 +62,11 @@ class TensorSource(NamedTuple):
     """None: all of the tensor."""
 
     @property
+    def key(self) -> str:
+        """Which tells it from all others."""
+        return self.name if self.slice is None else f"{self.name}[{self.slice.at}]"
+
+    @property
     def stored_shape(self) -> tuple[int, ...]:
         """Of the tensor in the checkpoint."""
         if self.slice is None:
