@@ -123,7 +123,8 @@ def test_what_stands_for_transformers_is_transformers_in_single(folders, expecte
     """``InDouble`` changes precision alone: stock float32 of each architecture is near it."""
     transformers = pytest.importorskip("transformers")
     token_ids = random.Random(5).choices(range(256), k=40)
-    for name in ARCHITECTURES if os.environ.get("JETTISON_LONG") else ("gemma3_text", "phi3 long", "cohere2", "glm4_moe"):
+    few = "gemma3_text", "phi3 long", "cohere2", "glm4_moe"
+    for name in ARCHITECTURES if os.environ.get("JETTISON_LONG") else few:
         stock = transformers.AutoModelForCausalLM.from_pretrained(
             folders(name), dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
         ).eval()

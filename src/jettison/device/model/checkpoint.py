@@ -165,9 +165,9 @@ def _matched(choice: _Choice, wanted: _Wanted) -> tuple[dict[str, Path], dict[st
     """The file of each stored tensor, and the recipe of each wanted one."""
     file_of, headers = _headers(choice)
     part = TextPart.among(headers)
-    stored = {part.stored_name(name): source for name, source in wanted.sources.items()}
-    recipes = recipes_of(wanted.scheme, [s._replace(name=name) for name, s in stored.items()], headers)
-    recipes = {stored[name].name: recipe for name, recipe in recipes.items()}
+    stored = [source._replace(name=part.stored_name(source.name)) for source in wanted.sources.values()]
+    recipes = recipes_of(wanted.scheme, stored, headers)
+    recipes = {key: recipes[source.key] for key, source in zip(wanted.sources, stored, strict=True)}
     parts = {part.name: part for recipe in recipes.values() for part in recipe.parts.values()}
     left_out = {name for recipe in recipes.values() for name in recipe.left_out}
     for name, path in file_of.items():
