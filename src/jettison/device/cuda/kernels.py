@@ -44,6 +44,7 @@ from jettison.device.kernels.base import (
     fail,
 )
 from jettison.device.kernels.layer import feed_forward
+from jettison.device.kernels.onednn import torch_sums
 from jettison.device.kernels.operands import Activations, Int32Array, LayerConstants, LayerWeights, PackedMatrix, Weight
 from jettison.device.kernels.registry import KernelsUnavailableError
 from jettison.device.model.general_layer import RowOperations
@@ -214,10 +215,13 @@ class CudaKernels:
         feed_forward(self, weights, buffers, constants)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
-        """See ``Kernels.linear``. The bias is added to the rounded product."""
+        """See ``Kernels.linear``. The bias is added to the product as it is in ``out``."""
         plain = _plain(weight)
         check_linear(x, plain, bias, out)
-        torch.mm(x, plain.t(), out=out)
+        if out.dtype == x.dtype:
+            torch.mm(x, plain.t(), out=out)
+        else:
+            torch_sums(x, plain, out)
         if bias is not None:
             out.add_(bias)
 
