@@ -117,7 +117,8 @@ class Kernels(Protocol):
         """``out = x @ weight.T + bias``.
 
         ``x``: [T, K]; ``weight``: plain row-major [N, K], or packed by ``pack_rows``; ``bias``: [N]; ``out``: [T, N],
-        not overlapping ``x``: of its type, or of ``sum_dtype``, which gets the sums as they are. No copy of ``weight`` outlives the call: a drop gives its pages away.
+        not overlapping ``x``: of its type, or of ``sum_dtype``, which gets the sums as they are. No copy of ``weight``
+        outlives the call: a drop gives its pages away.
         """
         ...
 
