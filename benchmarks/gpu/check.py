@@ -16,20 +16,24 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.evidence import REPOSITORY, commit
 
 Document = dict[str, Any]
+Numbers = tuple[int, ...]
 PYTHON = sys.executable
 OUT = "{out}"
 """In a command: the file that the part writes."""
@@ -66,16 +70,6 @@ def measured(path: Path) -> list[Check]:
     ]  # fmt: skip
 
 
-def by_kind(path: Path) -> list[Check]:
-    """Of both kinds of kernels."""
-    checks = []
-    for kind, rows in json.loads(path.read_text()).items():
-        for name, row in rows.items():
-            if row["target"] is not None:
-                checks.append(Check(f"{kind}: {name}", row["value"], str(row["target"]), bool(row["pass"])))
-    return checks
-
-
 def of_pytest(path: Path) -> list[Check]:
     """Of pytest's report: no test failed, and some ran."""
     suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
@@ -102,16 +96,22 @@ def bench(name: str, *options: str) -> tuple[str, ...]:
 
 
 PARTS = (
-    Part("contracts", 110, (PYTHON, "-m", "pytest", "-m", "cuda", "tests/device", "-q", "-p", "no:cacheprovider",
-                            f"--junitxml={OUT}"), of_pytest, "pages, kernels against float64, runner and copies"),
-    Part("pages", 60, bench("pages"), measured, "drops, restores, 1,000 cycles, sleep"),
-    Part("kernels", 75, bench("kernels"), by_kind, "steps of 7B and 14B shapes beside the card's limits"),
-    Part("steps", 75, bench("steps"), measured, "a worker's whole steps of the 7B shape, sampling, prefill"),
-    Part("copies", 55, bench("copies"), measured, "KV to host pools and links' slots, alone and beside decoding"),
-    Part("engine", 85, bench("engine"), measured, "decode, prefill and gaps of the live engine, nano-vllm's bench"),
-    Part("verify", 80, bench("verify"), exact,
+    Part("verify", 60, bench("verify"), exact,
          "tokens through every move, equal to those of each request alone"),
+    Part("faults", 70, bench("faults"), measured, "an exchange, a restore and two deaths of workers under load"),
+    Part("foreseen", 85, bench("foreseen"), measured, "a profile's errors, and a simulation from it beside a live run"),
+    Part("price", 45, bench("price"), measured, "cuda beside cuda-invariant in turns, cuda's tokens but for ties"),
+    Part("peer", 55, bench("peer"), measured, "nano-vllm's bench beside transformers' continuous batching"),
+    Part("sampling", 20, bench("sampling"), measured, "draws by what rows ask for, and whether they are the host's"),
+    Part("engine", 70, bench("engine"), measured, "decode, prefill and gaps of the live engine, nano-vllm's bench"),
+    Part("contracts", 50, (PYTHON, "-m", "pytest", "-m", "cuda", "tests/device", "-q", "-p", "no:cacheprovider",
+                           f"--junitxml={OUT}"), of_pytest, "pages, kernels against float64, runner and copies"),
+    Part("steps", 35, bench("steps"), measured, "a worker's whole steps of the 7B shape, sampling, prefill"),
+    Part("copies", 30, bench("copies"), measured, "KV to host pools and links' slots, alone and beside decoding"),
+    Part("pages", 20, bench("pages", "--auto-only"), measured, "drops, restores, 1,000 cycles, sleep"),
 )  # fmt: skip
+"""What has been shown least comes first. Runs of their own: `gpu overload`, and `gpu kernels` (steps in kernels alone,
+both kinds and all batches, which `steps` and `price` have of whole workers)."""
 
 
 def run_part(part: Part, folder: Path, env: dict[str, str]) -> Document:
@@ -154,18 +154,37 @@ def lines_of(name: str, found: Document) -> Iterator[str]:
         yield f"FAIL  {name}: {found['ended']} after {found['seconds']} s"
 
 
-def is_there(distribution: str) -> bool:
-    """Whether it is installed, in whatever version."""
+def least_versions(pyproject: Path = REPOSITORY / "pyproject.toml") -> dict[str, Numbers]:
+    """Distribution -> its lower bound, of those that the package asks for."""
+    project = tomllib.loads(pyproject.read_text())["project"]
+    asked = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    found = (re.match(r"([\w.-]+)(?:\[.*?\])?>=([\d.]+)", text) for text in asked)
+    return {plain(match[1]): numbers(match[2]) for match in found if match is not None}
+
+
+def plain(distribution: str) -> str:
+    """One spelling of its name."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def numbers(version: str) -> Numbers:
+    """Of a version, up to what is no number."""
+    return tuple(int(part) for part in re.match(r"[\d.]*", version)[0].split(".") if part)  # type: ignore[index]
+
+
+def is_there(distribution: str, least: Mapping[str, Numbers]) -> bool:
+    """Whether it is installed, and no older than the package's own lower bound."""
     try:
-        return bool(metadata.version(distribution))
+        return numbers(metadata.version(distribution)) >= least.get(plain(distribution), ())
     except metadata.PackageNotFoundError:
         return False
 
 
 def installed(wheels: Path, folder: Path) -> str | None:
-    """A folder with those packages of ``wheels`` that this interpreter lacks; None where it lacks none. Raises
-    CalledProcessError."""
-    files = [file for file in sorted(wheels.glob("*.whl")) if not is_there(file.name.partition("-")[0])]
+    """A folder with those packages of ``wheels`` that this interpreter lacks, or has in too old a version; None where
+    there are none. Raises CalledProcessError."""
+    least = least_versions()
+    files = [file for file in sorted(wheels.glob("*.whl")) if not is_there(file.name.partition("-")[0], least)]
     if not files:
         return None
     target = folder / "site"

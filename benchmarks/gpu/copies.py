@@ -3,9 +3,10 @@
     python3 -m benchmarks gpu copies --out gpu_copies.json      # the 7B shape with weights from a seed, half a minute
     python3 -m benchmarks gpu copies --every-way                # beside the ways that are chosen, all others, a minute
 
-A copy beside steps runs on a thread of its own, and steps are waited for as a worker waits for them. Each way to copy
-is measured beside decoding between two measurements of decoding alone. Bytes are compared at the end of each way. Last
-comes what Python does in calls of links. Without a GPU: a toy on the CPU, to see that it runs.
+A copy beside steps runs on a thread of its own, and steps are started behind one another and waited for as a worker
+does it. Each way to copy is measured beside decoding between two measurements of decoding alone. Bytes are compared at
+the end of each way. Last comes what Python does in calls of links. Without a GPU: a toy on the CPU, to see that it
+runs.
 """
 
 from __future__ import annotations
@@ -24,15 +25,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gpu.kernels import Results
 from benchmarks.gpu.model import GPU
-from benchmarks.gpu.steps import BATCHES, CONTEXT, NUM_STEPS, SHAPE, opened, step
+from benchmarks.gpu.results import Results
+from benchmarks.gpu.steps import BATCHES, CONTEXT, NUM_STEPS, SHAPE, followed, opened, step
 from jettison.device.cuda.pieces import LINKS, POOL, Copying, Way
 from jettison.device.devicebytes import Bytes
 from jettison.device.hostcopy import HostCopy
 from jettison.device.step import StepInput
 from jettison.device.worker import DeviceWorker
-from jettison.live.worker.beside import STEP_WAIT_S
 from jettison.types import LayerRange
 
 ROWS = 64 if GPU else BATCHES[-1]
@@ -53,7 +53,7 @@ WAYS = {CHOSEN: POOL} | {
 }  # fmt: skip
 """By name: way, bytes of a piece, programs of the kernel. They go as fast as they can; what is chosen keeps a pace."""
 LINK_WAYS = {CHOSEN: LINKS} | {
-    f"{way.value} {programs}": Copying(way, 4 * MiB, programs)
+    f"{way.value} {programs}": Copying(way, 8 * MiB, programs)
     for way, programs in ((Way.STAGED, 128), (Way.ENGINES, 1), (Way.KERNEL, 16), (Way.KERNEL, 64))
 }
 
@@ -90,18 +90,17 @@ class Beside(threading.Thread):
             raise self._error
 
 
-def decoding(device: DeviceWorker, work: StepInput, num_steps: int) -> tuple[float, float]:
-    """Median milliseconds of a step and of its start, where the thread waits as a worker's does."""
-    whole, start = [], []
+def decoding(device: DeviceWorker, work: StepInput, num_steps: int) -> float:
+    """Median milliseconds of a step; behind one another where the device has that."""
+    taken_ms = followed(device, len(work.query_lens), num_steps)
+    if taken_ms is not None:
+        return taken_ms
+    whole = []
     for _ in range(num_steps):
         begun = time.perf_counter()
-        running = device.start_step(work, None)
-        start.append(time.perf_counter() - begun)
-        while not running.poll():
-            running.wait(STEP_WAIT_S)
-        running.result()
+        device.start_step(work, None).result()
         whole.append(time.perf_counter() - begun)
-    return statistics.median(whole) * 1e3, statistics.median(start) * 1e3
+    return statistics.median(whole) * 1e3
 
 
 def gb_per_s(num_bytes: int, begun: float) -> float:
@@ -123,18 +122,17 @@ def between_steps(device: DeviceWorker, blocks: list[int], results: Results) -> 
 def beside_steps(
     device: DeviceWorker, work: StepInput, blocks: list[int], slots: list[int], what: str, results: Results,
 ) -> None:
-    """Both directions of one way, with decoding alone before, between and after. Where the thread of steps itself is
-    slower, the copying thread has the interpreter's lock too long."""
+    """Both directions of one way, with decoding alone before, between and after."""
     alone = [decoding(device, work, NUM_STEPS)]
     for direction in ("to", "from"):
         copies = Beside([device.copy_beside(ALL, blocks, slots, to_host=direction == "to") for _ in range(20)])
         copies.start()
         begun, before = time.perf_counter(), copies.copied_bytes
-        ms, start_ms = decoding(device, work, 2 * NUM_STEPS)
+        ms = decoding(device, work, 2 * NUM_STEPS)
         rate = gb_per_s(copies.copied_bytes - before, begun)
         copies.end()
         alone.append(decoding(device, work, NUM_STEPS))
-        alone_ms, alone_start_ms = ((alone[-2][i] + alone[-1][i]) / 2 for i in range(2))
+        alone_ms = (alone[-2] + alone[-1]) / 2
         slower, is_target = ms / alone_ms, what == CHOSEN
         name = f"{what}, {direction} the host beside decoding"
         results.tell(f"{name}, GB/s", rate, RATE_TARGET if is_target else None, is_target and rate >= RATE_TARGET)
@@ -142,7 +140,6 @@ def beside_steps(
             f"{name}: decoding, of alone ({alone_ms:.2f} ms)", slower, SLOWER_TARGET if is_target else None,
             is_target and slower <= SLOWER_TARGET,
         )
-        results.tell(f"{name}: start of a step, ms (alone {alone_start_ms:.2f})", start_ms)
 
 
 def linked(device: DeviceWorker, blocks: list[int], slot: Bytes, *, to_host: bool) -> Iterator[int]:
@@ -173,7 +170,7 @@ def links_beside_steps(
     device: DeviceWorker, work: StepInput, blocks: list[int], slot: Bytes, what: str, results: Results
 ) -> None:
     """Both directions, on the thread of steps while one runs, as a worker's links go."""
-    alone_ms, _ = decoding(device, work, NUM_STEPS)
+    alone_ms = decoding(device, work, NUM_STEPS)
     for direction in ("into", "out of"):
         to_host, num_bytes, whole = direction == "into", 0, []
         pieces = chain.from_iterable(linked(device, blocks, slot, to_host=to_host) for _ in count())
@@ -196,7 +193,7 @@ def all_links(
     device: DeviceWorker, work: StepInput, blocks: list[int], ways: dict[str, Copying], results: Results
 ) -> None:
     """Slots as large as a piece is on the CPU, and on a card."""
-    for size in (1, 4):
+    for size in (1, 8):
         slot = np.frombuffer(mmap.mmap(-1, size * MiB), dtype=np.uint8)
         links(device, blocks, slot, "not pinned", results)
         release = (lambda: None) if device.pin is None else device.pin(slot)

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.model import CONTEXT, DEVICE, GPU, SHAPES, Model, products
+from benchmarks.gpu.results import Results
 from jettison.device.cuda.kernels import CudaKernels
 
 IS_H100 = GPU and "H100" in torch.cuda.get_device_name()
@@ -31,20 +32,6 @@ MOST_S = {"cuda": 33, "cuda-invariant": 27}
 POOL = torch.cuda.graph_pool_handle() if GPU else None
 KEEPS_POOL: list[torch.cuda.CUDAGraph] = []
 """One graph that is never released: a pool ends with the last of its graphs."""
-
-
-class Results:
-    """By name, in a file from the first one on."""
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-        self._found: dict[str, dict] = {}
-
-    def tell(self, name: str, value: object, target: float | None = None, passed: bool | None = None) -> None:
-        self._found[name] = {"value": value, "target": target, "pass": passed}
-        self._path.write_text(json.dumps(self._found, indent=1))
-        rounded = json.dumps(json.loads(json.dumps(value), parse_float=lambda text: float(f"{float(text):.4g}")))
-        print(f"{name}: {rounded} {'' if target is None else f'(target {target})'}", flush=True)
 
 
 def gpu_us(function, repeat: int = 15) -> float:

@@ -17,8 +17,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from benchmarks.gpu.kernels import TARGETS_MS, Results, captured, gpu_us
+from benchmarks.gpu.kernels import TARGETS_MS, captured, gpu_us
 from benchmarks.gpu.model import DEVICE, GPU
+from benchmarks.gpu.results import Results
 from jettison.device.cuda.kernels import CudaKernels
 from jettison.device.cuda.sampler import CudaSampler
 from jettison.device.sampler import Sampler

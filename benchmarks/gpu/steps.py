@@ -19,12 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gpu.kernels import DENSE_TFLOPS, TARGETS_MS, Results, step_ms
+from benchmarks.gpu.kernels import DENSE_TFLOPS, TARGETS_MS, step_ms
 from benchmarks.gpu.model import DEVICE, GPU, SHAPES, Model, products
+from benchmarks.gpu.results import Results
 from jettison.device.cuda.kernels import CudaKernels
 from jettison.device.spec import CUDA, HOST, RANDOM, DeviceSpec
 from jettison.device.step import SamplingRow, StepInput
 from jettison.device.worker import DeviceWorker, make_device
+from jettison.live.worker.beside import STEP_WAIT_S
 
 NAME, BLOCK = "7b", 16
 SHAPE = SHAPES[NAME]
@@ -36,7 +38,7 @@ ASKED = {
 NUM_STEPS = 20 if GPU else 2
 
 
-def opened(folder: Path, host_bytes: int = 0) -> DeviceWorker:
+def opened(folder: Path, host_bytes: int = 0, budget_bytes: int = 40 << 30, kernels: str = "auto") -> DeviceWorker:
     """A device with the shape's weights from a seed, and blocks for the largest batch."""
     shape = {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": SHAPE["hidden"],
@@ -47,9 +49,10 @@ def opened(folder: Path, host_bytes: int = 0) -> DeviceWorker:
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(shape))
     spec = DeviceSpec(
-        model_dir=folder, dtype="bfloat16" if GPU else "float32", budget_bytes=(40 << 30) if GPU else 16 << 20,
+        model_dir=folder, dtype="bfloat16" if GPU else "float32", budget_bytes=budget_bytes if GPU else 16 << 20,
         block_size=BLOCK, max_num_tokens=PROMPT, max_num_seqs=BATCHES[-1], back_end=CUDA if GPU else HOST,
         host_bytes=host_bytes, load_format=RANDOM, page_bytes=(10 << 20) if GPU else 65536,
+        kernels=kernels,
     )  # fmt: skip
     device = make_device(spec)
     device.start()
@@ -84,9 +87,9 @@ def measured(device: DeviceWorker, work: StepInput, num_steps: int) -> tuple[flo
 
 
 def followed(device: DeviceWorker, rows: int, num_steps: int) -> float | None:
-    """Milliseconds a step where each takes the tokens of the one before it, which is under way; None where the device
-    has no such steps."""
-    lens, contexts, begun = [1] * rows, [CONTEXT] * rows, time.perf_counter()
+    """Median milliseconds from a step's end to the next one's, where each takes the tokens of the one before it, which
+    is under way, and the thread waits as a worker's does; None where the device has no such steps."""
+    lens, contexts, ends = [1] * rows, [CONTEXT] * rows, []
     running = device.start_step(step(lens, contexts, [], 2), None)
     for step_id in range(3, 3 + num_steps):
         while not running.may_be_followed:
@@ -97,10 +100,13 @@ def followed(device: DeviceWorker, rows: int, num_steps: int) -> float | None:
         behind = device.start_step(work, None)
         while not running.poll():
             behind.poll()
+            if behind.is_launched:
+                running.wait(STEP_WAIT_S)
         running.result()
+        ends.append(time.perf_counter())
         running = behind
     running.result()
-    return (time.perf_counter() - begun) / (1 + num_steps) * 1e3
+    return statistics.median(np.diff(ends)) * 1e3
 
 
 def decode(device: DeviceWorker, model: Model | None, rows: int, results: Results) -> None:

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.check import OUT, PARTS, Part, check_all, measured, of_pytest
+from benchmarks.gpu import check
+from benchmarks.gpu.check import OUT, PARTS, Part, check_all, is_there, least_versions, measured, of_pytest
 
 WRITE = (
     "import json, sys;"
@@ -66,3 +67,23 @@ def test_all_parts_take_less_than_nine_minutes_at_most():
     run = subprocess.run([sys.executable, "-m", "benchmarks", "gpu", "check", "--list"], capture_output=True, text=True,
                          check=True, cwd=Path(__file__).parents[2])  # fmt: skip
     assert [line.split()[0] for line in run.stdout.splitlines()] == [part.name for part in PARTS]
+
+
+def test_what_is_older_than_the_package_asks_for_is_not_there(tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["torch>=2.9,<=2.13.0", "typer>=0.19", "backports.zstd>=1; extra < \'4\'"]\n'
+        '[project.optional-dependencies]\ncuda = ["cuda-bindings>=12.8"]\nbare = ["lm_eval[api]>=0.4.8", "types-x"]\n'
+    )
+    least = least_versions(tmp_path / "pyproject.toml")
+    assert least == {"torch": (2, 9), "typer": (0, 19), "backports-zstd": (1,), "cuda-bindings": (12, 8),
+                     "lm-eval": (0, 4, 8)}  # fmt: skip
+    versions = {"typer": "0.16.1", "torch": "2.11.0+cu130", "backports_zstd": "1.0", "rich": "1"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise check.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(check.metadata, "version", version)
+    there = [is_there(name, least) for name in ("typer", "torch", "backports_zstd", "rich", "msgspec")]
+    assert there == [False, True, True, True, False]

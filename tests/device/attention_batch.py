@@ -59,25 +59,42 @@ class Batch:
     def write(self, kernels: Kernels) -> None:
         kernels.write_kv(self.k, self.v, self.arena, self.block_tables, self.query_lens, self.context_lens)
 
-    def attend(self, kernels: Kernels) -> torch.Tensor:
+    def attend(self, kernels: Kernels, window: int = 0, softcap: float = 0.0) -> torch.Tensor:
         out = torch.full_like(self.q, math.nan)
-        kernels.attention(self.q, self.arena, self.block_tables, self.query_lens, self.context_lens, out, self.scale)
+        kernels.attention(
+            self.q, self.arena, self.block_tables, self.query_lens, self.context_lens, out, self.scale,
+            window=window, softcap=softcap,
+        )  # fmt: skip
         return out
 
-    def expected(self) -> torch.Tensor:
-        """Dense attention, one token and head at a time, in float64, on the CPU wherever the batch is."""
-        q, k, v = self.q.cpu(), self.k.cpu(), self.v.cpu()
+    def forget(self, window: int) -> None:
+        """Overwrite with NaN what no token of the chunks sees, being before every window."""
+        for row, context in enumerate(self.context_lens.tolist()):
+            for position in range(context + 1 - window):
+                block = self.block_tables[row, position // self.block_size]
+                self.arena[block, :, :, position % self.block_size] = math.nan
+
+    def expected(self, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None) -> torch.Tensor:
+        """Dense attention, row by row, in float64, on the CPU wherever the batch is."""
+        q, k, v = (tensor.cpu().double() for tensor in (self.q, self.k, self.v))
         out = torch.empty(q.shape, dtype=torch.float64)
         group = q.shape[1] // k.shape[1]
         start = 0
         for row, (context, query) in enumerate(self.lens):
-            keys = torch.cat((self.past[row, 0, :context], k[start : start + query])).double()
-            values = torch.cat((self.past[row, 1, :context], v[start : start + query])).double()
-            for i in range(query):
-                seen = context + i + 1
-                for head in range(q.shape[1]):
-                    scores = keys[:seen, head // group] @ q[start + i, head].double() * self.scale
-                    out[start + i, head] = torch.softmax(scores, 0) @ values[:seen, head // group]
+            chunk = slice(start, start + query)
+            keys = torch.cat((self.past[row, 0, :context].double(), k[chunk])).repeat_interleave(group, 1)
+            values = torch.cat((self.past[row, 1, :context].double(), v[chunk])).repeat_interleave(group, 1)
+            scores = torch.einsum("qhd,khd->hqk", q[chunk], keys) * self.scale
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            at, behind = torch.arange(context + query), context + torch.arange(query).unsqueeze(1)
+            seen = (at <= behind) & (at > behind - window) if window else at <= behind
+            scores = scores.masked_fill(~seen, -math.inf)
+            if sinks is not None:
+                sink = sinks.double().view(-1, 1, 1).expand(-1, query, 1)
+                scores = torch.cat((scores, sink), 2)
+            weights = scores.softmax(2)[:, :, : context + query]
+            out[chunk] = torch.einsum("hqk,khd->qhd", weights, values)
             start += query
         return out
 

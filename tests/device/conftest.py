@@ -37,7 +37,7 @@ else:  # a machine with a GPU that has PyTorch and little else: what is collecte
     collect_ignore = [path.name for path in Path(__file__).parent.glob("test_*.py") if path.name not in ON_ANY_MACHINE]
 
 # cuBLAS reads it at a process's first product, and kernels "cuda-invariant" need it (``choose_invariant_products``).
-os.environ["CUBLASLT_WORKSPACE_SIZE"] = "1"
+os.environ |= {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode puts no test folder on the path
 

@@ -1,6 +1,6 @@
 """The driver's rules for virtual memory, over real memory of the host: ``cuda.bindings.driver`` where there is no card.
 
-What it is held to was measured on a card (docs/performance.md): granularity of 2 MiB; whole handles only; one mapping
+What it is held to was measured on a card (docs/gpu.md): granularity of 2 MiB; whole handles only; one mapping
 at an address; access over mappings that cover the span; a handle may be mapped at many addresses; its memory is free
 once it is released and mapped nowhere. Bytes are real: a handle is a part of one memory file, mapped where the driver
 would.

@@ -16,7 +16,7 @@ int jettison_portable_write_kv(int, const void *, long, const void *, long, void
                                const int32_t *, long, long, const int32_t *, const int32_t *, long, long);
 int jettison_portable_attention(int, const void *, long, long, const void *, long, long, long, long, const int32_t *,
                                 long, long, const int32_t *, const int32_t *, long, long, void *, long, void *, int,
-                                double, int);
+                                const int32_t *, long, double, double, int);
 
 static int failures, checks;
 
@@ -89,7 +89,7 @@ static void check_products(int dtype, long rows, long n, long k) {
 
 enum { HEADS = 6, KV_HEADS = 2, BLOCK = 8, BLOCKS = 24, TOKENS = 150 };
 
-static void check_attention(int dtype, long dim) {
+static void check_attention(int dtype, long dim, long window, double softcap) {
     const long bytes = size_of(dtype), q_size = HEADS * dim, kv_size = KV_HEADS * dim, group = HEADS / KV_HEADS;
     char *const q = numbers(dtype, TOKENS * q_size);
     void *const k = numbers(dtype, TOKENS * kv_size), *const v = numbers(dtype, TOKENS * kv_size);
@@ -101,28 +101,32 @@ static void check_attention(int dtype, long dim) {
                                       BLOCKS, &tokens, &none, 1, TOKENS) == 0, "write_kv", dtype, 0);
     const double scale = 1 / sqrt((double)dim);
     expect(jettison_portable_attention(dtype, q, q_size, HEADS, arena, BLOCKS, KV_HEADS, BLOCK, dim, table, BLOCKS,
-                                       BLOCKS, &tokens, &none, 1, TOKENS, out, q_size, NULL, 0, scale, 2) == 0,
+                                       BLOCKS, &tokens, &none, 1, TOKENS, out, q_size, NULL, 0, NULL, window, softcap,
+                                       scale, 2) == 0,
            "attention", dtype, 0);
     for (int32_t token = 0; token < TOKENS; token += 7) {
         for (long head = 0; head < HEADS; head++) {
             double weights[TOKENS], total = 0;
-            for (long j = 0; j <= token; j++) {
+            const long from = window > 0 && token + 1 > window ? token + 1 - window : 0;
+            for (long j = from; j <= token; j++) {
                 double score = 0;
                 for (long i = 0; i < dim; i++)
                     score += get(dtype, q, token * q_size + head * dim + i) *
                              get(dtype, k, j * kv_size + head / group * dim + i);
-                total += weights[j] = exp(score * scale);
+                score = softcap > 0 ? softcap * tanh(score * scale / softcap) : score * scale;
+                total += weights[j] = exp(score);
             }
             for (long i = 0; i < dim; i++) {
                 double sum = 0;
-                for (long j = 0; j <= token; j++)
+                for (long j = from; j <= token; j++)
                     sum += weights[j] / total * get(dtype, v, j * kv_size + head / group * dim + i);
                 const double error = fabs(get(dtype, out, token * q_size + head * dim + i) - sum);
                 expect(error <= TOLERANCE[dtype], "attention", dtype, token);
             }
         }
         jettison_portable_attention(dtype, q + token * q_size * bytes, q_size, HEADS, arena, BLOCKS, KV_HEADS, BLOCK,
-                                    dim, table, BLOCKS, BLOCKS, &single, &token, 1, 1, one, q_size, NULL, 0, scale, 1);
+                                    dim, table, BLOCKS, BLOCKS, &single, &token, 1, 1, one, q_size, NULL, 0, NULL, window,
+                                    softcap, scale, 1);
         expect(memcmp(one, out + token * q_size * bytes, (size_t)(q_size * bytes)) == 0, "a token alone", dtype, token);
     }
     free(q), free(k), free(v), free(arena), free(out), free(one);
@@ -132,8 +136,10 @@ int main(void) {
     for (int dtype = 0; dtype < 3; dtype++) {
         check_products(dtype, 37, 75, 96);
         check_products(dtype, 5, 32, 544);
-        check_attention(dtype, 64);
-        check_attention(dtype, 20);
+        check_attention(dtype, 64, 0, 0);
+        check_attention(dtype, 20, 0, 0);
+        check_attention(dtype, 64, 70, 0);
+        check_attention(dtype, 20, 9, 2);
     }
     printf("%d of %d checks failed\n", failures, checks);
     return failures > 0 || checks == 0;

@@ -42,8 +42,6 @@ class InDouble(TorchFunctionMode):
     in double. It stands for the library where its float64 is to be exact; in float32 it changes nothing but these
     islands' precision."""
 
-    _WIDER = {torch.float32: torch.float64}
-
     def __enter__(self) -> Any:
         """Numbers that are made of nothing are doubles, too."""
         self._before = torch.get_default_dtype()
@@ -66,7 +64,7 @@ class InDouble(TorchFunctionMode):
         return func(*widened, **{name: self._wider(value) for name, value in kwargs.items()})
 
     def _wider(self, value: Any) -> Any:
-        return self._WIDER.get(value, value) if isinstance(value, torch.dtype) else value
+        return torch.float64 if value is torch.float32 else value
 
 
 class TransformersReference:

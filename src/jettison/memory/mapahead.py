@@ -1,7 +1,7 @@
 """Which layouts come next, which pages they need mapped, and what is mapped where: for memory whose mappings may stay.
 
 Pure. Mapping a page takes a card's driver tens of microseconds, a mapping that nothing owns costs nothing, and a page
-may be mapped at several places (``docs/performance.md``). So what a drop needs is mapped before it. Merges of three and
+may be mapped at several places (``docs/gpu.md``). So what a drop needs is mapped before it. Merges of three and
 more members are not foreseen: a position keeps one mapping.
 """
 

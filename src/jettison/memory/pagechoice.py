@@ -1,7 +1,7 @@
 """Which page size keeps the most KV, where mapping a page costs the same whatever its size.
 
 Pure. Arenas are of one length, so each loses half a page on average, and each shard's last page is part empty: smaller
-pages lose less, unless larger ones divide the shards well. On a card (``docs/performance.md``) mappings are kept and
+pages lose less, unless larger ones divide the shards well. On a card (``docs/gpu.md``) mappings are kept and
 made ahead of need, so a drop costs no more with many pages; their number is bounded by the start, when each of them is
 mapped.
 """

@@ -30,6 +30,9 @@ STAGED = {
 }  # fmt: skip
 """Copied once a step: nothing is known of their addresses."""
 
+FORMS = [(True, False), (True, True), (False, False), (False, True)]
+"""Of attention: whether tokens see their own chunk, and whether they have a window and a cap."""
+
 SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -50,19 +53,21 @@ def attention_cases(all_of_them: bool) -> list[dict[str, Any]]:
     cases = []
     for dtype, head_dim, group, block_size in many if all_of_them else few:
         for rows, tile in tiles_for(head_dim, SIZES[dtype]).items():
-            for causal in (True, False) if all_of_them and group == 1 else (True,):
+            for causal, is_local in FORMS if all_of_them and group == 1 else FORMS[:2]:
                 cases.append({
-                    "kernel": attention.attend_kernel, "name": f"attend {dtype} {head_dim} {group} {block_size} {rows}",
+                    "kernel": attention.attend_kernel,
+                    "name": f"attend {dtype} {head_dim} {group} {block_size} {'local ' * is_local}{rows}",
                     "signature": {
                         **pointers(dtype, "q arena"), **pointers("i32", "tables work"), **pointers(dtype, "out"),
                         **pointers("fp32", "lse part_sums part_scales"), **pointers("i32", "arrived"),
-                        **scalars("i32", "table_stride q_stride o_stride"), **scalars("fp32", "scale"),
+                        **scalars("i32", "table_stride q_stride o_stride"), **scalars("fp32", "scale inner"),
+                        **scalars("i32", "window"),
                     },
                     "aligned": ["q_stride", "o_stride"],
                     "constants": {
                         "KVH": 4, "G": group, "D": head_dim, "DP": triton.next_power_of_2(head_dim), "BS": block_size,
                         "BM": rows, "BN": POSITIONS, "SPLIT": SPLIT, "CAUSAL": causal, "HAS_LSE": not causal,
-                        "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+                        "WINDOWED": is_local, "CAPPED": is_local, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
                     },
                     "warps": tile.warps, "stages": tile.stages, "multiplies": dtype != "fp32",
                 })  # fmt: skip

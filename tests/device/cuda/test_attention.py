@@ -54,7 +54,8 @@ def on(device: torch.device, batch: Batch) -> Batch:
 
 
 def run(
-    batch: Batch, tile: Tile, rows: list[tuple[int, int, int]], programs: int = 1, only_context: bool = False
+    batch: Batch, tile: Tile, rows: list[tuple[int, int, int]], programs: int = 1, only_context: bool = False,
+    window: int = 0, softcap: float = 0.0, firsts: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention and its sums, in float32, of some (row, first token, tokens) of a batch that is written."""
     starts = np.cumsum(batch.query_lens) - batch.query_lens
@@ -66,13 +67,14 @@ def run(
     kv_heads = batch.k.shape[1]
     shape = WorkShape(tile, q.shape[1] // kv_heads, kv_heads, programs)
     words = np.empty(num_words(shape, len(q), len(rows)), dtype=np.int32)
-    fill_work(words, queries, contexts, shape, only_context)
+    fill_work(words, queries, contexts, shape, only_context, firsts)
     tables = torch.from_numpy(batch.block_tables[[row for row, _, _ in rows]]).to(q.device)
     out = torch.full(q.shape, math.nan, device=q.device)
     lse = torch.full(q.shape[:2], math.nan, device=q.device)
     parts = Parts(kv_heads, q.shape[2], q.device)
     work = torch.from_numpy(words).to(q.device)
-    attend(q, batch.arena, tables, work, out, batch.scale, parts, Launch(tile, 3, only_context, lse))
+    launch = Launch(tile, 3, only_context, lse, window=window, softcap=softcap)
+    attend(q, batch.arena, tables, work, out, batch.scale, parts, launch)
     assert not parts.arrived.any(), "the next launch counts from zero"
     return out, lse
 
@@ -96,6 +98,18 @@ def test_a_mixed_batch_matches_dense_attention(
     assert_close(batch.attend(kernels), batch.expected(), dtype)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize(("window", "softcap"), [(1, 0.0), (40, 0.0), (64, 5.0), (130, 0.0), (500, 50.0), (0, 0.7)])
+def test_windows_and_caps_match_dense_attention(
+    kernels: CudaKernels, device: torch.device, window: int, softcap: float, small_splits: None
+) -> None:
+    batch = on(device, Batch([(40, 1), (0, 23), (300, 9)], heads=4, head_dim=64, block_size=16, dtype=DTYPES[0]))
+    batch.write(kernels)
+    if window:
+        batch.forget(window)
+    assert_close(batch.attend(kernels, window, softcap), batch.expected(window, softcap), DTYPES[0])
+
+
 @pytest.mark.parametrize(("head_dim", "block_size"), HEADS_AND_BLOCKS)
 def test_head_and_block_sizes(device: torch.device, head_dim: int, block_size: int) -> None:
     kernels = CudaKernels("cuda-invariant", device)
@@ -112,20 +126,25 @@ def test_query_heads_that_share_a_kv_head(device: torch.device, group: int) -> N
     assert_close(batch.attend(kernels), batch.expected(), DTYPES[0])
 
 
+@pytest.mark.parametrize(
+    ("tile", "window", "softcap"),
+    [*((tile, 0, 0.0) for tile in TILES), (TILES[0], 30, 0.0), (TILES[1], 140, 5.0)],
+    ids=lambda what: str(what.rows) if isinstance(what, Tile) else str(what),
+)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: str(tile.rows))
 def test_a_token_has_the_same_bits_whole_chunked_alone_and_in_any_batch(
-    device: torch.device, tile: Tile, dtype: torch.dtype, small_splits: None
+    device: torch.device, tile: Tile, window: int, softcap: float, dtype: torch.dtype, small_splits: None
 ) -> None:
+    local = {"window": window, "softcap": softcap}
     length = 290  # three splits
     batch = on(device, Batch([(0, length), (77, 1)], heads=3, kv_heads=1, head_dim=16, block_size=16, dtype=dtype))
     batch.write(CudaKernels("cuda", device))
     first = length - 38
-    whole, whole_lse = run(batch, tile, [(0, first, 38)])
+    whole, whole_lse = run(batch, tile, [(0, first, 38)], **local)
     for at, size, programs, others in (
         (3, 1, 1, []), (37, 1, 1000, []), (37, 1, 1000, [(1, 0, 1)]), (31, 7, 1000, [(1, 0, 1)]), (0, 38, 1000, []),
     ):  # fmt: skip
-        out, lse = run(batch, tile, [*others, (0, first + at, size)], programs)
+        out, lse = run(batch, tile, [*others, (0, first + at, size)], programs, **local)
         assert_same(out[-size:], whole[at : at + size], ("out", at, size, programs))
         assert_same(lse[-size:], whole_lse[at : at + size], ("lse", at, size, programs))
 
@@ -158,6 +177,28 @@ def test_two_parts_merge_to_attention_over_both(device: torch.device, programs: 
     assert_close(merge_parts(past, past_lse, new, new_lse), batch.expected(), torch.float32)
 
 
+@pytest.mark.parametrize("programs", [1, 1000], ids=["whole", "split"])
+@pytest.mark.parametrize("window", [40, 200])
+def test_two_parts_with_a_window_merge_to_attention_over_both(
+    device: torch.device, programs: int, window: int, small_splits: None
+) -> None:
+    batch = on(device, Batch([(256, 45), (64, 1)], heads=6, head_dim=32, block_size=16, dtype=torch.float32))
+    batch.write(CudaKernels("cuda", device))
+    rows = [(0, 0, 45), (1, 0, 1)]
+    local = {"window": window, "softcap": 5.0}
+    past, past_lse = run(batch, TILES[0], rows, programs, True, **local, firsts=batch.context_lens)
+    hidden = past_lse == -math.inf
+    assert (past[hidden] == 0).all() and hidden.any() == (window == 40)
+    own = Batch([(0, 45), (0, 1)], heads=6, head_dim=32, block_size=16, dtype=torch.float32)
+    own.q, own.k, own.v, own.scale = batch.q, batch.k, batch.v, batch.scale
+    own = on(device, own)
+    own.write(CudaKernels("cuda", device))
+    new, new_lse = run(own, TILES[0], rows, **local)
+    merged = merge_parts(new, new_lse, past, past_lse)
+    assert torch.equal(merged[hidden], new[hidden])
+    assert_close(merged, batch.expected(window, 5.0), torch.float32)
+
+
 def test_sums_are_logarithms_to_base_e(kernels: CudaKernels, device: torch.device) -> None:
     batch = on(device, Batch([(30, 1)], heads=2, kv_heads=2, head_dim=32, block_size=16, dtype=torch.float32))
     batch.write(kernels)
@@ -188,6 +229,8 @@ def test_bad_rows_are_refused(kernels: CudaKernels, device: torch.device) -> Non
         kernels.attention(batch.q, batch.arena, *rows, torch.empty_like(batch.q), 1.0, only_context=True)
     with pytest.raises(ValueError, match="dtype"):
         kernels.attention(batch.q.half(), batch.arena, *rows, torch.empty_like(batch.q), 1.0)
+    with pytest.raises(ValueError, match="first_positions"):
+        kernels.attention(batch.q, batch.arena, *rows, torch.empty_like(batch.q), 1.0, None, True, 4)
     bad = batch.block_tables.copy()
     bad[0, 0] = len(batch.arena)
     with pytest.raises(IndexError, match="block id"):

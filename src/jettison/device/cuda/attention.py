@@ -4,7 +4,8 @@ A token's positions are processed ``POSITIONS`` at a time; the sums of ``SPLIT``
 all splits are merged in ascending order. Either one program does all of it, or several programs each do a split and the
 last to end merges. Products that could be fused with an addition in one place and not in another are fused here by
 name. So a token's bits depend on its position, its queries and its keys and values alone: not on the batch, the chunk
-or the tile.
+or the tile. Positions and splits that a window hides from all tokens of a tile are left out; hidden ones that are not
+change no bit. The list of work is the same for all windows, so layers with and without one share it.
 
 Not here: the list of work (``worklist``), sizes (``tiles``), and checks of arguments (``kernels``).
 """
@@ -36,6 +37,8 @@ class Launch(NamedTuple):
     lse: Tensor | None = None
     early: bool = False
     """See ``early_launch``."""
+    window: int = 0
+    softcap: float = 0.0
 
 
 def early_launch(early: bool) -> dict[str, bool]:
@@ -70,26 +73,33 @@ def attend(
     kernel before it runs: no kernel may write it, and a copy must be in the stream before that kernel.
     """
     _, _, kv_heads, block_size, head_dim = arena.shape
+    softcap = launch.softcap
+    inner = 2 * scale / softcap * math.log2(math.e) if softcap else 0.0
     attend_kernel[(launch.programs,)](
         q, arena, tables, work, out, out if launch.lse is None else launch.lse,
         parts.sums, parts.scales, parts.arrived, tables.stride(0), q.stride(0), out.stride(0),
-        scale * math.log2(math.e),
+        (softcap or scale) * math.log2(math.e), inner, launch.window,
         KVH=kv_heads, G=q.shape[1] // kv_heads, D=head_dim, DP=triton.next_power_of_2(head_dim), BS=block_size,
         BM=launch.tile.rows, BN=POSITIONS, SPLIT=SPLIT, CAUSAL=not launch.only_context,
-        HAS_LSE=launch.lse is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=launch.early,
+        HAS_LSE=launch.lse is not None, WINDOWED=launch.window > 0, CAPPED=softcap > 0,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=launch.early,
         num_warps=launch.tile.warps, num_stages=launch.tile.stages, **early_launch(launch.early),
     )
 
 
-@triton.jit(do_not_specialize=["tables", "work", "table_stride"])  # they differ from step to step
+@triton.jit(do_not_specialize=["tables", "work", "table_stride", "window"])  # they differ from step to step, or layer
 def attend_kernel(
     q, arena, tables, work, out, lse, part_sums, part_scales, arrived,
-    table_stride, q_stride, o_stride, scale,
+    table_stride, q_stride, o_stride, scale, inner, window,
     KVH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, CAUSAL: tl.constexpr, HAS_LSE: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program takes every so-many-th (item, KV head). Row r of a tile is token r // G with query head r % G."""
+    """A program takes every so-many-th (item, KV head). Row r of a tile is token r // G with query head r % G.
+
+    A dot product times ``scale`` is an exponent of two. Where ``CAPPED`` it is first replaced by the tanh of what it is
+    to be, of which the e^2x is two to the power of the product times ``inner``.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     rows = tl.arange(0, BM)
@@ -108,6 +118,11 @@ def attend_kernel(
         if PDL:
             tl.extra.cuda.gdc_wait()  # returns at once except for the first item
         position = tl.load(item + 3) + rows // G
+        lowest = 0
+        first_split = 0
+        if WINDOWED:
+            lowest = tl.maximum(tl.load(item + 3) - window + 1, 0)
+            first_split = lowest // SPLIT
         valid = rows // G < num_tokens
         inside = valid[:, None] & (dims < D)[None, :]
         at = (rows // G) * q_stride + (kvh * G + rows % G) * D
@@ -117,29 +132,38 @@ def attend_kernel(
         sums = tl.zeros([BM, DP], tl.float32)
         num_splits = tl.cdiv(kv_end, SPLIT)
         keys = arena + kvh * (BS * D)
-        for s in tl.range(split, tl.where(slot < 0, num_splits, split + 1)):
+        start = split
+        if WINDOWED:
+            start = tl.maximum(split, first_split)
+        for s in tl.range(start, tl.where(slot < 0, num_splits, split + 1)):
             m, el, o = _one_split(
-                query, keys, table, position, s * SPLIT, tl.minimum((s + 1) * SPLIT, kv_end), scale,
-                KVH, D, DP, BS, BM, BN, CAUSAL, PRECISION,
+                query, keys, table, position, s * SPLIT, tl.minimum((s + 1) * SPLIT, kv_end), lowest, scale, inner,
+                window, KVH, D, DP, BS, BM, BN, CAUSAL, WINDOWED, CAPPED, PRECISION,
             )  # fmt: skip
             top, weight, sums = _merge(top, weight, sums, m, el, o)
         is_last = slot < 0
         if slot >= 0:
             part = ((slot + split) * KVH + kvh) * part_rows + rows
-            tl.store(part_sums + part.to(tl.int64)[:, None] * DP + dims[None, :], sums, mask=valid[:, None])
-            tl.store(part_scales + 2 * part, top, mask=valid)
-            tl.store(part_scales + 2 * part + 1, weight, mask=valid)
+            counts = valid
+            if WINDOWED:
+                counts = counts & (split >= first_split)
+            tl.store(part_sums + part.to(tl.int64)[:, None] * DP + dims[None, :], sums, mask=counts[:, None])
+            tl.store(part_scales + 2 * part, top, mask=counts)
+            tl.store(part_scales + 2 * part + 1, weight, mask=counts)
             tl.debug_barrier()  # one thread counts below: it must not run ahead of the others' stores
             is_last = tl.atomic_add(arrived + slot * KVH + kvh, 1, sem="acq_rel", scope="gpu") == num_splits - 1
             if is_last:
                 tl.store(arrived + slot * KVH + kvh, 0)
-                first = (slot * KVH + kvh) * part_rows + rows
+                first = ((slot + first_split) * KVH + kvh) * part_rows + rows
                 top, weight, sums = _merged(
-                    part_sums, part_scales, first, KVH * part_rows, num_splits, valid, BM, DP
+                    part_sums, part_scales, first, KVH * part_rows, num_splits - first_split, valid, BM, DP
                 )  # fmt: skip
         if is_last:
             at_out = (rows // G) * o_stride + (kvh * G + rows % G) * D
-            value = (sums / weight[:, None]).to(out.dtype.element_ty)
+            share = weight
+            if WINDOWED and not CAUSAL:
+                share = tl.where(weight == 0, 1.0, weight)  # a row that sees nothing: zeros
+            value = (sums / share[:, None]).to(out.dtype.element_ty)
             tl.store(out + token * o_stride + at_out[:, None] + dims[None, :], value, mask=inside)
             if HAS_LSE:
                 at_lse = (token + rows // G) * (KVH * G) + kvh * G + rows % G
@@ -151,20 +175,25 @@ def attend_kernel(
 
 @triton.jit
 def _one_split(
-    query, keys, table, position, start, stop, scale,
+    query, keys, table, position, start, stop, lowest, scale, inner, window,
     KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Largest score (times log2 e), sum of exponentials and weighted sum of values over positions start to stop."""
+    """Largest score (times log2 e), sum of exponentials and weighted sum of values over positions start to stop. No row
+    sees a position below ``lowest``."""
     dims = tl.arange(0, DP)
     m = tl.full([BM], float("-inf"), tl.float32)
     el = tl.zeros([BM], tl.float32)
     o = tl.zeros([BM, DP], tl.float32)
+    if WINDOWED:
+        start = tl.maximum(start, lowest // BN * BN)
     ahead = start + tl.arange(0, BN)
     block = tl.load(table + ahead // BS, mask=ahead < stop, other=0)
     for first in tl.range(start, stop, BN):
         there = first + tl.arange(0, BN)
         is_kv = there < stop
+        if WINDOWED:
+            is_kv = is_kv & (there >= lowest)
         next_block = tl.load(table + (there + BN) // BS, mask=there + BN < stop, other=0)
         at = (block.to(tl.int64) * (2 * KVH * BS * D) + (there % BS) * D)[:, None] + dims[None, :]
         inside = is_kv[:, None]
@@ -173,10 +202,14 @@ def _one_split(
         k = tl.load(keys + at, mask=inside, other=0.0)
         v = tl.load(keys + KVH * BS * D + at, mask=inside, other=0.0)
         scores = tl.dot(query, tl.trans(k), input_precision=PRECISION)
+        if CAPPED:
+            scores = 1.0 - 2.0 / (tl.exp2(scores * inner) + 1.0)
+        seen = is_kv[None, :]
         if CAUSAL:
-            scores = tl.where(is_kv[None, :] & (there[None, :] <= position[:, None]), scores, float("-inf"))
-        else:
-            scores = tl.where(is_kv[None, :], scores, float("-inf"))
+            seen = seen & (there[None, :] <= position[:, None])
+        if WINDOWED:
+            seen = seen & (there[None, :] > position[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
         top = tl.maximum(m, tl.max(scores, 1) * scale)
         shift = tl.where(top == float("-inf"), 0.0, -top)
         p = tl.exp2(tl.fma(scores, scale, shift[:, None]))

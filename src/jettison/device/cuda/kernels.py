@@ -17,6 +17,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
@@ -41,6 +42,7 @@ from jettison.device.kernels.base import (
     check_rotary,
     check_rotary_tables,
     check_vector,
+    check_window,
     fail,
 )
 from jettison.device.kernels.layer import feed_forward
@@ -107,12 +109,12 @@ class CudaKernels:
 
     def rows(
         self, heads: int, arena: Tensor, block_tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array,
-        num_tokens: int, only_context: bool = False,
+        num_tokens: int, only_context: bool = False, first_positions: Int32Array | None = None,
     ) -> StepRows:
         """Check a step's rows, and copy to the device what its layers need. Raises as ``Kernels.attention`` does."""
         laid = lay_out(
             partial(self.work_shape, heads, arena), arena, block_tables, query_lens, context_lens, num_tokens,
-            only_context,
+            only_context, None if first_positions is None else np.asarray(first_positions),
         )
         # The driver puts memory that is not pinned aside before a call returns, so none has to wait for the card.
         return laid.on_card({
@@ -120,19 +122,23 @@ class CudaKernels:
         })
 
     def attend(
-        self, q: Tensor, arena: Tensor, rows: StepRows, out: Tensor, scale: float, lse: Tensor | None = None
+        self, q: Tensor, arena: Tensor, rows: StepRows, out: Tensor, scale: float, lse: Tensor | None = None,
+        window: int = 0, softcap: float = 0.0,
     ) -> None:
         """``Kernels.attention`` for rows that are on the device. Only launches; ``out`` may be wider than ``q``."""
         kv_heads, head_dim = arena.shape[2], arena.shape[4]
         parts = self._parts.get((kv_heads, head_dim))
         if parts is None:
             parts = self._parts[kv_heads, head_dim] = Parts(kv_heads, head_dim, self.device)
-        launch = Launch(rows.tile, self._programs(rows.tile), rows.only_context, lse, self.launches_early)
+        launch = Launch(
+            rows.tile, self._programs(rows.tile), rows.only_context, lse, self.launches_early, window, softcap
+        )
         attend(q, arena, rows.tables, rows.work, out, scale, parts, launch)
 
     def attention(
         self, q: Tensor, arena: Tensor, block_tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array,
-        out: Tensor, scale: float, lse: Tensor | None = None, only_context: bool = False,
+        out: Tensor, scale: float, lse: Tensor | None = None, only_context: bool = False, window: int = 0,
+        softcap: float = 0.0, first_positions: Int32Array | None = None,
     ) -> None:
         """See ``Kernels.attention``."""
         check_arena(arena, q.dtype)
@@ -142,8 +148,11 @@ class CudaKernels:
             fail(f"q {tuple(q.shape)}, out {tuple(out.shape)} do not go with arena {tuple(arena.shape)}")
         if lse is not None:
             check_lse(lse, q)
-        rows = self.rows(q.shape[1], arena, block_tables, query_lens, context_lens, q.shape[0], only_context)
-        self.attend(q, arena, rows, out, scale, lse)
+        check_window(window, softcap, only_context, first_positions, len(query_lens))
+        rows = self.rows(
+            q.shape[1], arena, block_tables, query_lens, context_lens, q.shape[0], only_context, first_positions
+        )
+        self.attend(q, arena, rows, out, scale, lse, window, softcap)
 
     def write_kv(
         self, k: Tensor, v: Tensor, arena: Tensor, block_tables: Int32Array, query_lens: Int32Array,
@@ -338,6 +347,7 @@ def choose_invariant_products() -> None:
     It must precede the process's first product, as cuBLAS reads its workspace's size once.
     """
     os.environ["CUBLASLT_WORKSPACE_SIZE"] = "1"
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # PyTorch may share this workspace with cublasLt
     matmul = torch.backends.cuda.matmul
     matmul.allow_bf16_reduced_precision_reduction = (False, False)  # and no split of k
     matmul.allow_fp16_reduced_precision_reduction = (False, False)

@@ -8,7 +8,7 @@
     PagePool.discard  cuMemUnmap at every address, cuMemRelease: the card has the memory back
 
 A page costs tens of microseconds to map, whatever its size, and may be mapped at many addresses at no cost of memory or
-speed (``docs/performance.md``). So there are two books: ``there`` (the driver's mapping at a position) and ``owned``
+speed (``docs/gpu.md``). So there are two books: ``there`` (the driver's mapping at a position) and ``owned``
 (the caller's page at a position). ``map`` and ``unmap`` change the second, and call the driver only where the first has
 another page. A prepared change of layout makes no calls, nor does a return to an earlier layout.
 

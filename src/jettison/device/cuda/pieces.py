@@ -22,7 +22,7 @@ from torch import Tensor
 from jettison.device.cuda.card import Addresses, Card, Event
 
 PIECE_BYTES = 4 << 20
-"""A copy of so many bytes has the whole speed of the bus (docs/performance.md), and takes 0.1 ms."""
+"""A copy of so many bytes has the whole speed of the bus (docs/gpu.md), and takes 0.1 ms."""
 MAX_ROWS = 4096
 """Of a piece."""
 ROW_UNIT = 16
@@ -54,9 +54,10 @@ class Copying(NamedTuple):
 
 POOL = Copying(Way.STAGED, 8 << 20, 32, 25e9)
 """Copies of a host pool, on a thread beside steps, two pieces at a time: a layout waits for both. Steps beside 48 GB/s
-were 7 % longer on an H200 (docs/performance.md)."""
-LINKS = Copying(Way.STAGED, PIECE_BYTES, 32)
-"""Pieces of transfers, one at a time, each waited for."""
+were 7 % longer on an H200 (docs/gpu.md)."""
+LINKS = Copying(Way.KERNEL, PIECE_BYTES, 16)
+"""Pieces of transfers, one at a time, each waited for: one launch each. On an H200 pieces of 4 MiB went at 20 GB/s so,
+and at 13 to 17 staged; beside decoding steps were 5 % longer."""
 
 
 class Piece:
@@ -102,8 +103,7 @@ class Piece:
                 self._card.copy_many(sources, targets, np.full(len(sources), row_bytes, dtype=np.int64))
             case Way.STAGED:
                 staged = in_a_row(self._card.address_of(self.there), len(on_card), row_bytes)
-                firsts = np.flatnonzero(np.diff(on_host, prepend=on_host[0] - row_bytes - 1) != row_bytes)
-                sizes = np.diff(firsts, append=len(on_host)) * row_bytes
+                firsts, sizes = _runs(on_host, row_bytes)
                 if to_host:
                     self.move(on_card, staged, row_bytes, copying.num_programs)
                     self._card.copy_many(staged[firsts], on_host[firsts], sizes)
@@ -154,3 +154,14 @@ class Pieces:
 def in_a_row(first: int, num_rows: int, row_bytes: int) -> Addresses:
     """Addresses of rows that lie one after the other."""
     return np.arange(first, first + num_rows * row_bytes, row_bytes, dtype=np.int64)
+
+
+def _runs(addresses: Addresses, row_bytes: int) -> tuple[Addresses, Addresses]:
+    """Of rows that lie one after the other: the first row's index, and bytes."""
+    firsts = np.zeros(1, dtype=np.int64)
+    breaks = np.flatnonzero(addresses[1:] - addresses[:-1] != row_bytes)
+    if len(breaks):
+        firsts = np.concatenate((firsts, breaks + 1))
+    sizes = np.empty_like(firsts)
+    sizes[:-1], sizes[-1] = firsts[1:] - firsts[:-1], len(addresses) - firsts[-1]
+    return firsts, sizes * row_bytes

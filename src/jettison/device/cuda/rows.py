@@ -106,13 +106,14 @@ class DecodeTables:
 def lay_out(
     shape_of: Callable[[int], WorkShape], arena: Tensor, block_tables: Int32Array, query_lens: Int32Array,
     context_lens: Int32Array, num_tokens: int, only_context: bool = False,
+    first_positions: npt.NDArray[np.integer] | None = None,
 ) -> HostRows:
     """Check rows, and list what layers need of them. ``shape_of``: the work's shape, by the longest chunk's tokens.
     Raises as ``Kernels.attention`` does."""
     tables, queries, contexts = check_rows(arena, block_tables, query_lens, context_lens, num_tokens, only_context)
     shape = shape_of(int(queries.max(initial=0)))
     words = np.empty(num_words(shape, num_tokens, len(queries)), dtype=np.int32)
-    counts = fill_work(words, queries, contexts, shape, only_context)
+    counts = fill_work(words, queries, contexts, shape, only_context, first_positions)
     positions, slots = np.empty(num_tokens, dtype=np.int32), np.empty(num_tokens, dtype=np.int32)
     if not only_context:
         fill_places(tables, queries, contexts, arena.shape[3], positions, slots)

@@ -1,7 +1,7 @@
 """uint8 tensors, by DLPack, over addresses that need not have memory.
 
 PyTorch does not query the driver about memory from DLPack, so a tensor may cover a span that is mapped in part or not
-at all (``docs/performance.md``; with ``__cuda_array_interface__`` PyTorch queries the driver, and fails).
+at all (``docs/gpu.md``; with ``__cuda_array_interface__`` PyTorch queries the driver, and fails).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sizes of attention's tiles, as measured on a card (docs/performance.md), with notes on which may be changed freely.
+"""Sizes of attention's tiles, as measured on a card (docs/gpu.md), with notes on which may be changed freely.
 
 ``SPLIT`` and ``POSITIONS`` decide the groups of a token's sums and so their bits: each has one value for all shapes and
 batches. Stages and programs change no bit. Rows and warps decide the instructions that multiply and the threads that

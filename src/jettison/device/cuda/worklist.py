@@ -54,11 +54,13 @@ def num_words(shape: WorkShape, max_tokens: int, max_rows: int) -> int:
 
 
 def fill_work(
-    words: Int32s, query_lens: Ints, context_lens: Ints, shape: WorkShape, only_context: bool = False
+    words: Int32s, query_lens: Ints, context_lens: Ints, shape: WorkShape, only_context: bool = False,
+    first_positions: Ints | None = None,
 ) -> WorkCounts:
     """Write the list of a step to the start of ``words``, the longest items first.
 
-    ``query_lens``, ``context_lens``: [R], as in ``Kernels.attention``. Raises ValueError where ``words`` is too short.
+    ``query_lens``, ``context_lens``, ``first_positions``: [R], as in ``Kernels.attention``. Raises ValueError where
+    ``words`` is too short.
     """
     first: Ints | int
     split: Ints | int
@@ -73,7 +75,7 @@ def fill_work(
         row = np.repeat(np.arange(len(tiles)), tiles)
         first = (np.arange(len(row)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * per_tile
         size = np.minimum(query_lens[row] - first, per_tile)
-    position = context_lens[row] + first
+    position = (context_lens if first_positions is None else first_positions)[row] + first
     end = context_lens[row] if only_context else position + size
     token = (np.cumsum(query_lens) - query_lens)[row] + first
     part_rows = max(1, most_tokens) * shape.group

@@ -11,6 +11,7 @@ sums are kept in float64, float32 and float32 respectively. No method allocates 
 
 from __future__ import annotations
 
+import math
 from typing import NoReturn, Protocol
 
 import torch
@@ -70,6 +71,9 @@ class Kernels(Protocol):
         scale: float,
         lse: Tensor | None = None,
         only_context: bool = False,
+        window: int = 0,
+        softcap: float = 0.0,
+        first_positions: Int32Array | None = None,
     ) -> None:
         """Causal grouped-query attention over the paged cache, for prefill, chunked prefill and decode rows alike.
 
@@ -81,6 +85,14 @@ class Kernels(Protocol):
         ``sum_dtype``, gets the log of each token's and head's sum of exponentials; ``only_context`` lets every token
         see exactly positions 0..context_len-1 of its row, its own chunk not (every row with tokens needs a context).
         Parts over disjoint positions are put together by ``merge_parts``.
+
+        ``window`` > 0: a token at position p attends to positions max(0, p - window + 1)..p alone, as the models of
+        ``transformers`` with a sliding window do, and what lies before is neither read nor computed. With
+        ``only_context`` this needs ``first_positions``, int32 [R]: the position of each row's first token, counted as
+        its context's are. A token that sees nothing then has zeros in ``out`` and -inf in ``lse``.
+
+        ``softcap`` > 0: a scaled score s counts as ``softcap * tanh(s / softcap)`` (Gemma 2, arXiv 2408.00118 section
+        2). For attention sinks see ``apply_sinks``.
         """
         ...
 
@@ -170,6 +182,32 @@ def merge_parts(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> T
     weight = torch.sigmoid(lse - other_lse).unsqueeze(-1)
     wide, wide_other = out.to(lse.dtype), other.to(lse.dtype)
     return (wide * weight + wide_other * torch.sigmoid(other_lse - lse).unsqueeze(-1)).to(out.dtype)
+
+
+def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
+    """Let a learnt logit a head take part in the softmax, with no value: in place, once, when all parts are merged.
+
+    ``out``: [n, num_heads, head_dim], of weights that add up to 1 without the sink; ``lse``: [n, num_heads] of
+    ``sum_dtype``; ``sinks``: [num_heads]. exp(lse) / (exp(lse) + exp(sink)) of the weights remains (gpt-oss; Xiao et
+    al. 2024, "Efficient streaming language models with attention sinks", whose sinks are tokens).
+    """
+    remains = torch.sigmoid(lse - sinks.to(lse.dtype)).unsqueeze(-1)
+    out.copy_(out.to(lse.dtype) * remains)
+
+
+def check_window(
+    window: int, softcap: float, only_context: bool, first_positions: Int32Array | None, rows: int
+) -> None:
+    """Raise ValueError unless the options of attention go with each other and with the number of rows."""
+    if window < 0 or not 0 <= softcap < math.inf:
+        fail(f"window {window} and softcap {softcap} must be >= 0")
+    if first_positions is None:
+        if only_context and window:
+            fail("first_positions are needed where tokens with a window see only their context")
+    elif not only_context:
+        fail("first_positions are for tokens that see only their context; elsewhere they follow it")
+    elif tuple(first_positions.shape) != (rows,):
+        fail(f"first_positions: expected {rows}, got {tuple(first_positions.shape)}")
 
 
 def check_lse(lse: Tensor, q: Tensor) -> None:

@@ -31,6 +31,7 @@ from jettison.device.kernels.base import (
     check_rotary,
     check_rotary_tables,
     check_vector,
+    check_window,
     fail,
 )
 from jettison.device.kernels.bound import DTYPE_CODES, bind_buffers, bind_layer, int64s
@@ -53,7 +54,7 @@ _ROWS = (_P, _L, _L, _P, _P, _L, _L)  # tables, row stride, max blocks, query le
 _ARENA = (_P, _L, _L, _L, _L)  # pointer, blocks, KV heads, block size, head dim
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "write_kv": (_I, _P, _L, _P, _L, *_ARENA, *_ROWS),
-    "attention": (_I, _P, _L, _L, *_ARENA, *_ROWS, _P, _L, _P, _I, _D, _I),
+    "attention": (_I, _P, _L, _L, *_ARENA, *_ROWS, _P, _L, _P, _I, _P, _L, _D, _D, _I),
     "linear": (_I, _P, _L, _P, _L, _P, _P, _L, _I, _L, _L, _L, _I),
     "linear_packed": (_I, _P, _L, _P, _P, _P, _L, _I, _L, _L, _L, _I),
     "pack_rows": (_I, _P, _L, _L, _L, _L, _L, _P),
@@ -253,6 +254,9 @@ class NativeKernels:
         scale: float,
         lse: Tensor | None = None,
         only_context: bool = False,
+        window: int = 0,
+        softcap: float = 0.0,
+        first_positions: Int32Array | None = None,
     ) -> None:
         """See ``Kernels.attention``."""
         dtype = q.dtype
@@ -265,11 +269,14 @@ class NativeKernels:
             fail(f"q {tuple(q.shape)}, out {tuple(out.shape)} do not go with arena {tuple(arena.shape)}")
         if lse is not None:
             check_lse(lse, q)
+        if window or softcap or first_positions is not None:
+            check_window(window, softcap, only_context, first_positions, query_lens.shape[0])
         code = self._attention(
             DTYPE_CODES[dtype], q.data_ptr(), q.stride()[0], num_heads,
             arena.data_ptr(), num_blocks, num_kv_heads, block_size, head_dim,
             *self._rows(block_tables, query_lens, context_lens), tokens,
-            out.data_ptr(), out.stride()[0], None if lse is None else lse.data_ptr(), only_context, scale,
+            out.data_ptr(), out.stride()[0], None if lse is None else lse.data_ptr(), only_context,
+            None if first_positions is None else _pointer(first_positions), window, softcap, scale,
             torch.get_num_threads(),
         )  # fmt: skip
         if code:

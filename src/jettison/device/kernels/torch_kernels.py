@@ -25,6 +25,7 @@ from jettison.device.kernels.base import (
     check_rotary,
     check_rotary_tables,
     check_vector,
+    check_window,
     fail,
     sum_dtype,
 )
@@ -86,6 +87,9 @@ class TorchKernels:
         scale: float,
         lse: Tensor | None = None,
         only_context: bool = False,
+        window: int = 0,
+        softcap: float = 0.0,
+        first_positions: Int32Array | None = None,
     ) -> None:
         """See ``Kernels.attention``."""
         check_arena(arena, q.dtype)
@@ -97,25 +101,34 @@ class TorchKernels:
         tables, queries, contexts = check_rows(arena, block_tables, query_lens, context_lens, q.shape[0], only_context)
         if lse is not None:
             check_lse(lse, q)
+        check_window(window, softcap, only_context, first_positions, len(queries))
+        firsts = contexts if first_positions is None else _host(first_positions)
         start = 0
-        for table, num_queries, context in zip(tables, queries.tolist(), contexts.tolist(), strict=True):
+        for table, num_queries, context, position in zip(
+            tables, queries.tolist(), contexts.tolist(), firsts.tolist(), strict=True
+        ):
             end, num_keys = start + num_queries, context + (0 if only_context else num_queries)
             if num_queries == 0:
                 continue
-            ids = torch.from_numpy(table[: -(-num_keys // block_size)].astype(np.int64))
+            hidden = min(max(0, position + 1 - window), num_keys) if window else 0
+            left_out = hidden // block_size
+            ids = torch.from_numpy(table[left_out : -(-num_keys // block_size)].astype(np.int64))
             cache = arena[ids]  # [blocks, 2, kv_heads, block_size, head_dim]
-            kv = cache.permute(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :num_keys]
-            mask = None
-            if num_queries > 1 and not only_context:
-                mask = torch.ones(num_queries, num_keys, dtype=torch.bool).tril_(context)
-            query = q[start:end].transpose(0, 1).unsqueeze(0)
-            result = F.scaled_dot_product_attention(
-                query, kv[0:1], kv[1:2], attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != num_kv_heads
-            )
-            out[start:end] = result[0].transpose(0, 1)
+            kv = cache.permute(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)
+            kv = kv[:, :, hidden - left_out * block_size : num_keys - left_out * block_size]
+            mask = _mask(position, num_queries, hidden, num_keys, window, not only_context)
+            query = q[start:end].transpose(0, 1)
+            if softcap or (only_context and window):  # torch knows no softcap, and no query that sees nothing
+                weights = _scores(query, kv[0], mask, scale, softcap).softmax(-1).masked_fill(~mask, 0)
+                result = (weights @ _of_each_head(kv[1], query)).to(q.dtype)
+            else:
+                result = F.scaled_dot_product_attention(
+                    query.unsqueeze(0), kv[0:1], kv[1:2], attn_mask=None if bool(mask.all()) else mask, scale=scale,
+                    enable_gqa=q.shape[1] != num_kv_heads,
+                )[0]
+            out[start:end] = result.transpose(0, 1)
             if lse is not None:
-                scores = _scores(query[0], kv[0], mask, scale)
-                lse[start:end] = scores.logsumexp(-1).transpose(0, 1)
+                lse[start:end] = _scores(query, kv[0], mask, scale, softcap).logsumexp(-1).transpose(0, 1)
             start = end
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -198,12 +211,26 @@ def _plain(weight: Weight) -> Tensor:
     return fail("these kernels have no packed form") if isinstance(weight, PackedMatrix) else weight
 
 
-def _scores(query: Tensor, keys: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Scaled scores [heads, queries, keys] in the sums' precision; hidden positions are -inf."""
-    wide = sum_dtype(query.dtype)
-    group = query.shape[0] // keys.shape[0]
-    scores = query.to(wide) @ keys.to(wide).repeat_interleave(group, dim=0).transpose(1, 2) * scale
-    return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+def _mask(position: int, num_queries: int, first_key: int, num_keys: int, window: int, causal: bool) -> Tensor:
+    """[queries, keys]: which keys from ``first_key`` to before ``num_keys`` each query sees, the first of which is at
+    ``position``."""
+    queries = torch.arange(position, position + num_queries).unsqueeze(1)
+    keys = torch.arange(first_key, num_keys)
+    seen = keys <= queries if causal else torch.ones(num_queries, len(keys), dtype=torch.bool)
+    return seen & (keys > queries - window) if window else seen
+
+
+def _scores(query: Tensor, keys: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
+    """Scores [heads, queries, keys] in the sums' precision, scaled, then capped; hidden positions are -inf."""
+    scores = query.to(sum_dtype(query.dtype)) @ _of_each_head(keys, query).transpose(1, 2) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    return scores.masked_fill(~mask, -torch.inf)
+
+
+def _of_each_head(kv: Tensor, query: Tensor) -> Tensor:
+    """Keys or values of KV heads for each head of ``query``, in the sums' precision."""
+    return kv.to(sum_dtype(query.dtype)).repeat_interleave(query.shape[0] // kv.shape[0], dim=0)
 
 
 def _normalize(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,6 +1,7 @@
 """A decoder layer of any architecture in the table, from single operations: what is not Llama's in two calls.
 
-    residual += x; x = norm(residual); x = attention(x); x = norm'(x); residual += x; x = norm(residual); x = mlp(x); ...
+    residual += x;  x = norm(residual);  x = attention(x);  x = norm'(x)
+    residual += x;  x = norm(residual);  x = mlp(x);        x = norm'(x)
 
 Which norms there are is the architecture's: before each half (Llama), after it (OLMo 2), both (Gemma), or one for both
 halves at once (Cohere). What the last half adds stays in ``buffers.x``, as ``decoder`` has it, so a split changes no

@@ -20,6 +20,7 @@ from jettison.cost.hardware import BatchPoint, HardwareProfile, PrefillPoint
 from jettison.cost.model import StepPredictor, StepShape
 from jettison.cost.profile_document import ModelSizes, StoredProfile
 from jettison.cost.shapes import BatchShape, BesideShape, ProfileShape, ShapeKind, ShapeLimits, ShapePlan, plan_shapes
+from jettison.device.spec import HOST
 from jettison.device.worker import DeviceWorker, make_device
 from jettison.live.engine.assembly import Assembly, assemble
 from jettison.live.profile.beside_probe import measure_beside, pool_bytes, shapes_beside
@@ -123,7 +124,7 @@ def run_profile(
         beside = measure_beside(device, timer, limits, budget_s=QUICK_BESIDE_S if quick else BESIDE_S)
         decodes = shapes_beside(limits)[0]
         link_byte_s = measure_link_beside(lambda: timer.time_s(decodes), spec.piece_bytes, rounds=3 if quick else 15)
-        remap, disk = measure_remap(device), measure_disk(device)
+        remap, disk = measure_remap(device, is_touched=spec.back_end == HOST), measure_disk(device)
         mark = fingerprint(Path(spec.model_dir), spec.dtype, spec.num_threads, device.kernels_name)
     finally:
         device.close()

@@ -75,9 +75,9 @@ async def _serve(config: EngineConfig, rounds: int) -> tuple[list[RecordedStep],
             engine = Engine(_probed(config, num_instances))
             engine.timeline = line = Timeline()
             exits.push_async_callback(engine.close)
-            await engine.start()
             engines.append(engine)
             lines.append(line)
+        await asyncio.gather(*(engine.start() for engine in engines))
         for index in range(rounds):
             for engine in engines:  # in turn: a machine is faster or slower for minutes
                 await _decode(engine, index)

@@ -33,9 +33,10 @@ class StepTimer:
         states for stages that do not begin with the embedding."""
         device = self._device
         per_block = device.kv_block_bytes * len(device.shape.all_layers)
+        numbers = self._numbers(min(_FILL_BLOCKS, device.capacity_blocks) * per_block)
         for first in range(0, device.capacity_blocks, _FILL_BLOCKS):
             ids = list(range(first, min(first + _FILL_BLOCKS, device.capacity_blocks)))
-            device.kv_scatter(device.shape.all_layers, ids, self._numbers(len(ids) * per_block))
+            device.kv_scatter(device.shape.all_layers, ids, numbers[: len(ids) * per_block])
         most = StepShape((ChunkShape(0, min(self._limits.max_num_tokens, self._limits.max_context)),), 1)
         hidden = device.run_step(self._step(most), None)
         self._hidden = hidden if device.shape.num_layers > 1 else None

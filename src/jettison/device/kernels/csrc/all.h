@@ -22,6 +22,7 @@
 #undef FROM_ACC
 #undef SQRT
 #undef EXP
+#undef TANH
 #undef LOG
 #undef BF16_DOT
 #undef IS_PACKED

@@ -4,7 +4,8 @@
  * in tiles of KEY_TILE positions, aligned to absolute position 0, with a running softmax (Milakov and
  * Gimelshein 2018, "Online normalizer calculation for softmax"). Each number is produced by the same operations in
  * the same order however many tokens, heads or rows are processed together: a token's result depends neither on
- * the batch nor on how its prompt was chunked. Masked scores have weight exactly 0 and change nothing.
+ * the batch nor on how its prompt was chunked. Masked scores have weight exactly 0 and change nothing: so tiles that are
+ * hidden from all tokens of an item (by a sliding window, from below) are left out, and no bit says so.
  */
 #define KEY_TILE 64
 #if defined(BF16_DOT)
@@ -30,24 +31,57 @@ INLINE void NAME(locate)(const NAME(Cache) *c, const int32_t *table, long kv_hea
     }
 }
 
-/* The first `num_keys` keys of a row and KV head. */
+/* The keys from `first` to before `end` of a row and KV head. */
 typedef struct {
     const int32_t *table;
-    long kv_head, num_keys;
+    long kv_head, first, end;
 } NAME(Keys);
+
+/* What consecutive tokens of a row see of its keys: the first one those from `first` (which may be below 0) to before
+ * `end`. Each next one loses the first of them, and sees one more where `grows`. */
+typedef struct {
+    long first, end;
+    int grows;
+} NAME(Sight);
+
+#define FROM_THE_START (LONG_MIN / 2) /* `first` without a window, for any number of tokens */
+
+/* The keys that one of `num_tokens` such tokens sees, or more. */
+INLINE NAME(Keys) NAME(keys_of)(const NAME(Sight) *seen, const int32_t *table, long kv_head, long num_tokens) {
+    const NAME(Keys) keys = {table, kv_head, seen->first > 0 ? seen->first : 0,
+                             seen->end + (seen->grows ? num_tokens - 1 : 0)};
+    return keys;
+}
+
+/* Where the first tile of keys begins; at or beyond `end` if there are none. */
+INLINE long NAME(first_tile)(const NAME(Keys) *k) {
+    return k->first < k->end ? k->first - k->first % KEY_TILE : k->end;
+}
+
+/* The part of a tile of `count` keys that token `i` sees: from `hidden` to before `valid`. */
+INLINE void NAME(see)(const NAME(Sight) *seen, long i, long tile, long count, long *hidden, long *valid) {
+    const long from = seen->first + i - tile, to = seen->end + (seen->grows ? i : 0) - tile;
+    *hidden = from < 0 ? 0 : from > count ? count : from;
+    *valid = to < 0 ? 0 : to > count ? count : to;
+}
+
+/* The options of attention that each tile needs. */
+typedef struct {
+    ACC scale, softcap; /* of scores: scale them, then softcap * tanh(score / softcap); 0 for no cap */
+} NAME(Scores);
 
 #if defined(BF16_DOT)
 #include "attention_dot.h"
 #else
-/* Keys and values of up to KEY_TILE positions from `first` on are needed soon. Blocks lie anywhere: the processor sees no
- * stream in them, and each of its own misses would be waited for. */
-static void NAME(ask_for_tile)(const NAME(Cache) *c, const int32_t *table, long kv_head, long first, long num_keys) {
+/* The keys of a tile, and their values, are needed soon. Blocks lie anywhere: the processor sees no stream in them, and
+ * each of its own misses would be waited for. */
+static void NAME(ask_for_tile)(const NAME(Cache) *c, const NAME(Keys) *k, long tile) {
     const long head = c->block_size * c->head_dim, value_offset = c->kv_heads * head;
-    const long end = num_keys - first < KEY_TILE ? num_keys : first + KEY_TILE;
-    for (long at = first; at < end;) {
-        const long block = table[at / c->block_size], offset = at % c->block_size, left = c->block_size - offset;
+    const long end = k->end - tile < KEY_TILE ? k->end : tile + KEY_TILE;
+    for (long at = tile < k->first ? k->first : tile; at < end;) {
+        const long block = k->table[at / c->block_size], offset = at % c->block_size, left = c->block_size - offset;
         const long count = end - at < left ? end - at : left;
-        const T *const keys = c->arena + (block * 2 * c->kv_heads + kv_head) * head + offset * c->head_dim;
+        const T *const keys = c->arena + (block * 2 * c->kv_heads + k->kv_head) * head + offset * c->head_dim;
         for (long i = 0; i < count * c->head_dim; i += 64 / (long)sizeof(T)) {
             __builtin_prefetch(keys + i, 0, 3);
             __builtin_prefetch(keys + value_offset + i, 0, 3);
@@ -56,20 +90,33 @@ static void NAME(ask_for_tile)(const NAME(Cache) *c, const int32_t *table, long 
     }
 }
 
-/* Turn one row's scores of a tile into weights relative to the running maximum and rescale what was summed so far. */
-static void NAME(online_softmax)(ACC *restrict scores, long valid, long padded, ACC scale, ACC *restrict maximum,
-                                 ACC *restrict total, ACC *restrict out, long width) {
-    ACC tile_max = -INFINITY;
-#pragma omp simd reduction(max : tile_max)
-    for (long j = 0; j < valid; j++) {
-        scores[j] *= scale;
-        tile_max = scores[j] > tile_max ? scores[j] : tile_max;
-    }
-    for (long j = valid; j < padded; j++) scores[j] = -INFINITY;
-    if (valid == 0) {
+/* Cap scores, which are scaled by 1 / softcap already. Whole vectors, so that all are computed alike. */
+static void NAME(cap_scores)(ACC *restrict scores, long padded, ACC softcap) {
+    for (long j = 0; j < padded; j++) scores[j] = softcap * TANH(scores[j]);
+}
+
+/* Turn one row's scores of a tile into weights relative to the running maximum and rescale what was summed so far. The
+ * row sees the keys from `hidden` to before `valid`. */
+static void NAME(online_softmax)(ACC *restrict scores, long hidden, long valid, long padded, const NAME(Scores) *how,
+                                 ACC *restrict maximum, ACC *restrict total, ACC *restrict out, long width) {
+    if (valid <= hidden) {
         for (long j = 0; j < padded; j++) scores[j] = 0;
         return;
     }
+    ACC tile_max = -INFINITY, scale = how->scale;
+    if (how->softcap > 0) {
+        scale /= how->softcap;
+        for (long j = 0; j < padded; j++) scores[j] *= scale;
+        NAME(cap_scores)(scores, padded, how->softcap);
+        scale = 1;
+    }
+#pragma omp simd reduction(max : tile_max)
+    for (long j = hidden; j < valid; j++) {
+        scores[j] *= scale;
+        tile_max = scores[j] > tile_max ? scores[j] : tile_max;
+    }
+    for (long j = 0; j < hidden; j++) scores[j] = -INFINITY;
+    for (long j = valid; j < padded; j++) scores[j] = -INFINITY;
     const ACC new_max = tile_max > *maximum ? tile_max : *maximum;
     for (long j = 0; j < padded; j++) scores[j] = EXP(scores[j] - new_max);
     /* Lanes of a fixed number keep the order of the sum independent of `padded`. */
@@ -143,13 +190,12 @@ static size_t NAME(space)(char *base, long width, NAME(Space) *s) {
     return 2 * q + 2 * tile + MAX_QUERIES * KEY_TILE * sizeof(ACC);
 }
 
-/* Tokens of one row: q and out point at the first of them, at the KV head's first query head. The first one sees
- * `num_visible` keys and, where `grows`, each next one sees one more; all see the same keys otherwise. `next` is asked
- * for at the end. `lse`, if not NULL, gets the log of each row's sum of exponentials, so that parts over disjoint keys
- * can be merged. */
-static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_head, long num_visible, int grows,
+/* Tokens of one row, which see `seen`: q and out point at the first of them, at the KV head's first query head. `next`
+ * is asked for at the end. `lse`, if not NULL, gets the log of each row's sum of exponentials, so that parts over disjoint
+ * keys can be merged; a row that sees none has -inf, and zeros in `out`. */
+static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_head, const NAME(Sight) *seen,
                          long num_tokens, long group, const T *q, long q_stride, T *out, long out_stride, ACC *lse,
-                         long lse_stride, ACC scale, const NAME(Keys) *next, NAME(Space) *s) {
+                         long lse_stride, const NAME(Scores) *how, const NAME(Keys) *next, NAME(Space) *s) {
     const long dim = c->head_dim, width = ROUND_UP(dim, CHUNK), rows = num_tokens * group;
     const int pack = width != dim || (STORAGE_IS_NARROW && rows >= PACK_FROM);
     ACC maximum[MAX_QUERIES], total[MAX_QUERIES];
@@ -159,13 +205,16 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
         total[m] = 0;
     }
     memset(s->out, 0, (size_t)(rows * width) * sizeof(ACC));
-    const long num_keys = num_visible + (grows ? num_tokens - 1 : 0), value_offset = c->kv_heads * c->block_size * dim;
-    for (long tile = 0; tile < num_keys; tile += KEY_TILE) {
-        const long count = num_keys - tile < KEY_TILE ? num_keys - tile : KEY_TILE;
+    const NAME(Keys) all = NAME(keys_of)(seen, table, kv_head, num_tokens);
+    const long value_offset = c->kv_heads * c->block_size * dim;
+    for (long tile = NAME(first_tile)(&all); tile < all.end; tile += KEY_TILE) {
+        const long count = all.end - tile < KEY_TILE ? all.end - tile : KEY_TILE;
+        const long skipped = all.first > tile ? all.first - tile : 0;
         const T *keys[KEY_TILE], *values[KEY_TILE];
-        if (tile + KEY_TILE < num_keys) NAME(ask_for_tile)(c, table, kv_head, tile + KEY_TILE, num_keys);
-        else NAME(ask_for_tile)(c, next->table, next->kv_head, 0, next->num_keys);
-        NAME(locate)(c, table, kv_head, tile, count, keys);
+        if (tile + KEY_TILE < all.end) NAME(ask_for_tile)(c, &all, tile + KEY_TILE);
+        else NAME(ask_for_tile)(c, next, NAME(first_tile)(next));
+        NAME(locate)(c, table, kv_head, tile + skipped, count - skipped, keys + skipped);
+        for (long j = 0; j < skipped; j++) keys[j] = keys[skipped];
         for (long j = 0; j < count; j++) values[j] = keys[j] + value_offset;
         const ACC *packed_keys[KEY_TILE], *packed_values[KEY_TILE];
         for (long j = 0; pack && j < count; j++) {
@@ -183,10 +232,10 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
         else
             NAME(all_scores_stored)(rows, s->q, width, keys, count, s->scores);
         for (long m = 0; m < rows; m++) {
-            long valid = num_visible + (grows ? m / group : 0) - tile;
-            valid = valid < 0 ? 0 : valid > count ? count : valid;
-            NAME(online_softmax)(s->scores + m * KEY_TILE, valid, ROUND_UP(count, 16), scale, maximum + m, total + m,
-                                 s->out + m * width, width);
+            long hidden, valid;
+            NAME(see)(seen, m / group, tile, count, &hidden, &valid);
+            NAME(online_softmax)(s->scores + m * KEY_TILE, hidden, valid, ROUND_UP(count, 16), how, maximum + m,
+                                 total + m, s->out + m * width, width);
         }
         if (pack)
             ALL_VALUES_PACKED(rows, s->scores, packed_values, count, width, s->out);
@@ -194,7 +243,8 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
             NAME(all_values_stored)(rows, s->scores, values, count, width, s->out);
     }
     for (long m = 0; m < rows; m++)
-        NAME(narrow_scaled)(s->out + m * width, 1 / total[m], dim, out + m / group * out_stride + m % group * dim);
+        NAME(narrow_scaled)(s->out + m * width, total[m] == 0 ? 0 : 1 / total[m], dim,
+                            out + m / group * out_stride + m % group * dim);
     for (long m = 0; lse && m < rows; m++) lse[m / group * lse_stride + m % group] = maximum[m] + LOG(total[m]);
 }
 #endif
@@ -204,9 +254,10 @@ typedef struct {
     const T *q;
     T *out;
     ACC *lse;
-    const int32_t *tables, *query_lens, *context_lens;
-    long q_stride, out_stride, num_heads, table_stride, num_rows, step; /* step: most tokens of an item */
-    ACC scale;
+    const int32_t *tables, *query_lens, *context_lens, *first_positions; /* the last: NULL for the context's ends */
+    long q_stride, out_stride, num_heads, table_stride, num_rows, step;  /* step: most tokens of an item */
+    NAME(Scores) how;
+    long window; /* 0 for none */
     int only_context, error;
 } NAME(Attention);
 
@@ -228,9 +279,13 @@ static void NAME(walk)(const NAME(Attention) *a, NAME(Place) *p, long item) {
     p->head = (item - p->item) % kv_heads;
 }
 
-/* Keys that the first token of an item sees. */
-INLINE long NAME(visible)(const NAME(Attention) *a, const NAME(Place) *p) {
-    return a->context_lens[p->row] + (a->only_context ? 0 : p->token + 1);
+/* Keys that the tokens of an item see. */
+INLINE NAME(Sight) NAME(sight)(const NAME(Attention) *a, const NAME(Place) *p) {
+    const long context = a->context_lens[p->row];
+    const long position = (a->first_positions ? a->first_positions[p->row] : context) + p->token;
+    const NAME(Sight) seen = {a->window > 0 ? position + 1 - a->window : FROM_THE_START,
+                              context + (a->only_context ? 0 : p->token + 1), !a->only_context};
+    return seen;
 }
 
 /* A thread draws an item while it has one, so that memory is asked for what it begins with. */
@@ -248,17 +303,17 @@ static void NAME(attention_body)(void *arguments, Draw *draw) {
     while (mine >= 0) {
         const NAME(Place) p = next;
         if ((mine = jettison_pool_next(draw)) >= 0) NAME(walk)(a, &next, mine);
-        const NAME(Keys) soon = {a->tables + next.row * a->table_stride, next.head, NAME(visible)(a, &next)};
+        const NAME(Sight) seen = NAME(sight)(a, &p), then = NAME(sight)(a, &next);
+        const NAME(Keys) soon = NAME(keys_of)(&then, a->tables + next.row * a->table_stride, next.head, 1);
         const long left = a->query_lens[p.row] - p.token, n = left < a->step ? left : a->step;
         const long first = p.start + p.token;
         for (long g = 0; base && g < group; g += MAX_QUERIES) {
             const long heads = group - g < MAX_QUERIES ? group - g : MAX_QUERIES;
             const long column = (p.head * group + g) * dim;
             ACC *const lse = a->lse ? a->lse + first * a->num_heads + p.head * group + g : NULL;
-            NAME(attend)(&a->cache, a->tables + p.row * a->table_stride, p.head, NAME(visible)(a, &p), !a->only_context,
-                         n, heads, a->q + first * a->q_stride + column, a->q_stride,
-                         a->out + first * a->out_stride + column, a->out_stride, lse, a->num_heads, a->scale,
-                         &soon, &space);
+            NAME(attend)(&a->cache, a->tables + p.row * a->table_stride, p.head, &seen, n, heads,
+                         a->q + first * a->q_stride + column, a->q_stride, a->out + first * a->out_stride + column,
+                         a->out_stride, lse, a->num_heads, &a->how, &soon, &space);
         }
     }
 }
@@ -266,10 +321,12 @@ static void NAME(attention_body)(void *arguments, Draw *draw) {
 static int NAME(attention)(const T *q, long q_stride, const T *arena, long num_kv_heads, long block_size, long head_dim,
                           long num_heads, const int32_t *tables, long table_stride, const int32_t *query_lens,
                           const int32_t *context_lens, long num_rows, T *out, long out_stride, ACC *lse,
-                          int only_context, double scale, int num_threads) {
+                          int only_context, const int32_t *first_positions, long window, double softcap, double scale,
+                          int num_threads) {
     const long group = num_heads / num_kv_heads, step = group > MAX_QUERIES ? 1 : MAX_QUERIES / group;
     NAME(Attention) all = {{arena, num_kv_heads, block_size, head_dim}, q, out, lse, tables, query_lens, context_lens,
-                           q_stride, out_stride, num_heads, table_stride, num_rows, step, (ACC)scale, only_context, 0};
+                           first_positions, q_stride, out_stride, num_heads, table_stride, num_rows, step,
+                           {(ACC)scale, (ACC)softcap}, window, only_context, 0};
     long num_items = 0;
     for (long r = 0; r < num_rows; r++) num_items += (query_lens[r] + step - 1) / step * num_kv_heads;
     jettison_pool_run(num_threads, num_items, NAME(attention_body), &all);
@@ -295,4 +352,5 @@ static void NAME(write_kv)(const T *k, long k_stride, const T *v, long v_stride,
 #undef ALL_SCORES_PACKED
 #undef ALL_VALUES_PACKED
 #undef KEY_TILE
+#undef FROM_THE_START
 #undef MAX_QUERIES

@@ -241,17 +241,24 @@ INLINE __m512 two_to(__m512 x) {
     return _mm512_scalef_ps(p, whole);
 }
 
-/* One row's scores of a tile of LANES_F32 * nv keys, of which it sees `valid`, to weights relative to the running
- * maximum (of score times `factor`, as powers of two); what was summed so far is rescaled. `total`: LANES_F32 sums,
- * added at the end. */
-INLINE void weigh(const int nv, const ACC *scores, long valid, ACC factor, ACC *maximum, ACC *total, ACC *out,
-                  long width, T *weights) {
+/* softcap * tanh(score * scale / softcap). */
+static void cap_scores(ACC *scores, long num_keys, const NAME(Scores) *how) {
+    const ACC scale = how->scale / how->softcap;
+    for (long j = 0; j < num_keys; j++) scores[j] = how->softcap * TANH(scores[j] * scale);
+}
+
+/* One row's scores of a tile of LANES_F32 * nv keys, of which it sees those from `hidden` to before `valid`, to weights
+ * relative to the running maximum (of score times `factor`, as powers of two); what was summed so far is rescaled.
+ * `total`: LANES_F32 sums, added at the end. */
+INLINE void weigh(const int nv, const ACC *scores, long hidden, long valid, ACC factor, ACC *maximum, ACC *total,
+                  ACC *out, long width, T *weights) {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     __m512 x[4], largest = _mm512_set1_ps(-INFINITY);
     __mmask16 seen[4];
 #pragma GCC unroll 4
     for (int v = 0; v < nv; v++) {
         seen[v] = _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32((int)valid - LANES_F32 * v));
+        seen[v] = _mm512_mask_cmpge_epi32_mask(seen[v], lane, _mm512_set1_epi32((int)hidden - LANES_F32 * v));
         x[v] = _mm512_loadu_ps(scores + LANES_F32 * v);
         largest = _mm512_mask_max_ps(largest, seen[v], largest, x[v]);
     }
@@ -286,21 +293,26 @@ INLINE void store_row(const ACC *sums, ACC factor, long dim, T *out) {
     }
 }
 
-/* Where keys and values of KEY_TILE positions from `first` on lie; beyond the last of them it is repeated. */
-static void locate_tile(const NAME(Cache) *c, const int32_t *table, long kv_head, long first, long num_keys,
-                        const T **keys, const T **values) {
-    const long count = num_keys - first < KEY_TILE ? num_keys - first : KEY_TILE;
-    NAME(locate)(c, table, kv_head, first, count, keys);
-    for (long j = count; j < KEY_TILE; j++) keys[j] = keys[count - 1];
+/* Where keys and values of a tile lie; before the first of them and beyond the last, these are repeated. Where there are
+ * none, the addresses are any of the arena's. */
+static void locate_tile(const NAME(Cache) *c, const NAME(Keys) *k, long tile, const T **keys, const T **values) {
+    const long count = k->end - tile < KEY_TILE ? k->end - tile : KEY_TILE;
+    const long skipped = k->first > tile ? k->first - tile : 0;
+    if (count > skipped) {
+        NAME(locate)(c, k->table, k->kv_head, tile + skipped, count - skipped, keys + skipped);
+        for (long j = 0; j < skipped; j++) keys[j] = keys[skipped];
+        for (long j = count; j < KEY_TILE; j++) keys[j] = keys[count - 1];
+    } else
+        for (long j = 0; j < KEY_TILE; j++) keys[j] = c->arena;
     for (long j = 0; j < KEY_TILE; j++) values[j] = keys[j] + c->kv_heads * c->block_size * c->head_dim;
 }
 
 /* As the `attend` of attention.h; `scale` is above 0. */
-static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_head, long num_visible, int grows,
+static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_head, const NAME(Sight) *seen,
                          long num_tokens, long group, const T *q, long q_stride, T *out, long out_stride, ACC *lse,
-                         long lse_stride, ACC scale, const NAME(Keys) *next, NAME(Space) *s) {
+                         long lse_stride, const NAME(Scores) *how, const NAME(Keys) *next, NAME(Space) *s) {
     const long dim = c->head_dim, width = ROUND_UP(dim, 32), rows = num_tokens * group;
-    const ACC factor = scale * 1.44269504088896341f;
+    const ACC factor = (how->softcap > 0 ? 1 : how->scale) * 1.44269504088896341f;
     ACC maximum[MAX_QUERIES];
     const size_t all_rows = ROUND_UP(rows, STRIP);
     memset(s->q, 0, all_rows * (size_t)width * sizeof(T));
@@ -313,31 +325,34 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
 #if defined(TILES)
     tiles_begin();
 #endif
-    const long num_keys = num_visible + (grows ? num_tokens - 1 : 0);
+    const NAME(Keys) all = NAME(keys_of)(seen, table, kv_head, num_tokens);
     const T *keys[2][KEY_TILE], *values[2][KEY_TILE];
-    locate_tile(c, table, kv_head, 0, num_keys, keys[0], values[0]);
-    for (long tile = 0; tile < num_keys; tile += KEY_TILE) {
-        const long count = num_keys - tile < KEY_TILE ? num_keys - tile : KEY_TILE;
-        const int now = tile / KEY_TILE % 2, ahead = !now;
-        if (tile + KEY_TILE < num_keys)
-            locate_tile(c, table, kv_head, tile + KEY_TILE, num_keys, keys[ahead], values[ahead]);
-        else
-            locate_tile(c, next->table, next->kv_head, 0, next->num_keys, keys[ahead], values[ahead]);
+    int now = 0;
+    locate_tile(c, &all, NAME(first_tile)(&all), keys[now], values[now]);
+    for (long tile = NAME(first_tile)(&all); tile < all.end; tile += KEY_TILE, now = !now) {
+        const long count = all.end - tile < KEY_TILE ? all.end - tile : KEY_TILE;
+        const int ahead = !now;
+        if (tile + KEY_TILE < all.end) locate_tile(c, &all, tile + KEY_TILE, keys[ahead], values[ahead]);
+        else locate_tile(c, next, NAME(first_tile)(next), keys[ahead], values[ahead]);
         const long padded = count > 2 * LANES_F32 ? KEY_TILE : 2 * LANES_F32;
         turn_keys(keys[now], keys[ahead], padded, dim, s->turned);
         pair_values(values[now], values[ahead], padded, dim, width, s->paired);
         for (long first = 0; first < rows; first += STRIP) {
             const long left = rows - first < STRIP ? rows - first : STRIP;
-            const long seen = num_visible - tile; /* by the first token, and one more by each next where they grow */
-            if (seen + (grows ? (first + left - 1) / group : 0) <= 0) continue;
+            long hidden, valid, unused;
+            NAME(see)(seen, first / group, tile, count, &hidden, &unused);
+            NAME(see)(seen, (first + left - 1) / group, tile, count, &unused, &valid);
+            if (valid <= 0 || hidden >= count) continue; /* the last token sees the latest keys, the first the earliest */
             strip_scores(left, padded, s->q + first * width, width, s->turned, s->scores);
             for (long i = 0, m = first; i < left; i++, m++) {
-                const ACC *const scores = s->scores + i * KEY_TILE;
+                ACC *const scores = s->scores + i * KEY_TILE;
                 T *const weights = s->weights + i * KEY_TILE;
                 ACC *const total = s->totals + m * LANES_F32, *const sums = s->out + m * width;
-                const long valid = seen + (grows ? m / group : 0);
-                if (padded == KEY_TILE) weigh(4, scores, valid, factor, maximum + m, total, sums, width, weights);
-                else weigh(2, scores, valid, factor, maximum + m, total, sums, width, weights);
+                NAME(see)(seen, m / group, tile, count, &hidden, &valid);
+                if (how->softcap > 0) cap_scores(scores, padded, how);
+                if (padded == KEY_TILE)
+                    weigh(4, scores, hidden, valid, factor, maximum + m, total, sums, width, weights);
+                else weigh(2, scores, hidden, valid, factor, maximum + m, total, sums, width, weights);
             }
             strip_values(left, s->weights, s->paired, count, width, s->out + first * width);
         }
@@ -347,7 +362,7 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
 #endif
     for (long m = 0; m < rows; m++) {
         const ACC total = _mm512_reduce_add_ps(_mm512_loadu_ps(s->totals + m * LANES_F32));
-        store_row(s->out + m * width, 1 / total, dim, out + m / group * out_stride + m % group * dim);
+        store_row(s->out + m * width, total == 0 ? 0 : 1 / total, dim, out + m / group * out_stride + m % group * dim);
         if (lse) lse[m / group * lse_stride + m % group] = maximum[m] * 0.693147180559945309f + LOG(total);
     }
 }

@@ -7,6 +7,7 @@
  * dtype codes: 0 float64, 1 float32, 2 bfloat16. Strides are in elements, of whole tokens (rows). Functions return
  * 0 or one of the ERROR codes, and have then written nothing (ERROR_MEMORY apart).
  */
+#include <limits.h>
 #include <math.h>
 
 #include "simd.h"
@@ -93,6 +94,7 @@ typedef struct { /* where a product goes */
 #define FROM_ACC(x) (x)
 #define SQRT sqrt
 #define EXP exp_f64
+#define TANH tanh_f64
 #define LOG log
 #include "all.h"
 
@@ -113,6 +115,7 @@ typedef struct { /* where a product goes */
 #define FROM_ACC(x) (x)
 #define SQRT sqrtf
 #define EXP exp_f32
+#define TANH tanh_f32
 #define LOG logf
 #include "all.h"
 
@@ -133,6 +136,7 @@ typedef struct { /* where a product goes */
 #define FROM_ACC(x) f32_to_bf16(x)
 #define SQRT sqrtf
 #define EXP exp_f32
+#define TANH tanh_f32
 #define LOG logf
 #if defined(__AVX512BF16__)
 #define BF16_DOT
@@ -187,14 +191,15 @@ API(write_kv)(int dtype, const void *k, long k_stride, const void *v, long v_str
 API(attention)(int dtype, const void *q, long q_stride, long num_heads, const void *arena, long num_blocks,
                long num_kv_heads, long block_size, long head_dim, const int32_t *tables, long table_stride,
                long max_blocks, const int32_t *query_lens, const int32_t *context_lens, long num_rows, long num_tokens,
-               void *out, long out_stride, void *lse, int only_context, double scale, int num_threads) {
+               void *out, long out_stride, void *lse, int only_context, const int32_t *first_positions, long window,
+               double softcap, double scale, int num_threads) {
     const int error = check_rows(num_blocks, block_size, tables, table_stride, max_blocks, query_lens, context_lens,
                                  num_rows, num_tokens, only_context);
     if (error) return error;
 #define CALL(S, T, A)                                                                                                \
     return attention_##S((const T *)q, q_stride, (const T *)arena, num_kv_heads, block_size, head_dim, num_heads,    \
                          tables, table_stride, query_lens, context_lens, num_rows, (T *)out, out_stride, (A *)lse,   \
-                         only_context, scale, num_threads)
+                         only_context, first_positions, window, softcap, scale, num_threads)
     BY_DTYPE(dtype, CALL(f64, double, double), CALL(f32, float, float), CALL(bf16, bf16, float))
 #undef CALL
     return 0;

@@ -93,7 +93,7 @@ static int NAME(attend_layer)(const LayerShape *s, const LayerWeights *w, const 
     jettison_pool_run(threads, (b->num_tokens + work.step - 1) / work.step, NAME(cache_body), &work);
     error = NAME(attention)(s->qkv, stride, w->arena, s->num_kv_heads, s->block_size, dim, s->num_heads, b->tables,
                             b->table_stride, b->query_lens, b->context_lens, b->num_rows, s->attention, q_size, NULL, 0,
-                            s->scale, threads);
+                            NULL, 0, 0, s->scale, threads);
     if (error) return error;
     return NAME(multiply)(s->attention, q_size, &w->o, s->x, b->num_tokens, s->hidden, q_size, threads);
 }

@@ -1,6 +1,6 @@
 /* Vectors as wide as the variant being compiled, and the conversions between stored and summed numbers.
  *
- * Here: vector types, loads of a "chunk" (two vectors), horizontal sums, bfloat16 rounding, exp.
+ * Here: vector types, loads of a "chunk" (two vectors), horizontal sums, bfloat16 rounding, exp and tanh.
  * Not here: loops over tensors. Only GCC/Clang vector extensions, plus intrinsics where the horizontal sum needs
  * them, so that the same text compiles for SSE2, AVX2, AVX-512 and NEON.
  *
@@ -189,6 +189,64 @@ INLINE double exp_f64(double x) {
     double scale;
     memcpy(&scale, &bits, 8);
     return x < -708.0 ? 0.0 : p * scale;
+}
+
+/* ---- tanh, likewise ----
+ * e = e^(2 |x|) - 1 as 2^n (e^r - 1) + (2^n - 1), which cancels nothing where x is small; tanh |x| = e / (e + 2). Within
+ * a few ulp; 1 from 2 |x| = 20 (40) on; NaN gives NaN. */
+
+INLINE float tanh_f32(float x) {
+    const float round_to_int = 12582912.0f;
+    float y = 2 * __builtin_fabsf(x);
+    y = y > 20.0f ? 20.0f : y;
+    float shifted = y * 1.44269504088896341f + round_to_int;
+    float n = shifted - round_to_int;
+    float r = y - n * 0.693145751953125f;
+    r = r - n * 1.428606765330187e-06f;
+    float p = 1.0f / 5040;
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    int32_t bits;
+    memcpy(&bits, &shifted, 4);
+    bits = (int32_t)((uint32_t)(bits - 0x4b400000 + 127) << 23);
+    float scale;
+    memcpy(&scale, &bits, 4);
+    const float e = scale * (p * r) + (scale - 1.0f);
+    return __builtin_copysignf(e / (e + 2.0f), x);
+}
+
+INLINE double tanh_f64(double x) {
+    const double round_to_int = 6755399441055744.0;
+    double y = 2 * __builtin_fabs(x);
+    y = y > 40.0 ? 40.0 : y;
+    double shifted = y * 1.4426950408889634074 + round_to_int;
+    double n = shifted - round_to_int;
+    double r = y - n * 0.693147180369123816490;
+    r = r - n * 1.90821492927058770002e-10;
+    double p = 1.0 / 6227020800.0;
+    p = p * r + 1.0 / 479001600.0;
+    p = p * r + 1.0 / 39916800.0;
+    p = p * r + 1.0 / 3628800.0;
+    p = p * r + 1.0 / 362880.0;
+    p = p * r + 1.0 / 40320.0;
+    p = p * r + 1.0 / 5040.0;
+    p = p * r + 1.0 / 720.0;
+    p = p * r + 1.0 / 120.0;
+    p = p * r + 1.0 / 24.0;
+    p = p * r + 1.0 / 6.0;
+    p = p * r + 0.5;
+    p = p * r + 1.0;
+    int64_t bits;
+    memcpy(&bits, &shifted, 8);
+    bits = (int64_t)((uint64_t)(bits - 0x4338000000000000 + 1023) << 52);
+    double scale;
+    memcpy(&scale, &bits, 8);
+    const double e = scale * (p * r) + (scale - 1.0);
+    return __builtin_copysign(e / (e + 2.0), x);
 }
 
 #endif
