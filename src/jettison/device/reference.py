@@ -11,6 +11,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from jettison.device.model.dtypes import DTYPES
+from jettison.device.model.quantized.config import scheme_of_folder
+from jettison.errors import ModelError
 
 TIE_ULPS = 4
 """Below float64, two logits this close (in units of the last place of the largest logit) are a tie."""
@@ -75,6 +77,11 @@ class TransformersReference:
     """
 
     def __init__(self, model_dir: Path, dtype: str) -> None:
+        if scheme_of_folder(Path(model_dir)) is not None:
+            raise ModelError(
+                f"{model_dir}: transformers reads quantized weights only with other libraries, and computes in other "
+                "ways with them; compare with our own kernels (--alone)"
+            )
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 

@@ -20,7 +20,7 @@ from jettison.device.model.decoder import Batch, Decoder, GivesUp, Int32s, Model
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.rope import fill_rotary_tables
 from jettison.device.model.workspace import StepBuffers, Workspace
-from jettison.device.remote import AttentionPort, attend_for_peer
+from jettison.device.remote import Attending, AttentionPort, attend_for_peer
 from jettison.device.sampler import Sampler
 from jettison.device.step import Ended, SamplingRow, StepInput, StepOutput
 from jettison.device.stepcheck import check_input, check_limits, remote_parts
@@ -115,12 +115,14 @@ class Runner:
         """All is ready."""
         return 0
 
-    def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
+    def attend(
+        self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes, positions: Int32s | None = None
+    ) -> Bytes:
         """A peer's queries over blocks of ``layer`` that are mapped here; see ``remote.attend_for_peer``."""
         config = self.config
         return attend_for_peer(
-            self._kernels, self._bytes, self._memory.kv_arena(layer), block_ids, rows, q, config.num_heads,
-            config.head_dim**-0.5,
+            self._kernels, self._bytes, self._memory.kv_arena(layer), block_ids, rows, q,
+            Attending.of(config, layer), positions,
         )
 
     def _buffers_for(self, num_tokens: int) -> StepBuffers:

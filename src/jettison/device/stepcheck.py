@@ -54,7 +54,7 @@ def remote_parts(
         return None
     if port is None:
         raise ValueError(f"step {step.step_id}: some KV lies elsewhere, and there is no peer to ask")
-    block_size, scale = memory.kv_arena(step.layer_lo).shape[3], config.head_dim**-0.5
+    block_size, scale = memory.kv_arena(step.layer_lo).shape[3], config.attention_scale
     parts = RemoteParts(step, port, kernels, device_bytes, config.num_heads, block_size, scale)
     port.begin(step)
     return parts

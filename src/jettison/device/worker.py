@@ -219,11 +219,13 @@ class DeviceWorker:
         result: Tensor | StepOutput | None = self.start_step(step, hidden, port, gives_up).result()
         return result
 
-    def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
+    def attend(
+        self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes, positions: Int32s | None = None
+    ) -> Bytes:
         """Attention of a peer's queries over KV of ``layer`` on this worker, retained or not; changes nothing.
 
-        ``block_ids``: blocks of each row; ``rows``: each query's row. Raises IndexError for a block that is not mapped
-        (a stale request), ValueError for invalid arguments.
+        ``block_ids``: blocks of each row; ``rows``: each query's row; ``positions``: each query's, in layers with a
+        window. Raises IndexError for a block that is not mapped (a stale request), ValueError for invalid arguments.
         """
         if self._runner is None:
             raise NotReadyError("the device is not started")
@@ -231,7 +233,7 @@ class DeviceWorker:
         if not known or not 0 <= layer < self.shape.num_layers:
             raise ValueError(f"attention in layer {layer} for rows that do not exist")
         self._open_memory.check_readable(layer, np.concatenate([block_ids[r] for r in np.unique(rows)]))
-        return self._runner.attend(layer, block_ids, rows, q)
+        return self._runner.attend(layer, block_ids, rows, q, positions)
 
     def hidden_from_bytes(self, data: Any, num_tokens: int) -> Tensor:
         """Hidden states [num_tokens, hidden_size] from the bytes that a peer sent (memoryview or array).

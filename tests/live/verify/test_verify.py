@@ -13,7 +13,7 @@ from jettison.config import EngineConfig
 from jettison.device.kernels import native
 from jettison.device.model.create import create_model
 from jettison.device.reference import Verdict, transformers_available
-from jettison.errors import ConfigError, ModelError, StalledError, WorkerLostError
+from jettison.errors import ConfigError, StalledError, WorkerLostError
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.local_cluster import LocalCluster, Until
 from jettison.live.verify import run as verify
@@ -241,18 +241,9 @@ def test_without_transformers_the_first_line_says_what_that_means(
 
 
 @pytest.mark.skipif(not transformers_available(), reason="compares with transformers")
-def test_a_sliding_window_is_served_and_compared_up_to_its_width(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_served_context_is_compared_up_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_model(tmp_path / "m", arch="mistral")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"sliding_window": 176}))
     monkeypatch.setattr(verify, "SCENARIOS", {name: SCENARIOS[name] for name in ("prefix hit", FEW[3])})
-    with pytest.raises(ModelError, match=r"window of 176 tokens is not supported.*--max-model-len 176"):
-        verify.run_verify(folder, tmp_path / "v.json")
-    with pytest.raises(ModelError, match="window of 176"):
-        verify.run_verify(folder, tmp_path / "v.json", max_model_len=177)
-    assert not (tmp_path / "v.json").exists()
     assert verify.run_verify(folder, tmp_path / "v.json", max_model_len=176) == 0
     document = rows_of(tmp_path / "v.json")[""]
     assert (document["mismatches"], document["max_model_len"]) == (0, 176)

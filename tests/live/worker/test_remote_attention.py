@@ -21,14 +21,18 @@ class AskingDevice(FakeDevice):
         super().__init__(*args, **kwargs)
         self.asked: list[tuple[int, int]] = []
         self.refuses = False
+        self.has_windows = False
         self.got: list[np.ndarray] = []
         self.before_collect = lambda: None
 
-    def attend(self, layer, block_ids, rows, q):
+    def attend(self, layer, block_ids, rows, q, positions=None):
         if self.refuses:
             raise IndexError("block 3 is not mapped")
         self.asked.append((layer, len(rows)))
         sums = np.array([block_ids[r].sum() for r in rows], dtype=np.int64) + 1000 * layer
+        if positions is not None:
+            assert positions.dtype == np.int32
+            sums += 10**6 * positions
         return (sums + q.view(np.int64)).view(np.uint8)
 
     def run_step(self, step, hidden, port=None, gives_up=None):
@@ -39,12 +43,15 @@ class AskingDevice(FakeDevice):
                 workers = sorted({e.worker for e in step.remote})
                 chosen = [np.array([i for i in entries if step.remote[i].worker == w], dtype=np.int32) for w in workers]
                 for worker, mine in zip(workers, chosen, strict=True):
-                    port.ask(layer, worker, mine, np.arange(len(mine), dtype=np.int64).view(np.uint8))
+                    positions = np.arange(len(mine), dtype=np.int32) + 7 if self.has_windows and layer % 2 else None
+                    port.ask(layer, worker, mine, np.arange(len(mine), dtype=np.int64).view(np.uint8), positions)
                 self.before_collect()
                 answers = port.collect()
                 for mine, pieces in zip(chosen, answers, strict=True):
                     got = np.concatenate([data.view(np.int64) for _, data in pieces])
                     expected = [sum(step.remote[i].block_ids) + 1000 * layer + n for n, i in enumerate(mine)]
+                    if self.has_windows and layer % 2:
+                        expected = [at + 10**6 * (n + 7) for n, at in enumerate(expected)]
                     assert got.tolist() == expected
                     assert sum(count for count, _ in pieces) == len(mine)
                 self.got += answers
@@ -98,6 +105,14 @@ def test_long_questions_and_tables_are_cut_into_frames():
     events = run(cluster, asking_step((1, 1, 1), num_tokens=60, num_blocks=20))
     assert [type(e) for e in events] == [m.StepDone]
     assert len(cluster.devices[1].asked) > 4
+
+
+@pytest.mark.parametrize("activation_bytes", [128, 1 << 16])
+def test_layers_with_a_window_send_positions_and_others_do_not(activation_bytes):
+    cluster = Cluster(3, activation_bytes=activation_bytes)
+    cluster.devices[0].has_windows = True
+    events = run(cluster, asking_step((1, 2, 1), num_tokens=60))
+    assert [type(e) for e in events] == [m.StepDone]
 
 
 def test_a_refusal_fails_the_step_so_that_it_is_computed_again():

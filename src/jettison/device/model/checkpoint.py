@@ -1,7 +1,7 @@
 """Finds the decoder's tensors in the safetensors of a model folder: reads headers, not weights.
 
-A folder with other tensors than its configuration implies is refused with one line that names the file and the cause: a
-quantized model, weights in another place, or a file of another model.
+A folder with other tensors than its configuration implies is refused with one line that names the file and the cause:
+weights that are quantized in another way than ``config.json`` says, lie in another place, or are of another model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from jettison.device.model.jsonfile import JsonObject, short_repr
-from jettison.device.model.quantized import REFUSAL, other_weights, sign_beside, sign_of_tensor, sign_of_type
+from jettison.device.model.quantized.parts import PLAIN, Header, Part, Recipe
+from jettison.device.model.quantized.recipes import recipes_of
+from jettison.device.model.quantized.schemes import Scheme
+from jettison.device.model.quantized.signs import REFUSAL, other_weights, sign_beside, sign_of_tensor, sign_of_type
 from jettison.device.model.shards import TensorSource
 from jettison.device.model.standins import why_not_itself
 from jettison.errors import ModelError
@@ -23,7 +26,6 @@ from jettison.errors import ModelError
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-STORED_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,24 @@ class FoundWeights:
 
     files: tuple[Path, ...]
     file_of: dict[str, Path]
-    """File of each tensor."""
+    """File of each stored tensor."""
+    recipes: dict[str, Recipe]
+    """Of which stored tensors each wanted one is made."""
     doubt: str | None
     """For a folder with two copies of the weights, a line on the one that is read, and why; else None."""
+
+    def files_of(self, source: TensorSource) -> list[Path]:
+        """The files of a wanted tensor, without repetition."""
+        return list(dict.fromkeys(self.file_of[part.name] for part in self.recipes[source.name].parts.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a folder has to hold."""
+
+    sources: dict[str, TensorSource]
+    is_spare: Callable[[str], bool]
+    scheme: Scheme | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,35 +68,36 @@ class _Mismatch(ModelError):
 
 
 def find_weights(
-    model_dir: Path, sources: Sequence[TensorSource], is_spare: Callable[[str], bool]
+    model_dir: Path, sources: Sequence[TensorSource], is_spare: Callable[[str], bool], scheme: Scheme | None = None
 ) -> FoundWeights:
-    """Find every tensor, and check that the folder holds exactly ``sources``, in their shapes.
+    """Find every tensor, and check that the folder holds exactly what ``sources`` are made of, in the right shapes.
 
-    ``is_spare``: whether a tensor of this name may be there, to be ignored. Raises ModelError.
+    ``is_spare``: whether a tensor of this name may be there, to be ignored. ``scheme``: how weights are quantized
+    (None: not at all). Raises ModelError.
     """
-    expected = {source.name: source for source in sources}
-    choices = _choices(model_dir, expected)
+    wanted = _Wanted({source.name: source for source in sources}, is_spare, scheme)
+    choices = _choices(model_dir, wanted)
     errors: list[ModelError] = []
     for choice in choices:
         try:
-            file_of = _matched(choice, expected, is_spare)
+            file_of, recipes = _matched(choice, wanted)
         except ModelError as error:
             errors.append(error)
             continue
         doubt = _doubt(model_dir, bool(errors)) if len(choices) > 1 else None
-        return FoundWeights(tuple(choice.files), file_of, doubt)
+        return FoundWeights(tuple(choice.files), file_of, recipes, doubt)
     if isinstance(errors[0], _Mismatch):
-        raise _quantized(model_dir, choices[0].files, expected) or errors[0]
+        raise _quantized(model_dir, choices[0].files, wanted) or errors[0]
     raise errors[0]
 
 
-def _choices(model_dir: Path, expected: dict[str, TensorSource]) -> list[_Choice]:
+def _choices(model_dir: Path, wanted: _Wanted) -> list[_Choice]:
     """The copies of the weights in the folder, the preferred one first."""
     single, index = model_dir / SINGLE_FILE, model_dir / INDEX_FILE
     if not single.is_file():
         if index.is_file():
             return [_Choice(_indexed_files(index), index)]
-        raise _no_weights(model_dir, expected)
+        raise _no_weights(model_dir, wanted)
     choices = [_Choice([single], single)]
     if index.is_file():
         with suppress(ModelError):  # an index without its files is ignored beside a single file
@@ -97,12 +115,12 @@ def _doubt(model_dir: Path, is_index: bool) -> str:
     return f"{model_dir} holds {SINGLE_FILE} and {INDEX_FILE}: {why}; remove the one that is stale"
 
 
-def _no_weights(model_dir: Path, expected: dict[str, TensorSource]) -> ModelError:
+def _no_weights(model_dir: Path, wanted: _Wanted) -> ModelError:
     single = model_dir / SINGLE_FILE
     if (told := why_not_itself(single)) is not None:
         return ModelError(f"{single}: {told}")
     others = sorted(model_dir.glob("*.safetensors"))
-    if (error := _quantized(model_dir, others, expected)) is not None:
+    if (error := _quantized(model_dir, others, wanted)) is not None:
         return error
     pickled = sorted(path for pattern in ("*.bin", "*.pt", "*.pth") for path in model_dir.glob(pattern))
     if pickled and not others:
@@ -113,37 +131,49 @@ def _no_weights(model_dir: Path, expected: dict[str, TensorSource]) -> ModelErro
     return ModelError(f"{model_dir}: no weights; expected {SINGLE_FILE} or {INDEX_FILE}{beside}")
 
 
-def _matched(
-    choice: _Choice, expected: dict[str, TensorSource], is_spare: Callable[[str], bool]
-) -> dict[str, Path]:
-    """The file of each tensor."""
+def _matched(choice: _Choice, wanted: _Wanted) -> tuple[dict[str, Path], dict[str, Recipe]]:
+    """The file of each stored tensor, and the recipe of each wanted one."""
+    file_of, headers = _headers(choice)
+    recipes = recipes_of(wanted.scheme, wanted.sources.values(), headers)
+    parts = {part.name: part for recipe in recipes.values() for part in recipe.parts.values()}
+    left_out = {name for recipe in recipes.values() for name in recipe.left_out}
+    for name, path in file_of.items():
+        if name in parts:
+            check_header(path, headers[name], parts[name])
+        elif name not in left_out and not wanted.is_spare(name):
+            raise _Mismatch(f"{path}: unexpected tensor {name[:80]}; weights and config.json do not match")
+    missing = [name for name in parts if name not in file_of]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        hint = "; set tie_word_embeddings if it shares the embedding" if missing == ["lm_head.weight"] else ""
+        raise _Mismatch(f"{choice.listing}: tensor {missing[0]}{more} is missing{hint}")
+    return file_of, recipes
+
+
+def _headers(choice: _Choice) -> tuple[dict[str, Path], dict[str, Header]]:
+    """File and header of each stored tensor."""
     file_of: dict[str, Path] = {}
+    headers: dict[str, Header] = {}
     for path in choice.files:
         with _opened(path) as file:
             for name in file.keys():  # noqa: SIM118  (not a dict: it cannot be iterated)
                 if name in file_of:
                     raise _Mismatch(f"{path}: tensor {name} is in {file_of[name].name} too")
-                if name in expected:
-                    check_header(path, file.get_slice(name), expected[name])
-                elif not is_spare(name):
-                    raise _Mismatch(f"{path}: unexpected tensor {name[:80]}; weights and config.json do not match")
-                file_of[name] = path
-    missing = [name for name in expected if name not in file_of]
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        hint = "; set tie_word_embeddings if it shares the embedding" if missing == ["lm_head.weight"] else ""
-        raise _Mismatch(f"{choice.listing}: tensor {missing[0]}{more} is missing{hint}")
-    return file_of
+                file_of[name], headers[name] = path, header_of(file, name)
+    return file_of, headers
 
 
-def _quantized(model_dir: Path, files: list[Path], expected: dict[str, TensorSource]) -> ModelError | None:
-    """The error for weights that do not match because they are quantized; None: there is no sign of that."""
+def _quantized(model_dir: Path, files: list[Path], wanted: _Wanted) -> ModelError | None:
+    """The error for weights that do not match because they are quantized, though ``config.json`` says nothing of it;
+    None: there is no sign of that."""
+    if wanted.scheme is not None:
+        return None
     for path in files:
         with _opened(path) as file:
             for name in file.keys():  # noqa: SIM118
                 sign = sign_of_tensor(name)
-                if sign is None and name in expected:
-                    sign = sign_of_type(name, file.get_slice(name).get_dtype())
+                if sign is None and name in wanted.sources:
+                    sign = sign_of_type(name, header_of(file, name).dtype)
                 if sign is not None:
                     return ModelError(f"{path}: {sign}: {REFUSAL}")
     if (sign := sign_beside(model_dir)) is not None:
@@ -151,16 +181,23 @@ def _quantized(model_dir: Path, files: list[Path], expected: dict[str, TensorSou
     return None
 
 
-def check_header(path: Path, stored: Any, source: TensorSource) -> None:
-    """Raises ModelError where a stored tensor (a slice of safetensors') differs from ``source``."""
-    if stored.get_dtype() not in STORED_DTYPES:
+def header_of(file: Any, name: str) -> Header:
+    """A tensor's header in an open safetensors file."""
+    stored = file.get_slice(name)
+    return Header(stored.get_dtype(), tuple(stored.get_shape()))
+
+
+def check_header(path: Path, header: Header, part: Part) -> None:
+    """Raises ModelError where a stored tensor differs from what it has to be."""
+    if header.dtype not in part.dtypes:
+        only = ", ".join(sorted(part.dtypes))
+        what = f"{path}: tensor {part.name} has type {header.dtype}"
+        if part.dtypes == PLAIN:
+            raise _Mismatch(f"{what}; only {only} can be served, so use the unquantized model")
+        raise _Mismatch(f"{what}, expected {only}; weights and config.json do not match")
+    if header.shape != part.shape:
         raise _Mismatch(
-            f"{path}: tensor {source.name} has type {stored.get_dtype()}; only {', '.join(sorted(STORED_DTYPES))} "
-            "can be served, so use the unquantized model"
-        )
-    if tuple(stored.get_shape()) != source.shape:
-        raise _Mismatch(
-            f"{path}: tensor {source.name} has shape {tuple(stored.get_shape())}, expected {source.shape}; "
+            f"{path}: tensor {part.name} has shape {header.shape}, expected {part.shape}; "
             "weights and config.json do not match"
         )
 

@@ -148,7 +148,7 @@ FAMILIES = {
     ),
     "Olmo3ForCausalLM": Family(
         "olmo3", 2048, _QKVO_BIASES, Arithmetic(qk_norm="width"), _AFTER, Windows("typed", full_every=4),
-        Positions(scales_local=False), Keys(default_eps=1e-5),
+        Positions(500_000.0, scales_local=False), Keys(default_eps=1e-5),
     ),
     "GraniteForCausalLM": Family(
         "granite", 2048, _LLAMA_BIASES,

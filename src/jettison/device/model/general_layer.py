@@ -73,8 +73,7 @@ class HostRowOperations:
         self, q: Tensor, arena: Tensor, out: Tensor, scale: float, lse: Tensor | None, window: int, softcap: float
     ) -> None:
         """See ``RowOperations``."""
-        more = {"window": window, "softcap": softcap} if window or softcap else {}
-        self._kernels.attention(q, arena, *self._rows, out, scale, lse, **more)
+        self._kernels.attention(q, arena, *self._rows, out, scale, lse, window=window, softcap=softcap)
 
     def positions(self) -> Tensor:
         """See ``RowOperations``."""
@@ -157,7 +156,7 @@ class GeneralLayers:
             rows.rotate(q, k, constants.cos, constants.sin)
         if a.query_growth is not None:
             q.mul_(_growth(a.query_growth, rows.positions(), q.dtype))
-        remote = None if batch.remote is None else batch.remote.at(layer)
+        remote = None if batch.remote is None else batch.remote.at(layer, kind.window, a.attention_softcap)
         scale = self._config.attention_scale
         if batch.remote is None or remote is None:
             rows.store(k, buffers.v, weights.arena)

@@ -17,7 +17,8 @@ from jettison.device.model.arithmetic import PLAIN, Activation, Arithmetic, Laye
 from jettison.device.model.families import FAMILIES, Family
 from jettison.device.model.jsonfile import JsonObject, short_repr
 from jettison.device.model.layer_kinds import read_layers, read_query_growth
-from jettison.device.model.quantized import REFUSAL, other_weights, sign_in_config
+from jettison.device.model.quantized.config import read_scheme
+from jettison.device.model.quantized.signs import other_weights
 from jettison.device.model.standins import why_not_itself
 from jettison.device.model.tensor_names import TensorNames
 from jettison.errors import ConfigError, ModelError
@@ -242,8 +243,7 @@ def _family(keys: JsonObject) -> tuple[str, Family]:
 
 
 def _refuse_unknown_arithmetic(keys: JsonObject) -> None:
-    if (sign := sign_in_config(keys.values)) is not None:
-        raise keys.fail(f"{sign}: {REFUSAL}")
+    read_scheme(keys)
 
 
 def _head_dim(keys: JsonObject, family: Family, hidden_size: int, num_heads: int) -> int:

@@ -47,8 +47,9 @@ def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def _yarn(frequencies: Tensor, scaling: RopeScaling, rope: Rope) -> Tensor:
-    """YaRN (Peng et al. 2023). Pairs that turn more than ``beta_fast`` times within the original context are kept, those
-    that turn less than ``beta_slow`` times are stretched by ``factor``, and those between in proportion to their index.
+    """YaRN (Peng et al. 2023). Pairs that turn more than ``beta_fast`` times within the original context are kept.
+    Those that turn less than ``beta_slow`` times are stretched by ``factor``, and those between in proportion to
+    their index.
     """
     dim, original = rope.rotary_dim, scaling.original_max_position_embeddings
 

@@ -3,7 +3,8 @@
 ``WeightFolder`` checks the whole folder against what the decoder needs before a byte of weights is read, then fills one
 slab at a time, at start and as the last resort of a restore. Rows are copied in pieces: loading takes little memory
 besides the slab, and a serving worker can run a step between two pieces. Files are mapped, so bytes in the operating
-system's page cache are copied from there. Each piece is hashed and checked for NaN and infinities while a processor
+system's page cache are copied from there. Quantized weights are widened by the piece (``quantized``), and what is kept,
+hashed and checked is the widened piece. Each piece is hashed and checked for NaN and infinities while a processor
 cache still has it. Only safetensors are opened, as other formats can carry code.
 """
 
@@ -25,9 +26,18 @@ from jettison.device.devicebytes import DeviceBytes
 from jettison.device.devicebytes_host import HostBytes
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.operands import PackedMatrix
-from jettison.device.model.checkpoint import INDEX_FILE, check_header, errors_of, find_weights
+from jettison.device.model.checkpoint import (
+    INDEX_FILE,
+    FoundWeights,
+    check_header,
+    errors_of,
+    find_weights,
+    header_of,
+)
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.identity import Digest, Digester, FileMark
+from jettison.device.model.quantized.config import CONFIG_FILE, scheme_of_folder
+from jettison.device.model.quantized.parts import DamagedPart, Part
 from jettison.device.model.shards import ShardLayout, TensorSource, final_norm_sources, shard_layouts
 from jettison.errors import ModelError
 from jettison.types import ShardId
@@ -64,7 +74,7 @@ class WeightFolder:
         self._dtype = dtype
         self._tied = config.tied_embeddings
         self._final_norm = final_norm_sources(config)
-        self._file_of: dict[str, Path] = {}
+        self._found: FoundWeights | None = None
         self.marks: dict[str, FileMark] = {}
         """Marks of the weight files, by name, at the time the folder was opened."""
         self.doubt: str | None = None
@@ -76,29 +86,31 @@ class WeightFolder:
 
     def open(self) -> None:
         """Find every tensor, and check that the folder holds exactly the model's tensors, in their shapes."""
-        if self._file_of:
-            return
-        found = find_weights(self.model_dir, list(self._sources()), self._is_spare)
-        self.doubt = found.doubt
-        self._file_of, self.marks = found.file_of, {path.name: _mark(path) for path in found.files}
+        if self._found is None:
+            scheme = scheme_of_folder(self.model_dir)
+            found = find_weights(self.model_dir, list(self._sources()), self._is_spare, scheme)
+            self.doubt, self.marks = found.doubt, {path.name: _mark(path) for path in found.files}
+            self._found = found
 
     def forget(self) -> None:
         """Open the folder anew before the next reading, as it may hold other files by now."""
-        self._file_of = {}
+        self._found = None
 
     def listing(self) -> dict[str, FileMark]:
-        """Marks of the weight files in the folder now, by name; equal marks mean that another reading would give the
-        same."""
+        """Marks of the weight files in the folder now, and of the file that says how to read them, by name; equal marks
+        mean that another reading would give the same."""
         marks = {}
-        for path in (*self.model_dir.glob("*.safetensors"), self.model_dir / INDEX_FILE):
+        others = (self.model_dir / name for name in (INDEX_FILE, CONFIG_FILE))
+        for path in (*self.model_dir.glob("*.safetensors"), *others):
             with suppress(OSError):
                 marks[path.name] = FileMark.of(path)
         return marks
 
     def files_of(self, shard: ShardId) -> list[Path]:
         """The files of a shard's tensors. Opens the folder if need be."""
-        self.open()
-        return list(dict.fromkeys(self._file_of[s.name] for slot in self.layouts[shard].slots for s in slot.sources))
+        found = self._opened()
+        sources = (source for slot in self.layouts[shard].slots for source in slot.sources)
+        return list(dict.fromkeys(path for source in sources for path in found.files_of(source)))
 
     def load_shard(self, shard: ShardId, slab: Tensor) -> Digest:
         """Fill a shard's slab (flat uint8), converting to the serving dtype; returns the slab's digest.
@@ -145,13 +157,19 @@ class WeightFolder:
                 for _ in self._copying(rows_of, source, part, Digester()):
                     pass
 
+    def _opened(self) -> FoundWeights:
+        """Opens the folder if need be."""
+        self.open()
+        assert self._found is not None
+        return self._found
+
     def _digester(self, shard: ShardId) -> Digester:
         """For one reading of a shard."""
         return Digester()
 
     def _reading(self) -> AbstractContextManager[Rows]:
         """Where the rows of tensors come from, for one reading."""
-        return _Files(self._file_of)
+        return _Files(self._opened())
 
     def _sources(self) -> Iterator[TensorSource]:
         for layout in self.layouts.values():
@@ -209,7 +227,7 @@ class WeightFolder:
         is_nan = bool(piece.isnan().any())
         mend = "download the file again" if is_nan else "download the file again, or serve it in a wider --dtype"
         what = f"tensor {source.name} has values that are not finite in {name}"
-        return ModelError(f"{self._file_of[source.name]}: {what}; {mend}")
+        return ModelError(f"{self._opened().files_of(source)[0]}: {what}; {mend}")
 
     def _skip(self, padding: Tensor, digester: Digester) -> None:
         """Zero and hash a gap between tensors: gaps are part of a slab's digest, as peers send whole slabs."""
@@ -222,8 +240,8 @@ class WeightFolder:
 class _Files:
     """The safetensors files of a reading, each opened once (a header can be long), and all closed at its end."""
 
-    def __init__(self, file_of: dict[str, Path]) -> None:
-        self._file_of = file_of
+    def __init__(self, found: FoundWeights) -> None:
+        self._found = found
         self._open: dict[Path, Any] = {}
         self._stack = ExitStack()
 
@@ -235,14 +253,25 @@ class _Files:
 
     def copy_rows(self, source: TensorSource, start: int, dest: Tensor) -> None:
         """See ``Rows``."""
-        path = self._file_of[source.name]
+        recipe = self._found.recipes[source.name]
+        stored = {name: self._stored(part, is_first=start == 0) for name, part in recipe.parts.items()}
+        try:
+            dest[:] = recipe.widen(stored, start, start + dest.shape[0])
+        except DamagedPart as error:
+            part = recipe.parts[error.part]
+            path = self._found.file_of[part.name]
+            raise ModelError(f"{path}: tensor {part.name} {error}; download the file again") from None
+
+    def _stored(self, part: Part, *, is_first: bool) -> Tensor:
+        """A stored tensor: a view of the mapped file, of which no byte is read yet."""
+        path = self._found.file_of[part.name]
         with errors_of(path):
             if path not in self._open:
                 self._open[path] = self._stack.enter_context(safe_open(path, framework="pt"))
-            stored = self._open[path].get_slice(source.name)
-            if start == 0:
-                check_header(path, stored, source)  # the file may have changed since it was checked
-            dest[:] = stored[start : start + dest.shape[0]]
+            if is_first:
+                check_header(path, header_of(self._open[path], part.name), part)  # it may have changed since the check
+            stored: Tensor = self._open[path].get_tensor(part.name)
+            return stored
 
 
 def _copy(rows_of: Rows, source: TensorSource, start: int, piece: Tensor) -> None:

@@ -65,6 +65,8 @@ class Architecture:
     tied: bool = False
     rope_scaling: str | None = None
     head_dim: int | None = None
+    extra: Mapping[str, object] | None = None
+    """Keys of its own in ``config.json``."""
 
 
 SEED = 0
@@ -81,6 +83,27 @@ ARCHITECTURES = (
     Architecture("Qwen3", "qwen3", head_dim=16),
 )
 
+_WINDOW: dict[str, object] = {"sliding_window": 24}
+OWN_LAYERS = (
+    Architecture("Mistral, windows", "mistral", extra=_WINDOW),
+    Architecture("Gemma 2", "gemma2", tied=True, extra=_WINDOW),
+    Architecture("Gemma 3", "gemma3_text", tied=True, extra=_WINDOW | {"sliding_window_pattern": 2}),
+    Architecture("OLMo 2", "olmo2"),
+    Architecture("OLMo 3", "olmo3", extra=_WINDOW | {"rope_theta": 5e5}),
+    Architecture("Granite", "granite", extra={
+        "embedding_multiplier": 12.0, "attention_multiplier": 0.3, "residual_multiplier": 0.4,
+    }),
+    Architecture("GLM-4", "glm4"),
+    Architecture("SmolLM3", "smollm3"),
+    Architecture("Exaone 4", "exaone4", extra=_WINDOW),
+    Architecture("StarCoder2", "starcoder2", tied=True, extra=_WINDOW),
+    Architecture("Cohere 2", "cohere2", tied=True, extra=_WINDOW),
+)  # fmt: skip
+"""With ``full``: architectures whose layers kernels do not have in two calls, through ``BRIEF`` alone."""
+BRIEF = ("chunked prefill", "swap out + in", "migrate while decoding", "drop + exchange (live)", "restore + split",
+         "harvest: freed from checkpoints")  # fmt: skip
+"""Chunks, the host pool, another instance, two stages with KV elsewhere, the way back, checkpoints."""
+
 
 def run_verify(
     model_dir: Path | None, json_out: Path | None, dtype: str = "float64", *, full: bool = False,
@@ -90,7 +113,8 @@ def run_verify(
     in full and nothing differs, else 1; also 1 where that leaves no event. What has been found is in ``json_out`` after
     each event, and is printed however the run ends.
 
-    ``full``: also three and four instances, offline requests in pipelines, events with steps planned ahead, and real
+    ``full``: also architectures with layers of their own, three and four instances, offline requests in pipelines,
+    events with steps planned ahead, and real
     worker processes that are killed at every named place of a move in every mode of exchange (each of these on one of
     the architectures in turn).
     ``max_model_len``: context that is served, as ``jettison serve`` has it. ``device``: cpu or cuda, all instances on
@@ -105,8 +129,9 @@ def run_verify(
     with tempfile.TemporaryDirectory(prefix="jettison-verify-") as scratch:
         models = [
             (name, Setting(folder, dtype, NUM_OUTPUT_TOKENS, SEED, max_model_len, kernels, device=device))
-            for name, folder in _models(model_dir, Path(scratch), device, max_model_len)
+            for name, folder in _models(model_dir, Path(scratch), device, max_model_len, full)
         ]
+        num_whole = len(models) if model_dir is not None else len(ARCHITECTURES)
         served = [check_served(setting) for _, setting in models]
         of_all = served[0].worker_specs[0]
         against = "transformers" if has_reference else SOLO
@@ -114,16 +139,18 @@ def run_verify(
         conditions = Conditions(of_all.dtype, against, of_all.kernels, max_model_len, parts_apart)
         table = ProofTable(conditions, json_out)
         events = SCENARIOS | FULL_ONLY if full else SCENARIOS
-        deaths = [death_plan(i, len(models)) if full else [] for i in range(len(models))]
-        total = len(models) * len(events) + sum(len(places) for plan in deaths for _, _, places in plan)
+        brief = {name: SCENARIOS[name] for name in BRIEF if name in SCENARIOS}
+        events_of = [events if i < num_whole else brief for i in range(len(models))]
+        deaths = [death_plan(i, num_whole) if full and i < num_whole else [] for i in range(len(models))]
+        total = sum(map(len, events_of)) + sum(len(places) for plan in deaths for _, _, places in plan)
         try:
             with progress_bar(console=console) as progress:
                 bar = _Bar(progress, progress.add_task("verifying", total=total), console)
-                for (name, setting), assembly, plan in zip(models, served, deaths, strict=True):
+                for (name, setting), assembly, mine, plan in zip(models, served, events_of, deaths, strict=True):
                     resolved = replace(setting, dtype=of_all.dtype)
                     reference = make_reference(resolved) if not alone else solo_reference(resolved)
                     run = _Run(name, resolved, Has(assembly, BLOCK_SIZE, memory_limit()), table, bar, reference)
-                    run.events(events)
+                    run.events(mine)
                     for mode, instances, places in plan:
                         run.deaths(mode, instances, places)
             table.write(is_complete=True)
@@ -232,12 +259,12 @@ class _Run:
 
 
 def _models(
-    model_dir: Path | None, scratch: Path, device: str, max_model_len: int | None
+    model_dir: Path | None, scratch: Path, device: str, max_model_len: int | None, full: bool
 ) -> Iterator[tuple[str, Path]]:
     if model_dir is not None:
         yield read_config(model_dir, max_model_len).architecture, model_dir
         return
-    for index, architecture in enumerate(ARCHITECTURES):
+    for index, architecture in enumerate((*ARCHITECTURES, *(OWN_LAYERS if full else ()))):
         in_shards = 40_000 if index % 2 else None
         own = make_own(
             architecture, scratch / str(index), SEED + index, shard_bytes=in_shards, is_for_cards=device == "cuda")
@@ -255,6 +282,7 @@ def make_own(
         sizes = {"hidden": 128, "heads": 64, "kv_heads": 32, "head_dim": 128}
     create_model(
         folder, arch=a.arch, layers=4, seed=seed, tied=a.tied, rope_scaling=a.rope_scaling,
-        max_position_embeddings=1024, std=0.2, shard_bytes=shard_bytes, **sizes,  # type: ignore[arg-type]
+        max_position_embeddings=1024, std=0.2, shard_bytes=shard_bytes, extra=a.extra,
+        **sizes,  # type: ignore[arg-type]
     )
     return folder

@@ -107,7 +107,9 @@ class Device(Protocol):
         """
         ...
 
-    def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
+    def attend(
+        self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes, positions: Int32s | None = None
+    ) -> Bytes:
         """Attention of a peer's queries over blocks that lie here. Called between steps, and while one runs."""
         ...
 

@@ -7,11 +7,12 @@ computed, and the in-process cluster stays deterministic. The price is that a qu
 
     asker                                                   holder of the KV
     begin: ATTEND tables (each row's blocks), once a step -> remembered until the next step's
-    ask:   ATTEND query (layer, rows, q)                  -> attention over those blocks
+    ask:   ATTEND query (layer, q, rows, positions)       -> attention over those blocks
     collect                                               <- ATTENDED (log-sum-exps, output), or why not
 
-Frames travel in the links' first class, before all bulk. What the blocks mean is the core's business; that they are
-mapped is checked by the device, so a stale question gets a refusal and never a wrong answer.
+Positions go along in layers with a window, and in no others. Frames travel in the links' first class, before all bulk.
+What the blocks mean is the core's business; that they are mapped is checked by the device, so a stale question gets a
+refusal and never a wrong answer.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ log = logging.getLogger(__name__)
 
 _ATTEND = struct.Struct("<Bqii")
 """Tables or query; step; first row, or layer; number of rows, or of queries."""
-_TABLES, _QUERY = 0, 1
+_TABLES, _QUERY, _PLACED_QUERY = 0, 1, 2
+"""The last: with positions."""
 _ATTENDED = struct.Struct("<?")
 """Whether the payload is an answer; else it is why there is none."""
 MAX_MESSAGE_BYTES = 512
@@ -155,21 +157,26 @@ class PeerAttention:
             self._post(worker, OutgoingFrame(FrameKind.ATTEND, 0, aux, payload))
             first = end
 
-    def ask(self, layer: int, worker: WorkerId, entries: Int32s, q: Bytes) -> None:
+    def ask(
+        self, layer: int, worker: WorkerId, entries: Int32s, q: Bytes, positions: Int32s | None = None
+    ) -> None:
         """See ``AttentionPort.ask``."""
         query_bytes = len(q) // len(entries)
         # An answer has one sum a head beside as many values as the query: at most twice its bytes.
-        most = max(1, self._limit(worker) // (2 * query_bytes + _INT32_BYTES))
-        rows = self._local_row[entries]
+        most = max(1, self._limit(worker) // (2 * query_bytes + 2 * _INT32_BYTES))
+        ints = [self._local_row[entries], *([] if positions is None else [positions])]
+        what = _QUERY if positions is None else _PLACED_QUERY
         tags = []
         for first in range(0, len(entries), most):
-            part = rows[first : first + most]
+            part = [each[first : first + most] for each in ints]
+            count = len(part[0])
             tag, self._next_tag = self._next_tag, self._next_tag + 1
-            self._questions[tag] = _Question(worker, len(part))
+            self._questions[tag] = _Question(worker, count)
             tags.append(tag)
-            aux = _ATTEND.pack(_QUERY, self._step_id, layer, len(part))
-            queries = q[first * query_bytes : (first + len(part)) * query_bytes]
-            self._post(worker, OutgoingFrame(FrameKind.ATTEND, tag, aux, queries, part.view(np.uint8)))
+            aux = _ATTEND.pack(what, self._step_id, layer, count)
+            queries = q[first * query_bytes : (first + count) * query_bytes]
+            frame = OutgoingFrame(FrameKind.ATTEND, tag, aux, queries, *(each.view(np.uint8) for each in part))
+            self._post(worker, frame)
         self._asked.append(tags)
 
     def collect(self) -> list[Answer]:
@@ -224,7 +231,7 @@ class PeerAttention:
         if what == _TABLES:
             self._on_tables(peer, step_id, number, count, frame.payload)
         else:
-            self._on_query(peer, frame.tag, step_id, number, count, frame.payload)
+            self._on_query(peer, frame, step_id, number, count, is_placed=what == _PLACED_QUERY)
 
     def lost(self, peer: WorkerId) -> None:
         """The link to ``peer`` is gone: it will neither ask nor answer."""
@@ -255,17 +262,21 @@ class PeerAttention:
             raise LinkDownError(f"tables of worker {peer} out of order")
         tables.rows += np.split(ints[count:], np.cumsum(lens)[:-1])
 
-    def _on_query(self, peer: WorkerId, tag: int, step_id: int, layer: int, count: int, payload: Bytes) -> None:
-        rows_at = len(payload) - _INT32_BYTES * count
-        if count < 1 or rows_at <= 0 or rows_at % count:
+    def _on_query(
+        self, peer: WorkerId, frame: Frame, step_id: int, layer: int, count: int, *, is_placed: bool
+    ) -> None:
+        tag, payload = frame.tag, frame.payload
+        ints_at = len(payload) - _INT32_BYTES * count * (2 if is_placed else 1)
+        if count < 1 or ints_at <= 0 or ints_at % count:
             raise LinkDownError(f"a query of worker {peer} that is none")
         tables = self._tables.get(peer, _Tables())
         try:
             if tables.step_id != step_id:
                 raise ValueError(f"tables of step {tables.step_id}, not {step_id}, were sent")
-            rows = payload[rows_at:].copy().view(np.int32)
+            ints = payload[ints_at:].copy().view(np.int32)
+            rows, positions = ints[:count], ints[count:] if is_placed else None
             self._reach("before_attention")
-            answer = self._device.attend(layer, tables.rows, rows, payload[:rows_at])
+            answer = self._device.attend(layer, tables.rows, rows, payload[:ints_at], positions)
             self._reach("after_attention")
         except Exception as error:  # noqa: BLE001 - whatever it is, the asker's step fails with it and is repeated
             log.warning("attention for worker %d refused: %s", peer, error)

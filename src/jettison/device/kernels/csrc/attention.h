@@ -8,6 +8,7 @@
  * hidden from all tokens of an item (by a sliding window, from below) are left out, and no bit says so.
  */
 #define KEY_TILE 64
+#define CALLED __attribute__((noinline)) /* or GCC makes several of the loop around it, all of them slower */
 #if defined(BF16_DOT)
 #define MAX_QUERIES 96 /* rows (token x head) of one item */
 #else
@@ -58,17 +59,18 @@ INLINE long NAME(first_tile)(const NAME(Keys) *k) {
     return k->first < k->end ? k->first - k->first % KEY_TILE : k->end;
 }
 
-/* The part of a tile of `count` keys that token `i` sees: from `hidden` to before `valid`. */
-INLINE void NAME(see)(const NAME(Sight) *seen, long i, long tile, long count, long *hidden, long *valid) {
-    const long from = seen->first + i - tile, to = seen->end + (seen->grows ? i : 0) - tile;
-    *hidden = from < 0 ? 0 : from > count ? count : from;
-    *valid = to < 0 ? 0 : to > count ? count : to;
-}
-
 /* The options of attention that each tile needs. */
 typedef struct {
     ACC scale, softcap; /* of scores: scale them, then softcap * tanh(score / softcap); 0 for no cap */
 } NAME(Scores);
+
+/* Where there is a cap, scale and cap all scores of a tile, some of which are none: by whole vectors, all are computed
+ * alike. */
+static CALLED void NAME(cap_scores)(ACC *scores, long num_scores, const NAME(Scores) *how) {
+    const ACC softcap = how->softcap, scale = how->scale / softcap;
+    if (!(softcap > 0)) return;
+    for (long j = 0; j < num_scores; j++) scores[j] = softcap * TANH(scores[j] * scale);
+}
 
 #if defined(BF16_DOT)
 #include "attention_dot.h"
@@ -90,33 +92,29 @@ static void NAME(ask_for_tile)(const NAME(Cache) *c, const NAME(Keys) *k, long t
     }
 }
 
-/* Cap scores, which are scaled by 1 / softcap already. Whole vectors, so that all are computed alike. */
-static void NAME(cap_scores)(ACC *restrict scores, long padded, ACC softcap) {
-    for (long j = 0; j < padded; j++) scores[j] = softcap * TANH(scores[j]);
+/* The part of a tile of `count` keys that token `i` sees: from `hidden` to before `valid`. */
+INLINE void NAME(see)(const NAME(Sight) *seen, long i, long tile, long count, long *hidden, long *valid) {
+    const long from = seen->first + i - tile, to = seen->end + (seen->grows ? i : 0) - tile;
+    *hidden = from < 0 ? 0 : from > count ? count : from;
+    *valid = to < 0 ? 0 : to > count ? count : to;
 }
 
 /* Turn one row's scores of a tile into weights relative to the running maximum and rescale what was summed so far. The
  * row sees the keys from `hidden` to before `valid`. */
-static void NAME(online_softmax)(ACC *restrict scores, long hidden, long valid, long padded, const NAME(Scores) *how,
-                                 ACC *restrict maximum, ACC *restrict total, ACC *restrict out, long width) {
+static CALLED void NAME(online_softmax)(ACC *restrict scores, long hidden, long valid, long padded, ACC scale,
+                                        ACC *restrict maximum, ACC *restrict total, ACC *restrict out, long width) {
+    ACC tile_max = -INFINITY;
+    for (long j = 0; j < hidden; j++) scores[j] = -INFINITY;
+#pragma omp simd reduction(max : tile_max)
+    for (long j = 0; j < valid; j++) {
+        scores[j] *= scale;
+        tile_max = scores[j] > tile_max ? scores[j] : tile_max;
+    }
+    for (long j = valid; j < padded; j++) scores[j] = -INFINITY;
     if (valid <= hidden) {
         for (long j = 0; j < padded; j++) scores[j] = 0;
         return;
     }
-    ACC tile_max = -INFINITY, scale = how->scale;
-    if (how->softcap > 0) {
-        scale /= how->softcap;
-        for (long j = 0; j < padded; j++) scores[j] *= scale;
-        NAME(cap_scores)(scores, padded, how->softcap);
-        scale = 1;
-    }
-#pragma omp simd reduction(max : tile_max)
-    for (long j = hidden; j < valid; j++) {
-        scores[j] *= scale;
-        tile_max = scores[j] > tile_max ? scores[j] : tile_max;
-    }
-    for (long j = 0; j < hidden; j++) scores[j] = -INFINITY;
-    for (long j = valid; j < padded; j++) scores[j] = -INFINITY;
     const ACC new_max = tile_max > *maximum ? tile_max : *maximum;
     for (long j = 0; j < padded; j++) scores[j] = EXP(scores[j] - new_max);
     /* Lanes of a fixed number keep the order of the sum independent of `padded`. */
@@ -197,6 +195,7 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
                          long num_tokens, long group, const T *q, long q_stride, T *out, long out_stride, ACC *lse,
                          long lse_stride, const NAME(Scores) *how, const NAME(Keys) *next, NAME(Space) *s) {
     const long dim = c->head_dim, width = ROUND_UP(dim, CHUNK), rows = num_tokens * group;
+    const ACC scale = how->softcap > 0 ? 1 : how->scale;
     const int pack = width != dim || (STORAGE_IS_NARROW && rows >= PACK_FROM);
     ACC maximum[MAX_QUERIES], total[MAX_QUERIES];
     for (long m = 0; m < rows; m++) {
@@ -231,10 +230,11 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
             ALL_SCORES_PACKED(rows, s->q, width, packed_keys, count, s->scores);
         else
             NAME(all_scores_stored)(rows, s->q, width, keys, count, s->scores);
+        NAME(cap_scores)(s->scores, rows * KEY_TILE, how);
         for (long m = 0; m < rows; m++) {
             long hidden, valid;
             NAME(see)(seen, m / group, tile, count, &hidden, &valid);
-            NAME(online_softmax)(s->scores + m * KEY_TILE, hidden, valid, ROUND_UP(count, 16), how, maximum + m,
+            NAME(online_softmax)(s->scores + m * KEY_TILE, hidden, valid, ROUND_UP(count, 16), scale, maximum + m,
                                  total + m, s->out + m * width, width);
         }
         if (pack)
@@ -352,5 +352,6 @@ static void NAME(write_kv)(const T *k, long k_stride, const T *v, long v_stride,
 #undef ALL_SCORES_PACKED
 #undef ALL_VALUES_PACKED
 #undef KEY_TILE
+#undef CALLED
 #undef FROM_THE_START
 #undef MAX_QUERIES

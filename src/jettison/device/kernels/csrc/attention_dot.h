@@ -241,12 +241,6 @@ INLINE __m512 two_to(__m512 x) {
     return _mm512_scalef_ps(p, whole);
 }
 
-/* softcap * tanh(score * scale / softcap). */
-static void cap_scores(ACC *scores, long num_keys, const NAME(Scores) *how) {
-    const ACC scale = how->scale / how->softcap;
-    for (long j = 0; j < num_keys; j++) scores[j] = how->softcap * TANH(scores[j] * scale);
-}
-
 /* One row's scores of a tile of LANES_F32 * nv keys, of which it sees those from `hidden` to before `valid`, to weights
  * relative to the running maximum (of score times `factor`, as powers of two); what was summed so far is rescaled.
  * `total`: LANES_F32 sums, added at the end. */
@@ -256,9 +250,14 @@ INLINE void weigh(const int nv, const ACC *scores, long hidden, long valid, ACC 
     __m512 x[4], largest = _mm512_set1_ps(-INFINITY);
     __mmask16 seen[4];
 #pragma GCC unroll 4
-    for (int v = 0; v < nv; v++) {
+    for (int v = 0; v < nv; v++)
         seen[v] = _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32((int)valid - LANES_F32 * v));
-        seen[v] = _mm512_mask_cmpge_epi32_mask(seen[v], lane, _mm512_set1_epi32((int)hidden - LANES_F32 * v));
+    if (hidden > 0)
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++)
+            seen[v] = _mm512_mask_cmpge_epi32_mask(seen[v], lane, _mm512_set1_epi32((int)hidden - LANES_F32 * v));
+#pragma GCC unroll 4
+    for (int v = 0; v < nv; v++) {
         x[v] = _mm512_loadu_ps(scores + LANES_F32 * v);
         largest = _mm512_mask_max_ps(largest, seen[v], largest, x[v]);
     }
@@ -337,19 +336,19 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
         const long padded = count > 2 * LANES_F32 ? KEY_TILE : 2 * LANES_F32;
         turn_keys(keys[now], keys[ahead], padded, dim, s->turned);
         pair_values(values[now], values[ahead], padded, dim, width, s->paired);
+        const long begin = seen->first - tile, end = seen->end - tile; /* of the first token's keys in this tile */
+        const int hides = begin + num_tokens > 1;
         for (long first = 0; first < rows; first += STRIP) {
             const long left = rows - first < STRIP ? rows - first : STRIP;
-            long hidden, valid, unused;
-            NAME(see)(seen, first / group, tile, count, &hidden, &unused);
-            NAME(see)(seen, (first + left - 1) / group, tile, count, &unused, &valid);
-            if (valid <= 0 || hidden >= count) continue; /* the last token sees the latest keys, the first the earliest */
+            if (end + (seen->grows ? (first + left - 1) / group : 0) <= 0) continue;
+            if (hides && begin + first / group >= count) continue;
             strip_scores(left, padded, s->q + first * width, width, s->turned, s->scores);
+            NAME(cap_scores)(s->scores, left * KEY_TILE, how);
             for (long i = 0, m = first; i < left; i++, m++) {
-                ACC *const scores = s->scores + i * KEY_TILE;
+                const ACC *const scores = s->scores + i * KEY_TILE;
                 T *const weights = s->weights + i * KEY_TILE;
                 ACC *const total = s->totals + m * LANES_F32, *const sums = s->out + m * width;
-                NAME(see)(seen, m / group, tile, count, &hidden, &valid);
-                if (how->softcap > 0) cap_scores(scores, padded, how);
+                const long hidden = hides ? begin + m / group : 0, valid = end + (seen->grows ? m / group : 0);
                 if (padded == KEY_TILE)
                     weigh(4, scores, hidden, valid, factor, maximum + m, total, sums, width, weights);
                 else weigh(2, scores, hidden, valid, factor, maximum + m, total, sums, width, weights);

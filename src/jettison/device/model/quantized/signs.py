@@ -1,8 +1,8 @@
-"""Signs that a model folder holds quantized weights, which are not served.
+"""Signs that a model folder holds quantized weights of a kind that is not read.
 
 Quantizers leave many signs: keys of ``config.json``, files beside it, names and types of tensors. A key of the
-configuration decides by itself. Names, types and files count only where tensors differ from the configuration: a
-left-over file beside complete weights proves nothing.
+configuration decides by itself, unless it is of a format that is widened (``config``). Names, types and files count
+only where tensors differ from the configuration: a left-over file beside complete weights proves nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-REFUSAL = "quantized weights are not supported; use the unquantized model"
+REFUSAL = (
+    "quantized weights are read only with a quantization_config of awq, compressed-tensors, fp8, gptq or mxfp4 in "
+    "config.json; use the unquantized model"
+)
 
 _CONFIG_KEYS = {
     "quantization_config": "", "compression_config": "compressed-tensors", "quantization": "MLX",
@@ -88,12 +91,10 @@ def sign_beside(folder: Path) -> str | None:
 
 
 def other_weights(folder: Path) -> str | None:
-    """For a folder without safetensors, its weights in a format of quantized models, and the remedy; None: there are
-    none."""
+    """For a folder without safetensors, its weights in another format, and the remedy; None: there are none."""
     for pattern, scheme in (("*.gguf", "GGUF"), ("*.ggml", "GGML"), ("*.npz", "MLX")):
         if found := sorted(folder.glob(pattern)):
-            return f"{found[0].name} ({scheme}): only safetensors are read, and quantized weights are not supported; " \
-                   "use the unquantized model"
+            return f"{found[0].name} ({scheme}): only safetensors are read; use the model's Hugging Face folder"
     return None
 
 

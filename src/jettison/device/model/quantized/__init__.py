@@ -1,0 +1,6 @@
+"""Weights that a quantizer has made small, which are widened as they are read: what is kept are the widened bytes.
+
+``config`` reads what ``config.json`` says of them into one of ``schemes``, and refuses what is not known; it needs no
+torch. ``recipes`` says of which stored tensors each wanted one is made, by the module of its format. ``signs`` tells
+quantized weights that are not read. Not here: files (``checkpoint``), slabs and digests (``weights``).
+"""

@@ -1,0 +1,78 @@
+"""AWQ and GPTQ: matrices that are stored with their inputs along the first dimension, and their outputs along the
+second.
+
+Integers, zeros and scales of a range of outputs are cut out of the stored columns, so a piece needs no more than
+itself. Both libraries compute ``(integer - zero) * scale`` in the scales' dtype (float16 as a rule), and so does this;
+the serving dtype is rounded from there.
+
+A GPTQ folder of the first version stores each zero less one. As AutoGPTQ does, one is added within the bits of the
+field; GPTQModel adds it to the words, which differs where a field is full: zeros of which no writer is sure.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jettison.device.model.quantized.bits import num_words, unpack
+from jettison.device.model.quantized.parts import Headers, Part, Recipe, Stored
+from jettison.device.model.quantized.scaling import finite, groups_of_columns, scaled
+from jettison.device.model.quantized.schemes import Awq, Gptq
+from jettison.device.model.shards import TensorSource
+
+INT32 = frozenset({"I32"})
+_AWQ_BITS, _AWQ_WORD = 4, 8
+_AWQ_SHIFTS = _AWQ_BITS * torch.tensor([0, 4, 1, 5, 2, 6, 3, 7], dtype=torch.int32)
+"""Bits below each of a word's outputs."""
+
+
+def awq_recipe(scheme: Awq, source: TensorSource, headers: Headers) -> Recipe:
+    """The recipe of a matrix of an AWQ folder."""
+    (rows, columns), module = source.shape, source.name.removesuffix(".weight")
+    size = scheme.group_size or columns
+    num_groups, words = -(-columns // size), num_words(rows, _AWQ_BITS)
+    parts = {
+        "qweight": Part(f"{module}.qweight", (columns, words), INT32),
+        "qzeros": Part(f"{module}.qzeros", (num_groups, words), INT32),
+        "scales": Part(f"{module}.scales", (num_groups, rows)),
+    }
+
+    def widen(stored: Stored, start: int, end: int) -> Tensor:
+        integers, zeros = (_outputs(stored[part], start, end) for part in ("qweight", "qzeros"))
+        scales = finite(stored, "scales", stored["scales"][:, start:end].t())
+        return scaled(integers, scales, zeros, size)
+
+    return Recipe(parts, widen)
+
+
+def _outputs(words: Tensor, start: int, end: int) -> Tensor:
+    """Outputs [start, end) of AWQ's words [n, words], as [end - start, n]."""
+    first = start // _AWQ_WORD
+    turned = words[:, first : -(-end // _AWQ_WORD)].t().contiguous()
+    values = (turned[:, None] >> _AWQ_SHIFTS[:, None]) & ((1 << _AWQ_BITS) - 1)
+    return values.flatten(0, 1)[start - first * _AWQ_WORD : end - first * _AWQ_WORD]
+
+
+def gptq_recipe(scheme: Gptq, source: TensorSource, headers: Headers) -> Recipe:
+    """The recipe of a matrix of a GPTQ folder."""
+    (rows, columns), module, bits = source.shape, source.name.removesuffix(".weight"), scheme.bits
+    size = scheme.group_size or columns
+    num_groups = -(-columns // size)
+    parts = {
+        "qweight": Part(f"{module}.qweight", (num_words(columns, bits), rows), INT32),
+        "qzeros": Part(f"{module}.qzeros", (num_groups, num_words(rows, bits)), INT32),
+        "scales": Part(f"{module}.scales", (num_groups, rows)),
+    }
+    if scheme.is_ordered or f"{module}.g_idx" in headers:
+        parts["g_idx"] = Part(f"{module}.g_idx", (columns,), INT32)
+
+    def widen(stored: Stored, start: int, end: int) -> Tensor:
+        integers = unpack(stored["qweight"][:, start:end].t().contiguous(), bits, 0, columns)
+        zeros = unpack(stored["qzeros"], bits, start, end).t()
+        if not scheme.is_v2:
+            zeros = (zeros + 1) & ((1 << bits) - 1)
+        scales = finite(stored, "scales", stored["scales"][:, start:end].t())
+        group = groups_of_columns(stored, "g_idx", size, num_groups) if "g_idx" in stored else size
+        return scaled(integers, scales, zeros, group)
+
+    return Recipe(parts, widen)

@@ -1,0 +1,82 @@
+"""The stored tensors that a wanted one is made of, and how. Not here: a format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from jettison.device.model.shards import TensorSource
+
+PLAIN = frozenset({"F64", "F32", "F16", "BF16"})
+"""Number types of safetensors for plain weights, and for scales."""
+
+
+class Header(NamedTuple):
+    """A stored tensor as its file's header describes it."""
+
+    dtype: str
+    """As safetensors name it."""
+    shape: tuple[int, ...]
+
+
+class Part(NamedTuple):
+    """A stored tensor that has to be there."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtypes: frozenset[str] = PLAIN
+
+
+Headers = Mapping[str, Header]
+"""All stored tensors of a folder, by name."""
+
+Stored = Mapping[str, Tensor]
+"""The parts of one tensor by their names in the recipe, as views of mapped files."""
+
+
+class DamagedPart(Exception):
+    """A part's values cannot be right; ``part``: its name in the recipe."""
+
+    def __init__(self, part: str, what: str) -> None:
+        super().__init__(what)
+        self.part = part
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one wanted tensor is made of stored ones."""
+
+    parts: dict[str, Part]
+    """By a name that ``widen`` knows."""
+    widen: Callable[[Stored, int, int], Tensor]
+    """Rows [start, end) of the wanted tensor, in any float dtype and in new memory no larger than a few times theirs.
+    Raises ``DamagedPart``."""
+    left_out: tuple[str, ...] = ()
+    """Stored tensors beside it that mean nothing for weights, if they are there: scales of activations."""
+
+    def is_begun(self, headers: Headers) -> bool:
+        """Whether any of the parts is there."""
+        return any(part.name in headers for part in self.parts.values())
+
+    def fits(self, headers: Headers) -> bool:
+        """Whether all parts are there in their shapes and types."""
+        return all(
+            part.name in headers
+            and headers[part.name].shape == part.shape
+            and headers[part.name].dtype in part.dtypes
+            for part in self.parts.values()
+        )
+
+
+def plain(source: TensorSource) -> Recipe:
+    """A tensor that is stored as it is wanted."""
+    return Recipe({"plain": Part(source.name, source.shape)}, lambda stored, start, end: stored["plain"][start:end])
+
+
+def part_of(headers: Headers, name: str, *shapes: tuple[int, ...], dtypes: frozenset[str] = PLAIN) -> Part:
+    """A part that may have any of ``shapes``: it gets the one that is stored, or else the first."""
+    stored = headers[name].shape if name in headers else None
+    return Part(name, stored if stored in shapes else shapes[0], dtypes)

@@ -1,0 +1,27 @@
+"""Each architecture with layers of its own through moves of memory: its tokens are transformers' all the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jettison.device.reference import TransformersReference, transformers_available
+from jettison.live.verify.proof_table import compare
+from jettison.live.verify.run import BRIEF, OWN_LAYERS, SCENARIOS, make_own
+from jettison.live.verify.scenarios import Setting
+
+
+@pytest.mark.skipif(not transformers_available(), reason="needs transformers")
+@pytest.mark.parametrize("number", range(len(OWN_LAYERS)), ids=[each.name for each in OWN_LAYERS])
+def test_moves_change_no_token(number: int, tmp_path: Path) -> None:
+    """The one with KV elsewhere, and another of the moves in turn; ``verify --full`` has all of each."""
+    architecture = OWN_LAYERS[number]
+    folder = make_own(architecture, tmp_path / "model", seed=1)
+    reference = TransformersReference(folder, "float64")
+    for event in {BRIEF[number % len(BRIEF)], "drop + exchange (live)"}:
+        outcome = SCENARIOS[event](Setting(folder, "float64", 40, seed=1))
+        assert outcome.happened, (event, outcome.evidence)
+        row = compare(architecture.name, event, outcome, reference)
+        assert (row.mismatches, row.incomplete) == (0, 0), event
+        assert row.tokens_compared > 100
