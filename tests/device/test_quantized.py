@@ -154,12 +154,18 @@ def test_another_model_is_no_quantized_one(folder):
     assert refusal(folder).endswith("unexpected tensor score.weight; weights and config.json do not match")
 
 
-@pytest.mark.parametrize("name", ["model-Q4_K_M.gguf", "weights.npz"])
-def test_weights_of_another_format(folder, name):
+@pytest.mark.parametrize(
+    ("name", "mend"),
+    [
+        ("model-Q4_K_M.gguf", "`jettison model import model-Q4_K_M.gguf DIR` makes a model folder of it"),
+        ("weights.npz", "only safetensors are read"),
+    ],
+)
+def test_weights_of_another_format(folder, name, mend):
     (folder / "model.safetensors").rename(folder / name)
     told = refusal(folder)
     assert name in told
-    assert "only safetensors are read" in told
+    assert mend in told
     (folder / "config.json").unlink()
     with pytest.raises(ModelError, match=f"config.json: not found; the folder holds {name}"):
         read_config(folder)

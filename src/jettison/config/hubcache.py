@@ -1,4 +1,4 @@
-"""Model folders in Hugging Face's hub cache: the folder that a given name means, and the model's name.
+"""The folder that a given name means, and the model's name: folders in Hugging Face's hub cache, and fetched models.
 
 The cache has a folder ``models--ORG--NAME`` for each repository; ``snapshots/REVISION`` in it are model folders, of
 links to files in ``blobs``, and ``refs/main`` names the revision that was downloaded last. Nothing is downloaded here.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 
+from jettison.config.modelcache import fetch_hint, fetched_model
 from jettison.errors import ConfigError
 
 _REPOSITORY = "models--"
@@ -16,10 +17,13 @@ _ID = re.compile(r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)?([\w
 
 
 def model_folder(named: str) -> str:
-    """The model folder that ``named`` means: a repository of the cache stands for its downloaded revision.
+    """The model folder that ``named`` means: a repository of the hub's cache stands for its downloaded revision, the
+    name of a fetched model (``modelcache``) for its folder.
 
     Raises ConfigError where the repository holds no revision, or several without a main one among them.
     """
+    if (fetched := fetched_model(named)) is not None:
+        return fetched
     path = os.path.abspath(named)
     if os.path.basename(path) == "snapshots" and _is_repository(os.path.dirname(path)):
         path = os.path.dirname(path)
@@ -48,8 +52,12 @@ def model_name(folder: str) -> str:
 
 def download_hint(named: str) -> str:
     """The end of an error about a missing model folder: the model's folder in the hub's cache where it is there, else
-    the command that downloads it. Empty where ``named`` does not look like a name in the hub.
+    the command that downloads it. Empty where ``named`` looks like no name that can be downloaded.
     """
+    if hint := fetch_hint(named):
+        return hint
+    if named.endswith(".gguf"):
+        return f" (`jettison model import {named} DIR` makes one of a GGUF file)"
     name = named.replace(":/", "://", 1) if re.match(r"(https?|hf):/[^/]", named) else named  # as a Path spells it
     match = _ID.fullmatch(name)
     if match is None or name.startswith(".") or ("/" not in match[1] and match[0] == match[1]):

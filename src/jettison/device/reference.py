@@ -96,11 +96,16 @@ class TransformersReference:
         self._is_exact = DTYPES[dtype] is torch.float64
 
     @torch.inference_mode()
+    def logits(self, token_ids: list[int]) -> torch.Tensor:
+        """Of the next token behind each token: [tokens, vocabulary]."""
+        with self._mode():
+            logits: torch.Tensor = self._model(torch.tensor([token_ids])).logits[0]
+        return logits
+
+    @torch.inference_mode()
     def check(self, prompt: list[int], output: list[int]) -> Verdict:
         """See ``Reference.check``."""
-        ids = torch.tensor([prompt + output[:-1]])
-        with self._mode():
-            logits = self._model(ids).logits[0, len(prompt) - 1 :]
+        logits = self.logits(prompt + output[:-1])[len(prompt) - 1 :]
         choices = logits.argmax(dim=-1).tolist()
         for index, (ours, theirs) in enumerate(zip(output, choices, strict=True)):
             if ours != theirs:

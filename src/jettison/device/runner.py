@@ -16,7 +16,8 @@ from torch import Tensor
 from jettison.device.devicebytes import Bytes, DeviceBytes
 from jettison.device.kernels import Kernels
 from jettison.device.lasttokens import LastTokens
-from jettison.device.model.decoder import Batch, Decoder, GivesUp, Int32s, ModelMemory
+from jettison.device.model.batch import Batch
+from jettison.device.model.decoder import Decoder, GivesUp, Int32s, ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.rope import fill_rotary_tables
 from jettison.device.model.workspace import StepBuffers, Workspace

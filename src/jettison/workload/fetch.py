@@ -1,7 +1,7 @@
 """Public traces by name: their addresses, licences, and the digests that downloads are checked by.
 
 A file appears under its name only when it is whole and its SHA-256 is the expected one. No other module of this package
-connects to a machine that the caller did not name.
+connects to a machine that the caller did not name, but for ``modelfiles.fetching``, which asks pip.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from jettison.device.cuda import elementwise
 from jettison.device.cuda.attention import Launch, Parts, attend, early_launch
-from jettison.device.cuda.rowoperations import CardRowOperations
 from jettison.device.cuda.rows import StepRows, lay_out
 from jettison.device.cuda.tiles import Tile, choose_tile
 from jettison.device.cuda.worklist import WorkShape
@@ -49,7 +48,7 @@ from jettison.device.kernels.layer import feed_forward
 from jettison.device.kernels.onednn import torch_sums
 from jettison.device.kernels.operands import Activations, Int32Array, LayerConstants, LayerWeights, PackedMatrix, Weight
 from jettison.device.kernels.registry import KernelsUnavailableError
-from jettison.device.model.general_layer import RowOperations
+from jettison.device.model.batch import RowOperations
 from jettison.errors import ConfigError
 
 _HEADS_A_PROGRAM = 4
@@ -178,7 +177,7 @@ class CudaKernels:
 
     def row_operations(self, rows: StepRows) -> RowOperations:
         """Single operations for rows that are on the device."""
-        return CardRowOperations(self, rows)
+        return _CardRowOperations(self, rows)
 
     # ----------------------------------------------------------------------------------------------- layers
 
@@ -339,6 +338,33 @@ class CudaKernels:
 
     def _launch(self) -> dict[str, bool]:
         return early_launch(self.launches_early)
+
+
+class _CardRowOperations:
+    """They only launch, so graphs may hold them. Rows beyond the step's compute on whatever lies there, and are not
+    stored."""
+
+    def __init__(self, kernels: CudaKernels, rows: StepRows) -> None:
+        self._kernels = kernels
+        self._rows = rows
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """See ``RowOperations``."""
+        self._kernels.rotary(q, k, cos, sin, self._rows.positions)
+
+    def store(self, k: Tensor, v: Tensor, arena: Tensor) -> None:
+        """See ``RowOperations``."""
+        self._kernels.write_rows(k, v, arena, self._rows)
+
+    def attend(
+        self, q: Tensor, arena: Tensor, out: Tensor, scale: float, lse: Tensor | None, window: int, softcap: float
+    ) -> None:
+        """See ``RowOperations``."""
+        self._kernels.attend(q, arena, self._rows, out, scale, lse, window, softcap)
+
+    def positions(self) -> Tensor:
+        """See ``RowOperations``."""
+        return self._rows.positions
 
 
 def choose_invariant_products() -> None:

@@ -32,8 +32,8 @@ from jettison.device.devicebytes import Bytes, DeviceBytes
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.operands import Activations, LayerConstants, LayerWeights
 from jettison.device.lasttokens import LastTokens
-from jettison.device.model.decoder import Batch, Decoder, GivesUp, ModelMemory
-from jettison.device.model.general_layer import RowOperations
+from jettison.device.model.batch import Batch, RowOperations
+from jettison.device.model.decoder import Decoder, GivesUp, ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.rope import fill_rotary_tables
 from jettison.device.model.workspace import StepBuffers, Workspace

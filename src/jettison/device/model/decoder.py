@@ -10,7 +10,7 @@ Not here: the step's identity, sampling, and whether a shard may be dropped.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,11 @@ from torch import Tensor
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.layer import prepare_heads
 from jettison.device.kernels.operands import LayerConstants, LayerWeights, PackedMatrix, Weight
-from jettison.device.model.general_layer import GeneralLayers, RowOperations
+from jettison.device.model.batch import Batch
+from jettison.device.model.general_layer import GeneralLayers
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.shards import shard_layouts
 from jettison.device.model.workspace import StepBuffers, Workspace
-from jettison.device.remote import RemoteParts
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ShardId, layer_shard
 
 Int32s = npt.NDArray[np.int32]
@@ -46,25 +46,6 @@ class ModelMemory(Protocol):
     def workspace(self) -> Tensor:
         """The bytes requested at construction: flat uint8."""
         ...
-
-
-class Batch(NamedTuple):
-    """The rows and positions of a step's tokens. R rows, T tokens, one row after the other."""
-
-    query_lens: Int32s
-    """[R]"""
-    context_lens: Int32s
-    """[R]"""
-    block_tables: Int32s
-    """[R, max_blocks]"""
-    positions: Int32s
-    """[T]"""
-    remote: RemoteParts | None = None
-    """Rows with KV at other workers in some layers."""
-    attend: Callable[[LayerWeights, StepBuffers, LayerConstants], None] | None = None
-    """``Kernels.attend_layer`` for these rows, from where the back end has put them; None: from the arrays here."""
-    rows: RowOperations | None = None
-    """The single operations of a layer that need rows, likewise."""
 
 
 class Decoder:

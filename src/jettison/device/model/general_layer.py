@@ -13,9 +13,7 @@ Not here: which layers there are, embedding and head (``decoder``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,60 +22,9 @@ from jettison.device.kernels import Kernels
 from jettison.device.kernels.base import sum_dtype
 from jettison.device.kernels.operands import LayerConstants, LayerWeights
 from jettison.device.model.arithmetic import LayerKind, Norm, QueryGrowth
+from jettison.device.model.batch import Batch, HostRowOperations
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.workspace import StepBuffers
-
-if TYPE_CHECKING:
-    from jettison.device.model.decoder import Batch
-
-
-class RowOperations(Protocol):
-    """What depends on a step's rows, where the device has them."""
-
-    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """``Kernels.rotary`` at the tokens' positions."""
-        ...
-
-    def store(self, k: Tensor, v: Tensor, arena: Tensor) -> None:
-        """``Kernels.write_kv``."""
-        ...
-
-    def attend(
-        self, q: Tensor, arena: Tensor, out: Tensor, scale: float, lse: Tensor | None, window: int, softcap: float
-    ) -> None:
-        """``Kernels.attention``."""
-        ...
-
-    def positions(self) -> Tensor:
-        """Of the tokens, [T], where tensors are."""
-        ...
-
-
-class HostRowOperations:
-    """On the arrays of a batch."""
-
-    def __init__(self, kernels: Kernels, batch: Batch) -> None:
-        self._kernels = kernels
-        self._batch = batch
-        self._rows = batch.block_tables, batch.query_lens, batch.context_lens
-
-    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """See ``RowOperations``."""
-        self._kernels.rotary(q, k, cos, sin, self._batch.positions)
-
-    def store(self, k: Tensor, v: Tensor, arena: Tensor) -> None:
-        """See ``RowOperations``."""
-        self._kernels.write_kv(k, v, arena, *self._rows)
-
-    def attend(
-        self, q: Tensor, arena: Tensor, out: Tensor, scale: float, lse: Tensor | None, window: int, softcap: float
-    ) -> None:
-        """See ``RowOperations``."""
-        self._kernels.attention(q, arena, *self._rows, out, scale, lse, window=window, softcap=softcap)
-
-    def positions(self) -> Tensor:
-        """See ``RowOperations``."""
-        return torch.from_numpy(np.ascontiguousarray(self._batch.positions))
 
 
 class GeneralLayers:

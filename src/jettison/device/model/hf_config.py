@@ -212,7 +212,7 @@ def _scale(key: str, value: float) -> tuple[str, float]:
 
 def _existing(model_dir: Path) -> Path:
     if not model_dir.is_dir():
-        what, hint = ("not a folder", "") if model_dir.exists() else ("no such folder", download_hint(str(model_dir)))
+        what, hint = "not a folder" if model_dir.exists() else "no such folder", download_hint(str(model_dir))
         raise ModelError(f"{model_dir}: {what}; name a Hugging Face model folder{hint}")
     path = model_dir / "config.json"
     if not path.is_file():

@@ -67,8 +67,8 @@ typedef struct {
 /* Where there is a cap, scale and cap all scores of a tile, some of which are none: by whole vectors, all are computed
  * alike. */
 static CALLED void NAME(cap_scores)(ACC *scores, long num_scores, const NAME(Scores) *how) {
+    if (!(how->softcap > 0)) return;
     const ACC softcap = how->softcap, scale = how->scale / softcap;
-    if (!(softcap > 0)) return;
     for (long j = 0; j < num_scores; j++) scores[j] = softcap * TANH(scores[j] * scale);
 }
 

@@ -94,6 +94,8 @@ def other_weights(folder: Path) -> str | None:
     """For a folder without safetensors, its weights in another format, and the remedy; None: there are none."""
     for pattern, scheme in (("*.gguf", "GGUF"), ("*.ggml", "GGML"), ("*.npz", "MLX")):
         if found := sorted(folder.glob(pattern)):
+            if scheme == "GGUF":
+                return f"{found[0].name}: `jettison model import {found[0].name} DIR` makes a model folder of it"
             return f"{found[0].name} ({scheme}): only safetensors are read; use the model's Hugging Face folder"
     return None
 

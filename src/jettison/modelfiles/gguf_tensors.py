@@ -1,0 +1,142 @@
+"""From a GGUF file's tensors to a folder's: names, order of rows, and numbers, by the ``gguf`` library's dequantizers.
+
+Unquantized numbers stay as they are, to the bit. Quantized ones become float32, in which the library computes them; a
+user may ask for two bytes a number, which rounds. Tensors are read, widened and given on in pieces of rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, ReaderTensor
+from gguf.quants import dequantize, quantize
+
+from jettison.modelfiles.architectures import Architecture
+from jettison.modelfiles.gguf_config import ROPE_FACTORS
+from jettison.modelfiles.gguf_file import GgufFile
+from jettison.modelfiles.safetensors_file import TensorHeader
+
+Kind = GGMLQuantizationType
+
+AUTO = "auto"
+DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""Name of a precision -> its name in safetensors, the widest first."""
+
+_STORED = {Kind.F64: "F64", Kind.F32: "F32", Kind.F16: "F16", Kind.BF16: "BF16"}
+_PIECE_NUMBERS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTensor:
+    """One tensor of a folder, and where it comes from."""
+
+    header: TensorHeader
+    source: ReaderTensor
+    row_order: np.ndarray[Any, np.dtype[np.intp]] | None
+    """Row of the source for each row; None: the same."""
+
+    def pieces(self) -> Iterator[np.ndarray[Any, Any]]:
+        """Its values, piece by piece, as bytes of their dtype. Raises OverflowError where one is too large for it."""
+        num_rows = self.header.shape[0]
+        step = max(1, _PIECE_NUMBERS * num_rows // max(1, int(self.source.n_elements)))
+        for start in range(0, num_rows, step):
+            rows: Any = slice(start, min(start + step, num_rows))
+            data = self.source.data[rows if self.row_order is None else self.row_order[rows]]
+            yield _converted(np.ascontiguousarray(data), self.source.tensor_type, self.header.dtype).view(np.uint8)
+
+
+def imported_tensors(
+    file: GgufFile, row: Architecture, config: Mapping[str, Any], dtype: str
+) -> list[ImportedTensor]:
+    """The folder's tensors, in the file's order. ``dtype``: a key of ``DTYPES``, or ``auto``: as stored, and float32
+    for quantized ones.
+
+    Raises ModelError, naming the tensor, for one that is missing or unknown, or whose type or shape is.
+    """
+    names = _names(row, config)
+    tensors = []
+    for name, tensor in file.tensors.items():
+        if name == ROPE_FACTORS:  # read with the configuration
+            continue
+        if name not in names:
+            raise file.fail(f"tensor {name[:80]} is not known for {row.name}")
+        shape = tuple(int(length) for length in reversed(tensor.shape))
+        if not 1 <= len(shape) <= 2 or 0 in shape:
+            raise file.fail(f"tensor {name} has shape {shape}, expected one or two lengths")
+        stored = DTYPES[dtype] if dtype != AUTO else _STORED.get(tensor.tensor_type, "F32")
+        _check_kind(file, tensor)
+        header = TensorHeader(names[name], stored, shape)
+        tensors.append(ImportedTensor(header, tensor, _row_order(file, row, config, name, shape)))
+    found = {tensor.header.name for tensor in tensors}
+    for name, target in names.items():
+        if target not in found and not (target == "lm_head.weight" and config["tie_word_embeddings"]):
+            raise file.fail(f"tensor {name} is missing")
+    return tensors
+
+
+def dtype_of_matrices(file: GgufFile, dtype: str) -> str:
+    """The precision that holds every matrix as it will be stored, for ``config.json``."""
+    if dtype != AUTO:
+        return dtype
+    stored = {_STORED.get(tensor.tensor_type, "F32") for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    if stored == {"F16", "BF16"}:  # neither holds the other
+        return "float32"
+    return next((name for name, short in DTYPES.items() if short in stored), "float32")
+
+
+def unpermuted_rows(num_heads: int, head_dim: int) -> np.ndarray[Any, np.dtype[np.intp]]:
+    """For each row of a folder's query or key projection the row in the file, where that turns neighbours: dimension d
+    of a head's first half is there at 2 d, that of its second half at 2 d + 1."""
+    within = np.arange(head_dim).reshape(head_dim // 2, 2).T.reshape(-1)
+    return (np.arange(num_heads)[:, None] * head_dim + within).reshape(-1)
+
+
+def _names(row: Architecture, config: Mapping[str, Any]) -> dict[str, str]:
+    layer = dict(row.layer)
+    for switch, names in row.switches.items():
+        if config[switch]:
+            layer |= names
+    numbered = {
+        f"blk.{i}.{name}": f"model.layers.{i}.{target}"
+        for i, (name, target) in itertools.product(range(config["num_hidden_layers"]), layer.items())
+    }
+    return dict(row.whole) | numbered
+
+
+def _row_order(
+    file: GgufFile, row: Architecture, config: Mapping[str, Any], name: str, shape: tuple[int, ...]
+) -> np.ndarray[Any, np.dtype[np.intp]] | None:
+    part = name.rpartition(".")[0].rpartition(".")[2]
+    if not row.turns_neighbours or part not in ("attn_q", "attn_k"):
+        return None
+    num_heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
+    order = unpermuted_rows(num_heads, config["head_dim"])
+    if len(order) != shape[0]:
+        raise file.fail(f"tensor {name} has {shape[0]} rows, expected {len(order)}")
+    return order
+
+
+def _check_kind(file: GgufFile, tensor: ReaderTensor) -> None:
+    if tensor.tensor_type in _STORED:
+        return
+    try:
+        dequantize(tensor.data[:1], tensor.tensor_type)
+    except NotImplementedError:
+        raise file.fail(f"tensor {tensor.name} has type {tensor.tensor_type.name}, which cannot be read") from None
+
+
+def _converted(data: np.ndarray[Any, Any], kind: Kind, dtype: str) -> np.ndarray[Any, Any]:
+    if _STORED.get(kind) == dtype:
+        return data
+    numbers = data if kind is Kind.F64 else dequantize(data, kind)
+    if dtype == "BF16":
+        return quantize(numbers.astype(np.float32), Kind.BF16)
+    with np.errstate(over="ignore"):
+        narrow = numbers.astype({"F64": np.float64, "F32": np.float32, "F16": np.float16}[dtype])
+    if not np.isfinite(narrow).all() and np.isfinite(numbers).all():
+        raise OverflowError
+    return narrow
