@@ -6,11 +6,11 @@ weights that are quantized in another way than ``config.json`` says, lie in anot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -61,6 +61,35 @@ class _Choice:
     files: list[Path]
     listing: Path
     """File to name when a tensor is missing."""
+
+
+class TextPart(NamedTuple):
+    """How a checkpoint names the tensors of its text model, which may be a part of a model with images."""
+
+    before: str = ""
+    """Of a text model's own names."""
+    after: str = ""
+    """What stands in its place."""
+
+    @classmethod
+    def among(cls, names: Collection[str]) -> TextPart:
+        """As the names of all tensors show."""
+        for part in (cls("", "language_model."), cls("model.", "model.language_model.")):
+            if part.stored_name("model.embed_tokens.weight") in names:
+                return part
+        return cls()
+
+    def stored_name(self, name: str) -> str:
+        """Of a text model's own name."""
+        return self.after + name.removeprefix(self.before) if name.startswith(self.before) else name
+
+    def own_name(self, stored: str) -> str:
+        """The inverse."""
+        return self.before + stored.removeprefix(self.after) if stored.startswith(self.after) else stored
+
+    def is_of_others(self, stored: str) -> bool:
+        """Whether a tensor is one of images, or of what joins them to text."""
+        return bool(self.after) and not stored.startswith(self.after) and stored != "lm_head.weight"
 
 
 class _Mismatch(ModelError):
@@ -134,13 +163,16 @@ def _no_weights(model_dir: Path, wanted: _Wanted) -> ModelError:
 def _matched(choice: _Choice, wanted: _Wanted) -> tuple[dict[str, Path], dict[str, Recipe]]:
     """The file of each stored tensor, and the recipe of each wanted one."""
     file_of, headers = _headers(choice)
-    recipes = recipes_of(wanted.scheme, wanted.sources.values(), headers)
+    part = TextPart.among(headers)
+    stored = {part.stored_name(name): source for name, source in wanted.sources.items()}
+    recipes = recipes_of(wanted.scheme, [s._replace(name=name) for name, s in stored.items()], headers)
+    recipes = {stored[name].name: recipe for name, recipe in recipes.items()}
     parts = {part.name: part for recipe in recipes.values() for part in recipe.parts.values()}
     left_out = {name for recipe in recipes.values() for name in recipe.left_out}
     for name, path in file_of.items():
         if name in parts:
             check_header(path, headers[name], parts[name])
-        elif name not in left_out and not wanted.is_spare(name):
+        elif name not in left_out and not part.is_of_others(name) and not wanted.is_spare(part.own_name(name)):
             raise _Mismatch(f"{path}: unexpected tensor {name[:80]}; weights and config.json do not match")
     missing = [name for name in parts if name not in file_of]
     if missing:

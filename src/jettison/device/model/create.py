@@ -108,7 +108,8 @@ def _check_can_be_made(model_dir: Path, dtype: str, vocab: int | None) -> None:
 
 
 def _family_values(arch: str, hidden: int, heads: int, head_dim: int | None) -> dict[str, Any]:
-    by_type = {family.model_type: (name, family) for name, family in FAMILIES.items()}
+    texts = ((name, family) for name, family in FAMILIES.items() if not family.text_types)
+    by_type = {family.model_type: (name, family) for name, family in texts}
     if arch not in by_type:
         raise ConfigError(f"arch must be one of {', '.join(by_type)}, not {arch!r}")
     name, family = by_type[arch]

@@ -8,7 +8,7 @@ Not here: how a row and a ``config.json`` become a ``DecoderConfig`` (``hf_confi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jettison.device.model.arithmetic import PLAIN, Arithmetic
@@ -94,6 +94,9 @@ class Family:
     """KV heads where the key is absent; None, and null in the file, = heads."""
     defaults: dict[str, object] = field(default_factory=dict)
     """Of other keys that are absent."""
+    text_types: tuple[str, ...] = ()
+    """Of a model with images, too: its text part alone is served. ``text_config`` has this part, and its
+    ``model_type`` is one of these."""
 
 
 _LLAMA_BIASES = Biases(qkv_key="attention_bias", o_key="attention_bias", mlp_key="mlp_bias")
@@ -192,3 +195,12 @@ FAMILIES = {
         default_head_dim=128, default_kv_heads=8, defaults={"attention_bias": True},
     ),
 }  # fmt: skip
+FAMILIES |= {
+    "Gemma3ForConditionalGeneration": replace(
+        FAMILIES["Gemma3ForCausalLM"], model_type="gemma3", text_types=("gemma3_text",)
+    ),
+    "Mistral3ForConditionalGeneration": replace(
+        FAMILIES["MistralForCausalLM"], model_type="mistral3", text_types=("mistral", "ministral3")
+    ),
+}
+"""Models with images: rows of their text parts. What ``text_config`` names decides the family."""

@@ -29,6 +29,9 @@ _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu",
 }  # fmt: skip
 
+_OF_THE_WHOLE = ("tie_word_embeddings", "torch_dtype", "dtype", "bos_token_id", "quantization_config")
+"""Keys beside ``text_config`` that concern the text model, where it does not say otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
@@ -127,6 +130,8 @@ def read_config(model_dir: Path, max_model_len: int | None = None) -> DecoderCon
 def parse_config(keys: JsonObject, max_model_len: int | None = None) -> DecoderConfig:
     """``read_config`` of contents that are already in memory; ``keys.path`` names them in errors."""
     architecture, family = _family(keys)
+    if family.text_types:
+        keys, architecture, family = _text_part(keys, family)
     keys = JsonObject(keys.path, {"max_position_embeddings": family.default_context, **family.defaults, **keys.values})
     _refuse_unknown_arithmetic(keys)
     num_layers = keys.positive_int("num_hidden_layers", most=MAX_LAYERS)
@@ -240,6 +245,19 @@ def _family(keys: JsonObject) -> tuple[str, Family]:
     if model_type not in (None, family.model_type):
         raise keys.fail(f"model_type {short_repr(model_type)} contradicts architecture {name}; mend one of the two")
     return name, family
+
+
+def _text_part(keys: JsonObject, family: Family) -> tuple[JsonObject, str, Family]:
+    """The text model of a model with images: its keys, with those of the whole that concern it."""
+    part = keys.object("text_config")
+    if part is None:
+        raise keys.wrong("text_config", "the text model's configuration")
+    kind = part.optional_text("model_type") or family.text_types[0]
+    if kind not in family.text_types:
+        raise keys.fail(f"text_config has model_type {short_repr(kind)}; supported: {', '.join(family.text_types)}")
+    name, text = next((name, each) for name, each in FAMILIES.items() if each.model_type == kind)
+    of_whole = {key: keys.values[key] for key in _OF_THE_WHOLE if key in keys.values}
+    return JsonObject(keys.path, {**of_whole, **part.values}), name, text
 
 
 def _refuse_unknown_arithmetic(keys: JsonObject) -> None:

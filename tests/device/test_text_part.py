@@ -1,0 +1,67 @@
+"""The text part of a model with images is served as the text model that it is."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+
+import pytest
+import torch
+from architectures import options_of
+from safetensors.torch import load_file, save_file
+
+from jettison.device.kernels import load_kernels
+from jettison.device.model.create import create_model
+from jettison.device.model.hf_config import read_config
+from jettison.errors import ModelError
+from jettison.types import LayerRange
+
+NAMINGS = {
+    "of old": lambda name: "language_model." + name,
+    "of today": lambda name: name.replace("model.", "model.language_model.", 1),
+}
+IMAGES = {"vision_tower.patch.weight": torch.zeros(3), "multi_modal_projector.weight": torch.zeros(2, 2)}
+
+
+def output_of(folder, new_runner, new_driver) -> list[int]:
+    runner = new_runner(folder, kernels=load_kernels("auto"), num_blocks=64)
+    driver = new_driver([(runner.run, LayerRange(0, 4))], 64)
+    driver.add("a", random.Random(3).choices(range(256), k=20))
+    driver.step({"a": 20})
+    driver.decode(["a"], 8)
+    return driver.requests["a"].output
+
+
+@pytest.mark.parametrize("naming", NAMINGS)
+@pytest.mark.parametrize(
+    ("text", "architecture", "model_type"),
+    [("gemma3_text", "Gemma3ForConditionalGeneration", "gemma3"),
+     ("ministral3", "Mistral3ForConditionalGeneration", "mistral3")],
+)  # fmt: skip
+def test_a_text_part_is_the_text_model(text, architecture, model_type, naming, tmp_path, new_runner, new_driver):
+    own, whole = tmp_path / "text", tmp_path / "whole"
+    create_model(own, **options_of(text))
+    shutil.copytree(own, whole)
+    values = json.loads((own / "config.json").read_text())
+    tied = values.pop("tie_word_embeddings")
+    (whole / "config.json").write_text(json.dumps({
+        "architectures": [architecture], "model_type": model_type, "text_config": values, "vision_config": {},
+        "tie_word_embeddings": tied,
+    }))  # fmt: skip
+    tensors = load_file(own / "model.safetensors")
+    renamed = {NAMINGS[naming](name): tensor for name, tensor in tensors.items()}
+    if naming == "of today" and "lm_head.weight" in tensors:
+        renamed["lm_head.weight"] = renamed.pop(NAMINGS[naming]("lm_head.weight"), tensors["lm_head.weight"])
+    save_file(renamed | IMAGES, whole / "model.safetensors", metadata={"format": "pt"})
+    assert output_of(whole, new_runner, new_driver) == output_of(own, new_runner, new_driver)
+
+
+def test_a_text_part_of_another_kind_is_named(tmp_path):
+    values = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"model_type": "gemma4_text"}}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ModelError, match="text_config has model_type 'gemma4_text'; supported: gemma3_text"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**values, "text_config": None}))
+    with pytest.raises(ModelError, match="text_config is missing"):
+        read_config(tmp_path)
