@@ -67,7 +67,7 @@ class Model:
         b.q = b.qkv[:, : m["heads"] * m["dim"]].view(tokens, m["heads"], m["dim"])
         b.attention = b.attention_flat.view(b.q.shape)
         ids, chosen = torch.zeros((2, tokens), dtype=torch.int64, device=DEVICE)
-        logits = torch.empty(rows, m["vocab"], device=DEVICE, dtype=DTYPE)
+        logits = torch.empty(rows, m["vocab"], device=DEVICE)
         final = self.layers[0].input_norm
 
         def layer(index: int) -> None:

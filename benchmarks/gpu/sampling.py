@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.kernels import TARGETS_MS, captured, gpu_us
-from benchmarks.gpu.model import DEVICE, DTYPE, GPU
+from benchmarks.gpu.model import DEVICE, GPU
 from benchmarks.gpu.results import Results
 from jettison.device.cuda.kernels import CudaKernels
 from jettison.device.cuda.sampler import CudaSampler
@@ -51,7 +51,7 @@ def made_logits() -> dict[str, torch.Tensor]:
     flat = torch.randn(ROWS[-1], VOCAB, generator=generator)
     peaked = 2.0 * flat
     peaked[:, torch.randint(VOCAB, (30,), generator=generator)] += 12.0
-    return {"flat": flat.to(DTYPE).to(DEVICE), "peaked": peaked.to(DTYPE).to(DEVICE)}
+    return {"flat": flat.to(DEVICE), "peaked": peaked.to(DEVICE)}
 
 
 class Drawn:

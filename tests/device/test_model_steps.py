@@ -93,6 +93,7 @@ def test_workspace_buffers_lie_inside_and_apart(runner, dtype):
     num_bytes = Workspace.num_bytes(config, dtype, 16, 2)
     memory = torch.zeros(num_bytes, dtype=torch.uint8)
     workspace = Workspace(memory, config, dtype, 16, 2)
+    assert workspace.logits.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     permanent = ["final_norm", "cos", "sin", "residual", "x"]
     sharing = [["qkv", "attention"], ["gate_up", "activated"], ["rows", "logits"]]
     for together in sharing:

@@ -159,6 +159,14 @@ def test_linear_with_and_without_bias(kernels: CudaKernels, device: torch.device
         assert_close(out, expected)
 
 
+def test_sums_that_are_not_rounded(kernels: CudaKernels, device: torch.device, dtype: torch.dtype) -> None:
+    x, weight, bias = (randn(*size, dtype=dtype, seed=i) for i, size in enumerate(((3, 48), (20, 48), (20,))))
+    exact, out = x.double() @ weight.double().t(), torch.empty(3, 20, device=device)
+    for given in (None, bias):
+        kernels.linear(*on(device, x, weight), None if given is None else on(device, given)[0], out)
+        assert_close(out, (exact if given is None else exact + given.double()).float())
+
+
 def test_rows_by_number(kernels: CudaKernels, device: torch.device, dtype: torch.dtype) -> None:
     table, ids = randn(9, 50, dtype=dtype), torch.tensor([8, 0, 0])
     out = torch.empty(3, 50, dtype=dtype, device=device)

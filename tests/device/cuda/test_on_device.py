@@ -95,13 +95,16 @@ PRODUCTS = """
 import torch
 from jettison.device.cuda.kernels import CudaKernels
 kernels = CudaKernels("cuda-invariant", torch.device("cuda"))
-for n, k in ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944), (7168, 5120), (5120, 13824)):
+layers = ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944), (7168, 5120), (5120, 13824))
+heads = ((152064, 3584), (151936, 896), (49152, 576))
+for n, k in (*layers, *heads):
+    dtype = torch.bfloat16 if (n, k) in layers else torch.float32
     weight = torch.randn(n, k, device="cuda", dtype=torch.bfloat16) / 64
     x = torch.randn(2048, k, device="cuda", dtype=torch.bfloat16)
-    base = torch.empty(2048, n, device="cuda", dtype=torch.bfloat16)
+    base = torch.empty(2048, n, device="cuda", dtype=dtype)
     kernels.linear(x, weight, None, base)
     for rows in (1, 2, 3, 7, 16, 17, 64, 100, 129, 192, 256, 1024):
-        out = torch.empty(rows, n, device="cuda", dtype=torch.bfloat16)
+        out = torch.empty(rows, n, device="cuda", dtype=dtype)
         kernels.linear(x[:rows], weight, None, out)
         assert torch.equal(out, base[:rows]), (n, k, rows)
 """

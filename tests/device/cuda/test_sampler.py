@@ -108,7 +108,7 @@ def test_what_a_card_computes_at_its_start_compiles_all_that_sampling_launches()
     import triton
 
     vocab_size, compiled = 5008, []
-    logits = torch.randn(70, vocab_size, device="cuda", dtype=torch.bfloat16)
+    logits = torch.randn(70, vocab_size, device="cuda")
 
     def drawn(sampling, first=0) -> None:
         rows = [asks.row for asks in sampling]

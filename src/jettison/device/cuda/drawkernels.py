@@ -3,7 +3,7 @@
 ``weigh_kernel`` makes weights, many programs a row. ``draw_kernel``, one program a row, finds where top-k and top-p cut
 them, and the token. A cut is exact: weights, which are not negative, order as their bits do, so the edge is found by
 halving the range of bits. Each look at the row moves an end of the range to a weight that there is, and the search ends
-when one is left: after 4 to 15 looks at logits of bfloat16, and up to 20 of float32.
+when one is left: after up to 20 looks, and up to 15 at logits that are rounded to bfloat16.
 
 Not here: what a weight is and how it is counted, which ``draws`` says, and log-probabilities (``logprobkernels``).
 """

@@ -47,6 +47,7 @@ from jettison.device.kernels.base import (
 )
 from jettison.device.kernels.experts import activate, check_experts, check_weights
 from jettison.device.kernels.layer import feed_forward
+from jettison.device.kernels.onednn import torch_sums
 from jettison.device.kernels.operands import (
     Activation,
     Activations,
@@ -253,10 +254,13 @@ class CudaKernels:
         add_up(buffers.each, pairs, shares, out)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
-        """See ``Kernels.linear``. The bias is added to the rounded product."""
+        """See ``Kernels.linear``. The bias is added to the product as it is in ``out``."""
         plain = _plain(weight)
         check_linear(x, plain, bias, out)
-        torch.mm(x, plain.t(), out=out)
+        if out.dtype == x.dtype:
+            torch.mm(x, plain.t(), out=out)
+        else:
+            torch_sums(x, plain, out)
         if bias is not None:
             out.add_(bias)
 

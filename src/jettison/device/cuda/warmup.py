@@ -22,7 +22,7 @@ ADJUSTED = SamplingRow(
     banned_token_ids=(0,), logit_bias=((0, 1.0),), prompt_ids=pack_ints([0]), output_ids=pack_ints([0]),
     output_counts=pack_ints([1]), logprob_token_ids=(0,),
 )  # fmt: skip
-"""Changed logits are of float32: other kernels."""
+"""What changes logits has kernels of its own."""
 
 
 def warm_steps(config: DecoderConfig, layers: LayerRange, most_tokens: int, block_size: int) -> list[StepInput]:

@@ -132,7 +132,8 @@ class Kernels(Protocol):
         """``out = x @ weight.T + bias``.
 
         ``x``: [T, K]; ``weight``: plain row-major [N, K], or packed by ``pack_rows``; ``bias``: [N]; ``out``: [T, N],
-        not overlapping ``x``. No copy of ``weight`` outlives the call: a drop gives its pages away.
+        not overlapping ``x``: of its type, or of ``sum_dtype``, which gets the sums as they are. No copy of ``weight``
+        outlives the call: a drop gives its pages away.
         """
         ...
 
@@ -330,6 +331,6 @@ def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) ->
     (rows, inner), cols = x.shape, weight.shape[0]
     check_matrix("x", x, rows, inner, x.dtype)
     check_matrix("weight", weight, cols, inner, x.dtype)
-    check_matrix("out", out, rows, cols, x.dtype)
+    check_matrix("out", out, rows, cols, x.dtype if out.dtype == x.dtype else sum_dtype(x.dtype))
     if bias is not None:
         check_vector("bias", bias, cols, x.dtype)

@@ -67,8 +67,8 @@ _ARENA = (_P, _L, _L, _L, _L)  # pointer, blocks, KV heads, block size, head dim
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "write_kv": (_I, _P, _L, _P, _L, *_ARENA, *_ROWS),
     "attention": (_I, _P, _L, _L, *_ARENA, *_ROWS, _P, _L, _P, _I, _P, _L, _D, _D, _I),
-    "linear": (_I, _P, _L, _P, _L, _P, _P, _L, _L, _L, _L, _I),
-    "linear_packed": (_I, _P, _L, _P, _P, _P, _L, _L, _L, _L, _I),
+    "linear": (_I, _P, _L, _P, _L, _P, _P, _L, _I, _L, _L, _L, _I),
+    "linear_packed": (_I, _P, _L, _P, _P, _P, _L, _I, _L, _L, _L, _I),
     "pack_rows": (_I, _P, _L, _L, _L, _L, _L, _P),
     "gather_rows": (_I, _P, _L, _L, _P, _L, _P, _L),
     "rms_norm": (_I, _P, _L, _P, _D, _P, _L, _L, _L),
@@ -360,7 +360,7 @@ class NativeKernels:
         rows, inner = x.shape
         code = self._linear(
             DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), weight.stride()[0],
-            None if bias is None else bias.data_ptr(), out.data_ptr(), out.stride()[0],
+            None if bias is None else bias.data_ptr(), out.data_ptr(), out.stride()[0], out.dtype != x.dtype,
             rows, weight.shape[0], inner, torch.get_num_threads(),
         )  # fmt: skip
         if code:
@@ -371,7 +371,7 @@ class NativeKernels:
         rows, inner = x.shape
         code = self._linear_packed(
             DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], data.data_ptr(),
-            None if bias is None else bias.data_ptr(), out.data_ptr(), out.stride()[0],
+            None if bias is None else bias.data_ptr(), out.data_ptr(), out.stride()[0], out.dtype != x.dtype,
             rows, data.shape[0], inner, torch.get_num_threads(),
         )  # fmt: skip
         if code:

@@ -31,9 +31,28 @@ def bound_onednn_caches(environ: MutableMapping[str, str] = os.environ) -> None:
         environ.setdefault(name, str(NUM_KEPT_PRODUCTS))
 
 
+_WIDENED_ELEMENTS = 1 << 20
+"""Of a matrix, at a time: a few MiB, which stay in a cache."""
+
+
 def torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """``out = x @ weight.T + bias`` by torch, unchecked."""
-    if bias is None:
+    if out.dtype != x.dtype:
+        torch_sums(x, weight, out)
+        if bias is not None:
+            out.add_(bias)
+    elif bias is None:
         torch.mm(x, weight.t(), out=out)
     else:
         torch.addmm(bias, x, weight.t(), out=out)
+
+
+def torch_sums(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """``out = x @ weight.T`` for a wider ``out``, which gets the sums as they are."""
+    if x.is_cuda:
+        torch.mm(x, weight.t(), out_dtype=out.dtype, out=out)
+        return
+    # On the host torch rounds every product to its operands' type. Widened, bfloat16 multiplies exactly.
+    wide, num_rows = x.to(out.dtype), max(1, _WIDENED_ELEMENTS // weight.shape[1])
+    for rows, columns in zip(weight.split(num_rows), out.split(num_rows, dim=1), strict=True):
+        torch.mm(wide, rows.to(out.dtype).t(), out=columns)

@@ -139,7 +139,8 @@ class Decoder:
         return Routed() if self._general is None else self._general.routing.step_ended()
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits of final hidden states ``x`` [n, hidden], n <= max_num_seqs: a view that the next call overwrites."""
+        """Logits of final hidden states ``x`` [n, hidden], n <= max_num_seqs, of ``sum_dtype``: a view that the next
+        call overwrites."""
         out = self._workspace.logits[: x.shape[0]]
         self._kernels.linear(x, self._table(EMBED_SHARD if self.config.tied_embeddings else HEAD_SHARD), None, out)
         arithmetic = self.config.arithmetic

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jettison.device.kernels.base import sum_dtype
 from jettison.device.kernels.operands import RoutedBuffers
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.shards import align
@@ -79,7 +80,7 @@ class Workspace:
         self.final_norm = tensors["final_norm"]
         """[hidden], and where norms have biases as many of these behind it. Permanent."""
         self.cos = tensors["cos"]
-        """[ropes, max_model_len, rotary_dim], float32 (float64 when serving in float64). Permanent."""
+        """[ropes, max_model_len, rotary_dim], of ``sum_dtype``. Permanent."""
         self.sin = tensors["sin"]
         self.residual = tensors["residual"]
         self.x = tensors["x"]
@@ -96,7 +97,7 @@ class Workspace:
         self.rows = tensors["rows"]
         """[max_num_seqs, hidden]: final hidden states of the rows that need logits."""
         self.logits = tensors["logits"]
-        """[max_num_seqs, vocab]."""
+        """[max_num_seqs, vocab], of ``sum_dtype``: rounded to bfloat16, the largest two would often be equal."""
 
     def routed(self, num_tokens: int) -> RoutedBuffers | None:
         """For the experts of so many tokens."""
@@ -111,12 +112,7 @@ class Workspace:
     @staticmethod
     def position_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
         """Bytes of these that each position of ``config.max_model_len`` adds at most: a row of all rotary tables."""
-        return 2 * len(config.ropes) * config.rotary_dim * table_dtype(dtype).itemsize
-
-
-def table_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Precision of the rotary tables."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+        return 2 * len(config.ropes) * config.rotary_dim * sum_dtype(dtype).itemsize
 
 
 def _plan(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int) -> _Plan:
@@ -131,9 +127,9 @@ def _plan(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_nu
     tokens, hidden = max_num_tokens, config.hidden_size
     table = len(config.ropes), config.max_model_len, config.rotary_dim
     shared = place(0, dtype, final_norm=(hidden * (2 if config.has_norm_bias else 1),))
-    shared = place(shared, table_dtype(dtype), cos=table, sin=table)
+    shared = place(shared, sum_dtype(dtype), cos=table, sin=table)
     shared = place(shared, dtype, residual=(tokens, hidden), x=(tokens, hidden))
-    inner = config.intermediate_size
+    inner, rows = config.intermediate_size, (max_num_seqs, hidden)
     experts, routed_bytes = config.arithmetic.experts, 0
     if experts is not None:
         pairs, wide = tokens * experts.num_chosen, 2 * experts.shared_size
@@ -148,6 +144,6 @@ def _plan(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_nu
         routed_bytes,
         place(shared, dtype, qkv=(tokens, config.qkv_size), attention=(tokens, config.q_size)),
         place(shared, dtype, gate_up=(tokens, config.up_size), activated=(tokens, inner)),
-        place(shared, dtype, rows=(max_num_seqs, hidden), logits=(max_num_seqs, config.vocab_size)),
+        place(place(shared, dtype, rows=rows), sum_dtype(dtype), logits=(max_num_seqs, config.vocab_size)),
     )
     return _Plan(places, num_bytes)

@@ -24,6 +24,7 @@ static void NAME(expert_body)(void *arguments, Draw *draw) {
     const size_t staged_bytes = (size_t)(p->block_rows * staged_stride) * sizeof(NAME(PackedX));
     ACC *const sums = (ACC *)scratch(sums_bytes + staged_bytes);
     NAME(PackedX) *const staged = (NAME(PackedX) *)((char *)sums + sums_bytes);
+    const Out out = {p->out, p->n, 0};
     long staged_job = -1;
     if (!sums) __atomic_store_n(&p->error, ERROR_MEMORY, __ATOMIC_RELAXED);
     PACKED_BEGIN();
@@ -44,7 +45,7 @@ static void NAME(expert_body)(void *arguments, Draw *draw) {
         const long end = (chunk + 1) * num_groups / p->num_chunks;
         for (long group = chunk * num_groups / p->num_chunks; group < end; group++)
             NAME(packed_group)(from, staged_stride, w + group * GROUP * p->k, bias ? bias + group * GROUP : NULL,
-                               p->out + first * p->n + group * GROUP, p->n, job->rows, p->k, sums);
+                               NAME(out_at)(out, first, group * GROUP), job->rows, p->k, sums);
     }
     PACKED_END();
 }

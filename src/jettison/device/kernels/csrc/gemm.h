@@ -1,4 +1,4 @@
-/* out = x @ w^T + bias for one dtype. See kernels.c for the macros that stand for the dtype.
+/* out = x @ w^T + bias for one dtype. See kernels.c for the macros that stand for the dtype, and for Out.
  *
  * Blocking: BLOCK_M rows of x (widened once into scratch where their stored form cannot be used as it is), BLOCK_N
  * outputs, BLOCK_K elements of the inner dimension. The split of k is fixed, so that results do not depend on how
@@ -69,9 +69,28 @@ INLINE void NAME(widen_weights)(const T *w, long ahead, long n, ACC *out) {
 }
 #endif
 
+/* Outputs from this one on. */
+INLINE Out NAME(out_at)(Out out, long row, long column) {
+    const size_t size = out.is_wide ? sizeof(ACC) : sizeof(T);
+    out.data = (char *)out.data + (size_t)(row * out.stride + column) * size;
+    return out;
+}
+
+/* Sums [rows, n], with their bias, become outputs. */
+INLINE void NAME(put_sums)(const ACC *sums, long sums_stride, const T *bias, Out out, long rows, long n) {
+    for (long row = 0; row < rows; row++, sums += sums_stride)
+        if (STORAGE_IS_NARROW && !out.is_wide) {
+            T *restrict to = (T *)out.data + row * out.stride;
+            for (long i = 0; i < n; i++) to[i] = FROM_ACC(sums[i] + (bias ? TO_ACC(bias[i]) : 0));
+        } else {
+            ACC *restrict to = (ACC *)out.data + row * out.stride;
+            for (long i = 0; i < n; i++) to[i] = sums[i] + (bias ? TO_ACC(bias[i]) : 0);
+        }
+}
+
 /* Outputs [n_begin, n_end) for all rows. */
-static int NAME(linear_part)(const T *x, long x_stride, const T *w, long w_stride, const T *bias, T *out,
-                            long out_stride, long num_rows, long n_begin, long n_end, long k) {
+static int NAME(linear_part)(const T *x, long x_stride, const T *w, long w_stride, const T *bias, Out out,
+                             long num_rows, long n_begin, long n_end, long k) {
     const long k_whole = k / CHUNK * CHUNK, k_padded = ROUND_UP(k, CHUNK) + CHUNK;
     const int stage = !X_AS_STORED || k_whole != k;
     const long block_m = num_rows < BLOCK_M ? num_rows : BLOCK_M;
@@ -121,14 +140,7 @@ static int NAME(linear_part)(const T *x, long x_stride, const T *w, long w_strid
                     NAME(tile_column)(rows, xb + k_whole, xb_stride, rest, CHUNK, sums + n, BLOCK_N);
                 }
             }
-            for (long m = 0; m < rows; m++) {
-                const ACC *restrict from = sums + m * BLOCK_N;
-                T *restrict to = out + (m0 + m) * out_stride + n0;
-                if (bias)
-                    for (long n = 0; n < cols; n++) to[n] = FROM_ACC(from[n] + TO_ACC(bias[n0 + n]));
-                else
-                    for (long n = 0; n < cols; n++) to[n] = FROM_ACC(from[n]);
-            }
+            NAME(put_sums)(sums, BLOCK_N, bias ? bias + n0 : NULL, NAME(out_at)(out, m0, n0), rows, cols);
         }
     }
     return 0;
@@ -136,8 +148,8 @@ static int NAME(linear_part)(const T *x, long x_stride, const T *w, long w_strid
 
 typedef struct {
     const T *x, *w, *bias;
-    T *out;
-    long x_stride, w_stride, out_stride, num_rows, n, k, num_parts;
+    Out out;
+    long x_stride, w_stride, num_rows, n, k, num_parts;
     int error;
 } NAME(Product);
 
@@ -146,16 +158,16 @@ static void NAME(linear_body)(void *arguments, Draw *draw) {
     for (long part; (part = jettison_pool_next(draw)) >= 0;) {
         const long begin = part * p->n / p->num_parts / 4 * 4;
         const long end = part + 1 == p->num_parts ? p->n : (part + 1) * p->n / p->num_parts / 4 * 4;
-        const int error = NAME(linear_part)(p->x, p->x_stride, p->w, p->w_stride, p->bias, p->out, p->out_stride,
-                                            p->num_rows, begin, end, p->k);
+        const int error = NAME(linear_part)(p->x, p->x_stride, p->w, p->w_stride, p->bias, p->out, p->num_rows, begin,
+                                            end, p->k);
         if (error) __atomic_fetch_or(&p->error, error, __ATOMIC_RELAXED);
     }
 }
 
-static int NAME(linear)(const T *x, long x_stride, const T *w, long w_stride, const T *bias, T *out, long out_stride,
-                       long num_rows, long n, long k, int num_threads) {
+static int NAME(linear)(const T *x, long x_stride, const T *w, long w_stride, const T *bias, Out out, long num_rows,
+                        long n, long k, int num_threads) {
     const long most = (n + BLOCK_N - 1) / BLOCK_N, num_parts = most < 2 * num_threads ? most : 2 * num_threads;
-    NAME(Product) product = {x, w, bias, out, x_stride, w_stride, out_stride, num_rows, n, k, num_parts, 0};
+    NAME(Product) product = {x, w, bias, out, x_stride, w_stride, num_rows, n, k, num_parts, 0};
     jettison_pool_run(num_threads, num_parts, NAME(linear_body), &product);
     return product.error;
 }

@@ -69,6 +69,12 @@ typedef struct { /* contiguous, too */
     long num_tokens, num_chosen, num_experts, hidden, inner, is_clamped;
 } ExpertShape;
 
+typedef struct { /* where a product goes */
+    void *data;
+    long stride;
+    int is_wide; /* its elements are sums, as they are, not rounded to the operands' type */
+} Out;
+
 /* Sizes of blocks; measured with benchmarks/kernels.py. */
 #define BLOCK_M 64
 #define BLOCK_N 64
@@ -211,20 +217,20 @@ API(attention)(int dtype, const void *q, long q_stride, long num_heads, const vo
 }
 
 API(linear)(int dtype, const void *x, long x_stride, const void *w, long w_stride, const void *bias, void *out,
-            long out_stride, long num_rows, long n, long k, int num_threads) {
+            long out_stride, int is_wide, long num_rows, long n, long k, int num_threads) {
+    const Out to = {out, out_stride, is_wide};
 #define CALL(S, T)                                                                                                   \
-    return linear_##S((const T *)x, x_stride, (const T *)w, w_stride, (const T *)bias, (T *)out, out_stride,         \
-                      num_rows, n, k, num_threads)
+    return linear_##S((const T *)x, x_stride, (const T *)w, w_stride, (const T *)bias, to, num_rows, n, k, num_threads)
     BY_DTYPE(dtype, CALL(f64, double), CALL(f32, float), CALL(bf16, bf16))
 #undef CALL
     return 0;
 }
 
 API(linear_packed)(int dtype, const void *x, long x_stride, const void *w, const void *bias, void *out,
-                   long out_stride, long num_rows, long n, long k, int num_threads) {
+                   long out_stride, int is_wide, long num_rows, long n, long k, int num_threads) {
+    const Out to = {out, out_stride, is_wide};
 #define CALL(S, T)                                                                                                   \
-    return linear_packed_##S((const T *)x, x_stride, (const T *)w, (const T *)bias, (T *)out, out_stride, num_rows,  \
-                             n, k, num_threads)
+    return linear_packed_##S((const T *)x, x_stride, (const T *)w, (const T *)bias, to, num_rows, n, k, num_threads)
     BY_DTYPE(dtype, return ERROR_DTYPE, CALL(f32, float), CALL(bf16, bf16))
 #undef CALL
     return 0;

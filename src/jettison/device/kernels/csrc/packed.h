@@ -55,13 +55,6 @@ INLINE long NAME(packed_at)(long row, long column, long k) {
 #endif
 }
 
-/* What the sums of a group's outputs come to, with the bias. */
-INLINE void NAME(packed_store)(const ACC *sums, const T *bias, T *out, long out_stride, long rows) {
-    for (long row = 0; row < rows; row++)
-        for (long i = 0; i < GROUP; i++)
-            out[row * out_stride + i] = FROM_ACC(sums[row * GROUP + i] + (bias ? TO_ACC(bias[i]) : 0));
-}
-
 /* Plain rows [first, first + count) of a matrix [n, k], from `rows` into their places. */
 static void NAME(pack_rows)(const T *rows, long stride, long first, long count, long n, long k, T *packed) {
     for (long i = 0; i < count; i++) {
@@ -111,8 +104,8 @@ INLINE void NAME(ask_for)(const T **ahead, long bytes) {
 #if STORAGE_IS_NARROW && defined(TILES)
 /* One group's outputs for `rows` rows, of which x has a multiple of TILE_ROWS_OF_X (as many as are missing are zeros), in
  * tiles of 16 or 32 rows by 32 outputs. `sums`: as many rows as x. */
-static void NAME(packed_group)(const T *x, long x_stride, const T *w, const T *bias, T *out, long out_stride, long rows,
-                               long k, ACC *sums) {
+static void NAME(packed_group)(const T *x, long x_stride, const T *w, const T *bias, Out out, long rows, long k,
+                               ACC *sums) {
     const long x_bytes = x_stride * (long)sizeof(T), padded = ROUND_UP(rows, TILE_ROWS_OF_X);
     const long block = padded <= 2 * TILE_ROWS_OF_X ? k : PACKED_BLOCK_K;
     for (long begin = 0; begin < k; begin += block) {
@@ -151,7 +144,7 @@ static void NAME(packed_group)(const T *x, long x_stride, const T *w, const T *b
             }
         }
     }
-    NAME(packed_store)(sums, bias, out, out_stride, rows);
+    NAME(put_sums)(sums, GROUP, bias, out, rows, GROUP);
 }
 #else
 /* `rows` rows of x by PACKED_WIDTH outputs of a group, over `k` elements: adds to `sums` (from zero, where `begins`).
@@ -239,8 +232,8 @@ static void NAME(packed_tiles)(long rows, const NAME(PackedX) *x, long x_stride,
 }
 
 /* One group's outputs for `rows` rows. `sums`: [rows, GROUP]. */
-static void NAME(packed_group)(const NAME(PackedX) *x, long x_stride, const T *w, const T *bias, T *out,
-                               long out_stride, long rows, long k, ACC *sums) {
+static void NAME(packed_group)(const NAME(PackedX) *x, long x_stride, const T *w, const T *bias, Out out,
+                               long rows, long k, ACC *sums) {
     const long num_tiles = (rows + PACKED_ROWS - 1) / PACKED_ROWS;
     const long block = num_tiles == 1 ? k : PACKED_BLOCK_K;
     const long ahead_bytes = rows <= FEW_ROWS ? AHEAD_OF_FEW_BYTES : AHEAD_BYTES;
@@ -258,7 +251,7 @@ static void NAME(packed_group)(const NAME(PackedX) *x, long x_stride, const T *w
                 row += height;
             }
     }
-    NAME(packed_store)(sums, bias, out, out_stride, rows);
+    NAME(put_sums)(sums, GROUP, bias, out, rows, GROUP);
 }
 #endif
 
@@ -292,8 +285,8 @@ INLINE void NAME(stage_packed)(const T *x, long x_stride, const int32_t *of, lon
 
 typedef struct {
     const T *x, *w, *bias;
-    T *out;
-    long x_stride, out_stride, num_rows, k, num_groups, num_chunks, block_rows;
+    Out out;
+    long x_stride, num_rows, k, num_groups, num_chunks, block_rows;
     int in_place, error;
 } NAME(PackedProduct);
 
@@ -322,7 +315,7 @@ static void NAME(packed_body)(void *arguments, Draw *draw) {
         for (long group = chunk * p->num_groups / p->num_chunks; group < end; group++)
             NAME(packed_group)(from, p->in_place ? p->x_stride : staged_stride, p->w + group * GROUP * p->k,
                                p->bias ? p->bias + group * GROUP : NULL,
-                               p->out + first_row * p->out_stride + group * GROUP, p->out_stride, rows, p->k, sums);
+                               NAME(out_at)(p->out, first_row, group * GROUP), rows, p->k, sums);
     }
     PACKED_END();
 }
@@ -333,20 +326,20 @@ INLINE long NAME(packed_block_rows)(long k) {
     return rows < PACKED_ROWS ? PACKED_ROWS : rows > 240 ? 240 : rows;
 }
 
-static int NAME(linear_packed)(const T *x, long x_stride, const T *w, const T *bias, T *out, long out_stride,
-                               long num_rows, long n, long k, int num_threads) {
+static int NAME(linear_packed)(const T *x, long x_stride, const T *w, const T *bias, Out out, long num_rows, long n,
+                               long k, int num_threads) {
     const long num_groups = n / GROUP, done = num_groups * GROUP;
     long block_rows = NAME(packed_block_rows)(k);
     if (block_rows > num_rows) block_rows = ROUND_UP(num_rows, PACKED_ROWS);
     const long num_chunks = num_threads * PACKED_CHUNKS < num_groups ? num_threads * PACKED_CHUNKS : num_groups;
-    NAME(PackedProduct) product = {x, w, bias, out, x_stride, out_stride, num_rows, k, num_groups, num_chunks,
-                                   block_rows, NAME(reads_x_in_place)(x_stride, num_rows), 0};
+    NAME(PackedProduct) product = {x, w, bias, out, x_stride, num_rows, k, num_groups, num_chunks, block_rows,
+                                   NAME(reads_x_in_place)(x_stride, num_rows), 0};
     if (num_groups > 0 && num_rows > 0)
         jettison_pool_run(num_threads, (num_rows + block_rows - 1) / block_rows * num_chunks, NAME(packed_body),
                           &product);
     if (!product.error && done < n)
-        return NAME(linear)(x, x_stride, w + done * k, k, bias ? bias + done : NULL, out + done, out_stride, num_rows,
-                            n - done, k, num_threads);
+        return NAME(linear)(x, x_stride, w + done * k, k, bias ? bias + done : NULL, NAME(out_at)(out, 0, done),
+                            num_rows, n - done, k, num_threads);
     return product.error;
 }
 #include "experts.h"

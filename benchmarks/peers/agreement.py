@@ -1,0 +1,197 @@
+"""How often a model in bfloat16 chooses the token that it chooses in float32, after the same tokens.
+
+    python -m benchmarks peers agreement MODEL_DIR [--tokens 100] [--threads 2]
+
+Each of twenty prompts is answered greedily in float32, to its end or to ``--tokens`` tokens. Then each engine reads
+prompt and answer at once and says what it would have chosen at every token, and how likely the answer's own was:
+
+    float32      transformers in float32, which shows what two implementations differ by
+    jettison     bfloat16, with the kernels that ``auto`` means here
+    rounded      the same logits, rounded to bfloat16 before the choice
+    transformers bfloat16
+
+A model of random weights says little: its tokens are all as likely as each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from jettison.device.kernels import load_kernels
+from jettison.device.model.decoder import Batch, Decoder
+from jettison.device.model.end_tokens import read_end_tokens
+from jettison.device.model.hf_config import read_config
+from jettison.device.model.rope import fill_rotary_tables
+from jettison.device.model.shards import model_shape
+from jettison.device.model.weights import WeightFolder
+from jettison.device.model.workspace import StepBuffers, Workspace
+from jettison.types import LayerRange, ShardId
+
+PROMPTS = (
+    "What is the capital of France, and what is it known for?", "Explain in three sentences how rain forms.",
+    "Write a short poem about a lighthouse.", "How do I boil an egg so that the yolk stays soft?",
+    "List five animals that sleep in winter.", "Why is the sky blue?", "Translate 'good morning' into Spanish.",
+    "Give me a name for a small bakery, and say why it fits.", "What is the sum of 17 and 26?",
+    "Describe a market on a Saturday morning.", "What does a compiler do?", "Tell me a story about a lost glove.",
+    "Which planets have rings?", "How does a bicycle stay upright?", "Write a polite note to a noisy neighbour.",
+    "What should I pack for two days in the mountains?", "Explain what a prime number is to a child.",
+    "Who wrote Hamlet, and what is it about?", "Give three reasons to walk to work.", "How is bread made?",
+)  # fmt: skip
+BLOCK = 16
+MOST = 1024
+"""Tokens of a prompt with its answer, at most."""
+
+
+class Chosen(NamedTuple):
+    """What an engine says of an answer's tokens."""
+
+    tokens: list[int]
+    logprobs: np.ndarray
+    """Of the answer's own tokens."""
+
+
+class OneModel:
+    """A model alone: all parameters and the KV of some requests in plain memory."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, num_requests: int) -> None:
+        config = self.config = read_config(folder, MOST)
+        kernels = load_kernels("auto", dtype)
+        self.name = kernels.name
+        shape = model_shape(config, dtype)
+        self._slabs = {shard: torch.empty(size, dtype=torch.uint8) for shard, size in shape.shard_bytes.items()}
+        arena = num_requests * MOST // BLOCK, 2, config.num_kv_heads, BLOCK, config.head_dim
+        self._arenas = [torch.zeros(arena, dtype=dtype) for _ in range(config.num_layers)]
+        limits = MOST, num_requests
+        self._space = torch.empty(Workspace.num_bytes(config, dtype, *limits), dtype=torch.uint8)
+        self._workspace = Workspace(self._space, config, dtype, *limits)
+        fill_rotary_tables(config.ropes, self._workspace.cos, self._workspace.sin)
+        weights = WeightFolder(folder, config, dtype, kernels)
+        for shard, slab in self._slabs.items():
+            weights.load_shard(shard, slab)
+        weights.load_final_norm(self._workspace.final_norm)
+        self._decoder = Decoder(config, self, kernels, dtype, self._workspace)
+
+    def shard_bytes(self, shard: ShardId) -> torch.Tensor:
+        """See ``ModelMemory``."""
+        return self._slabs[shard]
+
+    def kv_arena(self, layer: int) -> torch.Tensor:
+        """See ``ModelMemory``."""
+        return self._arenas[layer]
+
+    def workspace(self) -> torch.Tensor:
+        """See ``ModelMemory``."""
+        return self._space
+
+    def hidden(self, pieces: dict[int, list[int]], contexts: dict[int, int]) -> torch.Tensor:
+        """Final hidden states of the next tokens of some requests, which are numbered."""
+        lens = np.array([len(piece) for piece in pieces.values()], dtype=np.int32)
+        before = np.array([contexts[each] for each in pieces], dtype=np.int32)
+        tables = np.array([np.arange(MOST // BLOCK) + each * MOST // BLOCK for each in pieces], dtype=np.int32)
+        positions = np.concatenate([np.arange(n) + first for n, first in zip(lens, before, strict=True)])
+        buffers = StepBuffers(self._workspace, self.config, int(lens.sum()))
+        self._decoder.embed(torch.tensor([token for piece in pieces.values() for token in piece]), buffers.residual)
+        batch = Batch(lens, before, tables, positions.astype(np.int32))
+        self._decoder.run_layers(LayerRange(0, self.config.num_layers), batch, buffers, is_last=True)
+        return buffers.x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, vocab]; the next call overwrites them."""
+        return self._decoder.logits(hidden)
+
+
+def answers(model: OneModel, prompts: list[list[int]], num_tokens: int, ends: frozenset[int]) -> list[list[int]]:
+    """Greedy answers to all prompts, in one batch."""
+    contexts, found = dict.fromkeys(range(len(prompts)), 0), [[] for _ in prompts]
+    pieces = {}
+    for each, prompt in enumerate(prompts):
+        token = int(model.logits(model.hidden({each: prompt}, contexts)[-1:].clone()).argmax())
+        contexts[each], pieces[each] = len(prompt), [token]
+    while pieces:
+        for each, (token,) in list(pieces.items()):
+            found[each].append(token)
+            if token in ends or len(found[each]) == num_tokens:
+                del pieces[each]
+        if pieces:
+            tokens = model.logits(model.hidden(pieces, contexts)).argmax(1).tolist()
+            contexts |= {each: contexts[each] + 1 for each in pieces}
+            pieces = {each: [token] for each, token in zip(pieces, tokens, strict=True)}
+    return found
+
+
+def logits_of(model: OneModel, prompt: list[int], answer: list[int], most: int) -> torch.Tensor:
+    """[len(answer), vocab], from one step over all."""
+    hidden = model.hidden({0: [*prompt, *answer[:-1]]}, {0: 0})[len(prompt) - 1 :].clone()
+    return torch.cat([model.logits(part).clone() for part in hidden.split(most)])
+
+
+def theirs(folder: Path, dtype: torch.dtype, texts: list[tuple[list[int], list[int]]]) -> Iterator[torch.Tensor]:
+    """The logits of ``transformers``."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+    for prompt, answer in texts:
+        with torch.inference_mode():
+            yield model(torch.tensor([[*prompt, *answer[:-1]]])).logits[0, len(prompt) - 1 :]
+
+
+def chosen(logits: torch.Tensor, answer: list[int]) -> Chosen:
+    """The likeliest tokens, of equal ones the lowest id."""
+    wide = logits.double()
+    own = wide.log_softmax(1)[torch.arange(len(answer)), torch.tensor(answer)]
+    return Chosen(wide.numpy().argmax(1).tolist(), own.numpy())
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(options.model, local_files_only=True)
+    prompts = [
+        tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True).input_ids
+        if tokenizer.chat_template else tokenizer(text).input_ids
+        for text in PROMPTS
+    ]  # fmt: skip
+    right = OneModel(options.model, torch.float32, len(prompts))
+    found = answers(right, prompts, options.tokens, read_end_tokens(options.model, right.config.vocab_size).ids)
+    texts = list(zip(prompts, found, strict=True))
+    base = [chosen(logits_of(right, *text, len(prompts)), text[1]) for text in texts]
+    ours = OneModel(options.model, torch.bfloat16, len(prompts))
+    said: dict[str, list[Chosen]] = {"jettison": [], "rounded": []}
+    num_equal = 0
+    for prompt, answer in texts:
+        logits = logits_of(ours, prompt, answer, len(prompts))
+        said["jettison"].append(chosen(logits, answer))
+        logits = logits.bfloat16()
+        said["rounded"].append(chosen(logits, answer))
+        num_equal += int((logits.topk(2).values.diff() == 0).sum())
+    for name, dtype in (("float32", torch.float32), ("transformers", torch.bfloat16)):
+        said[name] = [chosen(logits, text[1]) for logits, text in zip(theirs(options.model, dtype, texts), texts)]
+    total = sum(len(answer) for answer in found)
+    print(f"{total} tokens, kernels {ours.name}; of logits in bfloat16 the two largest are equal at {num_equal}")
+    for name in ("float32", "jettison", "rounded", "transformers"):
+        same = sum(
+            a == b for mine, text in zip(said[name], base, strict=True)
+            for a, b in zip(mine.tokens, text.tokens, strict=True)
+        )  # fmt: skip
+        errors = np.abs(np.concatenate([a.logprobs - b.logprobs for a, b in zip(said[name], base, strict=True)]))
+        print(
+            f"{name:12} {same} of {total} tokens ({same / total:.2%}); log-probabilities of the answer differ by "
+            f"{errors.mean():.4f}, at most {errors.max():.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
