@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -49,7 +50,6 @@ from jettison.device.kernels.experts import activate, check_experts, check_weigh
 from jettison.device.kernels.layer import feed_forward
 from jettison.device.kernels.onednn import torch_sums
 from jettison.device.kernels.operands import (
-    Activation,
     Activations,
     ExpertWeights,
     Int32Array,
@@ -60,8 +60,11 @@ from jettison.device.kernels.operands import (
     Weight,
 )
 from jettison.device.kernels.registry import KernelsUnavailableError
-from jettison.device.model.batch import RowOperations
+from jettison.device.model.arithmetic import Activation
 from jettison.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jettison.device.model.batch import RowOperations
 
 _HEADS_A_PROGRAM = 4
 _SILU_BLOCK = 1024

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from jettison.device.kernels.operands import (
-    Activation,
     Activations,
     ExpertWeights,
     Int32Array,
@@ -28,6 +27,7 @@ from jettison.device.kernels.operands import (
     RoutedBuffers,
     Weight,
 )
+from jettison.device.model.arithmetic import Activation
 
 CUDA, CUDA_INVARIANT = "cuda", "cuda-invariant"
 """Kernels of ``device.cuda.kernels``: the fast ones, and the ones with rows that do not depend on the batch."""

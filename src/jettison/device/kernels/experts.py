@@ -16,14 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jettison.device.kernels.base import fail, sum_dtype
-from jettison.device.kernels.operands import Activation, ExpertWeights, RoutedBuffers
+from jettison.device.kernels.operands import ExpertWeights, RoutedBuffers
+from jettison.device.model.arithmetic import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation
 
 if TYPE_CHECKING:
     from jettison.device.kernels.base import Kernels
-
-SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
-"""Of ``swiglu_clamped``."""
-
 
 def pass_experts(
     kernels: Kernels, x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights, activation: Activation,

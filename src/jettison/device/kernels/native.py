@@ -37,7 +37,6 @@ from jettison.device.kernels.base import (
 from jettison.device.kernels.bound import DTYPE_CODES, bind_buffers, bind_experts, bind_layer, int64s
 from jettison.device.kernels.experts import check_experts, pass_experts
 from jettison.device.kernels.operands import (
-    Activation,
     Activations,
     ExpertWeights,
     Int32Array,
@@ -49,6 +48,7 @@ from jettison.device.kernels.operands import (
 )
 from jettison.device.kernels.registry import KernelsUnavailableError
 from jettison.device.kernels.selfcheck import passes_self_check
+from jettison.device.model.arithmetic import Activation
 
 LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
 

@@ -6,7 +6,7 @@ Not here: the operations (``base``, ``layer``).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,6 @@ from torch import Tensor
 
 Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
 """Host int32 array, torch or numpy. Not to be resized in place between calls."""
-
-
-Activation = Literal["silu", "gelu_tanh", "gelu", "swiglu_clamped"]
-"""Of an MLP. ``swiglu_clamped``: of pairs of neighbours (gate, up), clamped, as gpt-oss has it."""
 
 
 class PackedMatrix(NamedTuple):

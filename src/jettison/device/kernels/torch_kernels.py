@@ -33,7 +33,6 @@ from jettison.device.kernels.experts import pass_experts
 from jettison.device.kernels.layer import attend_layer, feed_forward
 from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
 from jettison.device.kernels.operands import (
-    Activation,
     Activations,
     ExpertWeights,
     Int32Array,
@@ -43,6 +42,7 @@ from jettison.device.kernels.operands import (
     RoutedBuffers,
     Weight,
 )
+from jettison.device.model.arithmetic import Activation
 
 
 def load_torch(variant: str | None = None, among: Sequence[str] | None = None) -> TorchKernels:

@@ -11,10 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jettison.device.kernels.operands import Activation
-
 Norm = Literal["rms", "rms_plus_one", "layer"]
 """RMS; RMS with a gain of ``1 + weight``, multiplied before it is rounded; or mean and variance (LayerNorm)."""
+
+
+Activation = Literal["silu", "gelu_tanh", "gelu", "swiglu_clamped"]
+"""Of an MLP. ``swiglu_clamped``: of pairs of neighbours (gate, up), clamped, as gpt-oss has it."""
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""Of ``swiglu_clamped``; so in ``csrc/experts.h``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from jettison.device.kernels.experts import SWIGLU_ALPHA, SWIGLU_LIMIT
-from jettison.device.model.arithmetic import PLAIN, Arithmetic
+from jettison.device.model.arithmetic import PLAIN, SWIGLU_ALPHA, SWIGLU_LIMIT, Arithmetic
 from jettison.device.model.tensor_names import LLAMA, ExpertNames, TensorNames
 
 

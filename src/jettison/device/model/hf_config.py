@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jettison.config.hubcache import download_hint
-from jettison.device.kernels.operands import Activation
-from jettison.device.model.arithmetic import PLAIN, Arithmetic, LayerKind, Rope
+from jettison.device.model.arithmetic import PLAIN, Activation, Arithmetic, LayerKind, Rope
 from jettison.device.model.expert_keys import read_experts
 from jettison.device.model.families import FAMILIES, Family
 from jettison.device.model.jsonfile import JsonObject, short_repr
