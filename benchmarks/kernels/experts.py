@@ -55,27 +55,41 @@ def experts_of(kernels: Kernels, dtype: torch.dtype) -> ExpertWeights:
     return ExpertWeights(router, None, None, stack(2 * INNER, HIDDEN), None, stack(HIDDEN, INNER), None)
 
 
-def routed(kernels: Kernels, layers: list[ExpertWeights], chosen: Tensor, dtype: torch.dtype, *, loops: bool) -> None:
-    """One pass through all layers."""
-    tokens = len(chosen)
+def routed(
+    kernels: Kernels, layers: list[ExpertWeights], turns: list[Tensor], dtype: torch.dtype, *, loops: bool = False
+) -> tuple[int, Callable[[], None]]:
+    """(calls, a pass through all layers for each choice of experts). Nothing of torch is in it: its threads would go on
+    to look for work on the cores that the kernels' need."""
+    tokens = len(turns[0])
     x, out = torch.randn(tokens, HIDDEN).to(dtype), torch.empty(tokens, HIDDEN, dtype=dtype)
-    shares = torch.full(chosen.shape, 1.0 / CHOSEN)
+    shares = torch.full(turns[0].shape, 1.0 / CHOSEN)
     sizes = 2 * INNER, INNER, HIDDEN
-    buffers = RoutedBuffers(*(torch.empty(tokens * CHOSEN, size, dtype=dtype) for size in sizes))
+    buffers = RoutedBuffers(*(torch.zeros(tokens * CHOSEN, size, dtype=dtype) for size in sizes))
     compute = partial(pass_experts, kernels) if loops else kernels.experts
-    for weights in layers:
-        compute(x, chosen, shares, weights, "silu", buffers, out)
+
+    def run() -> None:
+        for chosen in turns:
+            for weights in layers:
+                compute(x, chosen, shares, weights, "silu", buffers, out)
+
+    return len(turns) * len(layers), run
 
 
-def dense(kernels: Kernels, layers: list[list[Weight]], shape: Shape, dtype: torch.dtype) -> None:
+def dense(
+    kernels: Kernels, layers: list[list[Weight]], shape: Shape, dtype: torch.dtype
+) -> tuple[int, Callable[[], None]]:
     """Likewise."""
     inner = shape.experts * INNER
     x, up = torch.randn(shape.rows, HIDDEN).to(dtype), torch.empty(shape.rows, 2 * inner, dtype=dtype)
     activated, out = torch.empty(shape.rows, inner, dtype=dtype), torch.empty(shape.rows, HIDDEN, dtype=dtype)
-    for first, second in layers:
-        kernels.linear(x, first, None, up)
-        kernels.silu_mul(up, activated)
-        kernels.linear(activated, second, None, out)
+
+    def run() -> None:
+        for first, second in layers:
+            kernels.linear(x, first, None, up)
+            kernels.silu_mul(up, activated)
+            kernels.linear(activated, second, None, out)
+
+    return len(layers), run
 
 
 def measure(
@@ -92,15 +106,11 @@ def measure(
     sizes = (2 * inner, HIDDEN), (HIDDEN, inner)
     denses = [[in_slab(kernels, torch.randn(*size).to(dtype)) for size in sizes] for _ in range(copies)]
     # One token's experts change from pass to pass, as layers do: else they would stay in the caches.
-    turns = [even + shape.experts * i if shape.experts < NUMBER else even for i in range(NUMBER // shape.experts)]
-    runs: dict[str, tuple[int, Callable[[], None]]] = {
-        "dense": (copies, lambda: dense(kernels, denses, shape, dtype)),
-        "experts": (len(stacks) * len(turns), lambda: [
-            routed(kernels, stacks, turn % NUMBER, dtype, loops=False) for turn in turns
-        ] and None),
-        "random": (len(stacks), lambda: routed(kernels, stacks, random, dtype, loops=False)),
-        "loop": (len(stacks), lambda: routed(kernels, stacks, even, dtype, loops=True)),
-    }  # fmt: skip
+    turns = [(even + shape.experts * i) % NUMBER for i in range(NUMBER // shape.experts)]
+    runs = {
+        "dense": dense(kernels, denses, shape, dtype), "experts": routed(kernels, stacks, turns, dtype),
+        "random": routed(kernels, stacks, [random], dtype), "loop": routed(kernels, stacks, [even], dtype, loops=True),
+    }
     times: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(repeats + 1):
         for name, (calls, run) in runs.items():

@@ -4,6 +4,8 @@
  * some of its pairs, and an item of each is some groups of outputs. An output is the chain of sums of packed.h, and a
  * token's sum over its experts is in the order of its choice, so that no bit depends on other tokens.
  */
+#define ALONE_BELOW (1L << 18) /* activations: a tenth of a millisecond or two */
+
 typedef struct {
     int32_t expert, first, rows; /* pairs [first, first + rows) */
 } NAME(ExpertJob);
@@ -140,13 +142,17 @@ static int NAME(experts)(const ExpertShape *s, int num_threads) {
     int error = NAME(expert_product)(&up, jobs, starts, num_experts, num_threads);
     if (error) return error;
     NAME(ExpertRows) rows = {s, place_of, 16384 / s->inner + 1};
-    jettison_pool_run(num_threads, (pairs + rows.step - 1) / rows.step, NAME(expert_gate_body), &rows);
+    /* Little work is the caller's alone: a helper that has lost its core would hold it up for longer. */
+    const int gate_threads = pairs * s->inner < ALONE_BELOW ? 1 : num_threads;
+    jettison_pool_run(gate_threads, (pairs + rows.step - 1) / rows.step, NAME(expert_gate_body), &rows);
     NAME(ExpertProduct) down = {s->activated, s->down_weight, s->down_bias, s->each, NULL};
     down.n = s->hidden;
     down.k = s->inner;
     error = NAME(expert_product)(&down, jobs, starts, num_experts, num_threads);
     if (error) return error;
     rows.step = 16384 / (s->hidden * s->num_chosen) + 1;
-    jettison_pool_run(num_threads, (s->num_tokens + rows.step - 1) / rows.step, NAME(expert_sum_body), &rows);
+    const int sum_threads = pairs * s->hidden < 2 * ALONE_BELOW ? 1 : num_threads;
+    jettison_pool_run(sum_threads, (s->num_tokens + rows.step - 1) / rows.step, NAME(expert_sum_body), &rows);
     return 0;
 }
+#undef ALONE_BELOW
