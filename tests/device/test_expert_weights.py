@@ -96,12 +96,12 @@ def test_transposed_stacks_are_read_by_their_columns(folder_of, monkeypatch):
 def test_each_expert_is_packed_by_itself_and_the_router_is_wide(folder_of):
     if not native.supported_variants():
         pytest.skip("no native kernels")
-    kernels, folder = load_kernels("native"), folder_of("qwen3_moe normed")
+    kernels, folder = load_kernels("native"), folder_of("glm4_moe")
     slabs, _, layouts = load(folder, torch.bfloat16, kernels)
     plain, _, _ = load(folder, torch.bfloat16)
-    shard = layer_shard(0)
+    shard = layer_shard(1)
     views, wanted = layouts[shard].views(slabs[shard]), layouts[shard].views(plain[shard])
-    assert views["router_weight"].dtype == torch.float32
+    assert views["router_weight"].dtype == views["router_correction"].dtype == torch.float32
     for name in ("experts_gate_up_weight", "experts_down_weight"):
         for matrix, expected in zip(views[name], wanted[name], strict=True):
             rows = torch.empty_like(expected)

@@ -47,7 +47,7 @@ class ExpertWeights:
     """The experts of a layer, and what chooses them: like ``LayerWeights``. E experts."""
 
     router: Weight
-    """[E, hidden] of ``sum_dtype``."""
+    """[E, hidden], of the layer's type or of ``sum_dtype``."""
     router_bias: Tensor | None
     correction: Tensor | None
     """[E] of ``sum_dtype``: added to scores for the choice alone."""

@@ -165,6 +165,8 @@ class _Tensor(NamedTuple):
     sources: tuple[TensorSource, ...]
     stack: int = 0
     """Matrices that lie one after the other; 0: it is one tensor."""
+    is_wide: bool = False
+    """Whether it is kept in the precision of sums, as the checkpoint may."""
 
 
 def _layer_tensors(config: DecoderConfig, layer: int, is_stacked: bool) -> list[_Tensor]:
@@ -206,11 +208,12 @@ def _expert_tensors(
     """Router and experts of a sparse layer: all first products in one stack, and all second ones."""
     number, inner = experts.number, experts.intermediate_size
     router = prefix + (names.stacked_router if is_stacked else names.router)
-    tensors = [_plain("router_weight", f"{router}.weight", number, hidden)]
+    is_wide = experts.score == "sigmoid"
+    tensors = [_plain("router_weight", f"{router}.weight", number, hidden)._replace(is_wide=is_wide)]
     if experts.has_bias:
         tensors.append(_plain("router_bias", f"{router}.bias", number))
-    if experts.score == "sigmoid":
-        tensors.append(_plain("router_correction", prefix + names.correction, number))
+    if is_wide:
+        tensors.append(_plain("router_correction", prefix + names.correction, number)._replace(is_wide=is_wide))
     shapes = {"gate_up": (2 * inner, hidden), "down": (hidden, inner)}
     if is_stacked or names.each is None:
         for part, shape in shapes.items():
@@ -279,19 +282,15 @@ def _fused(
     ))  # fmt: skip
 
 
-_COUNTED_WIDE = ("router_weight", "router_bias", "router_correction")
-"""Slots in the precision of sums: near scores decide which experts a token passes."""
-
-
 def _layout(
     shard: ShardId, tensors: list[_Tensor], dtype: torch.dtype, *, is_multiplied: bool = True
 ) -> ShardLayout:
     slots, offset = [], 0
-    for name, sources, stack in tensors:
+    for name, sources, stack, is_wide in tensors:
         shape: tuple[int, ...] = (sum(source.shape[0] for source in sources), *sources[0].shape[1:])
         if stack:
             shape = (stack, shape[0] // stack, *shape[1:])
-        kind = sum_dtype(dtype) if name in _COUNTED_WIDE else dtype
+        kind = sum_dtype(dtype) if is_wide else dtype
         is_matrix = is_multiplied and len(shape) > 1 and not name.endswith("_bias")
         slot = TensorSlot(name, offset, shape, sources, kind, is_matrix)
         slots.append(slot)
