@@ -39,6 +39,9 @@ else:  # a machine with a GPU that has PyTorch and little else: what is collecte
 # cuBLAS reads it at a process's first product, and kernels "cuda-invariant" need it (``choose_invariant_products``).
 os.environ |= {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # processes share the cores, and threads that wait for each other spin
+
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode puts no test folder on the path
 
 BLOCK_SIZE = 4

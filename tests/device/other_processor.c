@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-int jettison_portable_linear(int, const void *, long, const void *, long, const void *, void *, long, long, long, long,
-                             int);
-int jettison_portable_linear_packed(int, const void *, long, const void *, const void *, void *, long, long, long, long,
-                                    int);
+int jettison_portable_linear(int, const void *, long, const void *, long, const void *, void *, long, int, long, long,
+                             long, int);
+int jettison_portable_linear_packed(int, const void *, long, const void *, const void *, void *, long, int, long, long,
+                                    long, int);
 int jettison_portable_pack_rows(int, const void *, long, long, long, long, long, void *);
 int jettison_portable_write_kv(int, const void *, long, const void *, long, void *, long, long, long, long,
                                const int32_t *, long, long, const int32_t *, const int32_t *, long, long);
@@ -67,8 +67,8 @@ static void check_products(int dtype, long rows, long n, long k) {
     for (int is_packed = 0; is_packed < (dtype == 0 ? 1 : 2); is_packed++) {
         if (is_packed) {
             expect(jettison_portable_pack_rows(dtype, w, k, 0, n, n, k, packed) == 0, "pack_rows", dtype, 0);
-            jettison_portable_linear_packed(dtype, x, k, packed, bias, out, n, rows, n, k, 2);
-        } else jettison_portable_linear(dtype, x, k, w, k, bias, out, n, rows, n, k, 2);
+            jettison_portable_linear_packed(dtype, x, k, packed, bias, out, n, 0, rows, n, k, 2);
+        } else jettison_portable_linear(dtype, x, k, w, k, bias, out, n, 0, rows, n, k, 2);
         for (long row = 0; row < rows; row++) {
             for (long i = 0; i < n; i++) {
                 double sum = get(dtype, bias, i), size = fabs(sum);
@@ -79,8 +79,8 @@ static void check_products(int dtype, long rows, long n, long k) {
                 expect(fabs(get(dtype, out, row * n + i) - sum) <= TOLERANCE[dtype] * size, "product", dtype, i);
             }
             const char *const from = (const char *)x + row * k * bytes;
-            if (is_packed) jettison_portable_linear_packed(dtype, from, k, packed, bias, one, n, 1, n, k, 1);
-            else jettison_portable_linear(dtype, from, k, w, k, bias, one, n, 1, n, k, 1);
+            if (is_packed) jettison_portable_linear_packed(dtype, from, k, packed, bias, one, n, 0, 1, n, k, 1);
+            else jettison_portable_linear(dtype, from, k, w, k, bias, one, n, 0, 1, n, k, 1);
             expect(memcmp(one, out + row * n * bytes, (size_t)(n * bytes)) == 0, "a row alone", dtype, row);
         }
     }

@@ -68,7 +68,7 @@ def test_each_worker_sees_its_own_card_and_no_other(plug, folder):
 
 
 @pytest.mark.parametrize(("device", "more", "num_bytes"), [
-    ("cuda", {}, 4 * MIB), ("cuda", {"exchange_piece_bytes": 8192}, 8192), ("cpu", {}, MIB)
+    ("cuda", {}, 8 * MIB), ("cuda", {"exchange_piece_bytes": 8192}, 8192), ("cpu", {}, MIB)
 ])  # fmt: skip
 def test_a_card_s_bulk_pieces_are_larger(plug, folder, device, more, num_bytes):
     plug(TWO)

@@ -75,7 +75,7 @@ def served(smollm2: Path) -> Iterator[Served]:
 def reference(smollm2: Path) -> TransformersReference:
     if not transformers_available():
         pytest.skip("transformers is not installed")
-    return TransformersReference(smollm2, "float32", 256)
+    return TransformersReference(smollm2, "float32")
 
 
 def test_answers_through_a_drop_and_a_restore_are_transformers(
