@@ -23,7 +23,7 @@ def _group() -> None:
 @app.command("create", cls=Command)
 def create(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; must be new or empty.")],
-    arch: Annotated[str, typer.Option(help="Architecture, as model_type names it: docs/using.md lists them.")] = "llama",
+    arch: Annotated[str, typer.Option(help="Architecture, by its model_type: docs/using.md lists them.")] = "llama",
     layers: Annotated[int, typer.Option(help="Decoder layers.", min=1)] = 8,
     hidden: Annotated[int, typer.Option(help="Width of the residual stream.", min=1)] = 256,
     heads: Annotated[int, typer.Option(help="Query heads.", min=1)] = 8,
