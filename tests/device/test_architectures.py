@@ -3,7 +3,6 @@ the split; on the host, and on a card's runner."""
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -16,10 +15,15 @@ from jettison.device.model.create import create_model
 from jettison.device.model.families import FAMILIES
 from jettison.device.reference import InDouble
 from jettison.types import LayerRange
+from longrun import part_of
 
 NUM_BLOCKS, ALL = 128, LayerRange(0, 4)
 PLAIN = {"llama", "llama yarn", "qwen3", "phi3 short", "glm", "seed_oss"}
 """What needs no layer of its own."""
+FEW = part_of(
+    list(ARCHITECTURES), ["gemma2", "gemma3_text", "phi3 long", "granite", "cohere2", "glm4_moe", "mixtral", "gpt_oss"]
+)
+"""For what is not each architecture's own: windows, scales, LayerNorm, experts and sinks are among them."""
 
 
 @pytest.fixture(scope="module")
@@ -82,34 +86,32 @@ def card_like(config, dtype, memory, kernels, max_num_tokens, max_num_seqs, devi
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_double_agrees_with_transformers(name, folders, expected, new_runner, new_driver):
-    runner = new_runner(folders(name), kernels=load_kernels("auto"), num_blocks=NUM_BLOCKS)
-    assert runner.config.is_plain == (name in PLAIN)
-    requests = run(new_driver, [(runner.run, ALL)])
+def test_tokens_are_transformers(name, folders, expected, new_runner, new_driver):
+    """In double, and log-probabilities with them. Where layers are an architecture's own, two stages give the same
+    bits, and a card's runner with its graphs, and torch's kernels, the same tokens."""
+    folder, kernels = folders(name), load_kernels("auto")
+
+    def made(**more):
+        return new_runner(folder, num_blocks=NUM_BLOCKS, **{"kernels": kernels, **more})
+
+    whole = made()
+    assert whole.config.is_plain == (name in PLAIN)
+    requests = run(new_driver, [(whole.run, ALL)])
     for request in requests.values():
         assert_like(request, expected(name, request.token_ids))
-
-
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in PLAIN])
-def test_stages_kernels_and_a_card_s_runner_change_nothing(name, folders, new_runner, new_driver):
-    """Two stages give the same bits; torch's kernels, and a card's runner with its graphs, the same tokens."""
-    folder = folders(name)
-    whole = new_runner(folder, kernels=load_kernels("auto"), num_blocks=NUM_BLOCKS)
-    once = run(new_driver, [(whole.run, ALL)])
-    layers = LayerRange(0, 1), LayerRange(1, 4)
-    halves = [(new_runner(folder, kernels=load_kernels("auto"), num_blocks=NUM_BLOCKS).run, each) for each in layers]
-    split = run(new_driver, halves, seed=1)
-    torches = new_runner(folder, kernels=load_kernels("torch"), num_blocks=NUM_BLOCKS)
-    card = new_runner(folder, kernels=load_kernels("torch"), num_blocks=NUM_BLOCKS, build=card_like)
-    others = [
-        run(new_driver, [(torches.run, ALL)]), run(new_driver, [(lambda *step: card.start_step(*step).result(), ALL)])
-    ]
-    for key, request in once.items():
+    if name in PLAIN:
+        return
+    split = run(new_driver, [(made().run, layers) for layers in (LayerRange(0, 1), LayerRange(1, 4))], seed=1)
+    card = made(build=card_like)
+    others = [run(new_driver, [(lambda *step: card.start_step(*step).result(), ALL)])]
+    if name in FEW:
+        others.append(run(new_driver, [(made(kernels=load_kernels("torch")).run, ALL)]))
+    for key, request in requests.items():
         assert (split[key].token_ids, split[key].logprobs) == (request.token_ids, request.logprobs)
         assert all(other[key].token_ids == request.token_ids for other in others)
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in PLAIN])
+@pytest.mark.parametrize("name", FEW)
 def test_bfloat16_is_near(name, folders, new_runner, new_driver, expected):
     runner = new_runner(folders(name), torch.bfloat16, kernels=load_kernels("auto"), num_blocks=NUM_BLOCKS)
     for request in run(new_driver, [(runner.run, ALL)]).values():
@@ -123,8 +125,7 @@ def test_what_stands_for_transformers_is_transformers_in_single(folders, expecte
     """``InDouble`` changes precision alone: stock float32 of each architecture is near it."""
     transformers = pytest.importorskip("transformers")
     token_ids = random.Random(5).choices(range(256), k=40)
-    few = "gemma3_text", "phi3 long", "cohere2", "glm4_moe"
-    for name in ARCHITECTURES if os.environ.get("JETTISON_LONG") else few:
+    for name in FEW:
         stock = transformers.AutoModelForCausalLM.from_pretrained(
             folders(name), dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
         ).eval()
