@@ -8,12 +8,16 @@ import math
 import numpy as np
 import pytest
 import torch
+from architectures import options_of
 from cardbackend import PretendedBackEnd
 from device_shards import copy_shard, shard_of
 from doubledevice import BYPASSES, DoubleBackEnd
 
 from jettison.device.backend_host import HostBackEnd
+from jettison.device.kernels import load_kernels, native
+from jettison.device.kernels.operands import PackedMatrix
 from jettison.device.model import seeded, weights
+from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.identity import digest_of
 from jettison.device.model.seeded import SeededRows, SeededWeights, stream_bytes
@@ -151,6 +155,26 @@ def test_two_lives_a_restore_and_a_peer_have_equal_weights(folder, back_end, dty
     for worker in (first, second, empty):
         worker.close()
     assert not BYPASSES
+
+
+@pytest.mark.skipif(not native.supported_variants(), reason="needs kernels that pack")
+def test_packed_matrices_have_the_rows_of_plain_ones(tmp_path):
+    """In the order of an architecture whose heads' rows change places."""
+    create_model(tmp_path / "glm", **options_of("glm"))
+    config, rows = read_config(tmp_path / "glm"), []
+    for kernels in (load_kernels("torch"), load_kernels("native")):
+        folder = SeededWeights(tmp_path / "glm", config, torch.float32, kernels)
+        layout = folder.layouts["layer:0"]
+        slab = torch.empty(layout.num_bytes, dtype=torch.uint8)
+        folder.load_shard("layer:0", slab)
+        slot = next(slot for slot in layout.slots if slot.name == "qkv_weight")
+        matrix = layout.views(slab)["qkv_weight"]
+        is_packed = slot.lies_packed(kernels)
+        rows.append(torch.empty(matrix.shape))
+        kernels.gather_rows(PackedMatrix(matrix) if is_packed else matrix, torch.arange(len(matrix)), rows[-1])
+    assert is_packed and torch.equal(*rows)
+    stored = made(TensorSource("model.layers.0.self_attn.q_proj.weight", (config.q_size, config.hidden_size)))
+    assert not torch.equal(rows[0][: config.q_size].double(), stored), "they do change places"
 
 
 def test_another_shape_is_another_model(folder):

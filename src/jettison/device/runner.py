@@ -17,13 +17,13 @@ from jettison.device.devicebytes import Bytes, DeviceBytes
 from jettison.device.kernels import Kernels
 from jettison.device.lasttokens import LastTokens
 from jettison.device.model.batch import Batch
-from jettison.device.model.decoder import Decoder, GivesUp, Int32s, ModelMemory
+from jettison.device.model.decoder import Decoder, GivesUp, ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.rope import fill_rotary_tables
 from jettison.device.model.workspace import StepBuffers, Workspace
 from jettison.device.remote import Attending, AttentionPort, attend_for_peer
 from jettison.device.sampler import Sampler
-from jettison.device.step import Ended, SamplingRow, StepInput, StepOutput
+from jettison.device.step import Ended, Int32s, SamplingRow, StepInput, StepOutput
 from jettison.device.stepcheck import check_input, check_limits, remote_parts
 from jettison.types import FAILED_TOKEN_ID, LayerRange, SampledToken, TokenLogprobs
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,8 +16,7 @@ from jettison.device.kernels import Kernels
 from jettison.device.kernels.operands import LayerConstants, LayerWeights
 from jettison.device.model.workspace import StepBuffers
 from jettison.device.remote import RemoteParts
-
-Int32s = npt.NDArray[np.int32]
+from jettison.device.step import Int32s
 
 
 class RowOperations(Protocol):

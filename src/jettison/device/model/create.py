@@ -31,6 +31,10 @@ DTYPES = {
 }  # fmt: skip
 
 _NORM_NOISE = 0.1
+_SPECIAL_TOKENS = {
+    "bos_token_id": byte_tokenizer.BOS_ID, "eos_token_id": byte_tokenizer.EOS_ID,
+    "pad_token_id": byte_tokenizer.PAD_ID,
+}  # fmt: skip
 _ACTIVATION_NAMES = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
@@ -81,19 +85,14 @@ def create_model(
         "rope_scaling": _rope_scaling(rope_scaling, max_position_embeddings),
         "tie_word_embeddings": tied,
         "torch_dtype": dtype,
-        "bos_token_id": byte_tokenizer.BOS_ID,
-        "eos_token_id": byte_tokenizer.EOS_ID,
-        "pad_token_id": byte_tokenizer.PAD_ID,
+        **_SPECIAL_TOKENS,
         **(extra or {}),
     }
     config = parse_config(JsonObject(model_dir / "config.json", values))
     model_dir.mkdir(parents=True, exist_ok=True)
     _write_json(model_dir / "config.json", values)
-    _write_json(model_dir / "generation_config.json", {
-        "bos_token_id": byte_tokenizer.BOS_ID,
-        "eos_token_id": [byte_tokenizer.EOS_ID, byte_tokenizer.TURN_END_ID],
-        "pad_token_id": byte_tokenizer.PAD_ID,
-    })  # fmt: skip
+    ends = {"eos_token_id": [byte_tokenizer.EOS_ID, byte_tokenizer.TURN_END_ID]}
+    _write_json(model_dir / "generation_config.json", _SPECIAL_TOKENS | ends)
     byte_tokenizer.write_tokenizer(model_dir, config.vocab_size, max_position_embeddings)
     _write_weights(model_dir, _random_tensors(config, seed, std, DTYPES[dtype]), shard_bytes)
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,7 +26,6 @@ from jettison.device.model.shards import shard_layouts
 from jettison.device.model.workspace import StepBuffers, Workspace
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ShardId, layer_shard
 
-Int32s = npt.NDArray[np.int32]
 GivesUp = Callable[[], bool]
 """Called at safepoints: whether to abandon the step."""
 

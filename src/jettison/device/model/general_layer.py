@@ -38,6 +38,7 @@ class GeneralLayers:
         self._constants = constants
         self._arithmetic = config.arithmetic
         self._eps = config.norm_eps
+        self._attends_plainly = [config.attends_plainly(kind) for kind in config.layers]
         self.routing = RoutingCounts(config.num_layers, config.arithmetic.experts)
 
     def run(
@@ -94,7 +95,7 @@ class GeneralLayers:
     def _attention(
         self, kind: LayerKind, layer: int, weights: LayerWeights, batch: Batch, buffers: StepBuffers
     ) -> None:
-        if batch.remote is None and self._config.attends_plainly(kind):
+        if batch.remote is None and self._attends_plainly[layer]:
             self._attend_in_one_call(self._constants[kind.rope or 0], weights, batch, buffers)
             return
         rows = batch.rows or HostRowOperations(self._kernels, batch)
@@ -136,16 +137,16 @@ class GeneralLayers:
         self._kernels.attend_layer(weights, buffers, constants, *rows, batch.positions)
 
     def _norm_heads(self, x: Tensor, weight: Tensor) -> None:
-        """Of queries or keys [T, heads, D], in place; a weight as wide as all of them norms them together."""
-        if weight.shape[0] == x.shape[2] and self._arithmetic.qk_norm == "head":
-            if self._arithmetic.norm == "rms":
-                self._kernels.head_rms_norm(x, weight, self._eps)
-            else:
-                normalize(self._arithmetic.norm, x, weight, None, self._eps, x)
-            return
-        flat = x.reshape(x.shape[0], -1)
-        normalize(self._arithmetic.norm, flat, weight, None, self._eps, flat)
-        x.copy_(flat.view(x.shape))
+        """Of queries or keys [T, heads, D], in place: each head by itself, or all of a token together."""
+        a = self._arithmetic
+        if a.qk_norm == "width":
+            flat = x.reshape(x.shape[0], -1)
+            normalize(a.norm, flat, weight, None, self._eps, flat)
+            x.copy_(flat.view(x.shape))
+        elif a.norm == "rms":
+            self._kernels.head_rms_norm(x, weight, self._eps)
+        else:
+            normalize(a.norm, x, weight, None, self._eps, x)
 
     # --------------------------------------------------------------------------------------------------------- MLP
 

@@ -83,14 +83,11 @@ class DecoderConfig:
     @property
     def is_plain(self) -> bool:
         """Whether every layer is one of Llama's, Qwen2's or Qwen3's: kernels have these in two calls."""
-        plain = replace(PLAIN, qk_norm=self.arithmetic.qk_norm)
-        has_scale = self.arithmetic.attention_scale not in (0.0, self.head_dim**-0.5)
         names = self.names
-        has_its_norms = names.input_norm is not None and names.mlp_norm is not None
+        beside_attention = replace(self.arithmetic, attention_scale=0.0, is_interleaved=False, qk_norm="none")
         return (
-            replace(self.arithmetic, attention_scale=0.0, is_interleaved=False) == plain and not has_scale
-            and self.arithmetic.qk_norm != "width" and all(kind == LayerKind() for kind in self.layers)
-            and has_its_norms and names.attention_out_norm is None and names.mlp_out_norm is None
+            beside_attention == PLAIN and names.attention_out_norm is None and names.mlp_out_norm is None
+            and all(kind == LayerKind() and self.attends_plainly(kind) for kind in self.layers)
         )  # fmt: skip
 
     def attends_plainly(self, kind: LayerKind) -> bool:
@@ -154,14 +151,14 @@ def parse_config(keys: JsonObject, max_model_len: int | None = None) -> DecoderC
     if family.text_types:
         keys, architecture, family = _text_part(keys, family)
     keys = JsonObject(keys.path, {"max_position_embeddings": family.default_context, **family.defaults, **keys.values})
-    _refuse_unknown_arithmetic(keys)
+    read_scheme(keys)  # refuses what it does not know
     num_layers = keys.positive_int("num_hidden_layers", most=MAX_LAYERS)
     hidden_size, num_heads = keys.positive_int("hidden_size"), keys.positive_int("num_attention_heads")
     absent = family.default_kv_heads if "num_key_value_heads" not in keys.values else None
     num_kv_heads = keys.positive_int("num_key_value_heads", absent or num_heads)
     if num_heads % num_kv_heads:
         raise keys.fail(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
-    context = keys.positive_int("max_position_embeddings", family.default_context)  # null counts as absent
+    context = keys.positive_int("max_position_embeddings", family.default_context)
     served = _served_context(keys, context, max_model_len)
     head_dim = _head_dim(keys, family, hidden_size, num_heads)
     ropes, layers = read_layers(keys, family, num_layers, head_dim, served)
@@ -284,10 +281,6 @@ def _text_part(keys: JsonObject, family: Family) -> tuple[JsonObject, str, Famil
     name, text = next((name, each) for name, each in FAMILIES.items() if each.model_type == kind)
     of_whole = {key: keys.values[key] for key in _OF_THE_WHOLE if key in keys.values}
     return JsonObject(keys.path, {**of_whole, **part.values}), name, text
-
-
-def _refuse_unknown_arithmetic(keys: JsonObject) -> None:
-    read_scheme(keys)
 
 
 def _head_dim(keys: JsonObject, family: Family, hidden_size: int, num_heads: int) -> int:

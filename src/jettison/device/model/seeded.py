@@ -24,7 +24,7 @@ from jettison.device.kernels import Kernels
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.identity import Digest, Digester, FileMark
 from jettison.device.model.shards import TensorSource
-from jettison.device.model.weights import PIECE_BYTES, Rows, WeightFolder, pieces_of
+from jettison.device.model.weights import PIECE_BYTES, Rows, WeightFolder, copy_ordered, pieces_of
 from jettison.device.spec import FILES, RANDOM
 from jettison.types import ShardId
 
@@ -86,7 +86,7 @@ class SeededWeights(WeightFolder):
         for start, end in pieces_of(source, most_elements):
             started_ns = time.perf_counter_ns()
             piece = dest[start:end]
-            rows_of.copy_rows(source, start, piece)
+            copy_ordered(rows_of, source, start, piece)
             made_ns = time.perf_counter_ns()
             if not isinstance(digester, _Known):
                 digester.update(self._bytes.read(piece))

@@ -207,7 +207,7 @@ class WeightFolder:
         for start, end in pieces_of(source, PIECE_BYTES // 8):
             started_ns = time.perf_counter_ns()
             with self._bytes.writing(dest[start:end]) as piece:
-                _copy(rows_of, source, start, piece)
+                copy_ordered(rows_of, source, start, piece)
                 copied_ns = time.perf_counter_ns()
                 digester.update(piece)
                 if not _is_finite(piece):
@@ -221,7 +221,7 @@ class WeightFolder:
         for start, end in pieces_of(source, PIECE_BYTES // 8):
             started_ns = time.perf_counter_ns()
             piece = torch.empty((end - start, *source.shape[1:]), dtype=matrix.data.dtype)
-            _copy(rows_of, source, start, piece)
+            copy_ordered(rows_of, source, start, piece)
             on_device = self._bytes.tensor(as_numpy_uint8(piece), piece.dtype, tuple(piece.shape))
             self._kernels.pack_rows(on_device, row + start, matrix)
             copied_ns = time.perf_counter_ns()
@@ -295,7 +295,7 @@ class _Files:
             return stored
 
 
-def _copy(rows_of: Rows, source: TensorSource, start: int, piece: Tensor) -> None:
+def copy_ordered(rows_of: Rows, source: TensorSource, start: int, piece: Tensor) -> None:
     """Rows of a tensor from ``start`` on, in the order in which they are kept."""
     rows_of.copy_rows(source, start, piece)
     if source.order is not None:

@@ -102,8 +102,9 @@ class Device(Protocol):
         ``hidden`` is None on the first stage. The result is a StepOutput on the last stage, else hidden; None where
         ``gives_up``, asked every ``step.safepoint_layers`` layers, has said so.
 
-        Until it is over no other step is started, and nothing that it reads or writes is written. The hidden states of
-        the result are the caller's: their memory is not used again by the device.
+        Until it may be followed (``Running.may_be_followed``) no other step is started, and nothing that it reads or
+        writes is written until it is over. The hidden states of the result are the caller's: their memory is not used
+        again by the device.
         """
         ...
 
