@@ -77,7 +77,7 @@ class Keys:
     qk_norm: str | None = None
     """Norms of heads are there where this key is true, and only there."""
     fixed: dict[str, object] = field(default_factory=dict)
-    """Keys that would change the arithmetic: one that is there must have this value."""
+    """Keys that would change the arithmetic: one that is there, and is not null, must have this value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,7 @@ _GLM_NAMES = TensorNames(gate_up="mlp.gate_up_proj")
 _GEMMA_KEYS = Keys(
     activation="hidden_activation", tied=True,
     scales=("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
+    fixed={"use_bidirectional_attention": False},
 )  # fmt: skip
 
 FAMILIES = {

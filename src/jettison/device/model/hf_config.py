@@ -203,7 +203,7 @@ def _arithmetic(keys: JsonObject, family: Family, hidden_size: int) -> Arithmeti
             raise keys.fail(f"{told}; supported: {', '.join(_ACTIVATIONS)}")
         changes["activation"] = _ACTIVATIONS[name]
     for key, value in family.keys.fixed.items():
-        if keys.values.get(key, value) != value:
+        if keys.values.get(key) not in (None, value):
             raise keys.fail(f"{key} {short_repr(keys.values[key])} is not supported")
     if family.keys.qk_norm is not None:
         changes["qk_norm"] = "head" if keys.flag(family.keys.qk_norm) else "none"
