@@ -181,10 +181,10 @@ FAMILIES = {
         windows=Windows("always", default=None), positions=Positions(partial=1.0), keys=Keys(default_eps=1e-5),
     ),
     "Olmo2ForCausalLM": Family(
-        "olmo2", 2048, _QKVO_BIASES, Arithmetic(qk_norm="width"), _AFTER, keys=Keys(default_eps=1e-5),
+        "olmo2", 2048, _QKVO_BIASES, Arithmetic("rms_once", "width"), _AFTER, keys=Keys(default_eps=1e-5),
     ),
     "Olmo3ForCausalLM": Family(
-        "olmo3", 2048, _QKVO_BIASES, Arithmetic(qk_norm="width"), _AFTER, Windows("typed", full_every=4),
+        "olmo3", 2048, _QKVO_BIASES, Arithmetic("rms_once", "width"), _AFTER, Windows("typed", full_every=4),
         Positions(500_000.0, scales_local=False), Keys(default_eps=1e-5),
     ),
     "GraniteForCausalLM": Family(
@@ -253,7 +253,7 @@ FAMILIES = {
     ),
     "GptOssForCausalLM": Family(
         "gpt_oss", 131_072, Biases(qkv_key="attention_bias", o_key="attention_bias", default=True),
-        Arithmetic(activation="swiglu_clamped"), TensorNames(sinks="self_attn.sinks", experts=_GPT_OSS),
+        Arithmetic("rms_once", activation="swiglu_clamped"), TensorNames(sinks="self_attn.sinks", experts=_GPT_OSS),
         Windows("typed", default=128, full_every=2), Positions(150_000.0),
         Keys(activation=None, default_eps=1e-5, fixed={
             "swiglu_alpha": SWIGLU_ALPHA, "swiglu_limit": SWIGLU_LIMIT, "hidden_act": "silu",
