@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from jettison.device.model.standins import why_not_itself
 from jettison.errors import ModelError
@@ -107,7 +107,7 @@ class JsonObject:
         return tuple(ids)
 
 
-def is_positive(value: object) -> bool:
+def is_positive(value: object) -> TypeGuard[int | float]:
     """Whether a value of a JSON file is a number above 0 that one can compute with."""
     return isinstance(value, (int, float)) and type(value) is not bool and LEAST_NUMBER <= value <= LARGEST_NUMBER
 
