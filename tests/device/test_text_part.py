@@ -37,7 +37,11 @@ def output_of(folder, new_runner, new_driver) -> list[int]:
 @pytest.mark.parametrize(
     ("text", "architecture", "model_type"),
     [("gemma3_text", "Gemma3ForConditionalGeneration", "gemma3"),
-     ("ministral3", "Mistral3ForConditionalGeneration", "mistral3")],
+     ("ministral3", "Mistral3ForConditionalGeneration", "mistral3"),
+     ("llama", "LlavaForConditionalGeneration", "llava"),
+     ("qwen2", "LlavaOnevisionForConditionalGeneration", "llava_onevision"),
+     ("qwen3", "InternVLForConditionalGeneration", "internvl"),
+     ("cohere2", "AyaVisionForConditionalGeneration", "aya_vision")],
 )  # fmt: skip
 def test_a_text_part_is_the_text_model(text, architecture, model_type, naming, tmp_path, new_runner, new_driver):
     own, whole = tmp_path / "text", tmp_path / "whole"

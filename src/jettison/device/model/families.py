@@ -267,6 +267,7 @@ FAMILIES = {
         ),
     ),
 }  # fmt: skip
+_TEXTS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "granite", "gpt_oss")
 FAMILIES |= {
     "Gemma3ForConditionalGeneration": replace(
         FAMILIES["Gemma3ForCausalLM"], model_type="gemma3", text_types=("gemma3_text",)
@@ -274,5 +275,20 @@ FAMILIES |= {
     "Mistral3ForConditionalGeneration": replace(
         FAMILIES["MistralForCausalLM"], model_type="mistral3", text_types=("mistral", "ministral3")
     ),
+    "LlavaForConditionalGeneration": replace(FAMILIES["LlamaForCausalLM"], model_type="llava", text_types=_TEXTS),
+    "LlavaNextForConditionalGeneration": replace(
+        FAMILIES["LlamaForCausalLM"], model_type="llava_next", text_types=_TEXTS
+    ),
+    "LlavaOnevisionForConditionalGeneration": replace(
+        FAMILIES["Qwen2ForCausalLM"], model_type="llava_onevision", text_types=_TEXTS
+    ),
+    "InternVLForConditionalGeneration": replace(FAMILIES["Qwen2ForCausalLM"], model_type="internvl", text_types=_TEXTS),
+    "AyaVisionForConditionalGeneration": replace(
+        FAMILIES["Cohere2ForCausalLM"], model_type="aya_vision", text_types=("cohere2",)
+    ),
+    "Cohere2VisionForConditionalGeneration": replace(
+        FAMILIES["Cohere2ForCausalLM"], model_type="cohere2_vision", text_types=("cohere2",)
+    ),
 }
-"""Models with images: rows of their text parts. What ``text_config`` names decides the family."""
+"""Models with images: rows of their text parts. What ``text_config`` names decides the family; the row's own counts
+only where it names none."""
