@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from gguf_written import write_gguf
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -17,7 +18,6 @@ from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.rope import inverse_frequencies
 from jettison.modelfiles.importing import import_gguf
-from tests.modelfiles.gguf_written import write_gguf
 
 HEAD_DIM, ORIGINAL, CONTEXT = 16, 64, 256
 KEYS = gguf.Keys.Rope

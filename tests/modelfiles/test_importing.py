@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from jettison.cli.main import main
 from jettison.device.model.create import create_model
 from jettison.device.model.dtypes import DTYPES
 from jettison.device.model.end_tokens import read_end_tokens
@@ -166,6 +167,17 @@ def test_a_dtype_that_is_asked_for(dtype: str, llama: Path, tmp_path: Path) -> N
             wanted = torch.from_numpy(expected[name]).to(getattr(torch, dtype))
             assert torch.equal(file.get_tensor(name), wanted)
     assert read_config(tmp_path / "imported").stored_dtype == dtype
+
+
+def test_the_command_says_how_to_serve_the_folder(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(llama, tmp_path / "my model.gguf")
+    monkeypatch.setattr("sys.argv", [".venv/bin/jettison"])
+    assert main(["model", "import", str(tmp_path / "my model.gguf"), str(tmp_path / "my model")]) == 0
+    assert capsys.readouterr().err == f"serve it: .venv/bin/jettison serve '{tmp_path / 'my model'}'\n"
+    assert main(["serve", "my model.gguf"]) == 2
+    assert "`jettison model import 'my model.gguf' DIR` makes one" in capsys.readouterr().err
 
 
 def test_large_tensors_go_through_in_pieces(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
