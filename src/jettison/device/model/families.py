@@ -283,6 +283,9 @@ FAMILIES |= {
         FAMILIES["Qwen2ForCausalLM"], model_type="llava_onevision", text_types=_TEXTS
     ),
     "InternVLForConditionalGeneration": replace(FAMILIES["Qwen2ForCausalLM"], model_type="internvl", text_types=_TEXTS),
+    "Qwen3VLForConditionalGeneration": replace(
+        FAMILIES["Qwen3ForCausalLM"], model_type="qwen3_vl", text_types=("qwen3_vl_text",)
+    ),
     "AyaVisionForConditionalGeneration": replace(
         FAMILIES["Cohere2ForCausalLM"], model_type="aya_vision", text_types=("cohere2",)
     ),
@@ -292,3 +295,12 @@ FAMILIES |= {
 }
 """Models with images: rows of their text parts. What ``text_config`` names decides the family; the row's own counts
 only where it names none."""
+
+TEXTS_ALIKE = {
+    "qwen3_vl_text": ("Qwen3ForCausalLM", replace(
+        FAMILIES["Qwen3ForCausalLM"], model_type="qwen3_vl_text", default_context=128_000,
+        positions=Positions(500_000.0),
+    )),
+}  # fmt: skip
+"""Text parts with a type of their own that compute what an architecture above does: a token of text has the same
+position in time, height and width (``mrope_section``)."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from jettison.config.hubcache import download_hint
 from jettison.device.model.arithmetic import PLAIN, Activation, Arithmetic, LayerKind, Rope
 from jettison.device.model.expert_keys import read_experts
-from jettison.device.model.families import FAMILIES, Family
+from jettison.device.model.families import FAMILIES, TEXTS_ALIKE, Family
 from jettison.device.model.jsonfile import JsonObject, short_repr
 from jettison.device.model.layer_kinds import read_layers, read_query_growth
 from jettison.device.model.quantized.config import read_scheme
@@ -298,7 +298,7 @@ def _text_part(keys: JsonObject, family: Family) -> tuple[JsonObject, str, Famil
     kind = part.optional_text("model_type") or family.text_types[0]
     if kind not in family.text_types:
         raise keys.fail(f"text_config has model_type {short_repr(kind)}; supported: {', '.join(family.text_types)}")
-    name, text = next((name, each) for name, each in FAMILIES.items() if each.model_type == kind)
+    name, text = TEXTS_ALIKE.get(kind) or next(item for item in FAMILIES.items() if item[1].model_type == kind)
     of_whole = {key: keys.values[key] for key in _OF_THE_WHOLE if key in keys.values}
     return JsonObject(keys.path, {**of_whole, **part.values}), name, text
 
