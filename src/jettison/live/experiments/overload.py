@@ -69,7 +69,7 @@ class ExperimentSetup:
         return EngineConfig.resolve(
             model=str(self.model_dir), device=self.device, dtype=self.dtype, instances=self.instances,
             block_size=self.block_size, max_num_batched_tokens=self.max_num_batched_tokens,
-            max_num_seqs=self.max_num_seqs, max_model_len=self.extra_flags.get("max_model_len"),  # type: ignore[arg-type]
+            max_num_seqs=self.max_num_seqs, max_model_len=self.extra_flags.get("max_model_len"),
         )
 
     def deployment(self) -> Deployment:
