@@ -226,16 +226,19 @@ def main() -> None:
         runs.append(run)
         rows.append(row_of(seed, contender, run))
         say({name: value for name, value in rows[-1].items() if name != "fairness"})
-        keep(args.json, document | {"rows": with_ratios(rows)}, *LIVE)
+        save()
         return texts
+
+    def save() -> None:
+        keep(args.json, document | {"rows": with_ratios(rows)}, *LIVE)
 
     with vllm(experiment, args, experiment.setup.kv_tokens_per_instance, "tight") as servers:
         for number, seed in enumerate(args.seeds):
             texts = {contender: note(contender, seed, servers) for contender in in_turn(contenders, number)}
             next(row for row in rows if (row["seed"], row["contender"]) == (seed, "drop")).update(compared(texts))
+            save()
     if args.vllm_python and args.ample:
         with vllm(experiment, args, AMPLE_KV_TOKENS, "ample") as servers:
             note(AMPLE, args.seeds[0], servers)
-    keep(args.json, document | {"rows": with_ratios(rows)}, *LIVE)
     print_block("overload_trained", {"rows": with_ratios(rows)})
     exit_if_unanswered(runs, Console())
