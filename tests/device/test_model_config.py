@@ -198,6 +198,32 @@ def test_a_folder_without_config_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "name", ["BertModel", "Qwen3Model", "XLMRobertaForSequenceClassification", "ModernBertForMaskedLM"],
+)  # fmt: skip
+def test_what_generates_no_text_is_named(name, read):
+    with pytest.raises(ModelError, match=f"architecture {name} is an encoder, an embedding model, a classifier"):
+        read({**QWEN3, "architectures": [name]})
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [("modules.json", "an embedding model"), ("adapter_config.json", r"an adapter \(LoRA\), which would be left out")],
+)
+def test_a_folder_of_another_kind_is_named(file, told, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    (tmp_path / file).write_text("[]")
+    with pytest.raises(ModelError, match=rf"{file}: says that .*{told}") as caught:
+        read_config(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_alone_is_named(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"not found; adapter_config.json says that this is an adapter \(LoRA\)"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("values", "windows"),
     [
         ({**MISTRAL, "sliding_window": 512}, [512, 512]),

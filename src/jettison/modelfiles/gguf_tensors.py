@@ -16,8 +16,8 @@ from gguf import GGMLQuantizationType, ReaderTensor
 from gguf.quants import dequantize, quantize
 
 from jettison.modelfiles.architectures import Architecture
-from jettison.modelfiles.gguf_config import ROPE_FACTORS
 from jettison.modelfiles.gguf_file import GgufFile
+from jettison.modelfiles.gguf_rope import factor_tensors
 from jettison.modelfiles.safetensors_file import TensorHeader
 
 Kind = GGMLQuantizationType
@@ -58,9 +58,9 @@ def imported_tensors(
     Raises ModelError, naming the tensor, for one that is missing or unknown, or whose type or shape is.
     """
     names = _names(row, config)
-    tensors = []
+    tensors, read_already = [], factor_tensors(config["rope_scaling"])
     for name, tensor in file.tensors.items():
-        if name == ROPE_FACTORS:  # read with the configuration
+        if name in read_already:
             continue
         if name not in names:
             raise file.fail(f"tensor {name[:80]} is not known for {row.name}")

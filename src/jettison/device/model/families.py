@@ -268,6 +268,7 @@ FAMILIES = {
         ),
     ),
 }  # fmt: skip
+_TEXTS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "granite", "gpt_oss")
 FAMILIES |= {
     "Gemma3ForConditionalGeneration": replace(
         FAMILIES["Gemma3ForCausalLM"], model_type="gemma3", text_types=("gemma3_text",)
@@ -275,5 +276,32 @@ FAMILIES |= {
     "Mistral3ForConditionalGeneration": replace(
         FAMILIES["MistralForCausalLM"], model_type="mistral3", text_types=("mistral", "ministral3")
     ),
+    "LlavaForConditionalGeneration": replace(FAMILIES["LlamaForCausalLM"], model_type="llava", text_types=_TEXTS),
+    "LlavaNextForConditionalGeneration": replace(
+        FAMILIES["LlamaForCausalLM"], model_type="llava_next", text_types=_TEXTS
+    ),
+    "LlavaOnevisionForConditionalGeneration": replace(
+        FAMILIES["Qwen2ForCausalLM"], model_type="llava_onevision", text_types=_TEXTS
+    ),
+    "InternVLForConditionalGeneration": replace(FAMILIES["Qwen2ForCausalLM"], model_type="internvl", text_types=_TEXTS),
+    "Qwen3VLForConditionalGeneration": replace(
+        FAMILIES["Qwen3ForCausalLM"], model_type="qwen3_vl", text_types=("qwen3_vl_text",)
+    ),
+    "AyaVisionForConditionalGeneration": replace(
+        FAMILIES["Cohere2ForCausalLM"], model_type="aya_vision", text_types=("cohere2",)
+    ),
+    "Cohere2VisionForConditionalGeneration": replace(
+        FAMILIES["Cohere2ForCausalLM"], model_type="cohere2_vision", text_types=("cohere2",)
+    ),
 }
-"""Models with images: rows of their text parts. What ``text_config`` names decides the family."""
+"""Models with images: rows of their text parts. What ``text_config`` names decides the family; the row's own counts
+only where it names none."""
+
+TEXTS_ALIKE = {
+    "qwen3_vl_text": ("Qwen3ForCausalLM", replace(
+        FAMILIES["Qwen3ForCausalLM"], model_type="qwen3_vl_text", default_context=128_000,
+        positions=Positions(500_000.0),
+    )),
+}  # fmt: skip
+"""Text parts with a type of their own that compute what an architecture above does: a token of text has the same
+position in time, height and width (``mrope_section``)."""
