@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from jettison.device.model.integers import IntegerForm
+
 Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
 """Host int32 array, torch or numpy. Not to be resized in place between calls."""
 
@@ -27,7 +29,19 @@ class PackedMatrix(NamedTuple):
     """[N, K], contiguous. Its elements are permuted: use ``gather_rows`` to read rows."""
 
 
-Weight: TypeAlias = Tensor | PackedMatrix
+class IntegerMatrix(NamedTuple):
+    """A weight matrix [N, K] that is kept as small integers and scales (``csrc/integers.h``)."""
+
+    data: Tensor
+    """uint8 [form.num_bytes(N, K)], contiguous."""
+    rows: int
+    """N"""
+    columns: int
+    """K"""
+    form: IntegerForm
+
+
+Weight: TypeAlias = Tensor | PackedMatrix | IntegerMatrix
 
 
 class WeightStack(NamedTuple):
