@@ -10,14 +10,18 @@ import ctypes
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
+from jettison.device.kernels.abi import DTYPE_CODES
 from jettison.device.kernels.base import check_arena, check_matrix, check_rotary_tables, check_vector, fail
 from jettison.device.kernels.experts import check_weights
-from jettison.device.kernels.operands import Activations, ExpertWeights, LayerConstants, LayerWeights, PackedMatrix
-
-DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
-"""Codes of types in ``kernels.c``."""
+from jettison.device.kernels.operands import (
+    Activations,
+    ExpertWeights,
+    IntegerMatrix,
+    LayerConstants,
+    LayerWeights,
+    PackedMatrix,
+)
 
 
 class BoundLayer(NamedTuple):
@@ -42,6 +46,7 @@ def bind_layer(weights: LayerWeights) -> BoundLayer:
     of_mlp = [(weights.gate_up_weight, weights.gate_up_bias), (weights.down_weight, weights.down_bias)]
     of_attention = [(weights.qkv_weight, weights.qkv_bias), (weights.o_weight, weights.o_bias)]
     for weight, bias in of_attention + (of_mlp if weights.has_mlp else []):
+        assert not isinstance(weight, IntegerMatrix)
         is_packed = isinstance(weight, PackedMatrix)
         matrix = weight.data if isinstance(weight, PackedMatrix) else weight
         check_matrix("weight", matrix, matrix.shape[0], matrix.shape[1], dtype)
@@ -73,7 +78,7 @@ def bind_experts(weights: ExpertWeights) -> BoundExperts:
     check_weights(weights)
     tensors = weights.gate_up.data, weights.gate_up_bias, weights.down.data, weights.down_bias
     first, first_bias, second, second_bias = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-    number, hidden, inner = weights.down.data.shape
+    number, hidden, inner = weights.down.shape
     weights.bound = BoundExperts((first, first_bias, second, second_bias), (number, hidden, inner))
     return weights.bound
 
@@ -102,6 +107,7 @@ def bind_buffers(
         shapes["gate_up"] = weights.gate_up_weight, (2 * inner, hidden)
         shapes["down"] = weights.down_weight, (hidden, inner)
     for name, (weight, shape) in shapes.items():
+        assert not isinstance(weight, IntegerMatrix)
         matrix = weight.data if isinstance(weight, PackedMatrix) else weight
         if matrix.shape != shape:
             fail(f"{name}: shape is {tuple(matrix.shape)}, expected {shape}")

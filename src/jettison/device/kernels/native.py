@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jettison.device.kernels import build
+from jettison.device.kernels import build, layer
+from jettison.device.kernels.abi import DTYPE_CODES, SIGNATURES, raise_error
 from jettison.device.kernels.base import (
     check_arena,
     check_argmax,
@@ -34,12 +35,14 @@ from jettison.device.kernels.base import (
     check_window,
     fail,
 )
-from jettison.device.kernels.bound import DTYPE_CODES, bind_buffers, bind_experts, bind_layer, int64s
+from jettison.device.kernels.bound import bind_buffers, bind_experts, bind_layer, int64s
 from jettison.device.kernels.experts import check_experts, pass_experts
+from jettison.device.kernels.integers import pack_integers, torch_gather_integers, torch_linear_integers
 from jettison.device.kernels.operands import (
     Activations,
     ExpertWeights,
     Int32Array,
+    IntegerMatrix,
     LayerConstants,
     LayerWeights,
     PackedMatrix,
@@ -49,6 +52,7 @@ from jettison.device.kernels.operands import (
 from jettison.device.kernels.registry import KernelsUnavailableError
 from jettison.device.kernels.selfcheck import passes_self_check
 from jettison.device.model.arithmetic import Activation
+from jettison.device.model.integers import IntegerForm
 
 LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
 
@@ -61,36 +65,7 @@ _PACKED_STEP = 32
 
 _NUMPY_INT32 = np.dtype(np.int32)
 
-_P, _L, _I, _D = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
-_ROWS = (_P, _L, _L, _P, _P, _L, _L)  # tables, row stride, max blocks, query lens, context lens, R, T
-_ARENA = (_P, _L, _L, _L, _L)  # pointer, blocks, KV heads, block size, head dim
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "write_kv": (_I, _P, _L, _P, _L, *_ARENA, *_ROWS),
-    "attention": (_I, _P, _L, _L, *_ARENA, *_ROWS, _P, _L, _P, _I, _P, _L, _D, _D, _I),
-    "linear": (_I, _P, _L, _P, _L, _P, _P, _L, _I, _L, _L, _L, _I),
-    "linear_packed": (_I, _P, _L, _P, _P, _P, _L, _I, _L, _L, _L, _I),
-    "pack_rows": (_I, _P, _L, _L, _L, _L, _L, _P),
-    "gather_rows": (_I, _P, _L, _L, _P, _L, _P, _L),
-    "rms_norm": (_I, _P, _L, _P, _D, _P, _L, _L, _L),
-    "add_rms_norm": (_I, _P, _L, _P, _L, _P, _D, _P, _L, _L, _L, _I),
-    "head_rms_norm": (_I, _P, _L, _P, _D, _L, _L, _L),
-    "rotary": (_I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _I, _L, _L, _L, _L),
-    "silu_mul": (_I, _P, _L, _P, _L, _L, _L),
-    "attend_layer": (_I, _P, _P, _P, _I),
-    "feed_forward": (_I, _P, _P, _L, _I),
-    "experts": (_I, _P, _I),
-    "argmax": (_I, _P, _L, _L, _L, _P, _I),
-}
-
-_ERRORS: dict[int, tuple[type[Exception], str]] = {
-    1: (IndexError, "a block id lies outside the arena"),
-    2: (IndexError, "a row needs more blocks than its block table has"),
-    4: (ValueError, "lengths must be >= 0 and query_lens must add up to the number of tokens"),
-    8: (IndexError, "a position lies outside the rotary tables"),
-    16: (MemoryError, "no memory for the kernels' working space"),
-    64: (IndexError, "a row lies outside the matrix"),
-    128: (IndexError, "a token's expert is none of the layer's"),
-}
+_P, _L = ctypes.c_void_p, ctypes.c_long
 
 
 def load_native(variant: str | None = None, among: Sequence[str] | None = None) -> NativeKernels:
@@ -213,9 +188,9 @@ class NativeKernels:
     def __init__(self, library: ctypes.CDLL, variant: str) -> None:
         self.name = f"native-{variant}"
         self._functions = {}
-        for operation, argument_types in _SIGNATURES.items():
+        for operation, argument_types in SIGNATURES.items():
             function = getattr(library, f"jettison_{variant}_{operation}")
-            function.argtypes, function.restype = argument_types, _I
+            function.argtypes, function.restype = argument_types, ctypes.c_int
             self._functions[operation] = function
         self._write_kv = self._functions["write_kv"]
         self._attention = self._functions["attention"]
@@ -255,7 +230,7 @@ class NativeKernels:
             *self._rows(block_tables, query_lens, context_lens), tokens,
         )  # fmt: skip
         if code:
-            _raise(code)
+            raise_error(code)
 
     def attention(
         self,
@@ -294,7 +269,7 @@ class NativeKernels:
             torch.get_num_threads(),
         )  # fmt: skip
         if code:
-            _raise(code)
+            raise_error(code)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """See ``Kernels.rms_norm``."""
@@ -330,7 +305,7 @@ class NativeKernels:
             *tables[3], pointer, wide, tokens, head_dim, rotary_dim, max_positions,
         )  # fmt: skip
         if code:
-            _raise(code)
+            raise_error(code)
 
     def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> None:
         """See ``Kernels.head_rms_norm``."""
@@ -356,6 +331,9 @@ class NativeKernels:
         if isinstance(weight, PackedMatrix):
             self._multiply_packed(x, weight.data, bias, out)
             return
+        if isinstance(weight, IntegerMatrix):
+            torch_linear_integers(x, weight, bias, out)
+            return
         check_linear(x, weight, bias, out)
         rows, inner = x.shape
         code = self._linear(
@@ -364,7 +342,7 @@ class NativeKernels:
             rows, weight.shape[0], inner, torch.get_num_threads(),
         )  # fmt: skip
         if code:
-            _raise(code)
+            raise_error(code)
 
     def _multiply_packed(self, x: Tensor, data: Tensor, bias: Tensor | None, out: Tensor) -> None:
         check_linear(x, data, bias, out)
@@ -375,7 +353,7 @@ class NativeKernels:
             rows, data.shape[0], inner, torch.get_num_threads(),
         )  # fmt: skip
         if code:
-            _raise(code)
+            raise_error(code)
 
     def attend_layer(
         self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, block_tables: Int32Array,
@@ -384,20 +362,26 @@ class NativeKernels:
         """See ``Kernels.attend_layer``."""
         if positions.shape[0] != buffers.x.shape[0]:
             fail(f"positions: expected {buffers.x.shape[0]}, got {positions.shape[0]}")
+        if isinstance(weights.qkv_weight, IntegerMatrix) or isinstance(weights.o_weight, IntegerMatrix):
+            layer.attend_layer(self, weights, buffers, constants, block_tables, query_lens, context_lens, positions)
+            return
         bound, shape = weights.bound or bind_layer(weights), buffers.bound or bind_buffers(buffers, weights, constants)
         code = self._attend_layer(
             bound.dtype, shape, bound.addresses, self._batch(block_tables, query_lens, context_lens, positions),
             torch.get_num_threads(),
         )
         if code:
-            _raise(code)
+            raise_error(code)
 
     def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
         """See ``Kernels.feed_forward``."""
+        if isinstance(weights.gate_up_weight, IntegerMatrix) or isinstance(weights.down_weight, IntegerMatrix):
+            layer.feed_forward(self, weights, buffers, constants)
+            return
         bound, shape = weights.bound or bind_layer(weights), buffers.bound or bind_buffers(buffers, weights, constants)
         code = self._feed_forward(bound.dtype, shape, bound.addresses, buffers.x.shape[0], torch.get_num_threads())
         if code:
-            _raise(code)
+            raise_error(code)
 
     def experts(
         self, x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights, activation: Activation,
@@ -419,7 +403,7 @@ class NativeKernels:
         )
         code = self._functions["experts"](DTYPE_CODES[x.dtype], shape, torch.get_num_threads())
         if code:
-            _raise(code)
+            raise_error(code)
 
     def argmax(self, logits: Tensor, out: Tensor) -> None:
         """See ``Kernels.argmax``."""
@@ -444,10 +428,23 @@ class NativeKernels:
             packed.data.data_ptr(),
         )  # fmt: skip
         if code:
-            _raise(code)
+            raise_error(code)
+
+    def keeps(self, form: IntegerForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+        """See ``Kernels.keeps``."""
+        return dtype in _PACKED_DTYPES and form.fits(*shape)
+
+    def pack_integers(
+        self, integers: Tensor, scales: Tensor, offsets: Tensor | None, first: int, matrix: IntegerMatrix
+    ) -> None:
+        """See ``Kernels.pack_integers``."""
+        pack_integers(integers, scales, offsets, first, matrix)
 
     def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:
         """See ``Kernels.gather_rows``."""
+        if isinstance(weight, IntegerMatrix):
+            torch_gather_integers(weight, ids, out)
+            return
         if not isinstance(weight, PackedMatrix):
             torch.index_select(weight, 0, ids, out=out)
             return
@@ -457,7 +454,7 @@ class NativeKernels:
             out.data_ptr(), out.stride()[0],
         )  # fmt: skip
         if code:
-            _raise(code)
+            raise_error(code)
 
     def _batch(
         self, tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array
@@ -484,8 +481,3 @@ class NativeKernels:
                 return last.arguments
         rows = self._last_rows.rows = _Rows(tables, query_lens, context_lens)
         return rows.arguments
-
-
-def _raise(code: int) -> None:
-    error, message = _ERRORS.get(code, (RuntimeError, f"the kernel library failed with code {code}"))
-    raise error(message)
