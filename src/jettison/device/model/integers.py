@@ -1,4 +1,5 @@
-"""How a matrix of small integers stands for weights, where it is kept so in memory. Plain values: torch for types alone.
+"""How a matrix of small integers stands for weights, where it is kept so in memory. Plain values: torch is
+for types alone.
 
 A form is what formats of quantized checkpoints have in common, and what kernels multiply by. Not here: those formats
 (``quantized``), the order of the bytes in a slab (``kernels/csrc/integers.h``), and arithmetic.

@@ -25,8 +25,8 @@ from jettison.types import ShardId
 def keep_integers(
     config: DecoderConfig, model_dir: Path, dtype: torch.dtype, kernels: Kernels, load_format: str = FILES
 ) -> DecoderConfig:
-    """The configuration with every matrix kept that can be. Reads the headers of a folder's weights; raises ModelError where
-    they are wrong."""
+    """The configuration with every matrix kept that can be. Reads the headers of a folder's weights; raises ModelError
+    where they are wrong."""
     weights = weights_by(load_format)(model_dir, config, dtype)
     forms = weights.integer_forms()
     kept = tuple(
@@ -61,4 +61,5 @@ def _told(wide: list[tuple[ShardId, str]]) -> str:
     """Slots by name, with the number of layers."""
     names = list(dict.fromkeys(name for _, name in wide))
     counts = [sum(name == each for _, each in wide) for name in names]
-    return ", ".join(name if count == 1 else f"{name} of {count} layers" for name, count in zip(names, counts, strict=True))
+    told = zip(names, counts, strict=True)
+    return ", ".join(name if count == 1 else f"{name} of {count} layers" for name, count in told)

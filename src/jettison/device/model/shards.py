@@ -121,7 +121,7 @@ class ShardLayout:
     """Length of the slab, a multiple of ``ALIGNMENT``."""
 
     def views(self, slab: Tensor) -> dict[str, Tensor]:
-        """The tensors by name, as views of ``slab`` (flat uint8, at least ``num_bytes`` long): see ``TensorSlot.view``."""
+        """The tensors by name, as views of ``slab`` (flat uint8, at least ``num_bytes`` long): ``TensorSlot.view``."""
         return {slot.name: slot.view(slab) for slot in self.slots}
 
 

@@ -4,9 +4,9 @@
 slab at a time, at start and as the last resort of a restore. Rows are copied in pieces: loading takes little memory
 besides the slab, and a serving worker can run a step between two pieces. Files are mapped, so bytes in the operating
 system's page cache are copied from there. Quantized weights are widened by the piece (``quantized``), and what is kept,
-hashed and checked is the widened piece; or, where the configuration says so (``kept``), they are kept as integers, which
-kernels pack. Each piece is hashed and checked for NaN and infinities while a processor
-cache still has it. Only safetensors are opened, as other formats can carry code.
+hashed and checked is the widened piece. Those that the configuration says are kept (``kept``) stay integers, which
+kernels pack. Each piece is hashed and checked for NaN and infinities while a processor cache still has it. Only
+safetensors are opened, as other formats can carry code.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class WeightFolder:
             self.doubt, self.marks = self._found.doubt, {path.name: _mark(path) for path in self._found.files}
 
     def integer_forms(self) -> dict[tuple[ShardId, str], IntegerForm]:
-        """Forms in which slots' matrices are stored, by shard and slot: those of which all parts have the same one. Opens
-        the folder if need be."""
+        """Forms in which matrices are stored, by shard and slot: of those whose parts all have the same one. Opens the
+        folder if need be."""
         return {
             (layout.shard, slot.name): form
             for layout in self.layouts.values() for slot in layout.slots

@@ -1,8 +1,9 @@
 """``quant_method: gguf``: matrices whose rows are blocks of a GGUF file, as ``jettison model import`` leaves them.
 
 A matrix ``X.weight`` is stored as ``X.q4_0``, ``X.q4_1`` or ``X.q8_0``, bytes [rows, columns / 32 * bytes of a block],
-where ``ggml``'s blocks of 32 weights begin with a float16 scale (Q4_1: and a minimum). Their low halves of bytes are the
-first sixteen weights, the high halves the others. Widened, they are to the bit what the ``gguf`` library makes of them.
+where ``ggml``'s blocks of 32 weights begin with a float16 scale (Q4_1: and a minimum). Of four bits the low halves of
+bytes are the first sixteen weights, the high halves the others. Widened, they are to the bit what the ``gguf`` library
+makes of them.
 """
 
 from __future__ import annotations

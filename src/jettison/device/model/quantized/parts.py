@@ -1,5 +1,7 @@
-"""The stored tensors that a wanted one is made of, and how: widened, or as the integers that it is stored as. Not here: a
-format."""
+"""The stored tensors that a wanted one is made of, and how: widened, or as the integers that it is stored as.
+
+Not here: a format.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,9 @@ def form_of(headers: Headers, scales: Part, bits: int, group_size: int, offset: 
     return IntegerForm(4 if bits <= 4 else 8, group_size, _SCALE_TYPES[stored], offset)
 
 
-def offsets_of(form: IntegerForm, stored_zeros: str, zeros: Tensor | None, center: int, scales: Tensor) -> Tensor | None:
+def offsets_of(
+    form: IntegerForm, stored_zeros: str, zeros: Tensor | None, center: int, scales: Tensor
+) -> Tensor | None:
     """What is added to integers less ``center``, in the type of scales, in which it is exact. ``zeros``: [n, groups].
 
     Where the form has none (``config.json`` calls the folder symmetric) all zeros must be the center: DamagedPart
