@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 from quantized_goldens import DIGESTS, FOLDERS
 from quantizers import KEPT, quantize
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from jettison.device.kernels.integers import pack_integers, widened
@@ -174,8 +174,6 @@ def test_what_is_kept_is_smaller_and_told(made):
 
 
 def damaged(folder, target, name, edit):
-    import shutil
-
     shutil.copytree(folder, target)
     path = target / "model.safetensors"
     tensors = load_file(path)
@@ -188,7 +186,7 @@ def test_scales_are_checked(made, tmp_path):
     name = "model.layers.1.mlp.up_proj.scales"
     folder = damaged(made("awq")[0], tmp_path / "damaged", name, lambda scales: scales[0, :1].fill_(torch.nan))
     weights = WeightFolder(folder, kept_config(folder), torch.float64, TORCH)
-    with pytest.raises(ModelError, match=rf"model\.safetensors: tensor {name} has values that are not finite; download"):
+    with pytest.raises(ModelError, match=rf"model\.safetensors: tensor {name} has values that are not finite; "):
         loaded(weights)
 
 
@@ -250,11 +248,3 @@ def test_random_weights_have_the_forms_of_config_json(way, made):
     wide = plain.layouts[layer_shard(0)].views(loaded(plain)[layer_shard(0)])["o_weight"]
     found = exact_matrices(weights.layouts, slabs)["model.layers.0.self_attn.o_proj.weight"]
     assert 0.9 < found.std() / wide.std() < 1.1 and abs(found.mean()) < 0.1 * found.std()
-
-
-def test_only_headers_decide(made):
-    """``keep_integers`` reads no weights."""
-    quantized, _ = made("awq")
-    with safe_open(quantized / "model.safetensors", framework="pt") as file:
-        assert file.keys()
-    assert kept_config(quantized).kept

@@ -42,6 +42,12 @@ def create(
     shard_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Split the weights into files of about this size.")
     ] = None,
+    quantized: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORM", help="Quantize the projections: int4 or int8 in groups of 32 columns, or as int4-g128."
+        ),
+    ] = None,
 ) -> None:
     """Write a small random model with a byte-level tokenizer: the same seed gives the same bytes."""
     shard_num_bytes = None if shard_bytes is None else _size("--shard-bytes", shard_bytes)
@@ -65,6 +71,7 @@ def create(
         max_position_embeddings=max_position_embeddings,
         rope_scaling=None if rope_scaling == "none" else rope_scaling,
         shard_bytes=shard_num_bytes,
+        quantized=quantized,
     )
     typer.echo(f"wrote {directory}")
 
