@@ -108,7 +108,7 @@ def test_numbers_are_the_librarys_to_the_bit(name: str, kind: Kind, tmp_path: Pa
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_blocks_stay_as_they_are(name: str, kind: Kind, tmp_path: Path) -> None:
-    """Widened at load they are the library's numbers to the bit; kept they are the exact ones, in the folder's order."""
+    """Widened they are the library's numbers to the bit; kept they are the exact ones, in the folder's order."""
     original = made(tmp_path / "original", name)
     expected = write_gguf(original, tmp_path / "model.gguf", kind=kind)
     folder = tmp_path / "imported"
@@ -119,8 +119,8 @@ def test_blocks_stay_as_they_are(name: str, kind: Kind, tmp_path: Path) -> None:
     assert config.stored_dtype == "bfloat16"
     kept = keep_integers(config, folder, torch.float64, TorchKernels())
     assert {each.form for each in kept.kept} == {blocks.KINDS[kind.name.lower()]}
-    for config, dtype in ((config, torch.float32), (kept, torch.float64)):
-        source = WeightFolder(folder, config, dtype, TorchKernels())
+    for served, dtype in ((config, torch.float32), (kept, torch.float64)):
+        source = WeightFolder(folder, served, dtype, TorchKernels())
         for shard, layout in source.layouts.items():
             slab = torch.empty(layout.num_bytes, dtype=torch.uint8)
             source.load_shard(shard, slab)

@@ -23,7 +23,8 @@ def test_moves_change_no_token(number: int, tmp_path: Path) -> None:
         setting = kept_setting(setting)
         assert len(check_served(setting).model.kept) == 4 * 4
     reference = TransformersReference(model.exact, "float64")
-    for event in {BRIEF[number % len(BRIEF)], "drop + exchange (live)"} | ({"restore + split"} if model.is_kept else set()):
+    more = {"restore + split"} if model.is_kept else set()
+    for event in {BRIEF[number % len(BRIEF)], "drop + exchange (live)"} | more:
         outcome = SCENARIOS[event](setting)
         assert outcome.happened, (event, outcome.evidence)
         row = compare(architecture.name, event, outcome, reference)
