@@ -26,7 +26,7 @@ from jettison.device.model.dtypes import DTYPES
 from jettison.device.model.end_tokens import read_end_tokens
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.kept import keep_integers
-from jettison.device.model.quantized import blocks
+from jettison.device.model.quantized import block_kinds
 from jettison.device.model.weights import WeightFolder
 from jettison.errors import ConfigError, ModelError
 from jettison.modelfiles.gguf_tensors import unpermuted_rows
@@ -118,7 +118,7 @@ def test_blocks_stay_as_they_are(name: str, kind: Kind, tmp_path: Path) -> None:
     config = read_config(folder)
     assert config.stored_dtype == "bfloat16"
     kept = keep_integers(config, folder, torch.float64, TorchKernels())
-    assert {each.form for each in kept.kept} == {blocks.KINDS[kind.name.lower()]}
+    assert {each.form for each in kept.kept} == {block_kinds.KINDS[kind.name.lower()]}
     for served, dtype in ((config, torch.float32), (kept, torch.float64)):
         source = WeightFolder(folder, served, dtype, TorchKernels())
         for shard, layout in source.layouts.items():

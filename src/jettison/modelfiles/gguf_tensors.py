@@ -16,7 +16,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, ReaderTensor
 from gguf.quants import dequantize, quantize
 
-from jettison.device.model.quantized.blocks import stored_name
+from jettison.device.model.quantized.block_kinds import stored_name
 from jettison.modelfiles.architectures import Architecture
 from jettison.modelfiles.gguf_config import ROPE_FACTORS
 from jettison.modelfiles.gguf_file import GgufFile

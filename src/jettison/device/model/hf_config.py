@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jettison.config.hubcache import download_hint
+from jettison.cost.profile_document import PLAIN_WEIGHTS
 from jettison.device.model.arithmetic import PLAIN, Activation, Arithmetic, LayerKind, Rope
 from jettison.device.model.expert_keys import read_experts
 from jettison.device.model.families import FAMILIES, Family
@@ -66,6 +67,11 @@ class DecoderConfig:
     kept: tuple[KeptSlot, ...] = ()
     """Matrices that are kept as the integers that the folder stores; all others are plain numbers of the serving type.
     The controller decides it once for all workers (``kept``)."""
+
+    @property
+    def weights(self) -> str:
+        """How matrices are kept, for people and profiles: names of forms, or ``plain``."""
+        return "+".join(sorted({kept.form.name for kept in self.kept})) or PLAIN_WEIGHTS
 
     @property
     def names(self) -> TensorNames:

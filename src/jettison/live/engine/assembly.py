@@ -20,6 +20,7 @@ from jettison.core.founding import first_drop, initial_groups
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
+from jettison.cost.profile_document import Fingerprint
 from jettison.device.addresses import span_bytes
 from jettison.device.choice import choose_back_end
 from jettison.device.kernels import Processor, rows_are_independent
@@ -198,9 +199,13 @@ class Assembly:
 
         Raises ConfigError for a file that was named and cannot be read.
         """
+        return load_profile(self.config.profile, Path(self.worker_specs[0].model_dir), self.fingerprint)
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What a profile of these workers is valid for."""
         spec = self.worker_specs[0]
-        mark = fingerprint(Path(spec.model_dir), spec.dtype, spec.num_threads, spec.kernels)
-        return load_profile(self.config.profile, Path(spec.model_dir), mark)
+        return fingerprint(Path(spec.model_dir), spec.dtype, spec.num_threads, spec.kernels, spec.model.weights)
 
     def build_core(
         self, capacity_blocks: Mapping[WorkerId, int], secret: bytes, profile: HardwareProfile | None = None,

@@ -11,43 +11,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jettison.device.model.integers import IntegerForm, Integers
+from jettison.device.model.integers import Integers
+from jettison.device.model.quantized.block_kinds import BLOCK_WEIGHTS, KINDS, block_bytes, stored_name
 from jettison.device.model.quantized.parts import AsIntegers, Headers, Part, Recipe, Stored
 from jettison.device.model.quantized.scaling import finite
 from jettison.device.model.shards import TensorSource
 
-KINDS = {
-    "q4_0": IntegerForm(4, 32, "float16", "none"),
-    "q4_1": IntegerForm(4, 32, "float16", "min"),
-    "q8_0": IntegerForm(8, 32, "float16", "none"),
-}
-"""Of blocks, and the form in which their weights are."""
 _BYTES = frozenset({"U8"})
-_WEIGHTS, _CENTER = 32, 8
-
-
-def block_bytes(kind: str) -> int:
-    """Of a block of 32 weights."""
-    return KINDS[kind].num_bytes(1, _WEIGHTS)
-
-
-def stored_name(name: str, kind: str) -> str:
-    """Of the stored tensor of a matrix."""
-    return f"{name.removesuffix('.weight')}.{kind}"
+_CENTER = 8
 
 
 def recipe(source: TensorSource, headers: Headers) -> Recipe | None:
     """The recipe of a matrix; None: it is not stored in blocks."""
     kind = next((kind for kind in KINDS if stored_name(source.name, kind) in headers), None)
-    if kind is None or source.shape[-1] % _WEIGHTS:
+    if kind is None or source.shape[-1] % BLOCK_WEIGHTS:
         return None
     form, (rows, columns) = KINDS[kind], source.shape
-    shape = (rows, columns // _WEIGHTS * block_bytes(kind))
+    shape = (rows, columns // BLOCK_WEIGHTS * block_bytes(kind))
     parts = {"blocks": Part(stored_name(source.name, kind), shape, _BYTES)}
 
     def read(stored: Stored, start: int, end: int) -> Integers:
         blocks = stored["blocks"][start:end].contiguous().unflatten(1, (-1, block_bytes(kind)))
-        num_bytes = _WEIGHTS * form.bits // 8
+        num_bytes = BLOCK_WEIGHTS * form.bits // 8
         numbers = finite(stored, "blocks", blocks[..., :-num_bytes].contiguous().view(torch.float16))
         integers = blocks[..., -num_bytes:]
         values = integers.view(torch.int8) if form.bits == 8 else _halves(integers)
@@ -55,7 +40,7 @@ def recipe(source: TensorSource, headers: Headers) -> Recipe | None:
 
     def widen(stored: Stored, start: int, end: int) -> Tensor:
         values, scales, minima = read(stored, start, end)
-        wide = values.unflatten(1, (-1, _WEIGHTS)).float()
+        wide = values.unflatten(1, (-1, BLOCK_WEIGHTS)).float()
         if minima is None:
             return (wide * scales.float().unsqueeze(2)).flatten(1)
         return ((wide + _CENTER) * scales.float().unsqueeze(2) + minima.float().unsqueeze(2)).flatten(1)
