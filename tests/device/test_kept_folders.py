@@ -25,7 +25,7 @@ from jettison.device.model.shards import HeadOrder, model_shape, shard_layouts
 from jettison.device.model.weights import WeightFolder, ordered_integers
 from jettison.device.spec import RANDOM, DeviceSpec
 from jettison.device.worker import make_device
-from jettison.errors import ModelError
+from jettison.errors import ConfigError, ModelError
 from jettison.types import layer_shard
 
 TORCH = TorchKernels()
@@ -248,3 +248,37 @@ def test_random_weights_have_the_forms_of_config_json(way, made):
     wide = plain.layouts[layer_shard(0)].views(loaded(plain)[layer_shard(0)])["o_weight"]
     found = exact_matrices(weights.layouts, slabs)["model.layers.0.self_attn.o_proj.weight"]
     assert 0.9 < found.std() / wide.std() < 1.1 and abs(found.mean()) < 0.1 * found.std()
+
+
+@pytest.mark.parametrize(("arch", "quantized"), [("llama", "int4"), ("qwen3_moe", "int8-g64")])
+def test_a_created_model_is_its_twin_of_exact_weights(arch, quantized, tmp_path):
+    extra = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64} if arch == "qwen3_moe" else None
+    for name in ("kept", "exact"):
+        create_model(tmp_path / name, arch=arch, **SIZES | {"intermediate": 128}, quantized=quantized, extra=extra,
+                     is_widened=name == "exact")  # fmt: skip
+    config = kept_config(tmp_path / "kept")
+    slots = {"qkv_weight", "o_weight", "gate_up_weight", "down_weight"}
+    if arch == "qwen3_moe":
+        slots = {"qkv_weight", "o_weight", "experts_gate_up_weight", "experts_down_weight"}
+    assert {kept.slot for kept in config.kept} == slots
+    weights = WeightFolder(tmp_path / "kept", config, torch.float64, TORCH)
+    slabs, expected = loaded(weights), load_file(tmp_path / "exact" / "model.safetensors")
+    compared = 0
+    for shard, layout in weights.layouts.items():
+        for slot in layout.slots:
+            if slot.form is None:
+                continue
+            rows, columns = slot.shape[-2:]
+            whole = slot.view(slabs[shard]).view(-1, slot.form.num_bytes(rows, columns))
+            exact = torch.cat([expected[source.name] for source in slot.sources]).view(-1, rows, columns)
+            for data, each in zip(whole, exact, strict=True):
+                assert torch.equal(widened(IntegerMatrix(data, rows, columns, slot.form), 0, rows, torch.float64), each)
+                compared += 1
+    assert compared == (8 if arch == "llama" else 2 * (2 + 2 * 4))
+
+
+@pytest.mark.parametrize("name", ["int3", "int4-g", "int4-g0", "q4_0", "int8-gx"])
+def test_what_is_no_way_to_quantize(name, tmp_path):
+    with pytest.raises(ConfigError, match=r"^quantized must be int4 or int8, or with a group as int4-g128, not "):
+        create_model(tmp_path / "none", arch="llama", **SIZES, quantized=name)
+    assert not (tmp_path / "none").exists()
