@@ -30,7 +30,8 @@ def pack_integers(
     blocks, count = _blocks(matrix), len(integers)
     row, columns = torch.arange(first, first + count), _columns_of_bytes(matrix.form)
     numbers = [scales] if offsets is None else [scales, offsets]
-    values = integers.view(torch.uint8).view(count, blocks.shape[1], -1, len(columns) * columns.shape[1])
+    lines_a_group = matrix.form.group_size // columns.numel()
+    values = integers.view(torch.uint8).view(count, blocks.shape[1], lines_a_group, columns.numel())
     lines = torch.zeros(count, *values.shape[1:3], _LINE_BYTES, dtype=torch.uint8)
     for place, sources in enumerate(columns.t()):
         part = values[..., sources]
@@ -39,7 +40,7 @@ def pack_integers(
     for i, number in enumerate(numbers):
         places = i * 2 * ROWS_TOGETHER + 2 * lane.unsqueeze(1) + torch.arange(2)
         blocks[block.view(-1, 1, 1), torch.arange(blocks.shape[1]).view(1, -1, 1), places.unsqueeze(1)] = (
-            number.contiguous().view(torch.uint8).view(count, -1, 2)
+            number.contiguous().view(torch.uint8).view(count, blocks.shape[1], 2)
         )
     of_lines = blocks[:, :, len(numbers) * 2 * ROWS_TOGETHER :].view(
         *blocks.shape[:2], -1, ROWS_TOGETHER, _LINE_BYTES

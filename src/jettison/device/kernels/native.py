@@ -12,14 +12,14 @@ import functools
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from jettison.device.kernels import build, layer
+from jettison.device.kernels import build
 from jettison.device.kernels.abi import DTYPE_CODES, SIGNATURES, raise_error
+from jettison.device.kernels.addresses import StepRows, TableRows, pointer, positions_pointer
 from jettison.device.kernels.base import (
     check_arena,
     check_argmax,
@@ -35,9 +35,9 @@ from jettison.device.kernels.base import (
     check_window,
     fail,
 )
-from jettison.device.kernels.bound import bind_buffers, bind_experts, bind_layer, int64s
+from jettison.device.kernels.bound import bind_buffers, bind_experts, bind_layer, form_struct, int64s
 from jettison.device.kernels.experts import check_experts, pass_experts
-from jettison.device.kernels.integers import pack_integers, torch_gather_integers, torch_linear_integers
+from jettison.device.kernels.integers import check_gather_integers, check_linear_integers, check_pack_integers
 from jettison.device.kernels.operands import (
     Activations,
     ExpertWeights,
@@ -62,8 +62,6 @@ TILES = "amxbf16"
 _PACKED_DTYPES = (torch.float32, torch.bfloat16)
 _PACKED_STEP = 32
 """Elements of K that are stored together in a packed matrix; a matrix with another K stays plain."""
-
-_NUMPY_INT32 = np.dtype(np.int32)
 
 _P, _L = ctypes.c_void_p, ctypes.c_long
 
@@ -124,57 +122,6 @@ def _library() -> ctypes.CDLL:
     if build.SOURCES.is_dir() and library.jettison_build_id().decode() != build.build_id():
         raise KernelsUnavailableError(f"the kernel library was built from other sources; {how}")
     return library
-
-
-def _pointer(array: Int32Array) -> int:
-    """Address of a host int32 array with a contiguous last dimension."""
-    if isinstance(array, Tensor):
-        good, strides, unit, address = array.dtype is torch.int32, array.stride(), 1, array.data_ptr()
-    else:
-        good, strides, unit, address = array.dtype is _NUMPY_INT32, array.strides, 4, array.ctypes.data
-    if not good and array.dtype not in (torch.int32, _NUMPY_INT32):
-        fail(f"expected int32, got {array.dtype}")
-    if strides[-1] != unit and array.shape[-1] > 1:
-        fail("int32 rows must be contiguous")
-    return address
-
-
-def _positions_pointer(positions: Int32Array) -> tuple[int, bool]:
-    """Address of contiguous positions, and whether they are int64."""
-    if positions.dtype is _NUMPY_INT32 or positions.dtype is torch.int32:
-        return _pointer(positions), False
-    tensor = positions if isinstance(positions, Tensor) else torch.from_numpy(positions)
-    if tensor.dtype != torch.int64 or not tensor.is_contiguous():
-        fail(f"positions: expected contiguous int32 or int64, got {tensor.dtype}")
-    return tensor.data_ptr(), True
-
-
-class _Rows:
-    """Pointers and sizes of a step's block tables and lengths, checked."""
-
-    __slots__ = ("arguments", "keys")
-
-    def __init__(self, tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array) -> None:
-        self.keys = (tables, query_lens, context_lens)
-        if len(tables.shape) != 2:
-            fail(f"block_tables: expected [rows, blocks], got {tuple(tables.shape)}")
-        rows, blocks = tables.shape
-        if tuple(query_lens.shape) != (rows,) or tuple(context_lens.shape) != (rows,):
-            fail(
-                f"block_tables {tuple(tables.shape)}, query_lens {tuple(query_lens.shape)}, "
-                f"context_lens {tuple(context_lens.shape)} do not match"
-            )
-        stride = tables.stride()[0] if isinstance(tables, Tensor) else tables.strides[0] // 4
-        self.arguments = (_pointer(tables), stride, blocks, _pointer(query_lens), _pointer(context_lens), rows)
-
-
-class _Batch(NamedTuple):
-    """A step's rows and positions for C, and the arrays that they point to."""
-
-    tables: Int32Array
-    positions: Int32Array
-    others: tuple[Int32Array, ...]
-    addresses: ctypes.Array[ctypes.c_int64]
 
 
 class NativeKernels:
@@ -265,7 +212,7 @@ class NativeKernels:
             arena.data_ptr(), num_blocks, num_kv_heads, block_size, head_dim,
             *self._rows(block_tables, query_lens, context_lens), tokens,
             out.data_ptr(), out.stride()[0], None if lse is None else lse.data_ptr(), only_context,
-            None if first_positions is None else _pointer(first_positions), window, softcap, scale,
+            None if first_positions is None else pointer(first_positions), window, softcap, scale,
             torch.get_num_threads(),
         )  # fmt: skip
         if code:
@@ -299,10 +246,10 @@ class NativeKernels:
             check_rotary_tables(cos, sin, dtype, head_dim)
             tables = self._tables = (cos, sin, (dtype, head_dim), (cos.data_ptr(), sin.data_ptr()), tuple(cos.shape))
         max_positions, rotary_dim = tables[4]
-        pointer, wide = _positions_pointer(positions)
+        address, wide = positions_pointer(positions)
         code = self._rotary(
             DTYPE_CODES[dtype], q.data_ptr(), q.stride()[0], num_heads, k.data_ptr(), k.stride()[0], k.shape[1],
-            *tables[3], pointer, wide, tokens, head_dim, rotary_dim, max_positions,
+            *tables[3], address, wide, tokens, head_dim, rotary_dim, max_positions,
         )  # fmt: skip
         if code:
             raise_error(code)
@@ -332,7 +279,7 @@ class NativeKernels:
             self._multiply_packed(x, weight.data, bias, out)
             return
         if isinstance(weight, IntegerMatrix):
-            torch_linear_integers(x, weight, bias, out)
+            self._multiply_integers(x, weight, bias, out)
             return
         check_linear(x, weight, bias, out)
         rows, inner = x.shape
@@ -355,6 +302,17 @@ class NativeKernels:
         if code:
             raise_error(code)
 
+    def _multiply_integers(self, x: Tensor, matrix: IntegerMatrix, bias: Tensor | None, out: Tensor) -> None:
+        check_linear_integers(x, matrix, bias, out)
+        _check_keeps(x)
+        code = self._functions["linear_integers"](
+            DTYPE_CODES[x.dtype], form_struct(matrix.form), x.data_ptr(), x.stride()[0], matrix.data.data_ptr(),
+            None if bias is None else bias.data_ptr(), out.data_ptr(), out.stride()[0], out.dtype != x.dtype,
+            x.shape[0], matrix.rows, matrix.columns, torch.get_num_threads(),
+        )  # fmt: skip
+        if code:
+            raise_error(code)
+
     def attend_layer(
         self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, block_tables: Int32Array,
         query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array,
@@ -362,9 +320,6 @@ class NativeKernels:
         """See ``Kernels.attend_layer``."""
         if positions.shape[0] != buffers.x.shape[0]:
             fail(f"positions: expected {buffers.x.shape[0]}, got {positions.shape[0]}")
-        if isinstance(weights.qkv_weight, IntegerMatrix) or isinstance(weights.o_weight, IntegerMatrix):
-            layer.attend_layer(self, weights, buffers, constants, block_tables, query_lens, context_lens, positions)
-            return
         bound, shape = weights.bound or bind_layer(weights), buffers.bound or bind_buffers(buffers, weights, constants)
         code = self._attend_layer(
             bound.dtype, shape, bound.addresses, self._batch(block_tables, query_lens, context_lens, positions),
@@ -375,9 +330,6 @@ class NativeKernels:
 
     def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
         """See ``Kernels.feed_forward``."""
-        if isinstance(weights.gate_up_weight, IntegerMatrix) or isinstance(weights.down_weight, IntegerMatrix):
-            layer.feed_forward(self, weights, buffers, constants)
-            return
         bound, shape = weights.bound or bind_layer(weights), buffers.bound or bind_buffers(buffers, weights, constants)
         code = self._feed_forward(bound.dtype, shape, bound.addresses, buffers.x.shape[0], torch.get_num_threads())
         if code:
@@ -387,19 +339,19 @@ class NativeKernels:
         self, x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights, activation: Activation,
         buffers: RoutedBuffers, out: Tensor,
     ) -> None:
-        """See ``Kernels.experts``. In one call where matrices are packed."""
-        is_packed = weights.gate_up.is_packed and weights.down.is_packed
-        if not is_packed or activation not in ("silu", "swiglu_clamped") or chosen.shape[0] == 0:
+        """See ``Kernels.experts``. In one call where matrices are packed, or kept as integers."""
+        is_slab = all(stack.is_packed or stack.form is not None for stack in (weights.gate_up, weights.down))
+        if not is_slab or activation not in ("silu", "swiglu_clamped") or chosen.shape[0] == 0:
             pass_experts(self, x, chosen, shares, weights, activation, buffers, out)
             return
         check_experts(x, chosen, shares, weights, buffers, out)
-        addresses, sizes = weights.bound or bind_experts(weights)
+        addresses, sizes, forms = weights.bound or bind_experts(weights)
         tokens, num_chosen = chosen.shape
         space = torch.empty(sizes[0] + 1 + 5 * tokens * num_chosen, dtype=torch.int32)
         shape = int64s(
             x.data_ptr(), out.data_ptr(), buffers.gate_up.data_ptr(), buffers.activated.data_ptr(),
             buffers.each.data_ptr(), *addresses, chosen.data_ptr(), shares.data_ptr(), space.data_ptr(),
-            tokens, num_chosen, *sizes, activation == "swiglu_clamped",
+            tokens, num_chosen, *sizes, activation == "swiglu_clamped", *forms,
         )
         code = self._functions["experts"](DTYPE_CODES[x.dtype], shape, torch.get_num_threads())
         if code:
@@ -438,12 +390,24 @@ class NativeKernels:
         self, integers: Tensor, scales: Tensor, offsets: Tensor | None, first: int, matrix: IntegerMatrix
     ) -> None:
         """See ``Kernels.pack_integers``."""
-        pack_integers(integers, scales, offsets, first, matrix)
+        check_pack_integers(integers, scales, offsets, first, matrix)
+        of_offsets = (None, 0) if offsets is None else (offsets.data_ptr(), offsets.stride()[0])
+        self._functions["pack_integers"](
+            form_struct(matrix.form), integers.data_ptr(), scales.data_ptr(), scales.stride()[0], *of_offsets,
+            first, len(integers), matrix.columns, matrix.data.data_ptr(),
+        )  # fmt: skip
 
     def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:
         """See ``Kernels.gather_rows``."""
         if isinstance(weight, IntegerMatrix):
-            torch_gather_integers(weight, ids, out)
+            check_gather_integers(weight, ids, out)
+            _check_keeps(out)
+            code = self._functions["gather_integers"](
+                DTYPE_CODES[out.dtype], form_struct(weight.form), weight.data.data_ptr(), weight.rows, weight.columns,
+                ids.data_ptr(), ids.shape[0], out.data_ptr(), out.stride()[0],
+            )  # fmt: skip
+            if code:
+                raise_error(code)
             return
         if not isinstance(weight, PackedMatrix):
             torch.index_select(weight, 0, ids, out=out)
@@ -460,24 +424,29 @@ class NativeKernels:
         self, tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array
     ) -> ctypes.Array[ctypes.c_int64]:
         """``BatchRows`` of kernels.c, kept for the step's next layer."""
-        last: _Batch | None = getattr(self._last_rows, "batch", None)
+        last: StepRows | None = getattr(self._last_rows, "batch", None)
         if last is not None and last.positions is positions and last.tables is tables:
             return last.addresses
         arguments = self._rows(tables, query_lens, context_lens)
-        pointer, is_wide = _positions_pointer(positions)
+        address, is_wide = positions_pointer(positions)
         if is_wide or len(positions.shape) != 1:
             fail("positions: expected an int32 vector")
-        addresses = int64s(*arguments, pointer, positions.shape[0])
+        addresses = int64s(*arguments, address, positions.shape[0])
         # It keeps the arrays that it points to alive.
-        self._last_rows.batch = _Batch(tables, positions, (query_lens, context_lens), addresses)
+        self._last_rows.batch = StepRows(tables, positions, (query_lens, context_lens), addresses)
         return addresses
 
     def _rows(self, tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array) -> tuple[int, ...]:
         """Arguments for a step's rows; kept for the next call, as every layer of a step passes the same arrays."""
-        last: _Rows | None = getattr(self._last_rows, "rows", None)
+        last: TableRows | None = getattr(self._last_rows, "rows", None)
         if last is not None:
             keys = last.keys
             if keys[0] is tables and keys[1] is query_lens and keys[2] is context_lens:
                 return last.arguments
-        rows = self._last_rows.rows = _Rows(tables, query_lens, context_lens)
+        rows = self._last_rows.rows = TableRows(tables, query_lens, context_lens)
         return rows.arguments
+
+
+def _check_keeps(activations: Tensor) -> None:
+    if activations.dtype not in _PACKED_DTYPES:
+        fail(f"there are no products of {activations.dtype} with integers")

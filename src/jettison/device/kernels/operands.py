@@ -45,6 +45,14 @@ class IntegerMatrix(NamedTuple):
 Weight: TypeAlias = Tensor | PackedMatrix | IntegerMatrix
 
 
+def matrix_shape(weight: Weight) -> tuple[int, int]:
+    """N and K."""
+    if isinstance(weight, IntegerMatrix):
+        return weight.rows, weight.columns
+    rows, columns = (weight.data if isinstance(weight, PackedMatrix) else weight).shape
+    return rows, columns
+
+
 class WeightStack(NamedTuple):
     """The same matrix of every expert of a layer, each packed by itself where kernels pack."""
 
