@@ -91,21 +91,22 @@ def test_kept_weights_are_scale_times_integer(way, made):
     assert all(torch.equal(part, expected[name]) for name, part in found.items())
 
 
+@pytest.mark.parametrize(("dtype", "kernels", "within"), [("float64", "torch", 1e-9), ("float32", "auto", 1e-3)])
 @pytest.mark.parametrize("way", KEPT)
-def test_an_engine_computes_what_the_exact_model_does(way, made, new_driver):
+def test_an_engine_computes_what_the_exact_model_does(way, dtype, kernels, within, made, new_driver):
     quantized, exact = made(way)
-    outputs = [told(folder, config, new_driver) for folder, config in (
-        (quantized, kept_config(quantized)), (exact, read_config(exact)))]  # fmt: skip
-    for mine, theirs in zip(*outputs, strict=True):
-        assert mine.output == theirs.output
-        values = [[choice.logprob for choice in each.logprobs] for each in (mine, theirs)]
-        assert torch.allclose(*map(torch.tensor, values), rtol=0, atol=1e-9)
+    mine = told(quantized, kept_config(quantized), new_driver, dtype, kernels)
+    theirs = told(exact, read_config(exact), new_driver)
+    for one, other in zip(mine, theirs, strict=True):
+        assert one.output == other.output
+        values = [[choice.logprob for choice in each.logprobs] for each in (one, other)]
+        assert torch.allclose(*map(torch.tensor, values), rtol=0, atol=within)
 
 
-def told(folder, config, new_driver):
+def told(folder, config, new_driver, dtype="float64", kernels="torch"):
     worker = make_device(DeviceSpec(
-        model_dir=folder, dtype="float64", budget_bytes=4 << 20, block_size=4, max_num_tokens=64, max_num_seqs=4,
-        page_bytes=4096, kernels="torch", config=config))  # fmt: skip
+        model_dir=folder, dtype=dtype, budget_bytes=4 << 20, block_size=4, max_num_tokens=64, max_num_seqs=4,
+        page_bytes=4096, kernels=kernels, config=config))  # fmt: skip
     worker.start()
     try:
         driver = new_driver([(worker.run_step, worker.shape.all_layers)], 72, with_logprobs=True)
