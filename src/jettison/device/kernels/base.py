@@ -21,6 +21,7 @@ from jettison.device.kernels.operands import (
     Activations,
     ExpertWeights,
     Int32Array,
+    IntegerMatrix,
     LayerConstants,
     LayerWeights,
     PackedMatrix,
@@ -28,6 +29,7 @@ from jettison.device.kernels.operands import (
     Weight,
 )
 from jettison.device.model.arithmetic import Activation
+from jettison.device.model.integers import IntegerForm
 
 CUDA, CUDA_INVARIANT = "cuda", "cuda-invariant"
 """Kernels of ``device.cuda.kernels``: the fast ones, and the ones with rows that do not depend on the batch."""
@@ -131,9 +133,10 @@ class Kernels(Protocol):
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
         """``out = x @ weight.T + bias``.
 
-        ``x``: [T, K]; ``weight``: plain row-major [N, K], or packed by ``pack_rows``; ``bias``: [N]; ``out``: [T, N],
-        not overlapping ``x``: of its type, or of ``sum_dtype``, which gets the sums as they are. No copy of ``weight``
-        outlives the call: a drop gives its pages away.
+        ``x``: [T, K]; ``weight``: plain row-major [N, K], or packed by ``pack_rows`` or ``pack_integers``; ``bias``:
+        [N]; ``out``: [T, N], not overlapping ``x``: of its type, or of ``sum_dtype``, which gets the sums as they are.
+        No copy of ``weight`` outlives the call: a drop gives its pages away. Weights that are kept as integers are not
+        rounded: scales and offsets are applied to sums over integers, or to integers in the precision of sums.
         """
         ...
 
@@ -179,8 +182,25 @@ class Kernels(Protocol):
         """Put plain ``rows`` [n, K] where rows ``first`` to ``first + n - 1`` of the packed matrix belong."""
         ...
 
+    def keeps(self, form: IntegerForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+        """Whether matrices of this shape can be kept in this form, and multiply activations of ``dtype``."""
+        ...
+
+    def pack_integers(
+        self, integers: Tensor, scales: Tensor, offsets: Tensor | None, first: int, matrix: IntegerMatrix
+    ) -> None:
+        """Put rows ``first`` to ``first + n - 1`` of a matrix [N, K] where they belong; other bytes stay as they are.
+
+        ``integers``: int8 [n, K], contiguous; ``scales``, ``offsets``: [n, K / group size] of the form's scale type,
+        ``offsets`` None where it has none. Of integers of 4 bits the lower ones count.
+        """
+        ...
+
     def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:
-        """``out[i] = row ids[i] of weight``: ``ids`` int64 [n], ``out`` [n, K]. Raises IndexError for unknown rows."""
+        """``out[i] = row ids[i] of weight``: ``ids`` int64 [n], ``out`` [n, K]. Raises IndexError for unknown rows.
+
+        Weights that are kept as integers are computed in ``sum_dtype`` and rounded once.
+        """
         ...
 
 

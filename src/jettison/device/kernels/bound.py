@@ -7,17 +7,28 @@ Every field of those structs has 64 bits, so that each is an array of integers h
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from jettison.device.kernels.abi import DTYPE_CODES
 from jettison.device.kernels.base import check_arena, check_matrix, check_rotary_tables, check_vector, fail
 from jettison.device.kernels.experts import check_weights
-from jettison.device.kernels.operands import Activations, ExpertWeights, LayerConstants, LayerWeights, PackedMatrix
+from jettison.device.kernels.integers import check_integer_matrix
+from jettison.device.kernels.operands import (
+    Activations,
+    ExpertWeights,
+    IntegerMatrix,
+    LayerConstants,
+    LayerWeights,
+    PackedMatrix,
+    matrix_shape,
+)
+from jettison.device.model.integers import IntegerForm
 
-DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
-"""Codes of types in ``kernels.c``."""
+_MATRIX_FIELDS = 7
 
 
 class BoundLayer(NamedTuple):
@@ -32,6 +43,19 @@ def int64s(*values: int) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(values))(*values)
 
 
+def form_fields(form: IntegerForm | None) -> tuple[int, int, int, int]:
+    """``Form`` of csrc/integers.h. None: zeros, of another matrix."""
+    if form is None:
+        return 0, 0, 0, 0
+    return form.bits, form.group_size, form.scale == "bfloat16", ("none", "zero", "min").index(form.offset)
+
+
+@functools.cache
+def form_struct(form: IntegerForm) -> ctypes.Array[ctypes.c_int64]:
+    """The same, kept."""
+    return int64s(*form_fields(form))
+
+
 def bind_layer(weights: LayerWeights) -> BoundLayer:
     """Check a layer's parameters against each other, and note where they are."""
     assert weights.input_norm is not None and weights.post_norm is not None
@@ -42,15 +66,23 @@ def bind_layer(weights: LayerWeights) -> BoundLayer:
     of_mlp = [(weights.gate_up_weight, weights.gate_up_bias), (weights.down_weight, weights.down_bias)]
     of_attention = [(weights.qkv_weight, weights.qkv_bias), (weights.o_weight, weights.o_bias)]
     for weight, bias in of_attention + (of_mlp if weights.has_mlp else []):
-        is_packed = isinstance(weight, PackedMatrix)
-        matrix = weight.data if isinstance(weight, PackedMatrix) else weight
-        check_matrix("weight", matrix, matrix.shape[0], matrix.shape[1], dtype)
-        if not matrix.is_contiguous():
-            fail("weight: must be contiguous")
+        form = None
+        if isinstance(weight, IntegerMatrix):
+            check_integer_matrix(weight)
+            data, rows, form = weight.data, weight.rows, weight.form
+            if dtype == torch.float64:
+                fail("there are no products of float64 with integers")
+        else:
+            data = weight.data if isinstance(weight, PackedMatrix) else weight
+            rows = data.shape[0]
+            check_matrix("weight", data, rows, data.shape[1], dtype)
+            if not data.is_contiguous():
+                fail("weight: must be contiguous")
         if bias is not None:
-            check_vector("bias", bias, matrix.shape[0], dtype)
-        numbers += [matrix.data_ptr(), 0 if bias is None else bias.data_ptr(), is_packed]
-    numbers += [0] * (12 - len(numbers))
+            check_vector("bias", bias, rows, dtype)
+        address = 0 if bias is None else bias.data_ptr()
+        numbers += [data.data_ptr(), address, isinstance(weight, PackedMatrix), *form_fields(form)]
+    numbers += [0] * (4 * _MATRIX_FIELDS - len(numbers))
     for norm, size in ((weights.q_norm, head_dim), (weights.k_norm, head_dim), (weights.post_norm, hidden)):
         if norm is not None:
             check_vector("norm", norm, size, dtype)
@@ -66,6 +98,8 @@ class BoundExperts(NamedTuple):
     """Weights and biases of the first product, and of the second; 0: there is no bias."""
     sizes: tuple[int, int, int]
     """Experts, hidden size, intermediate size."""
+    forms: tuple[int, ...]
+    """Of both weights."""
 
 
 def bind_experts(weights: ExpertWeights) -> BoundExperts:
@@ -73,8 +107,9 @@ def bind_experts(weights: ExpertWeights) -> BoundExperts:
     check_weights(weights)
     tensors = weights.gate_up.data, weights.gate_up_bias, weights.down.data, weights.down_bias
     first, first_bias, second, second_bias = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-    number, hidden, inner = weights.down.data.shape
-    weights.bound = BoundExperts((first, first_bias, second, second_bias), (number, hidden, inner))
+    number, hidden, inner = weights.down.shape
+    forms = (*form_fields(weights.gate_up.form), *form_fields(weights.down.form))
+    weights.bound = BoundExperts((first, first_bias, second, second_bias), (number, hidden, inner), forms)
     return weights.bound
 
 
@@ -102,9 +137,9 @@ def bind_buffers(
         shapes["gate_up"] = weights.gate_up_weight, (2 * inner, hidden)
         shapes["down"] = weights.down_weight, (hidden, inner)
     for name, (weight, shape) in shapes.items():
-        matrix = weight.data if isinstance(weight, PackedMatrix) else weight
-        if matrix.shape != shape:
-            fail(f"{name}: shape is {tuple(matrix.shape)}, expected {shape}")
+        found = matrix_shape(weight)
+        if found != shape:
+            fail(f"{name}: shape is {found}, expected {shape}")
     check_rotary_tables(constants.cos, constants.sin, dtype, head_dim)
     pointers = [
         t.data_ptr() for t in (

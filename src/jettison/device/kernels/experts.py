@@ -34,9 +34,9 @@ def pass_experts(
         return
     of_pair = chosen.reshape(-1)
     order = of_pair.argsort(stable=True)
-    ends = torch.bincount(of_pair, minlength=weights.gate_up.data.shape[0]).cumsum(0).tolist()
-    if len(ends) != weights.gate_up.data.shape[0]:
-        raise IndexError(f"a token's expert is none of the {weights.gate_up.data.shape[0]}")
+    ends = torch.bincount(of_pair, minlength=weights.gate_up.shape[0]).cumsum(0).tolist()
+    if len(ends) != weights.gate_up.shape[0]:
+        raise IndexError(f"a token's expert is none of the {weights.gate_up.shape[0]}")
     parts = [(i, start, end) for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)) if start < end]
     sorted_x = x.index_select(0, order // num_chosen)
     for expert, start, end in parts:
@@ -78,11 +78,11 @@ def check_experts(
     x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights, buffers: RoutedBuffers, out: Tensor
 ) -> None:
     """Raise ValueError unless the arguments of ``Kernels.experts`` go together; ``weights`` among themselves do."""
-    number, up, hidden = weights.gate_up.data.shape
+    number, up, hidden = weights.gate_up.shape
     tokens, num_chosen = chosen.shape
     dtype, pairs = x.dtype, tokens * num_chosen
-    if weights.gate_up.data.dtype != dtype or number < num_chosen:
-        fail(f"x {dtype} and {num_chosen} of {number} experts do not go with {weights.gate_up.data.dtype}")
+    if weights.dtype not in (None, dtype) or number < num_chosen:
+        fail(f"x {dtype} and {num_chosen} of {number} experts do not go with {weights.dtype}")
     _check("x", x, (tokens, hidden), dtype)
     _check("out", out, (tokens, hidden), dtype)
     _check("chosen", chosen, (tokens, num_chosen), torch.int64)
@@ -94,13 +94,20 @@ def check_experts(
 
 def check_weights(weights: ExpertWeights) -> None:
     """Raise ValueError unless a layer's experts are alike."""
-    number, up, hidden = weights.gate_up.data.shape
-    dtype = weights.gate_up.data.dtype
-    _check("gate_up", weights.gate_up.data, (number, up // 2 * 2, hidden), dtype)
-    _check("down", weights.down.data, (number, hidden, up // 2), dtype)
+    number, up, hidden = weights.gate_up.shape
+    dtype = weights.dtype
+    for name, stack, rows, columns in (
+        ("gate_up", weights.gate_up, up // 2 * 2, hidden), ("down", weights.down, hidden, up // 2),
+    ):
+        if stack.form is not None:
+            if stack.shape != (number, rows, columns) or not stack.form.fits(rows, columns):
+                fail(f"{name}: {stack.shape} as {stack.form} does not go with {(number, rows, columns)}")
+            _check(name, stack.data, (number, stack.form.num_bytes(rows, columns)), torch.uint8)
+        elif dtype is not None:
+            _check(name, stack.data, (number, rows, columns), dtype)
     for name, bias, size in (("gate_up", weights.gate_up_bias, up), ("down", weights.down_bias, hidden)):
         if bias is not None:
-            _check(f"bias of {name}", bias, (number, size), dtype)
+            _check(f"bias of {name}", bias, (number, size), dtype or bias.dtype)
 
 
 def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -12,13 +12,14 @@ import functools
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from jettison.device.kernels import build
+from jettison.device.kernels.abi import DTYPE_CODES, SIGNATURES, raise_error
+from jettison.device.kernels.addresses import StepRows, TableRows, pointer, positions_pointer
 from jettison.device.kernels.base import (
     check_arena,
     check_argmax,
@@ -34,12 +35,14 @@ from jettison.device.kernels.base import (
     check_window,
     fail,
 )
-from jettison.device.kernels.bound import DTYPE_CODES, bind_buffers, bind_experts, bind_layer, int64s
+from jettison.device.kernels.bound import bind_buffers, bind_experts, bind_layer, form_struct, int64s
 from jettison.device.kernels.experts import check_experts, pass_experts
+from jettison.device.kernels.integers import check_gather_integers, check_linear_integers, check_pack_integers
 from jettison.device.kernels.operands import (
     Activations,
     ExpertWeights,
     Int32Array,
+    IntegerMatrix,
     LayerConstants,
     LayerWeights,
     PackedMatrix,
@@ -49,6 +52,7 @@ from jettison.device.kernels.operands import (
 from jettison.device.kernels.registry import KernelsUnavailableError
 from jettison.device.kernels.selfcheck import passes_self_check
 from jettison.device.model.arithmetic import Activation
+from jettison.device.model.integers import IntegerForm
 
 LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
 
@@ -59,38 +63,7 @@ _PACKED_DTYPES = (torch.float32, torch.bfloat16)
 _PACKED_STEP = 32
 """Elements of K that are stored together in a packed matrix; a matrix with another K stays plain."""
 
-_NUMPY_INT32 = np.dtype(np.int32)
-
-_P, _L, _I, _D = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
-_ROWS = (_P, _L, _L, _P, _P, _L, _L)  # tables, row stride, max blocks, query lens, context lens, R, T
-_ARENA = (_P, _L, _L, _L, _L)  # pointer, blocks, KV heads, block size, head dim
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "write_kv": (_I, _P, _L, _P, _L, *_ARENA, *_ROWS),
-    "attention": (_I, _P, _L, _L, *_ARENA, *_ROWS, _P, _L, _P, _I, _P, _L, _D, _D, _I),
-    "linear": (_I, _P, _L, _P, _L, _P, _P, _L, _I, _L, _L, _L, _I),
-    "linear_packed": (_I, _P, _L, _P, _P, _P, _L, _I, _L, _L, _L, _I),
-    "pack_rows": (_I, _P, _L, _L, _L, _L, _L, _P),
-    "gather_rows": (_I, _P, _L, _L, _P, _L, _P, _L),
-    "rms_norm": (_I, _P, _L, _P, _D, _P, _L, _L, _L),
-    "add_rms_norm": (_I, _P, _L, _P, _L, _P, _D, _P, _L, _L, _L, _I),
-    "head_rms_norm": (_I, _P, _L, _P, _D, _L, _L, _L),
-    "rotary": (_I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _I, _L, _L, _L, _L),
-    "silu_mul": (_I, _P, _L, _P, _L, _L, _L),
-    "attend_layer": (_I, _P, _P, _P, _I),
-    "feed_forward": (_I, _P, _P, _L, _I),
-    "experts": (_I, _P, _I),
-    "argmax": (_I, _P, _L, _L, _L, _P, _I),
-}
-
-_ERRORS: dict[int, tuple[type[Exception], str]] = {
-    1: (IndexError, "a block id lies outside the arena"),
-    2: (IndexError, "a row needs more blocks than its block table has"),
-    4: (ValueError, "lengths must be >= 0 and query_lens must add up to the number of tokens"),
-    8: (IndexError, "a position lies outside the rotary tables"),
-    16: (MemoryError, "no memory for the kernels' working space"),
-    64: (IndexError, "a row lies outside the matrix"),
-    128: (IndexError, "a token's expert is none of the layer's"),
-}
+_P, _L = ctypes.c_void_p, ctypes.c_long
 
 
 def load_native(variant: str | None = None, among: Sequence[str] | None = None) -> NativeKernels:
@@ -151,57 +124,6 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _pointer(array: Int32Array) -> int:
-    """Address of a host int32 array with a contiguous last dimension."""
-    if isinstance(array, Tensor):
-        good, strides, unit, address = array.dtype is torch.int32, array.stride(), 1, array.data_ptr()
-    else:
-        good, strides, unit, address = array.dtype is _NUMPY_INT32, array.strides, 4, array.ctypes.data
-    if not good and array.dtype not in (torch.int32, _NUMPY_INT32):
-        fail(f"expected int32, got {array.dtype}")
-    if strides[-1] != unit and array.shape[-1] > 1:
-        fail("int32 rows must be contiguous")
-    return address
-
-
-def _positions_pointer(positions: Int32Array) -> tuple[int, bool]:
-    """Address of contiguous positions, and whether they are int64."""
-    if positions.dtype is _NUMPY_INT32 or positions.dtype is torch.int32:
-        return _pointer(positions), False
-    tensor = positions if isinstance(positions, Tensor) else torch.from_numpy(positions)
-    if tensor.dtype != torch.int64 or not tensor.is_contiguous():
-        fail(f"positions: expected contiguous int32 or int64, got {tensor.dtype}")
-    return tensor.data_ptr(), True
-
-
-class _Rows:
-    """Pointers and sizes of a step's block tables and lengths, checked."""
-
-    __slots__ = ("arguments", "keys")
-
-    def __init__(self, tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array) -> None:
-        self.keys = (tables, query_lens, context_lens)
-        if len(tables.shape) != 2:
-            fail(f"block_tables: expected [rows, blocks], got {tuple(tables.shape)}")
-        rows, blocks = tables.shape
-        if tuple(query_lens.shape) != (rows,) or tuple(context_lens.shape) != (rows,):
-            fail(
-                f"block_tables {tuple(tables.shape)}, query_lens {tuple(query_lens.shape)}, "
-                f"context_lens {tuple(context_lens.shape)} do not match"
-            )
-        stride = tables.stride()[0] if isinstance(tables, Tensor) else tables.strides[0] // 4
-        self.arguments = (_pointer(tables), stride, blocks, _pointer(query_lens), _pointer(context_lens), rows)
-
-
-class _Batch(NamedTuple):
-    """A step's rows and positions for C, and the arrays that they point to."""
-
-    tables: Int32Array
-    positions: Int32Array
-    others: tuple[Int32Array, ...]
-    addresses: ctypes.Array[ctypes.c_int64]
-
-
 class NativeKernels:
     """``Kernels`` in C; see ``base.Kernels`` for the contract.
 
@@ -213,9 +135,9 @@ class NativeKernels:
     def __init__(self, library: ctypes.CDLL, variant: str) -> None:
         self.name = f"native-{variant}"
         self._functions = {}
-        for operation, argument_types in _SIGNATURES.items():
+        for operation, argument_types in SIGNATURES.items():
             function = getattr(library, f"jettison_{variant}_{operation}")
-            function.argtypes, function.restype = argument_types, _I
+            function.argtypes, function.restype = argument_types, ctypes.c_int
             self._functions[operation] = function
         self._write_kv = self._functions["write_kv"]
         self._attention = self._functions["attention"]
@@ -255,7 +177,7 @@ class NativeKernels:
             *self._rows(block_tables, query_lens, context_lens), tokens,
         )  # fmt: skip
         if code:
-            _raise(code)
+            raise_error(code)
 
     def attention(
         self,
@@ -290,11 +212,11 @@ class NativeKernels:
             arena.data_ptr(), num_blocks, num_kv_heads, block_size, head_dim,
             *self._rows(block_tables, query_lens, context_lens), tokens,
             out.data_ptr(), out.stride()[0], None if lse is None else lse.data_ptr(), only_context,
-            None if first_positions is None else _pointer(first_positions), window, softcap, scale,
+            None if first_positions is None else pointer(first_positions), window, softcap, scale,
             torch.get_num_threads(),
         )  # fmt: skip
         if code:
-            _raise(code)
+            raise_error(code)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """See ``Kernels.rms_norm``."""
@@ -324,13 +246,13 @@ class NativeKernels:
             check_rotary_tables(cos, sin, dtype, head_dim)
             tables = self._tables = (cos, sin, (dtype, head_dim), (cos.data_ptr(), sin.data_ptr()), tuple(cos.shape))
         max_positions, rotary_dim = tables[4]
-        pointer, wide = _positions_pointer(positions)
+        address, wide = positions_pointer(positions)
         code = self._rotary(
             DTYPE_CODES[dtype], q.data_ptr(), q.stride()[0], num_heads, k.data_ptr(), k.stride()[0], k.shape[1],
-            *tables[3], pointer, wide, tokens, head_dim, rotary_dim, max_positions,
+            *tables[3], address, wide, tokens, head_dim, rotary_dim, max_positions,
         )  # fmt: skip
         if code:
-            _raise(code)
+            raise_error(code)
 
     def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> None:
         """See ``Kernels.head_rms_norm``."""
@@ -356,6 +278,9 @@ class NativeKernels:
         if isinstance(weight, PackedMatrix):
             self._multiply_packed(x, weight.data, bias, out)
             return
+        if isinstance(weight, IntegerMatrix):
+            self._multiply_integers(x, weight, bias, out)
+            return
         check_linear(x, weight, bias, out)
         rows, inner = x.shape
         code = self._linear(
@@ -364,7 +289,7 @@ class NativeKernels:
             rows, weight.shape[0], inner, torch.get_num_threads(),
         )  # fmt: skip
         if code:
-            _raise(code)
+            raise_error(code)
 
     def _multiply_packed(self, x: Tensor, data: Tensor, bias: Tensor | None, out: Tensor) -> None:
         check_linear(x, data, bias, out)
@@ -375,7 +300,18 @@ class NativeKernels:
             rows, data.shape[0], inner, torch.get_num_threads(),
         )  # fmt: skip
         if code:
-            _raise(code)
+            raise_error(code)
+
+    def _multiply_integers(self, x: Tensor, matrix: IntegerMatrix, bias: Tensor | None, out: Tensor) -> None:
+        check_linear_integers(x, matrix, bias, out)
+        _check_keeps(x)
+        code = self._functions["linear_integers"](
+            DTYPE_CODES[x.dtype], form_struct(matrix.form), x.data_ptr(), x.stride()[0], matrix.data.data_ptr(),
+            None if bias is None else bias.data_ptr(), out.data_ptr(), out.stride()[0], out.dtype != x.dtype,
+            x.shape[0], matrix.rows, matrix.columns, torch.get_num_threads(),
+        )  # fmt: skip
+        if code:
+            raise_error(code)
 
     def attend_layer(
         self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, block_tables: Int32Array,
@@ -390,36 +326,36 @@ class NativeKernels:
             torch.get_num_threads(),
         )
         if code:
-            _raise(code)
+            raise_error(code)
 
     def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
         """See ``Kernels.feed_forward``."""
         bound, shape = weights.bound or bind_layer(weights), buffers.bound or bind_buffers(buffers, weights, constants)
         code = self._feed_forward(bound.dtype, shape, bound.addresses, buffers.x.shape[0], torch.get_num_threads())
         if code:
-            _raise(code)
+            raise_error(code)
 
     def experts(
         self, x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights, activation: Activation,
         buffers: RoutedBuffers, out: Tensor,
     ) -> None:
-        """See ``Kernels.experts``. In one call where matrices are packed."""
-        is_packed = weights.gate_up.is_packed and weights.down.is_packed
-        if not is_packed or activation not in ("silu", "swiglu_clamped") or chosen.shape[0] == 0:
+        """See ``Kernels.experts``. In one call where matrices are packed, or kept as integers."""
+        is_slab = all(stack.is_packed or stack.form is not None for stack in (weights.gate_up, weights.down))
+        if not is_slab or activation not in ("silu", "swiglu_clamped") or chosen.shape[0] == 0:
             pass_experts(self, x, chosen, shares, weights, activation, buffers, out)
             return
         check_experts(x, chosen, shares, weights, buffers, out)
-        addresses, sizes = weights.bound or bind_experts(weights)
+        addresses, sizes, forms = weights.bound or bind_experts(weights)
         tokens, num_chosen = chosen.shape
         space = torch.empty(sizes[0] + 1 + 5 * tokens * num_chosen, dtype=torch.int32)
         shape = int64s(
             x.data_ptr(), out.data_ptr(), buffers.gate_up.data_ptr(), buffers.activated.data_ptr(),
             buffers.each.data_ptr(), *addresses, chosen.data_ptr(), shares.data_ptr(), space.data_ptr(),
-            tokens, num_chosen, *sizes, activation == "swiglu_clamped",
+            tokens, num_chosen, *sizes, activation == "swiglu_clamped", *forms,
         )
         code = self._functions["experts"](DTYPE_CODES[x.dtype], shape, torch.get_num_threads())
         if code:
-            _raise(code)
+            raise_error(code)
 
     def argmax(self, logits: Tensor, out: Tensor) -> None:
         """See ``Kernels.argmax``."""
@@ -444,10 +380,35 @@ class NativeKernels:
             packed.data.data_ptr(),
         )  # fmt: skip
         if code:
-            _raise(code)
+            raise_error(code)
+
+    def keeps(self, form: IntegerForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+        """See ``Kernels.keeps``."""
+        return dtype in _PACKED_DTYPES and form.fits(*shape)
+
+    def pack_integers(
+        self, integers: Tensor, scales: Tensor, offsets: Tensor | None, first: int, matrix: IntegerMatrix
+    ) -> None:
+        """See ``Kernels.pack_integers``."""
+        check_pack_integers(integers, scales, offsets, first, matrix)
+        of_offsets = (None, 0) if offsets is None else (offsets.data_ptr(), offsets.stride()[0])
+        self._functions["pack_integers"](
+            form_struct(matrix.form), integers.data_ptr(), scales.data_ptr(), scales.stride()[0], *of_offsets,
+            first, len(integers), matrix.columns, matrix.data.data_ptr(),
+        )  # fmt: skip
 
     def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:
         """See ``Kernels.gather_rows``."""
+        if isinstance(weight, IntegerMatrix):
+            check_gather_integers(weight, ids, out)
+            _check_keeps(out)
+            code = self._functions["gather_integers"](
+                DTYPE_CODES[out.dtype], form_struct(weight.form), weight.data.data_ptr(), weight.rows, weight.columns,
+                ids.data_ptr(), ids.shape[0], out.data_ptr(), out.stride()[0],
+            )  # fmt: skip
+            if code:
+                raise_error(code)
+            return
         if not isinstance(weight, PackedMatrix):
             torch.index_select(weight, 0, ids, out=out)
             return
@@ -457,35 +418,35 @@ class NativeKernels:
             out.data_ptr(), out.stride()[0],
         )  # fmt: skip
         if code:
-            _raise(code)
+            raise_error(code)
 
     def _batch(
         self, tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array, positions: Int32Array
     ) -> ctypes.Array[ctypes.c_int64]:
         """``BatchRows`` of kernels.c, kept for the step's next layer."""
-        last: _Batch | None = getattr(self._last_rows, "batch", None)
+        last: StepRows | None = getattr(self._last_rows, "batch", None)
         if last is not None and last.positions is positions and last.tables is tables:
             return last.addresses
         arguments = self._rows(tables, query_lens, context_lens)
-        pointer, is_wide = _positions_pointer(positions)
+        address, is_wide = positions_pointer(positions)
         if is_wide or len(positions.shape) != 1:
             fail("positions: expected an int32 vector")
-        addresses = int64s(*arguments, pointer, positions.shape[0])
+        addresses = int64s(*arguments, address, positions.shape[0])
         # It keeps the arrays that it points to alive.
-        self._last_rows.batch = _Batch(tables, positions, (query_lens, context_lens), addresses)
+        self._last_rows.batch = StepRows(tables, positions, (query_lens, context_lens), addresses)
         return addresses
 
     def _rows(self, tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array) -> tuple[int, ...]:
         """Arguments for a step's rows; kept for the next call, as every layer of a step passes the same arrays."""
-        last: _Rows | None = getattr(self._last_rows, "rows", None)
+        last: TableRows | None = getattr(self._last_rows, "rows", None)
         if last is not None:
             keys = last.keys
             if keys[0] is tables and keys[1] is query_lens and keys[2] is context_lens:
                 return last.arguments
-        rows = self._last_rows.rows = _Rows(tables, query_lens, context_lens)
+        rows = self._last_rows.rows = TableRows(tables, query_lens, context_lens)
         return rows.arguments
 
 
-def _raise(code: int) -> None:
-    error, message = _ERRORS.get(code, (RuntimeError, f"the kernel library failed with code {code}"))
-    raise error(message)
+def _check_keeps(activations: Tensor) -> None:
+    if activations.dtype not in _PACKED_DTYPES:
+        fail(f"there are no products of {activations.dtype} with integers")

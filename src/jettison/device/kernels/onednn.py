@@ -31,7 +31,7 @@ def bound_onednn_caches(environ: MutableMapping[str, str] = os.environ) -> None:
         environ.setdefault(name, str(NUM_KEPT_PRODUCTS))
 
 
-_WIDENED_ELEMENTS = 1 << 20
+WIDENED_ELEMENTS = 1 << 20
 """Of a matrix, at a time: a few MiB, which stay in a cache."""
 
 
@@ -53,6 +53,6 @@ def torch_sums(x: Tensor, weight: Tensor, out: Tensor) -> None:
         torch.mm(x, weight.t(), out_dtype=out.dtype, out=out)
         return
     # On the host torch rounds every product to its operands' type. Widened, bfloat16 multiplies exactly.
-    wide, num_rows = x.to(out.dtype), max(1, _WIDENED_ELEMENTS // weight.shape[1])
+    wide, num_rows = x.to(out.dtype), max(1, WIDENED_ELEMENTS // weight.shape[1])
     for rows, columns in zip(weight.split(num_rows), out.split(num_rows, dim=1), strict=True):
         torch.mm(wide, rows.to(out.dtype).t(), out=columns)

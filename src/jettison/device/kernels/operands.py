@@ -1,4 +1,4 @@
-"""Operands of kernels besides plain tensors: lengths on the host, packed matrices, a layer's parameters and buffers.
+"""Operands of kernels besides plain tensors: lengths on the host, forms of matrices, a layer's parameters and buffers.
 
 Not here: the operations (``base``, ``layer``).
 """
@@ -10,7 +10,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
+
+from jettison.device.model.integers import IntegerForm
 
 Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
 """Host int32 array, torch or numpy. Not to be resized in place between calls."""
@@ -27,18 +30,49 @@ class PackedMatrix(NamedTuple):
     """[N, K], contiguous. Its elements are permuted: use ``gather_rows`` to read rows."""
 
 
-Weight: TypeAlias = Tensor | PackedMatrix
+class IntegerMatrix(NamedTuple):
+    """A weight matrix [N, K] that is kept as small integers and scales (``csrc/integers.h``)."""
+
+    data: Tensor
+    """uint8 [form.num_bytes(N, K)], contiguous."""
+    rows: int
+    """N"""
+    columns: int
+    """K"""
+    form: IntegerForm
+
+
+Weight: TypeAlias = Tensor | PackedMatrix | IntegerMatrix
+
+
+def matrix_shape(weight: Weight) -> tuple[int, int]:
+    """N and K."""
+    if isinstance(weight, IntegerMatrix):
+        return weight.rows, weight.columns
+    rows, columns = (weight.data if isinstance(weight, PackedMatrix) else weight).shape
+    return rows, columns
 
 
 class WeightStack(NamedTuple):
     """The same matrix of every expert of a layer, each packed by itself where kernels pack."""
 
     data: Tensor
-    """[experts, N, K], contiguous."""
+    """[experts, N, K], contiguous; of integers uint8 [experts, bytes]."""
     is_packed: bool
+    form: IntegerForm | None = None
+    sizes: tuple[int, int] | None = None
+    """N and K, where there is a form."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Experts, N, K."""
+        rows, columns = self.data.shape[1:] if self.sizes is None else self.sizes
+        return self.data.shape[0], rows, columns
 
     def matrix(self, expert: int) -> Weight:
         """Of one expert."""
+        if self.form is not None:
+            return IntegerMatrix(self.data[expert], *self.shape[1:], self.form)
         return PackedMatrix(self.data[expert]) if self.is_packed else self.data[expert]
 
 
@@ -61,6 +95,13 @@ class ExpertWeights:
     """[E, hidden]"""
     bound: Any = None
     """A back end's form of the addresses."""
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of activations; None: every matrix is kept as integers, and no bias says it."""
+        plain = [stack.data for stack in (self.gate_up, self.down) if stack.form is None]
+        biases = [bias for bias in (self.gate_up_bias, self.down_bias) if bias is not None]
+        return next((tensor.dtype for tensor in (*plain, *biases)), None)
 
     @classmethod
     def of(cls, tensors: dict[str, Any]) -> ExpertWeights | None:

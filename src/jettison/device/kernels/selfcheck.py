@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 
 from jettison.device.kernels.base import Kernels
-from jettison.device.kernels.operands import PackedMatrix
+from jettison.device.kernels.operands import IntegerMatrix, PackedMatrix
+from jettison.device.model.integers import IntegerForm
 
 
 def passes_self_check(kernels: Kernels) -> bool:
@@ -24,7 +25,7 @@ def passes_self_check(kernels: Kernels) -> bool:
         for actual, wanted in ((out, x.double() @ w.double().t()), (gated, expected)):
             if not torch.allclose(actual.double(), wanted, rtol=tolerance, atol=tolerance):
                 return False
-        if not _multiplies_packed(kernels, dtype, tolerance):
+        if not _multiplies_packed(kernels, dtype, tolerance) or not _multiplies_integers(kernels, dtype, tolerance):
             return False
     return True
 
@@ -39,3 +40,22 @@ def _multiplies_packed(kernels: Kernels, dtype: torch.dtype, tolerance: float) -
     kernels.pack_rows(w, 0, matrix)
     kernels.linear(x, matrix, None, out)
     return torch.allclose(out.double(), x.double() @ w.double().t(), rtol=tolerance, atol=tolerance)
+
+
+def _multiplies_integers(kernels: Kernels, dtype: torch.dtype, tolerance: float) -> bool:
+    """By 1 row and by 49, whose widening differs."""
+    whole = torch.arange(64 * 64, dtype=torch.int32).remainder(15).sub(7).to(torch.int8).reshape(64, 64)
+    scales, offsets = torch.full((2, 64, 2), 0.5, dtype=torch.float16)
+    x = torch.arange(49 * 64, dtype=torch.float32).remainder(7).reshape(49, 64).to(dtype)
+    for form in (IntegerForm(4, 32, "float16", "min"), IntegerForm(8, 32, "float16", "none")):
+        if not kernels.keeps(form, (64, 64), dtype):
+            continue
+        matrix = IntegerMatrix(torch.empty(form.num_bytes(64, 64), dtype=torch.uint8), 64, 64, form)
+        kernels.pack_integers(whole, scales, offsets if form.offset == "min" else None, 0, matrix)
+        weights = whole.double() / 2 + (4.5 if form.offset == "min" else 0)
+        for rows in (x[:1], x):
+            out = torch.empty(len(rows), 64, dtype=dtype)
+            kernels.linear(rows, matrix, None, out)
+            if not torch.allclose(out.double(), rows.double() @ weights.t(), rtol=tolerance, atol=tolerance):
+                return False
+    return True

@@ -30,12 +30,14 @@ from jettison.device.kernels.base import (
     sum_dtype,
 )
 from jettison.device.kernels.experts import pass_experts
+from jettison.device.kernels.integers import pack_integers, torch_gather_integers, torch_linear_integers
 from jettison.device.kernels.layer import attend_layer, feed_forward
 from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
 from jettison.device.kernels.operands import (
     Activations,
     ExpertWeights,
     Int32Array,
+    IntegerMatrix,
     LayerConstants,
     LayerWeights,
     PackedMatrix,
@@ -43,6 +45,7 @@ from jettison.device.kernels.operands import (
     Weight,
 )
 from jettison.device.model.arithmetic import Activation
+from jettison.device.model.integers import IntegerForm
 
 
 def load_torch(variant: str | None = None, among: Sequence[str] | None = None) -> TorchKernels:
@@ -183,6 +186,9 @@ class TorchKernels:
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
         """See ``Kernels.linear``."""
+        if isinstance(weight, IntegerMatrix):
+            torch_linear_integers(x, weight, bias, out)
+            return
         plain = _plain(weight)
         check_linear(x, plain, bias, out)
         torch_linear(x, plain, bias, out)
@@ -220,12 +226,25 @@ class TorchKernels:
         """See ``Kernels.pack_rows``. Raises ValueError."""
         _plain(packed)
 
+    def keeps(self, form: IntegerForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+        """See ``Kernels.keeps``."""
+        return form.fits(*shape)
+
+    def pack_integers(
+        self, integers: Tensor, scales: Tensor, offsets: Tensor | None, first: int, matrix: IntegerMatrix
+    ) -> None:
+        """See ``Kernels.pack_integers``."""
+        pack_integers(integers, scales, offsets, first, matrix)
+
     def gather_rows(self, weight: Weight, ids: Tensor, out: Tensor) -> None:
         """See ``Kernels.gather_rows``."""
-        torch.index_select(_plain(weight), 0, ids, out=out)
+        if isinstance(weight, IntegerMatrix):
+            torch_gather_integers(weight, ids, out)
+        else:
+            torch.index_select(_plain(weight), 0, ids, out=out)
 
 
-def _plain(weight: Weight) -> Tensor:
+def _plain(weight: Tensor | PackedMatrix) -> Tensor:
     return fail("these kernels have no packed form") if isinstance(weight, PackedMatrix) else weight
 
 

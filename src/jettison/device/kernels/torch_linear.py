@@ -12,7 +12,15 @@ from jettison.device.kernels.base import check_linear
 from jettison.device.kernels.layer import attend_layer, feed_forward
 from jettison.device.kernels.native import NativeKernels, native_library
 from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
-from jettison.device.kernels.operands import Activations, Int32Array, LayerConstants, LayerWeights, PackedMatrix, Weight
+from jettison.device.kernels.operands import (
+    Activations,
+    Int32Array,
+    IntegerMatrix,
+    LayerConstants,
+    LayerWeights,
+    PackedMatrix,
+    Weight,
+)
 from jettison.device.kernels.processor import TORCH_LINEAR
 
 
@@ -35,7 +43,7 @@ class TorchLinearKernels(NativeKernels):
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
         """See ``Kernels.linear``. Torch's for every number of rows: two kernels would round differently."""
-        if x.dtype != torch.bfloat16 or isinstance(weight, PackedMatrix):
+        if x.dtype != torch.bfloat16 or isinstance(weight, (PackedMatrix, IntegerMatrix)):
             super().linear(x, weight, bias, out)
             return
         check_linear(x, weight, bias, out)

@@ -20,7 +20,7 @@ from torch import Tensor
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.base import apply_sinks, sum_dtype
 from jettison.device.kernels.experts import ACTIVATIONS, activate
-from jettison.device.kernels.operands import LayerConstants, LayerWeights, PackedMatrix
+from jettison.device.kernels.operands import IntegerMatrix, LayerConstants, LayerWeights, PackedMatrix
 from jettison.device.model.arithmetic import LayerKind, QueryGrowth
 from jettison.device.model.batch import Batch, HostRowOperations
 from jettison.device.model.hf_config import DecoderConfig
@@ -154,8 +154,8 @@ class GeneralLayers:
         x, wide = buffers.x, sum_dtype(buffers.x.dtype)
         logits = x.new_empty((x.shape[0], experts.number), dtype=wide)
         router = weights.experts.router
-        kept = (router.data if isinstance(router, PackedMatrix) else router).dtype
-        self._kernels.linear(x.to(kept), router, weights.experts.router_bias, logits)
+        kept = x if isinstance(router, IntegerMatrix) else router.data if isinstance(router, PackedMatrix) else router
+        self._kernels.linear(x.to(kept.dtype), router, weights.experts.router_bias, logits)
         chosen, shares = route(experts, logits, weights.experts.correction)
         self.routing.note(layer, chosen)
         assert buffers.routed is not None

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jettison.config.hubcache import download_hint
+from jettison.cost.profile_document import PLAIN_WEIGHTS
 from jettison.device.model.arithmetic import PLAIN, Activation, Arithmetic, LayerKind, Rope
 from jettison.device.model.expert_keys import read_experts
 from jettison.device.model.families import FAMILIES, TEXTS_ALIKE, Family
+from jettison.device.model.integers import KeptSlot
 from jettison.device.model.jsonfile import JsonObject, short_repr
 from jettison.device.model.layer_kinds import read_layers, read_query_growth
 from jettison.device.model.quantized.config import read_scheme
@@ -35,7 +37,7 @@ _GENERATES_NO_TEXT = (
     "ForMultipleChoice", "ForRewardModel", "ForEmbedding", "ForRetrieval",
 )  # fmt: skip
 """Ends of architectures' names."""
-_OF_THE_WHOLE = ("tie_word_embeddings", "torch_dtype", "dtype", "bos_token_id", "quantization_config")
+_OF_THE_WHOLE = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config")
 """Keys beside ``text_config`` that concern the text model, where it does not say otherwise."""
 
 
@@ -67,7 +69,14 @@ class DecoderConfig:
     """The served context, or as much of it as memory can hold: rotary tables have this many rows."""
     stored_dtype: str | None
     """The dtype of the saved weights by ``config.json``; the files decide."""
-    bos_token_id: int | None
+    kept: tuple[KeptSlot, ...] = ()
+    """Matrices that are kept as the integers that the folder stores; all others are plain numbers of the serving type.
+    The controller decides it once for all workers (``kept``)."""
+
+    @property
+    def weights(self) -> str:
+        """How matrices are kept, for people and profiles: names of forms, or ``plain``."""
+        return "+".join(sorted({kept.form.name for kept in self.kept})) or PLAIN_WEIGHTS
 
     @property
     def names(self) -> TensorNames:
@@ -170,7 +179,6 @@ def parse_config(keys: JsonObject, max_model_len: int | None = None) -> DecoderC
     head_dim = _head_dim(keys, family, hidden_size, num_heads)
     ropes, layers = read_layers(keys, family, num_layers, head_dim, served)
     biases = family.biases
-    bos = keys.token_ids("bos_token_id")
     return DecoderConfig(
         architecture=architecture,
         num_layers=num_layers,
@@ -191,7 +199,6 @@ def parse_config(keys: JsonObject, max_model_len: int | None = None) -> DecoderC
         max_position_embeddings=context,
         max_model_len=served,
         stored_dtype=_stored_dtype(keys),
-        bos_token_id=bos[0] if bos and bos[0] >= 0 else None,
     )
 
 

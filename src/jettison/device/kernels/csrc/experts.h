@@ -1,4 +1,4 @@
-/* A layer's experts, with packed weights: see Kernels.experts. Part of packed.h.
+/* A layer's experts, with packed weights or integers: see Kernels.experts. Part of packed.h.
  *
  * Pairs of a token and an expert are sorted by expert, and by token within one. A product is a list of jobs: an expert,
  * some of its pairs, and an item of each is some groups of outputs. An output is the chain of sums of packed.h, and a
@@ -11,7 +11,10 @@ typedef struct {
 } NAME(ExpertJob);
 
 typedef struct {
-    const T *x, *w, *bias; /* w: of all experts, [experts, n, k]; bias: NULL, or [experts, n] */
+    const T *x;
+    const char *w;    /* of all experts */
+    const T *bias;    /* NULL, or [experts, n] */
+    const Form *form; /* NULL: [experts, n, k], packed */
     T *out;                /* [pairs, n] */
     const int32_t *row_of; /* of x for each pair; NULL: the pair's own */
     const NAME(ExpertJob) *jobs;
@@ -21,33 +24,31 @@ typedef struct {
 
 static void NAME(expert_body)(void *arguments, Draw *draw) {
     NAME(ExpertProduct) *const p = arguments;
-    const long staged_stride = p->k + 32, num_groups = p->n / GROUP;
-    const size_t sums_bytes = (size_t)(p->block_rows * GROUP) * sizeof(ACC);
-    const size_t staged_bytes = (size_t)(p->block_rows * staged_stride) * sizeof(NAME(PackedX));
-    ACC *const sums = (ACC *)scratch(sums_bytes + staged_bytes);
-    NAME(PackedX) *const staged = (NAME(PackedX) *)((char *)sums + sums_bytes);
+    const long num_groups = p->n / GROUP;
+    const long expert_bytes = p->form ? num_groups * outputs_bytes(p->form, p->k) : p->n * p->k * (long)sizeof(T);
     const Out out = {p->out, p->n, 0};
-    long staged_job = -1;
-    if (!sums) __atomic_store_n(&p->error, ERROR_MEMORY, __ATOMIC_RELAXED);
+    const NAME(ProductSpace) space = NAME(take_space)(p->form, p->block_rows, p->k, 0);
+    long prepared_job = -1;
+    if (!space.sums) __atomic_store_n(&p->error, ERROR_MEMORY, __ATOMIC_RELAXED);
     PACKED_BEGIN();
     for (long item; (item = jettison_pool_next(draw)) >= 0;) {
-        if (!sums) continue;
+        if (!space.sums) continue;
         const NAME(ExpertJob) *const job = p->jobs + item / p->num_chunks;
         const long chunk = item % p->num_chunks, first = job->first;
         const int in_place = job->rows == 1 && NAME(reads_x_in_place)(p->k, 1);
-        const NAME(PackedX) *from = staged;
-        if (in_place) {
-            from = (const NAME(PackedX) *)(p->x + (p->row_of ? p->row_of[first] : first) * p->k);
-        } else if (staged_job != item / p->num_chunks) {
-            const T *const x = p->row_of ? p->x : p->x + first * p->k;
-            NAME(stage_packed)(x, p->k, p->row_of ? p->row_of + first : NULL, job->rows, p->k, staged, staged_stride);
-            staged_job = item / p->num_chunks;
+        const int32_t *const row_of = p->row_of ? p->row_of + first : NULL;
+        const T *const x = p->row_of ? p->x : p->x + first * p->k;
+        if (prepared_job != item / p->num_chunks) {
+            NAME(prepare_rows)(&space, p->form, x, p->k, row_of, job->rows, p->k, in_place);
+            prepared_job = item / p->num_chunks;
         }
-        const T *const w = p->w + job->expert * p->n * p->k, *const bias = p->bias ? p->bias + job->expert * p->n : NULL;
+        const NAME(PackedX) *const from =
+            in_place ? (const NAME(PackedX) *)(x + (row_of ? *row_of : 0) * p->k) : space.staged;
+        const T *const bias = p->bias ? p->bias + job->expert * p->n : NULL;
         const long end = (chunk + 1) * num_groups / p->num_chunks;
         for (long group = chunk * num_groups / p->num_chunks; group < end; group++)
-            NAME(packed_group)(from, staged_stride, w + group * GROUP * p->k, bias ? bias + group * GROUP : NULL,
-                               NAME(out_at)(out, first, group * GROUP), job->rows, p->k, sums);
+            NAME(slab_group)(p->form, from, p->k + 32, p->w + job->expert * expert_bytes, group, bias, out, first,
+                             job->rows, p->k, &space);
     }
     PACKED_END();
 }
@@ -136,7 +137,7 @@ static int NAME(experts)(const ExpertShape *s, int num_threads) {
     }
     for (long expert = num_experts; expert > 0; expert--) starts[expert] = starts[expert - 1];
     starts[0] = 0;
-    NAME(ExpertProduct) up = {s->x, s->gate_up_weight, s->gate_up_bias, s->gate_up, token_of};
+    NAME(ExpertProduct) up = {s->x, s->gate_up_weight, s->gate_up_bias, form_of(&s->gate_up_form), s->gate_up, token_of};
     up.n = 2 * s->inner;
     up.k = s->hidden;
     int error = NAME(expert_product)(&up, jobs, starts, num_experts, num_threads);
@@ -145,7 +146,7 @@ static int NAME(experts)(const ExpertShape *s, int num_threads) {
     /* Little work is the caller's alone: a helper that has lost its core would hold it up for longer. */
     const int gate_threads = pairs * s->inner < ALONE_BELOW ? 1 : num_threads;
     jettison_pool_run(gate_threads, (pairs + rows.step - 1) / rows.step, NAME(expert_gate_body), &rows);
-    NAME(ExpertProduct) down = {s->activated, s->down_weight, s->down_bias, s->each, NULL};
+    NAME(ExpertProduct) down = {s->activated, s->down_weight, s->down_bias, form_of(&s->down_form), s->each, NULL};
     down.n = s->hidden;
     down.k = s->inner;
     error = NAME(expert_product)(&down, jobs, starts, num_experts, num_threads);

@@ -1,7 +1,7 @@
 /* The C ABI of the kernels, compiled once for each instruction set (VARIANT) into one library.
  *
  * Here: the table of dtypes, argument checks that need to walk the block tables, and the exported functions
- * jettison_<variant>_<operation>. The algorithms are in gemm.h, packed.h, experts.h, attention.h, elementwise.h and layer.h, each included
+ * jettison_<variant>_<operation>. The algorithms are in gemm.h, packed.h, integer_product.h, experts.h, attention.h, elementwise.h and layer.h, each included
  * once a dtype. No allocation but per-thread scratch, no global state but the pool of threads, no dependence on Python or torch.
  *
  * dtype codes: 0 float64, 1 float32, 2 bfloat16. Strides are in elements, of whole tokens (rows). Functions return
@@ -11,6 +11,7 @@
 #include <math.h>
 
 #include "simd.h"
+#include "integers.h"
 #include "scratch.h"
 #include "pool.h"
 #if defined(USE_TILES) || defined(EMULATE_TILES)
@@ -34,6 +35,7 @@
 typedef struct {
     const void *data, *bias; /* bias: NULL for none */
     long is_packed;
+    Form form; /* of integers; else zeros */
 } Matrix;
 
 typedef struct {
@@ -67,6 +69,7 @@ typedef struct { /* contiguous, too */
     const void *shares;
     int32_t *space; /* num_experts + 1, and for each pair of a token and an expert five */
     long num_tokens, num_chosen, num_experts, hidden, inner, is_clamped;
+    Form gate_up_form, down_form; /* zeros: packed */
 } ExpertShape;
 
 typedef struct { /* where a product goes */
@@ -230,7 +233,33 @@ API(linear_packed)(int dtype, const void *x, long x_stride, const void *w, const
                    long out_stride, int is_wide, long num_rows, long n, long k, int num_threads) {
     const Out to = {out, out_stride, is_wide};
 #define CALL(S, T)                                                                                                   \
-    return linear_packed_##S((const T *)x, x_stride, (const T *)w, (const T *)bias, to, num_rows, n, k, num_threads)
+    return linear_slab_##S(NULL, (const T *)x, x_stride, w, (const T *)bias, to, num_rows, n, k, num_threads)
+    BY_DTYPE(dtype, return ERROR_DTYPE, CALL(f32, float), CALL(bf16, bf16))
+#undef CALL
+    return 0;
+}
+
+API(linear_integers)(int dtype, const Form *form, const void *x, long x_stride, const void *w, const void *bias,
+                     void *out, long out_stride, int is_wide, long num_rows, long n, long k, int num_threads) {
+    const Out to = {out, out_stride, is_wide};
+#define CALL(S, T)                                                                                                   \
+    return linear_slab_##S(form, (const T *)x, x_stride, w, (const T *)bias, to, num_rows, n, k, num_threads)
+    BY_DTYPE(dtype, return ERROR_DTYPE, CALL(f32, float), CALL(bf16, bf16))
+#undef CALL
+    return 0;
+}
+
+API(pack_integers)(const Form *form, const int8_t *rows, const uint16_t *scales, long scales_stride,
+                   const uint16_t *offsets, long offsets_stride, long first, long count, long k, void *packed) {
+    pack_integers(form, rows, scales, scales_stride, offsets, offsets_stride, first, count, k, packed);
+    return 0;
+}
+
+API(gather_integers)(int dtype, const Form *form, const void *packed, long n, long k, const int64_t *ids, long count,
+                     void *out, long stride) {
+    for (long i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= n) return ERROR_ROW;
+#define CALL(S, T) gather_integers_##S(form, packed, k, ids, count, (T *)out, stride)
     BY_DTYPE(dtype, return ERROR_DTYPE, CALL(f32, float), CALL(bf16, bf16))
 #undef CALL
     return 0;

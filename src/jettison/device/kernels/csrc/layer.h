@@ -80,7 +80,9 @@ static void NAME(cache_body)(void *arguments, Draw *draw) {
 
 static int NAME(multiply)(const T *x, long x_stride, const Matrix *w, T *out, long rows, long n, long k, int threads) {
 #if IS_PACKED
-    if (w->is_packed) return NAME(linear_packed)(x, x_stride, w->data, w->bias, (Out){out, n, 0}, rows, n, k, threads);
+    const Form *const form = form_of(&w->form);
+    if (form || w->is_packed)
+        return NAME(linear_slab)(form, x, x_stride, w->data, w->bias, (Out){out, n, 0}, rows, n, k, threads);
 #endif
     return NAME(linear)(x, x_stride, w->data, k, w->bias, (Out){out, n, 0}, rows, n, k, threads);
 }

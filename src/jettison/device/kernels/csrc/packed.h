@@ -283,8 +283,55 @@ INLINE void NAME(stage_packed)(const T *x, long x_stride, const int32_t *of, lon
 #endif
 }
 
+/* A thread's working space for rows of x and a group's outputs. */
 typedef struct {
-    const T *x, *w, *bias;
+    ACC *sums;             /* [rows, GROUP] */
+    NAME(PackedX) *staged; /* [rows, k + 32] */
+    ACC *x_sums;           /* [rows, groups of columns]: with offsets */
+    ACC *made;             /* [TILE_ROWS_OF_X, GROUP]: sums that are not scaled yet */
+    void *wide;            /* a block of integers, as operands of products */
+} NAME(ProductSpace);
+#define WIDE_BYTES (4 * PACKED_BLOCK_K * GROUP)
+
+#include "integer_product.h"
+
+/* `sums` is NULL where there is no memory. `form`: NULL for packed weights. */
+static NAME(ProductSpace) NAME(take_space)(const Form *form, long rows, long k, int in_place) {
+    const size_t sums = (size_t)(rows * GROUP) * sizeof(ACC);
+    const size_t staged = in_place ? 0 : ROUND_UP((size_t)(rows * (k + 32)) * sizeof(NAME(PackedX)), 64);
+    const size_t x_sums = form && form->offset ? ROUND_UP((size_t)(rows * (k / form->group_size)) * sizeof(ACC), 64) : 0;
+    const size_t made = form ? 16 * GROUP * sizeof(ACC) : 0;
+    char *const begin = scratch(sums + staged + x_sums + made + (form ? WIDE_BYTES : 0));
+    if (!begin) return (NAME(ProductSpace)){0};
+    return (NAME(ProductSpace)){(ACC *)begin, (NAME(PackedX) *)(begin + sums), (ACC *)(begin + sums + staged),
+                                (ACC *)(begin + sums + staged + x_sums), begin + sums + staged + x_sums + made};
+}
+
+/* What a product with these rows reads besides weights; arguments as of stage_packed. */
+INLINE void NAME(prepare_rows)(const NAME(ProductSpace) *space, const Form *form, const T *x, long x_stride, const int32_t *of,
+                               long rows, long k, int in_place) {
+    if (!in_place) NAME(stage_packed)(x, x_stride, of, rows, k, space->staged, k + 32);
+    if (form && form->offset) NAME(sum_columns)(form, x, x_stride, of, rows, k, space->x_sums);
+}
+
+/* Group `group` of the outputs of a packed matrix, or (where `form` is not NULL) of one of integers, for rows of x as
+ * tiles read them. `bias` and `out`: of the whole matrix. */
+INLINE void NAME(slab_group)(const Form *form, const NAME(PackedX) *x, long x_stride, const void *w, long group,
+                             const T *bias, Out out, long first_row, long rows, long k, const NAME(ProductSpace) *space) {
+    const T *const of_group = bias ? bias + group * GROUP : NULL;
+    const Out to = NAME(out_at)(out, first_row, group * GROUP);
+    if (form)
+        NAME(integer_group)(form, x, x_stride, (const uint8_t *)w + group * outputs_bytes(form, k), of_group, to, rows, k,
+                            space);
+    else
+        NAME(packed_group)(x, x_stride, (const T *)w + group * GROUP * k, of_group, to, rows, k, space->sums);
+}
+
+typedef struct {
+    const T *x;
+    const void *w;
+    const Form *form; /* NULL: packed */
+    const T *bias;
     Out out;
     long x_stride, num_rows, k, num_groups, num_chunks, block_rows;
     int in_place, error;
@@ -293,29 +340,23 @@ typedef struct {
 /* An item is some groups of outputs for `block_rows` rows. */
 static void NAME(packed_body)(void *arguments, Draw *draw) {
     NAME(PackedProduct) *const p = arguments;
-    const long staged_stride = p->k + 32;
-    const size_t sums_bytes = (size_t)(p->block_rows * GROUP) * sizeof(ACC);
-    const size_t staged_bytes = p->in_place ? 0 : (size_t)(p->block_rows * staged_stride) * sizeof(NAME(PackedX));
-    ACC *const sums = (ACC *)scratch(sums_bytes + staged_bytes);
-    NAME(PackedX) *const staged = (NAME(PackedX) *)((char *)sums + sums_bytes);
-    long staged_from = -1;
-    if (!sums) __atomic_store_n(&p->error, ERROR_MEMORY, __ATOMIC_RELAXED);
+    const NAME(ProductSpace) space = NAME(take_space)(p->form, p->block_rows, p->k, p->in_place);
+    long prepared_from = -1;
+    if (!space.sums) __atomic_store_n(&p->error, ERROR_MEMORY, __ATOMIC_RELAXED);
     PACKED_BEGIN();
     for (long item; (item = jettison_pool_next(draw)) >= 0;) {
-        if (!sums) continue;
+        if (!space.sums) continue;
         const long first_row = item / p->num_chunks * p->block_rows, chunk = item % p->num_chunks;
         const long rows = p->num_rows - first_row < p->block_rows ? p->num_rows - first_row : p->block_rows;
         const T *const block = p->x + first_row * p->x_stride;
-        if (!p->in_place && staged_from != first_row) {
-            NAME(stage_packed)(block, p->x_stride, NULL, rows, p->k, staged, staged_stride);
-            staged_from = first_row;
+        if (prepared_from != first_row) {
+            NAME(prepare_rows)(&space, p->form, block, p->x_stride, NULL, rows, p->k, p->in_place);
+            prepared_from = first_row;
         }
-        const NAME(PackedX) *const from = p->in_place ? (const NAME(PackedX) *)block : staged;
-        const long end = (chunk + 1) * p->num_groups / p->num_chunks;
+        const NAME(PackedX) *const from = p->in_place ? (const NAME(PackedX) *)block : space.staged;
+        const long end = (chunk + 1) * p->num_groups / p->num_chunks, stride = p->in_place ? p->x_stride : p->k + 32;
         for (long group = chunk * p->num_groups / p->num_chunks; group < end; group++)
-            NAME(packed_group)(from, p->in_place ? p->x_stride : staged_stride, p->w + group * GROUP * p->k,
-                               p->bias ? p->bias + group * GROUP : NULL,
-                               NAME(out_at)(p->out, first_row, group * GROUP), rows, p->k, sums);
+            NAME(slab_group)(p->form, from, stride, p->w, group, p->bias, p->out, first_row, rows, p->k, &space);
     }
     PACKED_END();
 }
@@ -326,19 +367,20 @@ INLINE long NAME(packed_block_rows)(long k) {
     return rows < PACKED_ROWS ? PACKED_ROWS : rows > 240 ? 240 : rows;
 }
 
-static int NAME(linear_packed)(const T *x, long x_stride, const T *w, const T *bias, Out out, long num_rows, long n,
-                               long k, int num_threads) {
+/* `form` is NULL for a packed matrix; one of integers has whole groups. */
+static int NAME(linear_slab)(const Form *form, const T *x, long x_stride, const void *w, const T *bias, Out out,
+                             long num_rows, long n, long k, int num_threads) {
     const long num_groups = n / GROUP, done = num_groups * GROUP;
     long block_rows = NAME(packed_block_rows)(k);
     if (block_rows > num_rows) block_rows = ROUND_UP(num_rows, PACKED_ROWS);
     const long num_chunks = num_threads * PACKED_CHUNKS < num_groups ? num_threads * PACKED_CHUNKS : num_groups;
-    NAME(PackedProduct) product = {x, w, bias, out, x_stride, num_rows, k, num_groups, num_chunks, block_rows,
+    NAME(PackedProduct) product = {x, w, form, bias, out, x_stride, num_rows, k, num_groups, num_chunks, block_rows,
                                    NAME(reads_x_in_place)(x_stride, num_rows), 0};
     if (num_groups > 0 && num_rows > 0)
         jettison_pool_run(num_threads, (num_rows + block_rows - 1) / block_rows * num_chunks, NAME(packed_body),
                           &product);
     if (!product.error && done < n)
-        return NAME(linear)(x, x_stride, w + done * k, k, bias ? bias + done : NULL, NAME(out_at)(out, 0, done),
+        return NAME(linear)(x, x_stride, (const T *)w + done * k, k, bias ? bias + done : NULL, NAME(out_at)(out, 0, done),
                             num_rows, n - done, k, num_threads);
     return product.error;
 }
@@ -354,3 +396,4 @@ static int NAME(linear_packed)(const T *x, long x_stride, const T *w, const T *b
 #undef PACKED_WIDTH
 #undef PACKED_BEGIN
 #undef PACKED_END
+#undef WIDE_BYTES

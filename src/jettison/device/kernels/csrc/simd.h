@@ -36,6 +36,7 @@ typedef uint16_t bf16;
 typedef float vf32 __attribute__((vector_size(VEC_BYTES)));
 typedef double vf64 __attribute__((vector_size(VEC_BYTES)));
 typedef uint32_t vu32 __attribute__((vector_size(VEC_BYTES)));
+typedef int32_t vi32 __attribute__((vector_size(VEC_BYTES)));
 /* The same in memory: any alignment, may alias anything. */
 typedef float vf32_mem __attribute__((vector_size(VEC_BYTES), aligned(4), may_alias));
 typedef double vf64_mem __attribute__((vector_size(VEC_BYTES), aligned(8), may_alias));
@@ -90,6 +91,22 @@ INLINE void store_f64(double *p, vf64 lo, vf64 hi) {
 }
 INLINE void store_bf16(bf16 *p, vf32 lo, vf32 hi) {
     *(vu32_mem *)p = (round_bits_vf32(lo) >> 16) | (round_bits_vf32(hi) & 0xffff0000u);
+}
+
+INLINE vf32 broadcast_f32(float x) { return x - (vf32){0}; }
+
+/* sum + a * b, rounded once where the processor can. Compilers contract what they see, which may differ from one copy of a
+ * function to the next: this is for sums that must not. */
+INLINE vf32 add_product(vf32 sum, vf32 a, vf32 b) {
+#if defined(__AVX512F__)
+    return (vf32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+    return (vf32)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(__aarch64__)
+    return (vf32)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#else
+    return sum + a * b;
+#endif
 }
 
 /* ---- horizontal sums: four vectors to four numbers, always by the same tree ---- */
