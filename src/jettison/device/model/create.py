@@ -94,7 +94,15 @@ def create_model(
     ends = {"eos_token_id": [byte_tokenizer.EOS_ID, byte_tokenizer.TURN_END_ID]}
     _write_json(model_dir / "generation_config.json", _SPECIAL_TOKENS | ends)
     byte_tokenizer.write_tokenizer(model_dir, config.vocab_size, max_position_embeddings)
-    _write_weights(model_dir, _random_tensors(config, seed, std, DTYPES[dtype]), shard_bytes)
+    write_random_weights(model_dir, config, seed, dtype, std, shard_bytes)
+
+
+def write_random_weights(
+    dir: Path, config: DecoderConfig, seed: int, dtype: str = "float32", std: float = 0.08,
+    shard_bytes: int | None = None,
+) -> None:
+    """The weights alone, as ``create_model`` draws them, into a folder that has its ``config.json``."""
+    _write_weights(dir, _random_tensors(config, seed, std, DTYPES[dtype]), shard_bytes)
 
 
 def _check_can_be_made(model_dir: Path, dtype: str, vocab: int | None) -> None:

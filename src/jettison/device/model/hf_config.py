@@ -22,6 +22,7 @@ from jettison.device.model.quantized.config import read_scheme
 from jettison.device.model.quantized.signs import other_weights
 from jettison.device.model.standins import why_not_itself
 from jettison.device.model.tensor_names import TensorNames
+from jettison.device.model.unserved import why_not_served
 from jettison.errors import ConfigError, ModelError
 
 MAX_LAYERS = 1 << 12
@@ -203,7 +204,7 @@ def _arithmetic(keys: JsonObject, family: Family, hidden_size: int) -> Arithmeti
             raise keys.fail(f"{told}; supported: {', '.join(_ACTIVATIONS)}")
         changes["activation"] = _ACTIVATIONS[name]
     for key, value in family.keys.fixed.items():
-        if keys.values.get(key, value) != value:
+        if keys.values.get(key) not in (None, value):
             raise keys.fail(f"{key} {short_repr(keys.values[key])} is not supported")
     if family.keys.qk_norm is not None:
         changes["qk_norm"] = "head" if keys.flag(family.keys.qk_norm) else "none"
@@ -262,6 +263,8 @@ def _family(keys: JsonObject) -> tuple[str, Family]:
         raise keys.wrong("architectures", "a list of names")
     name = names[0] if names else f"(model_type {model_type})"
     if name not in FAMILIES:
+        if (reason := why_not_served(names[0] if names else model_type or "")) is not None:
+            raise keys.fail(f"architecture {name[:60]} is not supported: {reason}")
         hint = " (its own code, auto_map, is never run)" if "auto_map" in keys.values else ""
         raise keys.fail(f"architecture {name[:60]} is not supported{hint}; supported: {', '.join(FAMILIES)}")
     family = FAMILIES[name]
@@ -277,7 +280,8 @@ def _text_part(keys: JsonObject, family: Family) -> tuple[JsonObject, str, Famil
         raise keys.wrong("text_config", "the text model's configuration")
     kind = part.optional_text("model_type") or family.text_types[0]
     if kind not in family.text_types:
-        raise keys.fail(f"text_config has model_type {short_repr(kind)}; supported: {', '.join(family.text_types)}")
+        reason = why_not_served(kind) or f"supported: {', '.join(family.text_types)}"
+        raise keys.fail(f"text_config has model_type {short_repr(kind)}; {reason}")
     name, text = next((name, each) for name, each in FAMILIES.items() if each.model_type == kind)
     of_whole = {key: keys.values[key] for key in _OF_THE_WHOLE if key in keys.values}
     return JsonObject(keys.path, {**of_whole, **part.values}), name, text
