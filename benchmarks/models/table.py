@@ -1,7 +1,8 @@
 """Every architecture that is served, beside `transformers` in double throughout, through every move of memory.
 
     python -m benchmarks models table --json benchmarks/results/models.json
-    python -m benchmarks models table --only "Gemma 3" gpt-oss
+    python -m benchmarks models table --only "Gemma 3" gpt-oss --json piece.json
+    python -m benchmarks models table --join piece.json other.json --json models.json
 
 A small random model of each (`jettison.device.model.samples`) answers in a live engine in float64 whose memory moves
 meanwhile. All requests are told the log-probabilities of the whole vocabulary at each token. `transformers` then reads
@@ -23,7 +24,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.models.switches import switches
-from benchmarks.shared import SERVING, Row, keep, machine, parse, print_block, print_verdicts, say
+from benchmarks.shared import SERVING, Row, keep, machine, parse, print_block, print_verdicts, read_pieces, say
 from jettison.device.model.families import FAMILIES
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.samples import SAMPLES, Sample, make_sample
@@ -46,24 +47,30 @@ STOCK_TOKENS = 64
 
 def main() -> int:
     """Command line."""
-    args = parse(__doc__, only=([""], "architectures by their names"), seed=0, tokens=NUM_OUTPUT_TOKENS)
+    args = parse(
+        __doc__, only=([""], "architectures by their names"), seed=0, tokens=NUM_OUTPUT_TOKENS,
+        join=([Path()], "files of some architectures each, of one state of the sources: one table of them"),
+    )
     torch.set_num_threads(1)
-    samples = [sample for sample in SAMPLES if sample.name in args.only or args.only == [""]]
-    rows = []
-    for sample in samples:
-        rows.append(row_of(sample, args.seed, args.tokens))
-        told = rows[-1]
-        say(f"{sample.name}: {told['tokens']} tokens, {told['differ']} differ, {told['largest']:.1e}")
+    names = [sample.name for sample in SAMPLES]
+    if args.join != [Path()]:
+        rows = read_pieces(args.join, lambda row: names.index(row["architecture"]), ("transformers",))["rows"]
+    else:
+        rows = []
+        for sample in (sample for sample in SAMPLES if sample.name in args.only or args.only == [""]):
+            rows.append(row_of(sample, args.seed, args.tokens))
+            told = rows[-1]
+            say(f"{sample.name}: {told['tokens']} tokens, {told['differ']} differ, {told['largest']:.1e}")
     document = {
         "rows": rows, "moves": MOVES, "tolerance": TOLERANCE, "machine": machine(), "transformers": _version(),
-        "tokens": sum(row["tokens"] for row in rows), "verdicts": print_verdicts(verdicts(rows, len(samples))),
+        "tokens": sum(row["tokens"] for row in rows), "verdicts": print_verdicts(verdicts(rows)),
     }  # fmt: skip
     print_block("models", document)
     keep(args.json, document, *SERVING)
     return 0 if all(each["met"] for each in document["verdicts"]) else 1
 
 
-def verdicts(rows: list[Row], num_samples: int) -> list[tuple[bool, str]]:
+def verdicts(rows: list[Row]) -> list[tuple[bool, str]]:
     """What had to hold."""
     architectures = {row["model_type"] for row in rows}
     mixtures = {row["model_type"] for row in rows if row["is_mixture"]}
@@ -74,7 +81,7 @@ def verdicts(rows: list[Row], num_samples: int) -> list[tuple[bool, str]]:
         (all(row["stock"] <= STOCK_TOLERANCE for row in rows), f"stock float32 is within {STOCK_TOLERANCE:g}"),
         (all(move["happened"] for row in rows for move in row["moves"].values()), "each move happened"),
     ]  # fmt: skip
-    if num_samples == len(SAMPLES):
+    if len(rows) == len(SAMPLES):
         served = {family.model_type for family in FAMILIES.values() if not family.text_types}
         found.append((architectures == served, "each architecture of the table is here"))
         found.append((len(architectures) >= 18 and len(mixtures) >= 4, "at least 18, of them 4 mixtures of experts"))
