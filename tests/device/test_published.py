@@ -63,9 +63,14 @@ def test_a_small_one_has_the_log_probabilities_of_transformers(name, tmp_path, n
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_all_of_it_is_read(name):
-    """At the sizes that it has: heads and vocabulary may be missing (Gemma 3 4B)."""
-    config = parsed(PUBLISHED[name])
-    assert config.num_layers * config.num_heads * config.head_dim > 1000
+    """At the sizes that it has."""
+    values = PUBLISHED[name]
+    text = values.get("text_config", values)
+    config = parsed(values)
+    assert (config.num_layers, config.hidden_size) == (text["num_hidden_layers"], text["hidden_size"])
+    assert (config.num_heads, config.num_kv_heads) == (
+        text.get("num_attention_heads", 8), text.get("num_key_value_heads", 4)
+    )  # fmt: skip
 
 
 @needs_transformers

@@ -34,6 +34,8 @@ _NEW_ROPE = {"rope_theta": None, "rope_scaling": None}
 """In place of these keys the newer one, ``rope_parameters``."""
 _SHORT = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [2.0] * 6}
 _LONG = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0, 2.1, 3.2, 3.3, 4.4, 4.5, 5.1, 5.2]}
+_OF_PHI = {"hidden": 64, "head_dim": 16}
+"""The factors are of this head size, which transformers takes from the width."""
 _TIED = {"tied": True}
 
 SAMPLES = (
@@ -64,10 +66,10 @@ SAMPLES = (
             "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
         }, "layer_types": ["sliding_attention", "full_attention"] * 2,
     }),
-    Sample("Phi-4-mini", "phi3", "Phi-4, Phi-4-mini, Phi-3 in short contexts", {"head_dim": 16}, {
+    Sample("Phi-4-mini", "phi3", "Phi-4, Phi-4-mini, Phi-3 in short contexts", _OF_PHI, {
         "partial_rotary_factor": 0.75, "original_max_position_embeddings": 1024, "rope_scaling": _SHORT,
     }),
-    Sample("Phi-3, long", "phi3", "Phi-3 and Phi-3.5 mini and medium, 128k", {"head_dim": 16}, {
+    Sample("Phi-3, long", "phi3", "Phi-3 and Phi-3.5 mini and medium, 128k", _OF_PHI, {
         **_WINDOW, "original_max_position_embeddings": 2, "rope_scaling": _LONG,
     }),
     Sample("OLMo 2", "olmo2", "OLMo 2 1B to 32B"),
