@@ -249,6 +249,7 @@ def _models(document: Document) -> str:
 
 @block("verify_full")
 @block("verify_alone_bfloat16")
+@block("verify_smollm2")
 def _verify(document: Document) -> str:
     rows = document["rows"]
     return table(
