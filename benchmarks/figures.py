@@ -241,8 +241,28 @@ def _deaths(document: Document) -> str:
                  [[*(document[key] for key in keys), len(document["problems"])]])  # fmt: skip
 
 
+@block("models")
+def _models(document: Document) -> str:
+    rows = [
+        [row["architecture"], f"`{row['model_type']}`", row["models"], "; ".join(row["switches"]), row["tokens"],
+         row["differ"], row["largest"], row["stock"]]
+        for row in document["rows"]
+    ]
+    moves = document["moves"]
+    happened = sum(move["happened"] for row in document["rows"] for move in row["moves"].values())
+    told = table(
+        ("architecture", "`model_type`", "models", "what sets it apart", "tokens", "differ",
+         "largest difference", "stock float32"), rows,
+    )  # fmt: skip
+    return (
+        f"{told}\n{document['tokens']:,} tokens through {'; '.join(moves)}: {happened} of "
+        f"{len(moves) * len(rows)} moves happened; transformers {document['transformers']}.\n"
+    )
+
+
 @block("verify_full")
 @block("verify_alone_bfloat16")
+@block("verify_smollm2")
 def _verify(document: Document) -> str:
     rows = document["rows"]
     return table(

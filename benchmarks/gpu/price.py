@@ -83,6 +83,7 @@ def serve(kernels: str, device: str) -> int:
 
 def ties(kernels: str, device: str, folder: Path) -> dict[str, float]:
     """Tokens through some of verify's events, held against ``transformers`` in the same precision."""
+    from jettison.device.model.samples import make_sample
     from jettison.device.reference import TransformersReference, transformers_available
     from jettison.live.verify import run
     from jettison.live.verify.proof_table import compare
@@ -93,7 +94,7 @@ def ties(kernels: str, device: str, folder: Path) -> dict[str, float]:
     is_card = device == "cuda"
     dtype = "bfloat16" if is_card else "float32"
     architecture = next(each for each in run.ARCHITECTURES if each.arch == "qwen3")
-    own = run.make_own(architecture, folder / "ties", run.SEED, is_for_cards=is_card)
+    own = make_sample(architecture, folder / "ties", run.SEED, is_for_cards=is_card)
     setting = Setting(own, dtype, run.NUM_OUTPUT_TOKENS, run.SEED, kernels=kernels, device=device)
     reference = TransformersReference(own, dtype)
     rows = [compare(architecture.name, name, run.SCENARIOS[name](setting), reference) for name in EVENTS]

@@ -12,7 +12,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from jettison.live.verify.run import ARCHITECTURES, make_own, run_verify
+from jettison.device.model.samples import make_sample
+from jettison.live.verify.run import ARCHITECTURES, run_verify
 
 
 def main() -> int:
@@ -25,5 +26,5 @@ def main() -> int:
     options = parser.parse_args()
     is_for_cards = options.device == "cuda"
     with tempfile.TemporaryDirectory() as folder:
-        model = make_own(by_name[options.architecture], Path(folder) / "model", 0, is_for_cards=is_for_cards)
+        model = make_sample(by_name[options.architecture], Path(folder) / "model", 0, is_for_cards=is_for_cards)
         return run_verify(model, options.out, "bfloat16", alone=True, device=options.device)

@@ -109,11 +109,12 @@ class PlainMemory:
 
 
 def make_runner(
-    model_dir: Path, dtype=torch.float64, *, kernels, num_blocks=256, max_num_tokens=64, max_num_seqs=8, build=None
+    model_dir: Path, dtype=torch.float64, *, kernels, num_blocks=256, max_num_tokens=64, max_num_seqs=8, build=None,
+    max_model_len=None,
 ):
     """A loaded ``Runner``, or what ``build`` makes of its arguments, on a ``PlainMemory``; parameters, KV and workspace
     start as garbage."""
-    config = read_config(model_dir)
+    config = read_config(model_dir, max_model_len)
     shape = model_shape(config, dtype)
     space = torch.full((Workspace.num_bytes(config, dtype, max_num_tokens, max_num_seqs),), 0xFF, dtype=torch.uint8)
     slabs = {shard: torch.full((size,), 0xFF, dtype=torch.uint8) for shard, size in shape.shard_bytes.items()}

@@ -7,21 +7,24 @@ import random
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, options_of
 from cardbackend import RowKernels, card_runner
 
 from jettison.device.kernels import load_kernels
-from jettison.device.model.create import create_model
 from jettison.device.model.families import FAMILIES
+from jettison.device.model.samples import SAMPLES, make_sample
 from jettison.device.reference import InDouble
 from jettison.types import LayerRange
 from longrun import part_of
 
 NUM_BLOCKS, ALL = 128, LayerRange(0, 4)
-PLAIN = {"llama", "llama yarn", "qwen3", "phi3 short", "glm", "seed_oss"}
+SIZES = {"hidden": 64, "std": 0.15, "max_position_embeddings": 512, "dtype": "float64"}
+NAMES = [sample.name for sample in SAMPLES]
+PLAIN = {
+    "Llama 2", "Llama 3", "Llama, YaRN", "Mistral", "Qwen2", "Qwen3", "Phi-4-mini", "GLM-4", "Seed-OSS",
+}  # fmt: skip
 """What needs no layer of its own."""
 FEW = part_of(
-    list(ARCHITECTURES), ["gemma2", "gemma3_text", "phi3 long", "granite", "cohere2", "glm4_moe", "mixtral", "gpt_oss"]
+    NAMES, ["Gemma 2", "Gemma 3", "Phi-3, long", "Granite", "Cohere 2", "GLM-4-MoE", "Mixtral", "gpt-oss"]
 )
 """For what is not each architecture's own: windows, scales, LayerNorm, experts and sinks are among them."""
 
@@ -34,7 +37,7 @@ def folders(tmp_path_factory):
     def folder_of(name: str):
         if name not in made:
             made[name] = tmp_path_factory.mktemp(name.replace(" ", "-")) / "model"
-            create_model(made[name], **options_of(name))
+            make_sample(SAMPLES[NAMES.index(name)], made[name], 1, **SIZES)
         return made[name]
 
     return folder_of
@@ -85,7 +88,7 @@ def card_like(config, dtype, memory, kernels, max_num_tokens, max_num_seqs, devi
     return card_runner(config, dtype, memory, RowKernels("cuda-invariant"), max_num_tokens, max_num_seqs, device_bytes)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_transformers(name, folders, expected, new_runner, new_driver):
     """In double, and log-probabilities with them. Where layers are an architecture's own, two stages give the same
     bits, and a card's runner with its graphs, and torch's kernels, the same tokens."""
@@ -136,4 +139,4 @@ def test_what_stands_for_transformers_is_transformers_in_single(folders, expecte
 
 def test_each_family_has_a_model_here():
     served = {family.model_type for family in FAMILIES.values() if not family.text_types}
-    assert served == {name.split()[0] for name in ARCHITECTURES}
+    assert served == {sample.arch for sample in SAMPLES}

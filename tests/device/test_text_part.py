@@ -8,12 +8,11 @@ import shutil
 
 import pytest
 import torch
-from architectures import options_of
 from safetensors.torch import load_file, save_file
 
 from jettison.device.kernels import load_kernels
-from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
+from jettison.device.model.samples import SAMPLES, make_sample
 from jettison.errors import ModelError
 from jettison.types import LayerRange
 
@@ -45,7 +44,7 @@ def output_of(folder, new_runner, new_driver) -> list[int]:
 )  # fmt: skip
 def test_a_text_part_is_the_text_model(text, architecture, model_type, naming, tmp_path, new_runner, new_driver):
     own, whole = tmp_path / "text", tmp_path / "whole"
-    create_model(own, **options_of(text))
+    make_sample(next(sample for sample in SAMPLES if sample.arch == text), own, 1, dtype="float64")
     shutil.copytree(own, whole)
     values = json.loads((own / "config.json").read_text())
     tied = values.pop("tie_word_embeddings")
@@ -64,7 +63,10 @@ def test_a_text_part_is_the_text_model(text, architecture, model_type, naming, t
 def test_a_text_part_of_another_kind_is_named(tmp_path):
     values = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"model_type": "gemma4_text"}}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ModelError, match="text_config has model_type 'gemma4_text'; supported: gemma3_text"):
+    with pytest.raises(ModelError, match="text_config has model_type 'gemma4_text'; its layers share KV"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**values, "text_config": {"model_type": "llama"}}))
+    with pytest.raises(ModelError, match="text_config has model_type 'llama'; supported: gemma3_text"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**values, "text_config": None}))
     with pytest.raises(ModelError, match="text_config is missing"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jettison.device.model.create import create_model
+from jettison.device.model.samples import make_sample
 from jettison.live.engine.local_cluster import LocalCluster, Pace, Until
 from jettison.live.verify import run as verify
 from jettison.live.verify.applicable import Has, Lack, Needs, why_not
@@ -85,7 +86,7 @@ def test_events_happen_on_any_shape_or_cannot_for_want_of_layers(shape: str, tmp
 
 @pytest.mark.parametrize("architecture", verify.ARCHITECTURES, ids=lambda a: a.name)
 def test_our_own_shapes_can_have_every_event(architecture: verify.Architecture, tmp_path: Path) -> None:
-    folder = verify.make_own(architecture, tmp_path / "m", seed=0).folder
+    folder = make_sample(architecture, tmp_path / "m", seed=0)
     has = has_of(Setting(folder, "float64", 96, 0), (2 << 30, "the least that a machine has"))
     events = verify.SCENARIOS | verify.FULL_ONLY
     assert {name: why_not(event.needs, has) for name, event in events.items()} == dict.fromkeys(events)

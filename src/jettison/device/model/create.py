@@ -109,6 +109,14 @@ def create_model(
     _write_weights(model_dir, tensors, shard_bytes)
 
 
+def write_random_weights(
+    dir: Path, config: DecoderConfig, seed: int, dtype: str = "float32", std: float = 0.08,
+    shard_bytes: int | None = None,
+) -> None:
+    """The weights alone, as ``create_model`` draws them, into a folder that has its ``config.json``."""
+    _write_weights(dir, _random_tensors(config, seed, std, DTYPES[dtype]), shard_bytes)
+
+
 def _check_can_be_made(model_dir: Path, dtype: str, vocab: int | None) -> None:
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")

@@ -149,6 +149,10 @@ _GEMMA_KEYS = Keys(
     scales=("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
     fixed={"use_bidirectional_attention": False},
 )  # fmt: skip
+_MINISTRAL_ROPE = {
+    "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16_384,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
 
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", 2048, _LLAMA_BIASES),
@@ -156,6 +160,7 @@ FAMILIES = {
     "Ministral3ForCausalLM": Family(
         "ministral3", 262_144, default_kv_heads=8, default_head_dim=128, windows=Windows("always", default=None),
         positions=Positions(default_theta=1_000_000.0), keys=Keys(default_eps=1e-5),
+        defaults={"rope_parameters": _MINISTRAL_ROPE},
     ),
     "Qwen2ForCausalLM": Family(
         "qwen2", 32_768, Biases(qkv=True), default_kv_heads=32, windows=Windows("flagged")
@@ -174,11 +179,13 @@ FAMILIES = {
     "Gemma3ForCausalLM": Family(
         "gemma3_text", 131_072, _QKVO_BIASES, Arithmetic("rms_plus_one", "head", "gelu_tanh"), _SANDWICH,
         Windows("typed", full_every=6), Positions(1_000_000.0, 10_000.0, scales_local=False), _GEMMA_KEYS,
-        default_head_dim=256, default_kv_heads=4, defaults={"query_pre_attn_scalar": 256},
+        default_head_dim=256, default_kv_heads=4,
+        defaults={"query_pre_attn_scalar": 256, "num_attention_heads": 8, "vocab_size": 262_208},
     ),
     "Phi3ForCausalLM": Family(
         "phi3", 4096, names=TensorNames(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
         windows=Windows("always", default=None), positions=Positions(partial=1.0), keys=Keys(default_eps=1e-5),
+        defaults={"original_max_position_embeddings": 4096},
     ),
     "Olmo2ForCausalLM": Family(
         "olmo2", 2048, _QKVO_BIASES, Arithmetic("rms_once", "width"), _AFTER, keys=Keys(default_eps=1e-5),
@@ -190,6 +197,7 @@ FAMILIES = {
     "GraniteForCausalLM": Family(
         "granite", 2048, _LLAMA_BIASES,
         keys=Keys(scales=("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")),
+        defaults={"attention_multiplier": 1.0},
     ),
     "GlmForCausalLM": Family(
         "glm", 131_072, Biases(qkv_key="attention_bias", default=True), Arithmetic(is_interleaved=True), _GLM_NAMES,

@@ -24,6 +24,7 @@ from jettison.device.model.quantized.config import read_scheme
 from jettison.device.model.quantized.signs import other_weights
 from jettison.device.model.standins import why_not_itself
 from jettison.device.model.tensor_names import TensorNames
+from jettison.device.model.unserved import why_not_served
 from jettison.errors import ConfigError, ModelError
 
 MAX_LAYERS = 1 << 12
@@ -286,6 +287,8 @@ def _family(keys: JsonObject) -> tuple[str, Family]:
         raise keys.wrong("architectures", "a list of names")
     name = names[0] if names else f"(model_type {model_type})"
     if name not in FAMILIES:
+        if (reason := why_not_served(names[0] if names else model_type or "")) is not None:
+            raise keys.fail(f"architecture {name[:60]} is not supported: {reason}")
         if name.endswith(_GENERATES_NO_TEXT) and not name.endswith("LMHeadModel"):
             raise keys.fail(f"architecture {name[:60]} is an encoder, an embedding model, a classifier or a reranker; "
                             "only models that generate text are served (ForCausalLM)")  # fmt: skip
@@ -304,7 +307,8 @@ def _text_part(keys: JsonObject, family: Family) -> tuple[JsonObject, str, Famil
         raise keys.wrong("text_config", "the text model's configuration")
     kind = part.optional_text("model_type") or family.text_types[0]
     if kind not in family.text_types:
-        raise keys.fail(f"text_config has model_type {short_repr(kind)}; supported: {', '.join(family.text_types)}")
+        reason = why_not_served(kind) or f"supported: {', '.join(family.text_types)}"
+        raise keys.fail(f"text_config has model_type {short_repr(kind)}; {reason}")
     name, text = TEXTS_ALIKE.get(kind) or next(item for item in FAMILIES.items() if item[1].model_type == kind)
     of_whole = {key: keys.values[key] for key in _OF_THE_WHOLE if key in keys.values}
     return JsonObject(keys.path, {**of_whole, **part.values}), name, text

@@ -39,7 +39,7 @@ def read_layers(
 
 def read_query_growth(keys: JsonObject) -> QueryGrowth | None:
     """``llama_4_scaling_beta`` among the rotary parameters (Ministral 3)."""
-    params = keys.object("rope_parameters") or keys.object("rope_scaling")
+    params = keys.object("rope_scaling") or keys.object("rope_parameters")
     if params is None or params.values.get("llama_4_scaling_beta") is None:
         return None
     beta = params.positive_float("llama_4_scaling_beta")
@@ -173,22 +173,27 @@ def _scaling(
         scaling = RopeScaling(
             "llama3", params.positive_float("factor"), params.positive_float("low_freq_factor"),
             params.positive_float("high_freq_factor"),
-            params.positive_int("original_max_position_embeddings", context),
+            _original_context(keys, params, context),
         )
         if scaling.low_freq_factor >= scaling.high_freq_factor:
             raise keys.fail("rope scaling: low_freq_factor must be below high_freq_factor")
         return scaling, 1.0
     if kind == "yarn":
-        return _yarn(params, context)
+        return _yarn(params, context, _original_context(keys, params, context))
     if kind == "longrope":
         return _longrope(keys, params, rotary_dim, served, context)
     supported = "default, linear, llama3, yarn, longrope"
     raise keys.fail(f"rope scaling {short_repr(kind)} is not supported; supported: {supported}")
 
 
-def _yarn(params: JsonObject, context: int) -> tuple[RopeScaling, float]:
+def _original_context(keys: JsonObject, params: JsonObject, context: int) -> int:
+    """Of pretraining, beside the rotary parameters or among them."""
+    original = keys.optional_positive_int("original_max_position_embeddings")
+    return original or params.positive_int("original_max_position_embeddings", context)
+
+
+def _yarn(params: JsonObject, context: int, original: int) -> tuple[RopeScaling, float]:
     """YaRN (Peng et al. 2023), as transformers has it."""
-    original = params.positive_int("original_max_position_embeddings", context)
     factor = params.positive_float("factor", context / original)
     scaling = RopeScaling(
         "yarn", factor, original_max_position_embeddings=original, beta_fast=params.positive_float("beta_fast", 32.0),
@@ -210,8 +215,7 @@ def _longrope(
     """LongRoPE (Ding et al. 2024): one set of divisors for contexts up to the original one, another for longer ones.
 
     Which one is decided by the served context, so that a token's key does not depend on how long its request gets."""
-    original = keys.optional_positive_int("original_max_position_embeddings")
-    original = original or params.positive_int("original_max_position_embeddings", context)
+    original = _original_context(keys, params, context)
     factor = params.positive_float("factor", context / original)
     name = "long_factor" if served > original else "short_factor"
     divisors = params.values.get(name)

@@ -103,14 +103,16 @@ class LocalCluster:
 
     def __init__(
         self, config: EngineConfig, *, seed: int | None = None, auto_restore: bool = False,
-        max_units: int = 10_000_000, profile: HardwareProfile | None = None,
+        max_units: int = 10_000_000, profile: HardwareProfile | None = None, num_logprobs: int | None = None,
     ) -> None:
-        """``max_units``: of work that one ``run`` may take. ``profile``: by which the core judges steps and copies."""
+        """``max_units``: of work that one ``run`` may take. ``profile``: by which the core judges steps and copies.
+        ``num_logprobs``: that every request is told, whatever it asks for."""
         self._max_units = max_units
         self._config = config
         self._seed = seed
         self._auto_restore = auto_restore
         self._profile = profile
+        self._num_logprobs = num_logprobs
         self.assembly: Assembly = assemble(config)
         self.completions: dict[RequestId, Completion] = {}
         self.records: list[ports.Record] = []
@@ -186,6 +188,8 @@ class LocalCluster:
         """Accept a request; it runs in later pumps. Raises ValueError for a token that the model does not have."""
         if prompt and not 0 <= min(prompt) <= max(prompt) < self.assembly.shape.vocab_size:
             raise ValueError(f"{request_id}: a token outside of the vocabulary of {self.assembly.shape.vocab_size}")
+        if self._num_logprobs is not None:
+            params = replace(params, logprobs=self._num_logprobs)
         self.completions[request_id] = Completion(params)
         self._num_open += 1
         request = Request(

@@ -1,9 +1,9 @@
 """``jettison verify``: the proof table. Same tokens, whatever memory did meanwhile.
 
-Every architecture goes through every memory event on a real cluster (real pages, real moves, in one process); each
-token is compared with what ``transformers`` computes from the same history, up to the first difference of a
-request. Without ``transformers``, and where one asks for it, the reference is one instance with ample memory that has
-each request alone. An event that a model cannot have,
+Architectures go through memory events on a real cluster (real pages, real moves, in one process): some through all of
+them, each other one through those that layers of its own could break. Each token is compared with what ``transformers``
+computes from the same history, up to the first difference of a request. Without ``transformers``, and where one asks
+for it, the reference is one instance with ample memory that has each request alone. An event that a model cannot have,
 and one that fails or hangs, are rows like the others.
 """
 
@@ -12,15 +12,15 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
+from jettison.device.model.samples import KEPT, SAMPLES, Sample, make_sample
 from jettison.device.reference import Reference, TransformersReference, transformers_available
 from jettison.errors import ConfigError, JettisonError, ModelError
 from jettison.live.engine.assembly import Assembly, assemble
@@ -57,69 +57,17 @@ NO_REFERENCE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """One small random model."""
-
-    name: str
-    arch: str
-    tied: bool = False
-    rope_scaling: str | None = None
-    head_dim: int | None = None
-    extra: Mapping[str, object] | None = None
-    """Keys of its own in ``config.json``."""
-    quantized: str | None = None
-    """How its projections are; compared with the model of exactly the weights that they stand for."""
-
-
 SEED = 0
 """Of prompts, and of the first model."""
 
 SCENARIOS = STEPS | AHEAD | scenarios.SCENARIOS | MIGRATIONS | RUNGS_TOGETHER | HARVEST | SLEEP | PACKING
 FULL_ONLY = MANY | HARVEST_IN_PIPELINES | AHEAD_TOO
 
-ARCHITECTURES = (
-    Architecture("Llama 2", "llama"),
-    Architecture("Llama 3 (scaled rope, tied)", "llama", tied=True, rope_scaling="llama3"),
-    Architecture("Mistral", "mistral", head_dim=16),
-    Architecture("Qwen2", "qwen2"),
-    Architecture("Qwen3", "qwen3", head_dim=16),
-    Architecture("Qwen3-MoE", "qwen3_moe", extra={
-        "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [1],
-        "norm_topk_prob": True,
-    }),
-)
-
-_WINDOW: dict[str, object] = {"sliding_window": 24}
-OWN_LAYERS = (
-    Architecture("Mistral, windows", "mistral", extra=_WINDOW),
-    Architecture("Gemma 2", "gemma2", tied=True, extra=_WINDOW),
-    Architecture("Gemma 3", "gemma3_text", tied=True, extra=_WINDOW | {"sliding_window_pattern": 2}),
-    Architecture("OLMo 2", "olmo2"),
-    Architecture("OLMo 3", "olmo3", extra=_WINDOW | {"rope_theta": 5e5}),
-    Architecture("Granite", "granite", extra={
-        "embedding_multiplier": 12.0, "attention_multiplier": 0.3, "residual_multiplier": 0.4,
-    }),
-    Architecture("GLM-4", "glm4"),
-    Architecture("SmolLM3", "smollm3"),
-    Architecture("Exaone 4", "exaone4", extra=_WINDOW),
-    Architecture("StarCoder2", "starcoder2", tied=True, extra=_WINDOW),
-    Architecture("Cohere 2", "cohere2", tied=True, extra=_WINDOW),
-    Architecture("Mixtral", "mixtral", extra={"num_local_experts": 4}),
-    Architecture("GLM-4-MoE", "glm4_moe", extra={
-        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_group": 4, "topk_group": 2,
-    }),
-    Architecture("gpt-oss", "gpt_oss", extra=_WINDOW | {
-        "num_local_experts": 4, "num_experts_per_tok": 2, "rope_scaling": None,
-    }),
-    Architecture("Llama, kept in 4 bits", "llama", extra={"intermediate_size": 96}, quantized="int4"),
-    Architecture("Qwen3-MoE, kept in 8 bits", "qwen3_moe", quantized="int8", extra={
-        "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [1],
-        "norm_topk_prob": True, "intermediate_size": 96,
-    }),
-)  # fmt: skip
-"""With ``full``: architectures whose layers kernels do not have in two calls, and weights that are kept as integers,
-through ``BRIEF`` alone."""
+WHOLE = ("Llama 2", "Llama 3", "Mistral", "Qwen2", "Qwen3", "Qwen3-MoE")
+ARCHITECTURES = tuple(sample for sample in SAMPLES if sample.name in WHOLE)
+"""These go through all events."""
+OTHERS = (*(sample for sample in SAMPLES if sample.name not in WHOLE), *KEPT)
+"""These through one event of ``BRIEF`` each, in turn; with ``full`` through all of them."""
 BRIEF = ("chunked prefill", "swap out + in", "migrate while decoding", "drop + exchange (live)", "restore + split",
          "harvest: freed from checkpoints")  # fmt: skip
 """Chunks, the host pool, another instance, two stages with KV elsewhere, the way back, checkpoints."""
@@ -133,10 +81,9 @@ def run_verify(
     in full and nothing differs, else 1; also 1 where that leaves no event. What has been found is in ``json_out`` after
     each event, and is printed however the run ends.
 
-    ``full``: also architectures with layers of their own, three and four instances, offline requests in pipelines,
-    events with steps planned ahead, and real
-    worker processes that are killed at every named place of a move in every mode of exchange (each of these on one of
-    the architectures in turn).
+    ``full``: also each architecture through all of ``BRIEF``, three and four instances, offline requests in pipelines,
+    events with steps planned ahead, and real worker processes that are killed at every named place of a move in every
+    mode of exchange (each of these on one of the architectures in turn).
     ``max_model_len``: context that is served, as ``jettison serve`` has it. ``device``: cpu or cuda, all instances on
     the first card. ``alone``: compare with each request alone, computed by the same kernels, whatever is installed.
 
@@ -147,7 +94,7 @@ def run_verify(
     if not has_reference and not alone:
         console.print(f"[red]{NO_REFERENCE}[/red]")
     with tempfile.TemporaryDirectory(prefix="jettison-verify-") as scratch:
-        models = list(_models(model_dir, Path(scratch), device, max_model_len, full))
+        models = list(_models(model_dir, Path(scratch), device, max_model_len))
         settings = [
             Setting(model.folder, dtype, NUM_OUTPUT_TOKENS, SEED, max_model_len, kernels, device=device)
             for model in models
@@ -162,9 +109,7 @@ def run_verify(
         parts_apart = alone and of_all.dtype != "float64"
         conditions = Conditions(of_all.dtype, against, of_all.kernels, max_model_len, parts_apart)
         table = ProofTable(conditions, json_out)
-        events = SCENARIOS | FULL_ONLY if full else SCENARIOS
-        brief = {name: SCENARIOS[name] for name in BRIEF if name in SCENARIOS}
-        events_of = [events if i < num_whole else brief for i in range(len(models))]
+        events_of = [_events_of(i, num_whole, full) for i in range(len(models))]
         deaths = [death_plan(i, num_whole) if full and i < num_whole else [] for i in range(len(models))]
         total = sum(map(len, events_of)) + sum(len(places) for plan in deaths for _, _, places in plan)
         try:
@@ -233,6 +178,14 @@ def make_reference(setting: Setting, exact: Path) -> Reference:
 def solo_reference(setting: Setting) -> Reference:
     """Each request alone, by the kernels of the events."""
     return SoloReference(setting.model_dir, setting.dtype, setting.max_model_len, setting.kernels, setting.device)
+
+
+def _events_of(index: int, num_whole: int, full: bool) -> Mapping[str, Event]:
+    """Of a model: all of them where it is one of the first ``num_whole``."""
+    if index < num_whole:
+        return SCENARIOS | FULL_ONLY if full else SCENARIOS
+    names = BRIEF if full else BRIEF[index % len(BRIEF) :][:1]
+    return {name: SCENARIOS[name] for name in names if name in SCENARIOS}
 
 
 class _Bar:
@@ -310,32 +263,24 @@ class _Run:
 
 
 def _models(
-    model_dir: Path | None, scratch: Path, device: str, max_model_len: int | None, full: bool
+    model_dir: Path | None, scratch: Path, device: str, max_model_len: int | None
 ) -> Iterator[Verified]:
     if model_dir is not None:
         yield Verified(read_config(model_dir, max_model_len).architecture, model_dir, model_dir)
         return
-    for index, architecture in enumerate((*ARCHITECTURES, *(OWN_LAYERS if full else ()))):
+    for index, sample in enumerate((*ARCHITECTURES, *OTHERS)):
         in_shards = 40_000 if index % 2 else None
         folder = scratch / str(index)
-        yield make_own(architecture, folder, SEED + index, shard_bytes=in_shards, is_for_cards=device == "cuda")
+        yield make_own(sample, folder, SEED + index, shard_bytes=in_shards, is_for_cards=device == "cuda")
 
 
 def make_own(
-    architecture: Architecture, folder: Path, seed: int, *, shard_bytes: int | None = None, is_for_cards: bool = False
+    sample: Sample, folder: Path, seed: int, *, shard_bytes: int | None = None, is_for_cards: bool = False
 ) -> Verified:
-    """One of the models that are verified where none is named. ``is_for_cards``: with so much KV for a token that few
-    tokens fill the larger pages of a card."""
-    a = architecture
-    sizes = {"hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": a.head_dim}
-    if is_for_cards:
-        sizes = {"hidden": 128, "heads": 64, "kv_heads": 32, "head_dim": 128}
-    exact = folder if a.quantized is None else folder.with_name(f"{folder.name}-exact")
-    for target in dict.fromkeys((folder, exact)):
-        create_model(
-            target, arch=a.arch, layers=4, seed=seed, tied=a.tied, rope_scaling=a.rope_scaling,
-            max_position_embeddings=1024, std=0.2, shard_bytes=shard_bytes, extra=a.extra, quantized=a.quantized,
-            is_widened=target != folder,
-            **sizes,  # type: ignore[arg-type]
-        )
-    return Verified(a.name, folder, exact)
+    """One of the models that are verified where none is named."""
+    make_sample(sample, folder, seed, shard_bytes=shard_bytes, is_for_cards=is_for_cards)
+    if sample not in KEPT:
+        return Verified(sample.name, folder, folder)
+    exact = folder.with_name(f"{folder.name}-exact")
+    make_sample(sample, exact, seed, shard_bytes=shard_bytes, is_for_cards=is_for_cards, is_widened=True)
+    return Verified(sample.name, folder, exact)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from jettison.live.engine.assembly import assemble
 from jettison.live.engine.local_cluster import Completion, LocalCluster, Pace, Until
 from jettison.live.verify.applicable import Needs
 from jettison.memory.kvtransfers import ExchangeMode
-from jettison.types import FinishReason, SamplingParams, ServiceClass
+from jettison.types import FinishReason, SamplingParams, ServiceClass, TokenLogprobs
 
 BLOCK_SIZE = 4
 PAGE_BYTES = 4096
@@ -51,6 +51,8 @@ class Observed:
     """Why it counts as cut off: it ended early though no client cancelled it."""
     was_live: bool = False
     """It attended to KV at its old home for a while: its attention was computed in parts."""
+    logprobs: Sequence[TokenLogprobs | None] = ()
+    """Of each token of the output, where ``Setting.num_logprobs`` asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Setting:
     step_ahead: str = "auto"
     device: str = "cpu"
     """As ``--device``."""
+    num_logprobs: int | None = None
+    """Likeliest tokens that are told beside each token of every request."""
 
     @property
     def page_bytes(self) -> int:
@@ -112,7 +116,9 @@ def make_cluster(
 ) -> Iterator[LocalCluster]:
     """A cluster whose instances hold about ``num_blocks`` blocks each beside parameters and workspace."""
     config = make_config(setting, num_blocks, instances, **flags)
-    with LocalCluster(config, seed=setting.seed, max_units=MAX_UNITS, profile=profile) as cluster:
+    with LocalCluster(
+        config, seed=setting.seed, max_units=MAX_UNITS, profile=profile, num_logprobs=setting.num_logprobs
+    ) as cluster:
         yield cluster
 
 
@@ -166,7 +172,10 @@ def observed(cluster: LocalCluster, prompts: list[list[int]]) -> list[Observed]:
     found = [(prompt, cluster.completions[f"request-{i}"]) for i, prompt in enumerate(prompts)]
     context = cluster.assembly.limits.max_model_len
     return [
-        Observed(prompt, done.token_ids, _problem(len(prompt), done, context), done.num_live_rows > 0)
+        Observed(
+            prompt, done.token_ids, _problem(len(prompt), done, context), done.num_live_rows > 0,
+            [token.logprobs for token in done.tokens],
+        )
         for prompt, done in found
     ]
 
