@@ -53,7 +53,7 @@ EOS = 0
 WRONG_TOKEN = 63
 """No undisturbed run has it (``next_token``): what is computed over KV that is not there."""
 MS = 1_000_000
-FEW_REQUESTS = 1 << 20 if LONG else 16
+FEW_REQUESTS = 1 << 20 if LONG else 4
 """Of so many the books are checked after each event; of twice as many after every other one."""
 
 

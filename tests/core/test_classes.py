@@ -12,6 +12,7 @@ from jettison.core.load.monitor import GroupMonitor, Stays
 from jettison.core.requests import RequestState
 from jettison.core.totals import counters
 from jettison.types import ServiceClass
+from longrun import part_of
 
 
 def tokens(seed: int, num: int) -> list[int]:
@@ -211,7 +212,7 @@ def test_what_the_group_holds_comes_free_as_each_class_stays() -> None:
     assert load.freed_blocks_per_s == pytest.approx(online / 2.0 + batch / 50.0)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", part_of(range(8), range(4)))
 def test_both_classes_under_faults_deaths_and_orders(seed: int) -> None:
     rng = random.Random(seed)
     num_workers = rng.choice([2, 3])

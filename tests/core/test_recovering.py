@@ -16,7 +16,7 @@ from test_restoring import asked_by_shard
 
 from jettison.core import ports
 from jettison.core.moving.merging import MergePhase
-from jettison.core.moving.recovering import RecoveryPhase
+from jettison.core.moving.recovery import RecoveryPhase
 from jettison.core.moving.restoring import RestorePhase
 from jettison.core.serving.group import Group
 from jettison.memory.stages import StagePlan

@@ -57,8 +57,9 @@ def test_nothing_is_left(options: tuple[str, ...], to_worker: bool, number: sign
     tests = Path(__file__).resolve().parents[1]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     env |= {"PYTHONPATH": os.pathsep.join([str(tests), env.get("PYTHONPATH", "")]), "PIDS": str(told)}
-    command = [sys.executable, "-m", "pytest", "-p", "leftovers", "-p", "no:cacheprovider", "-c", "/dev/null",
-               "--rootdir", str(tmp_path), *options, str(tmp_path / "test_child.py")]  # fmt: skip
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # else most of its life were imports of plugins that it does not use
+    command = [sys.executable, "-m", "pytest", "-p", "xdist.plugin", "-p", "leftovers", "-p", "no:cacheprovider",
+               "-c", "/dev/null", "--rootdir", str(tmp_path), *options, str(tmp_path / "test_child.py")]  # fmt: skip
     # What a shell has started in the background ignores SIGINT, and so does all that it starts.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:

@@ -192,6 +192,13 @@ def test_any_schedule_of_faults_leaves_every_request_with_one_end(seeds: Sequenc
         assert seen >= TO_BE_MET, f"none of {seeds} has met {TO_BE_MET - seen}"
 
 
+OFFLINE_DEEDS = [
+    *((what, policy) for what in ("checkpoint", "prefetch", "stored", "abandoned step", "pause")
+      for policy in ("drop", "pipeline")), ("pause in a drop", "swap+drop"),
+]  # fmt: skip
+"""What is done for offline requests, and the policy beside it."""
+
+
 @pytest.mark.parametrize("seeds", [range(first, first + 8) for first in part_of((0, 8, 16, 24, 32), (0, 8, 16))])
 def test_schedules_of_faults_around_steps_ahead(seeds: Sequence[int]) -> None:
     num_ahead = 0
@@ -201,12 +208,11 @@ def test_schedules_of_faults_around_steps_ahead(seeds: Sequence[int]) -> None:
     assert num_ahead
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize(("what", "policy"), [
-    *((what, policy) for what in ("checkpoint", "prefetch", "stored", "abandoned step", "pause")
-      for policy in ("drop", "pipeline")), ("pause in a drop", "swap+drop"),
-])
-def test_a_death_in_whatever_is_done_for_offline_requests(what: str, victim: int, policy: str) -> None:
+@pytest.mark.parametrize(("what", "policy", "victim"), part_of(
+    [(what, policy, victim) for what, policy in OFFLINE_DEEDS for victim in (0, 1)],
+    [(what, policy, (i + i // 2) % 2) for i, (what, policy) in enumerate(OFFLINE_DEEDS)],
+))
+def test_a_death_in_whatever_is_done_for_offline_requests(what: str, policy: str, victim: int) -> None:
     setup = make_setup(policy, num_blocks=60, topology=replace(SLOW, host=LinkSpec.of(LinkClass.PCIE, 2e7)))
     offline = OfflineParams(slo=SloParams(ttft_s=0.001))
     params = replace(setup.params, rungs=with_offline(setup.params.rungs, HARVEST_PARTS), offline=offline)

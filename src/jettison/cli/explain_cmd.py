@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from jettison.report.results import RunResult
 
 
+SIMULATED_POLICIES = typer.Option(
+    "--counterfactual", metavar="POLICIES",
+    help="Simulate the recorded arrivals under these: recompute,swap,migrate,pipeline,drop (default: for runs with a "
+    "card those that the file has no run of).",
+)
+SIMULATED_PROFILE = typer.Option(
+    metavar="FILE",
+    help="For the simulation: what `jettison profile --out` wrote, where the run's server had no profile.",
+)
+
+
 def explain(
     run_file: Annotated[Path, typer.Argument(metavar="RUN", help="Result file (`bench`, `demo`, `simulate` --json).")],
     name: Annotated[
@@ -33,14 +44,7 @@ def explain(
         list[str] | None,
         typer.Option("--kind", metavar="KIND", help="Only such decisions, for example restore; repeatable."),
     ] = None,
-    counterfactual: Annotated[
-        str | None,
-        typer.Option(
-            "--counterfactual", metavar="POLICIES",
-            help="Simulate the recorded arrivals under these: recompute,swap,migrate,pipeline,drop (default: for runs "
-            "with a card those that the file has no run of).",
-        ),
-    ] = None,
+    counterfactual: Annotated[str | None, SIMULATED_POLICIES] = None,
     no_counterfactual: Annotated[
         bool, typer.Option("--no-counterfactual", help="Simulate nothing.")
     ] = False,
@@ -48,13 +52,7 @@ def explain(
         bool,
         typer.Option("--why-offline", help="Only when offline work (a batch) stood still, and why. Simulates nothing."),
     ] = False,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="For the simulation: what `jettison profile --out` wrote, where the run's server had no profile.",
-        ),
-    ] = None,
+    profile: Annotated[Path | None, SIMULATED_PROFILE] = None,
     processes: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Simulations at one time (default: as many as cores)."),

@@ -75,13 +75,8 @@ class ClusterCore:
     """Groups, requests and the moves between them."""
 
     def __init__(
-        self,
-        shape: ModelShape,
-        limits: SchedulerLimits,
-        params: ClusterParams,
-        capacity_blocks: Mapping[WorkerId, int],
-        secret: bytes,
-        *,
+        self, shape: ModelShape, limits: SchedulerLimits, params: ClusterParams,
+        capacity_blocks: Mapping[WorkerId, int], secret: bytes, *,
         catch_up: Callable[[GroupId], None] = lambda group_id: None,
         catch_up_all: Callable[[], None] = lambda: None,
     ) -> None:

@@ -245,6 +245,8 @@ class RequestState:
 
     def check_holds(self) -> None:
         """Check that the holds agree with the fields that they stand for. Raises AssertionError."""
+        if self.holds is NOT_HELD and self.ending is None and not self.remote and not self.transfers:
+            return  # as nearly always
         named = {Hold.ENDING: self.ending is not None, Hold.REMOTE: self.remote, Hold.COPYING: self.transfers}
         for hold, is_so in named.items():
             assert bool(self.holds & hold) == bool(is_so), (self, hold)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from jettison.core import residence
@@ -404,24 +405,31 @@ class ClusterState:
     def _check_residences(self) -> None:
         """Check that each request's KV is at its residences, and nowhere else."""
         size = self.limits.block_size
+
+        def held_tokens(request_id: RequestId, place: Place) -> int:
+            worker = self.workers[place.worker_id]
+            return size * (worker.pool if place.is_host else worker.ledger).num_blocks_of(request_id)
+
         for state in self.requests.values():
-            request_id = state.request_id
             if state.phase is Phase.WAITING:
                 assert not state.residences, f"{state} waits, and has KV"
                 continue
-
-            def held_tokens(place: Place, request_id: RequestId = request_id) -> int:
-                worker = self.workers[place.worker_id]
-                return size * (worker.pool if place.is_host else worker.ledger).num_blocks_of(request_id)
-
             runs_in = self.groups[state.group_id].residence if state.phase is Phase.RUNNING else None
-            residence.check(state.residences, runs_in=runs_in, num_computed=state.num_computed, held_tokens=held_tokens)
+            residence.check(
+                state.residences, runs_in=runs_in, num_computed=state.num_computed,
+                held_tokens=partial(held_tokens, state.request_id),
+            )
         for worker in self.workers.values():
             place = Place(worker.worker_id)
             for request_id in worker.ledger.requests():
                 holder = self.requests.get(request_id)
-                if holder is not None and not holder.transfers:
-                    assert any(place in r.places for r in holder.residences), f"{holder} holds blocks at {place}"
+                if holder is None or holder.transfers:
+                    continue
+                for kept in holder.residences:
+                    if place in kept.places:
+                        break
+                else:
+                    raise AssertionError(f"{holder} holds blocks at {place}")
 
     def unplaced_online(self) -> list[RequestState]:
         """The online ones of ``unplaced``."""

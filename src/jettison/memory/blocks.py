@@ -15,8 +15,9 @@ raises has changed nothing.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence, Set
+from itertools import chain, compress
 
 from jettison.errors import OutOfBlocksError, StalePlanError
 from jettison.memory.freeblocks import FreeBlocks, runs_of
@@ -357,21 +358,20 @@ class BlockLedger:
 
     def check(self) -> None:
         """Raise AssertionError on any broken invariant."""
-        holders = [0] * len(self._held)
         for request_id, table in self.tables.items():
             assert len(set(table.ids)) == len(table.ids), f"{request_id} has a block twice"
-            for block in table.ids:
-                holders[block] += 1
-        held = {block for block, count in enumerate(holders) if count}
-        assert held == {block for block, is_held in enumerate(self._held) if is_held}, "held blocks are not the tables'"
-        shared = {block: count - 1 for block, count in enumerate(holders) if count > 1}
+        holders = Counter(chain.from_iterable(table.ids for table in self.tables.values()))
+        blocks = range(len(self._held))
+        held = set(compress(blocks, self._held))
+        assert held == holders.keys(), "held blocks are not the tables'"
+        shared = {block: count - 1 for block, count in holders.items() if count > 1}
         assert shared == self._more_holders, "numbers of holders differ from the tables"
         self._free.check()
-        free = set(self._free.ids())
-        assert not free & held and not free & self._cached.keys() and not held & self._cached.keys()
-        assert len(free) + len(held) + len(self._cached) == len(self._held), "free + held + cached != capacity"
-        assert free <= set(range(len(self._held))) and self._cached.keys() <= set(range(len(self._held)))
-        assert self._block_of == {content: block for block, content in self._hash_of.items()}
+        free = self._free.ids()
+        # So many blocks, and each of them once: none has two uses.
+        assert len(free) + len(held) + len(self._cached) == len(blocks), "free + held + cached != capacity"
+        assert held.union(free, self._cached) == set(blocks), "a block has two uses, or none"
+        assert self._block_of == dict(zip(self._hash_of.values(), self._hash_of.keys(), strict=True))
         assert len(self._block_of) == len(self._hash_of), "two blocks are findable by one hash"
         assert self._cached.keys() <= self._hash_of.keys(), "a cached block has no hash"
         assert self._hash_of.keys() <= held | self._cached.keys(), "a free block has a hash"

@@ -166,6 +166,10 @@ class HostPool:
 
     def check(self) -> None:
         """Raise AssertionError on any broken invariant."""
+        if not self._held:
+            assert not (self._taken or self._more_holders or self._slot_of or self._content_of or self._written)
+            assert len(self._free) == len(set(self._free)) == self.num_slots, "an empty pool lacks a free slot"
+            return
         holders = Counter(chain.from_iterable(self._held.values()))
         assert sorted([*holders, *self._free]) == list(range(self.num_slots)), "free + held slots are not the pool"
         assert self._taken == holders.keys(), "slots that are taken are not those that are held"

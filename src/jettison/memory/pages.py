@@ -139,12 +139,9 @@ def plan_layout(
     homes = {s: home for s, home in page_map.homes.items() if s not in target.shards}
     homes |= {s: Home(page_map.of(shard_owner(s)), True) for s in sizes.shard_pages if s in dropped}
     slabs, lent = _place_shards(added, own, sizes, supply, homes, mapped_at)
-    contents: dict[Owner, Extents] = {WORKSPACE: page_map.of(WORKSPACE)}
-    contents |= {shard_owner(s): page_map.of(shard_owner(s)) for s in sizes.shard_pages if s in mapped & target.shards}
-    contents |= {shard_owner(s): extents for s, extents in slabs.items()}
-    contents |= {kv_owner(layer): extents for layer, extents in retained.items()}
-    contents |= {kv_owner(layer): extents for layer, extents in _fill(kept, length, lent, supply, mapped_at).items()}
-    contents = {owner: extents for owner, extents in contents.items() if extents}
+    staying = {s: page_map.of(shard_owner(s)) for s in sizes.shard_pages if s in mapped & target.shards}
+    spans = retained | _fill(kept, length, lent, supply, mapped_at)
+    contents = _contents(page_map.of(WORKSPACE), staying | slabs, spans)
 
     # Blocks above the lowest line of a popped arena lose their pages: one block id is good in every layer.
     popped = [lines[layer] for layer, extents in serving.items() if count_pages(extents) > count_pages(kept[layer])]
@@ -335,6 +332,16 @@ def _as_mapped(
         for pool in pools:
             filled += pool.take_extents(there)
     return coalesce(filled)
+
+
+def _contents(
+    workspace: Extents, slabs: Mapping[ShardId, Extents], arenas: Mapping[int, Extents]
+) -> dict[Owner, Extents]:
+    """The pages of each owner that has some."""
+    contents: dict[Owner, Extents] = {WORKSPACE: workspace}
+    contents |= {shard_owner(shard): extents for shard, extents in slabs.items()}
+    contents |= {kv_owner(layer): extents for layer, extents in arenas.items()}
+    return {owner: extents for owner, extents in contents.items() if extents}
 
 
 def _changes(

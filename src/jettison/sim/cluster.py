@@ -85,16 +85,7 @@ class SimulatedCluster:
         self.shares_cores = setup.profile.shares_cores
         fast_forwards = observer is None and not self.shares_cores and (on_tokens is not None or on_emit is None)
         self._compress = setup.compress and fast_forwards
-        self._workers = {
-            stage.worker_id: SimWorker(stage.worker_id, self, partial(
-                home_memory, setup.shape, setup.limits.block_size, setup.memory.budget_bytes,
-                setup.memory.workspace_bytes, setup.memory.page_bytes, stage.layers, setup.memory.drops,
-            ))
-            for stages in initial_groups(
-                range(setup.num_workers), setup.shape, static_pipeline=setup.params.static_pipeline
-            )
-            for stage in stages
-        }
+        self._workers = _workers_at_home(self, setup)
         self._capacity = {w: worker.memory.capacity_blocks for w, worker in self._workers.items()}
         params = replace(setup.params, machine_of=setup.topology.near, card_of=setup.topology.card_of)
         self.core = ClusterCore(
@@ -461,3 +452,16 @@ class SimulatedCluster:
         """An activation was on its way for ``delay_ns``."""
         self.num_activations += 1
         self.activation_ns += delay_ns
+
+
+def _workers_at_home(cluster: SimulatedCluster, setup: ClusterSetup) -> dict[WorkerId, SimWorker]:
+    """Each with the layers of the stage that it starts as. Raises BudgetError."""
+    groups = initial_groups(range(setup.num_workers), setup.shape, static_pipeline=setup.params.static_pipeline)
+    return {
+        stage.worker_id: SimWorker(stage.worker_id, cluster, partial(
+            home_memory, setup.shape, setup.limits.block_size, setup.memory.budget_bytes,
+            setup.memory.workspace_bytes, setup.memory.page_bytes, stage.layers, setup.memory.drops,
+        ))
+        for stages in groups
+        for stage in stages
+    }

@@ -2,7 +2,7 @@
 
     serves --sleep--> LEAVING (``core.moving.leaving``) --nothing is left--> its layout is emptied --> asleep
       ^                  |  wake: it serves on             (tried again until it is)                      |
-      '------------------'--------------- as after a death: MAP, FILL (``core.moving.recovering``) <--wake--'
+      '------------------'--------------- as after a death: MAP, FILL (``core.moving.recovery``) <----wake--'
 
 A worker may give its parameters up only while another complete copy is in memory. Either each shard is at some worker
 that is awake and is to stay so (a group has one copy together, so any of its members counts); or the machine has a host

@@ -14,9 +14,9 @@ from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import Residence, hosted_only
 from jettison.core.serving.holds import Holder
 from jettison.core.serving.limits import SchedulerLimits
-from jettison.core.serving.virtualtokens import VirtualTokens, key_of
+from jettison.core.serving.virtualtokens import TenantId, VirtualTokens, key_of
 from jettison.core.serving.waiting import WaitingQueue
-from jettison.policy.order import OUTPUT_WEIGHT, PROMPT_WEIGHT, counts_priority, in_service_order
+from jettison.policy.order import OUTPUT_WEIGHT, PROMPT_WEIGHT, OwnKey, counts_priority, in_service_order
 from jettison.types import NANOSECONDS, GroupId, RequestId
 
 
@@ -394,27 +394,30 @@ class Queues:
             assert state.num_computed <= state.num_tokens, state
             assert 0 <= state.num_computed + state.num_pending <= state.num_tokens + num_unknown, state
             assert state.num_tokens == state.num_prompt + len(state.output), state
-        assert self._num_queued_blocks == sum(self._limits.blocks_for(s.num_tokens) for s in self.waiting)
-        assert self._num_queued_tokens == sum(s.num_tokens for s in self.waiting)
-        assert all(s.num_tokens <= self.largest_queued_tokens for s in (*self.waiting, *self.waiting_offline))
+        online, offline = list(self.waiting), list(self.waiting_offline)
+        for state in (*online, *offline):
+            assert state.phase is Phase.WAITING and state.num_pending == 0, state
+            assert state.num_tokens <= self.largest_queued_tokens, state
+        assert not any(s.is_offline for s in online) and all(s.is_offline for s in offline)
+        assert self._num_queued_blocks == sum(self._limits.blocks_for(s.num_tokens) for s in online)
+        assert self._num_queued_tokens == sum(s.num_tokens for s in online)
+        assert self._offline_ids == {s.request_id for s in offline}
         assert self.has_waiting == (self._group_id in self._queued)
-        assert bool(self.waiting) == (self._group_id in self._queued_online)
-        assert not any(s.is_offline for s in self.waiting) and all(s.is_offline for s in self.waiting_offline)
+        assert bool(online) == (self._group_id in self._queued_online)
         classes = [s.is_offline for s in self.running.values()]
         assert classes == sorted(classes), "an offline request runs before an online one"
         unfinished = {r for r, s in self.running.items() if s.num_tokens - s.num_computed > 1}
         assert unfinished <= self.prefilling.keys() <= self.running.keys()
         assert self._sum_scheduled_ns == sum(s.first_scheduled_ns or 0 for s in self.running.values())
-        offline = [s.first_scheduled_ns or 0 for s in self.running_offline()]
-        assert (self._num_offline, self._sum_offline_ns) == (sum(classes), sum(offline))
+        sum_offline_ns = sum(s.first_scheduled_ns or 0 for s in self.running_offline())
+        assert (self._num_offline, self._sum_offline_ns) == (sum(classes), sum_offline_ns)
         self.waiting.check()
         self.waiting_offline.check()
-        assert self._offline_ids == {s.request_id for s in self.waiting_offline}
-        for state in (*self.waiting, *self.waiting_offline):
-            assert state.phase is Phase.WAITING and state.num_pending == 0, state
-        for tenant, is_offline in {(s.tenant, s.is_offline) for s in self.running.values()}:
-            states = [s for s in self.running.values() if (s.tenant, s.is_offline) == (tenant, is_offline)]
-            own = [(self._gives_way(s), s.order) for s in states]
+        by_tenant: dict[tuple[TenantId, bool], list[tuple[bool, OwnKey]]] = {}
+        for state in self.running.values():
+            own = by_tenant.setdefault((state.tenant, state.is_offline), [])
+            own.append((self._gives_way(state), state.order))
+        for (tenant, _), own in by_tenant.items():
             assert own == sorted(own), f"running requests of {tenant!r} are out of order"
         ways = [self._gives_way(s) for s in self.running_offline()]
         assert ways == sorted(ways, reverse=True), "what gives way is the first to be evicted"

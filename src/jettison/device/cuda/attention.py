@@ -111,7 +111,7 @@ def attend_kernel(
         kvh = index % KVH
         table = tables + tl.load(item).to(tl.int64) * table_stride
         token = tl.load(item + 1).to(tl.int64)
-        num_tokens = tl.load(item + 2)
+        valid = rows // G < tl.load(item + 2)
         kv_end = tl.load(item + 4)
         split = tl.load(item + 5)
         slot = tl.load(item + 6)
@@ -123,47 +123,24 @@ def attend_kernel(
         if WINDOWED:
             lowest = tl.maximum(tl.load(item + 3) - window + 1, 0)
             first_split = lowest // SPLIT
-        valid = rows // G < num_tokens
         inside = valid[:, None] & (dims < D)[None, :]
         at = (rows // G) * q_stride + (kvh * G + rows % G) * D
         query = tl.load(q + token * q_stride + at[:, None] + dims[None, :], mask=inside, other=0.0)
-        top = tl.full([BM], float("-inf"), tl.float32)
-        weight = tl.zeros([BM], tl.float32)
-        sums = tl.zeros([BM, DP], tl.float32)
         num_splits = tl.cdiv(kv_end, SPLIT)
-        keys = arena + kvh * (BS * D)
-        start = split
-        if WINDOWED:
-            start = tl.maximum(split, first_split)
-        for s in tl.range(start, tl.where(slot < 0, num_splits, split + 1)):
-            m, el, o = _one_split(
-                query, keys, table, position, s * SPLIT, tl.minimum((s + 1) * SPLIT, kv_end), lowest, scale, inner,
-                window, KVH, D, DP, BS, BM, BN, CAUSAL, WINDOWED, CAPPED, PRECISION,
-            )  # fmt: skip
-            top, weight, sums = _merge(top, weight, sums, m, el, o)
+        top, weight, sums = _splits(
+            query, arena + kvh * (BS * D), table, position, split, first_split,
+            tl.where(slot < 0, num_splits, split + 1), kv_end, lowest, scale, inner, window,
+            KVH, D, DP, BS, BM, BN, SPLIT, CAUSAL, WINDOWED, CAPPED, PRECISION,
+        )  # fmt: skip
         is_last = slot < 0
         if slot >= 0:
-            part = ((slot + split) * KVH + kvh) * part_rows + rows
-            counts = valid
-            if WINDOWED:
-                counts = counts & (split >= first_split)
-            tl.store(part_sums + part.to(tl.int64)[:, None] * DP + dims[None, :], sums, mask=counts[:, None])
-            tl.store(part_scales + 2 * part, top, mask=counts)
-            tl.store(part_scales + 2 * part + 1, weight, mask=counts)
-            tl.debug_barrier()  # one thread counts below: it must not run ahead of the others' stores
-            is_last = tl.atomic_add(arrived + slot * KVH + kvh, 1, sem="acq_rel", scope="gpu") == num_splits - 1
-            if is_last:
-                tl.store(arrived + slot * KVH + kvh, 0)
-                first = ((slot + first_split) * KVH + kvh) * part_rows + rows
-                top, weight, sums = _merged(
-                    part_sums, part_scales, first, KVH * part_rows, num_splits - first_split, valid, BM, DP
-                )  # fmt: skip
+            is_last, top, weight, sums = _gathered(
+                part_sums, part_scales, arrived + slot * KVH + kvh, (slot * KVH + kvh) * part_rows + rows,
+                KVH * part_rows, split, first_split, num_splits, valid, top, weight, sums, BM, DP, WINDOWED,
+            )  # fmt: skip
         if is_last:
             at_out = (rows // G) * o_stride + (kvh * G + rows % G) * D
-            share = weight
-            if WINDOWED and not CAUSAL:
-                share = tl.where(weight == 0, 1.0, weight)  # a row that sees nothing: zeros
-            value = (sums / share[:, None]).to(out.dtype.element_ty)
+            value = _average(sums, weight, WINDOWED and not CAUSAL).to(out.dtype.element_ty)
             tl.store(out + token * o_stride + at_out[:, None] + dims[None, :], value, mask=inside)
             if HAS_LSE:
                 at_lse = (token + rows // G) * (KVH * G) + kvh * G + rows % G
@@ -171,6 +148,29 @@ def attend_kernel(
     if PDL:
         if total == 0:
             tl.extra.cuda.gdc_wait()  # else the next kernel could overtake the previous one
+
+
+@triton.jit
+def _splits(
+    query, keys, table, position, split, first_split, end, kv_end, lowest, scale, inner, window,
+    KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SPLIT: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Sums of the splits from ``split`` to ``end``, merged in ascending order, less what lies before
+    ``first_split``."""
+    first = split
+    if WINDOWED:
+        first = tl.maximum(split, first_split)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    weight = tl.zeros([BM], tl.float32)
+    sums = tl.zeros([BM, DP], tl.float32)
+    for s in tl.range(first, end):
+        m, el, o = _one_split(
+            query, keys, table, position, s * SPLIT, tl.minimum((s + 1) * SPLIT, kv_end), lowest, scale, inner,
+            window, KVH, D, DP, BS, BM, BN, CAUSAL, WINDOWED, CAPPED, PRECISION,
+        )  # fmt: skip
+        top, weight, sums = _merge(top, weight, sums, m, el, o)
+    return top, weight, sums
 
 
 @triton.jit
@@ -222,6 +222,31 @@ def _one_split(
 
 
 @triton.jit
+def _gathered(
+    part_sums, part_scales, arrived, first, step, split, first_split, num_splits, valid, top, weight, sums,
+    BM: tl.constexpr, DP: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """Put the sums of a split beside those of the tile's other splits, the first of which is at ``first`` and each next
+    one ``step`` behind. The last to arrive gets the sums of all."""
+    part = first + split * step
+    counts = valid
+    if WINDOWED:
+        counts = counts & (split >= first_split)
+    at_sums = part.to(tl.int64)[:, None] * DP + tl.arange(0, DP)[None, :]
+    tl.store(part_sums + at_sums, sums, mask=counts[:, None])
+    tl.store(part_scales + 2 * part, top, mask=counts)
+    tl.store(part_scales + 2 * part + 1, weight, mask=counts)
+    tl.debug_barrier()  # one thread counts below: it must not run ahead of the others' stores
+    is_last = tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == num_splits - 1
+    if is_last:
+        tl.store(arrived, 0)
+        top, weight, sums = _merged(
+            part_sums, part_scales, first + first_split * step, step, num_splits - first_split, valid, BM, DP
+        )
+    return is_last, top, weight, sums
+
+
+@triton.jit
 def _merged(
     part_sums, part_scales, first, step, num_splits, valid, BM: tl.constexpr, DP: tl.constexpr
 ):  # fmt: skip
@@ -254,6 +279,14 @@ def _load_part(part_sums, part_scales, part, valid, DP: tl.constexpr):
     el = tl.load(part_scales + 2 * part + 1, mask=valid, other=0.0, cache_modifier=".cg")
     o = tl.load(part_sums + at_sums, mask=valid[:, None], other=-0.0, cache_modifier=".cg")
     return m, el, o
+
+
+@triton.jit
+def _average(sums, weight, MAY_SEE_NOTHING: tl.constexpr):
+    """Weighted sums over their weights; zeros for a row that sees nothing."""
+    if MAY_SEE_NOTHING:
+        weight = tl.where(weight == 0, 1.0, weight)
+    return sums / weight[:, None]
 
 
 @triton.jit

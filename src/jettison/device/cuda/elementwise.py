@@ -60,6 +60,29 @@ def norm_kernel(
     tl.store(out + row * out_stride + dims, _normalized(value, gain, total, width, eps), mask=inside)
 
 
+@triton.jit
+def _gains(q_gains, k_gains, at, q_mask, k_mask):
+    """Of the heads' norms: queries' and keys' own, and no other's."""
+    of_queries = tl.load(q_gains + at[None, :], mask=q_mask, other=0.0)
+    return of_queries + tl.load(k_gains + at[None, :], mask=k_mask, other=0.0)
+
+
+@triton.jit
+def _biased(value, bias, at, inside):
+    """The value with its bias, summed in float32."""
+    return (value.to(tl.float32) + tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)).to(value.dtype)
+
+
+@triton.jit
+def _turned(value, partners, cos, sin, position, num_positions, dims, R: tl.constexpr):
+    """Heads at their position, in float32. ``partners``: what each element is turned with."""
+    known = (dims < R) & (position >= 0) & (position < num_positions)
+    c = tl.load(cos + position.to(tl.int64) * R + dims, mask=known, other=1.0)
+    s = tl.load(sin + position.to(tl.int64) * R + dims, mask=known, other=0.0)
+    s = tl.where(dims < R // 2, -s, s)
+    return tl.fma(value.to(tl.float32), c[None, :], partners.to(tl.float32) * s[None, :])
+
+
 @triton.jit(do_not_specialize=["positions", "slots"])
 def heads_kernel(
     qkv, bias, arena, q_gains, k_gains, cos, sin, positions, slots, stride, num_positions, eps,
@@ -92,29 +115,20 @@ def heads_kernel(
     y = tl.load(source + other, mask=inside, other=0.0)
     tl.debug_barrier()  # all have read before one writes
     if HAS_BIAS:
-        x = (x.to(tl.float32) + tl.load(bias + own, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
-        y = (y.to(tl.float32) + tl.load(bias + other, mask=inside, other=0.0).to(tl.float32)).to(y.dtype)
+        x = _biased(x, bias, own, inside)
+        y = _biased(y, bias, other, inside)
     value = x
     if HAS_NORM:
         wide = x.to(tl.float32)
         total = tl.sum(_squares(wide), 1)[:, None]
         q_mask = is_q[:, None] & (dims < D)[None, :]
         k_mask = is_k[:, None] & (dims < D)[None, :]
-        gain = tl.load(q_gains + dims[None, :], mask=q_mask, other=0.0) + tl.load(
-            k_gains + dims[None, :], mask=k_mask, other=0.0
-        )
-        other_gain = tl.load(q_gains + partner[None, :], mask=q_mask, other=0.0) + tl.load(
-            k_gains + partner[None, :], mask=k_mask, other=0.0
-        )
+        gain = _gains(q_gains, k_gains, dims, q_mask, k_mask)
+        other_gain = _gains(q_gains, k_gains, partner, q_mask, k_mask)
         value = tl.where(is_v[:, None], x, _normalized(wide, gain, total, D, eps))
         y = tl.where(is_v[:, None], y, _normalized(y.to(tl.float32), other_gain, total, D, eps))
     if ROTATES:
-        position = tl.load(positions + token)
-        known = (dims < R) & (position >= 0) & (position < num_positions)
-        c = tl.load(cos + position.to(tl.int64) * R + dims, mask=known, other=1.0)
-        s = tl.load(sin + position.to(tl.int64) * R + dims, mask=known, other=0.0)
-        s = tl.where(dims < HALF, -s, s)
-        turned = tl.fma(value.to(tl.float32), c[None, :], y.to(tl.float32) * s[None, :])
+        turned = _turned(value, y, cos, sin, tl.load(positions + token), num_positions, dims, R)
         value = tl.where(is_v[:, None], value, turned.to(value.dtype))
     stays = inside & is_q[:, None]
     if WRITES:

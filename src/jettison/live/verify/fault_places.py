@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from jettison.core.cluster import ClusterCore
 from jettison.core.moving.passage import Passage, RelocationPhase
-from jettison.core.moving.recovering import RecoveryPhase
+from jettison.core.moving.recovery import RecoveryPhase
 from jettison.core.moving.relocate import Relocation
 from jettison.core.moving.sleeping import SleepState
 from jettison.memory.kvtransfers import MigrationKind
