@@ -114,7 +114,8 @@ class OneModel:
 
 def answers(model: OneModel, prompts: list[list[int]], num_tokens: int, ends: frozenset[int]) -> list[list[int]]:
     """Greedy answers to all prompts, in one batch."""
-    contexts, found = dict.fromkeys(range(len(prompts)), 0), [[] for _ in prompts]
+    contexts = dict.fromkeys(range(len(prompts)), 0)
+    found: list[list[int]] = [[] for _ in prompts]
     pieces = {}
     for each, prompt in enumerate(prompts):
         token = int(model.logits(model.hidden({each: prompt}, contexts)[-1:].clone()).argmax())
@@ -212,8 +213,8 @@ def main() -> None:
         num_equal += int((logits.topk(2).values.diff() == 0).sum())
     for name, dtype in (("float32", torch.float32), ("transformers", torch.bfloat16)):
         said[name] = [chosen(logits, text[1]) for logits, text in zip(theirs(options.model, dtype, texts), texts)]
-    if options.vllm_python:
-        said["vllm"] = of_vllm(options.model, absolute(options.vllm_python), texts)
+    if (python := absolute(options.vllm_python)) is not None:
+        said["vllm"] = of_vllm(options.model, python, texts)
     rows = [row_of(name, mine, base) for name, mine in said.items()]
     document = {"machine": machine(), "model": options.model.name, "kernels": ours.name, "equal": num_equal,
                 "rows": rows}  # fmt: skip

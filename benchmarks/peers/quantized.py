@@ -53,10 +53,9 @@ def imported(gguf: Path) -> Path:
 def all_specs(peers: Peers, kept: Path) -> list[EngineSpec]:
     """The engines that are processes."""
     size = f"{(kept / 'model.safetensors').stat().st_size / 1e6:.0f} MB of weights in the folder"
-    most = {"max_num_batched_tokens": 2048}
     specs = [
-        peers.jettison(OURS, f"Q4_0 as imported, {size}", model=str(kept), **most),
-        peers.jettison(WIDE, "the folder in bfloat16", **most),
+        peers.jettison(OURS, f"Q4_0 as imported, {size}", model=str(kept), max_num_batched_tokens=2048),
+        peers.jettison(WIDE, "the folder in bfloat16", max_num_batched_tokens=2048),
     ]
     if peers.llama is not None:
         specs.append(peers.llama_spec(THEIRS[0], "Q4_0, a slot a request", "q4_0", "-b", "2048"))
