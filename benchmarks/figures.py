@@ -245,6 +245,8 @@ def _verify(document: Document) -> str:
 @block("peers_2048_64_5th")
 @block("peers_05b_5th")
 @block("peers_float32_5th")
+@block("peers_moe")
+@block("peers_beside")
 def _peers(document: Document) -> str:
     loads = document["workloads"]
     engines = dict.fromkeys(name for of in loads.values() for name in of)
@@ -253,9 +255,11 @@ def _peers(document: Document) -> str:
         cells: list[object] = [engine]
         for of in loads.values():
             found = of.get(engine)
-            cells += [spread(found[key]) for key in ("tokens_per_s", "ratio_to_reference")] if found else [None, None]
+            told = [found[key] for key in ("tokens_per_s", "ratio_to_reference")] if found else [[], []]
+            cells += [spread(values) if values else None for values in told]
         rows.append(cells)
-    return table(("engine", *(column for load in loads for column in (load, "of vLLM"))), rows)
+    reference = {"vllm": "vLLM"}.get(name := document.get("reference") or "vllm", name)
+    return table(("engine", *(column for load in loads for column in (load, f"of {reference}"))), rows)
 
 
 @block("quantized_peers")
