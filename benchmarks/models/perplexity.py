@@ -98,7 +98,7 @@ def served(folder: Path, dtype: str, log: Path) -> Iterator[str]:
     flags = {"dtype": dtype, "instances": 1, "memory": "2GiB", "overload": "recompute", "max_model_len": 2 * WINDOW,
              "served_model_name": "model", "max_num_batched_tokens": 2048}  # fmt: skip
     server = ServerProcess(folder, flags, log)
-    server.start()
+    server.start(600.0)
     try:
         yield server.url
     finally:

@@ -96,7 +96,7 @@ def document_of(times: Times, engines: Sequence[Runs], failures: dict[str, str],
         "machine": machine(), "model": {"name": QWEN3_700M.name, "parameters": QWEN3_700M.num_parameters()},
         "engines": {e.spec.name: {"note": e.spec.note, **getattr(e, "facts", {})} for e in engines},
         "does_not_run": failures, "tokens_per_s": speeds, "times_as_fast": {str(n): of for n, of in found.items()},
-        "verdicts": print_verdicts(verdicts(found)),
+        "verdicts": [{"met": is_met, "text": text} for is_met, text in verdicts(found)],
     }  # fmt: skip
 
 
@@ -117,13 +117,17 @@ def main() -> None:
     measured: list[Runs] = [*engines]
     if programs:
         measured.append(LlamaBatchedBench(programs / THEIRS[1], gguf, args.cores, CONTEXT, args.realtime))
+    times: Times = {}
     try:
-        times = measure(measured, args.batches, args.rounds, failures, NUM_STEPS)
+        for requests in args.batches:  # a run that is cut off leaves what it has
+            for name, taken in measure(measured, [requests], args.rounds, failures, NUM_STEPS).items():
+                times.setdefault(name, {}).update(taken)
+            document = document_of(times, measured, failures, args.batches)
+            keep(args.json, document, *LIVE)
     finally:
         for engine in engines:
             engine.close()
-    document = document_of(times, measured, failures, args.batches)
     print_block(BLOCK, document)
-    keep(args.json, document, *LIVE)
+    print_verdicts((each["met"], each["text"]) for each in document["verdicts"])
     for name, reason in failures.items():
         say(f"{name} does not run: {reason}")
