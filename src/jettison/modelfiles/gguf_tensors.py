@@ -16,8 +16,8 @@ from gguf import GGMLQuantizationType, ReaderTensor
 from gguf.quants import dequantize, quantize
 
 from jettison.modelfiles.architectures import Architecture
-from jettison.modelfiles.gguf_config import ROPE_FACTORS
 from jettison.modelfiles.gguf_file import GgufFile
+from jettison.modelfiles.gguf_rope import factor_tensors
 from jettison.modelfiles.safetensors_file import TensorHeader
 
 Kind = GGMLQuantizationType
@@ -58,19 +58,19 @@ def imported_tensors(
     Raises ModelError, naming the tensor, for one that is missing or unknown, or whose type or shape is.
     """
     names = _names(row, config)
-    tensors = []
+    tensors, read_already = [], factor_tensors(config["rope_scaling"])
     for name, tensor in file.tensors.items():
-        if name == ROPE_FACTORS:  # read with the configuration
+        if name in read_already:
             continue
         if name not in names:
             raise file.fail(f"tensor {name[:80]} is not known for {row.name}")
         shape = tuple(int(length) for length in reversed(tensor.shape))
-        if not 1 <= len(shape) <= 2 or 0 in shape:
-            raise file.fail(f"tensor {name} has shape {shape}, expected one or two lengths")
         stored = DTYPES[dtype] if dtype != AUTO else _STORED.get(tensor.tensor_type, "F32")
         _check_kind(file, tensor)
+        if shape != (wanted := _shape_of(names[name], config)):
+            raise file.fail(f"tensor {name} has shape {shape}, expected {wanted}")
         header = TensorHeader(names[name], stored, shape)
-        tensors.append(ImportedTensor(header, tensor, _row_order(file, row, config, name, shape)))
+        tensors.append(ImportedTensor(header, tensor, _row_order(row, config, name)))
     found = {tensor.header.name for tensor in tensors}
     for name, target in names.items():
         if target not in found and not (target == "lm_head.weight" and config["tie_word_embeddings"]):
@@ -107,17 +107,31 @@ def _names(row: Architecture, config: Mapping[str, Any]) -> dict[str, str]:
     return dict(row.whole) | numbered
 
 
+def _shape_of(target: str, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of a folder's tensor, as the configuration implies it."""
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    queries, keys = (head_dim * config[f"num_{part}_heads"] for part in ("attention", "key_value"))
+    matrices = {
+        "embed_tokens": (config["vocab_size"], hidden), "lm_head": (config["vocab_size"], hidden),
+        "q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden), "o_proj": (hidden, queries),
+        "gate_proj": (config["intermediate_size"], hidden), "up_proj": (config["intermediate_size"], hidden),
+        "down_proj": (hidden, config["intermediate_size"]),
+    }  # fmt: skip
+    module, _, part = target.rpartition(".")
+    name = module.rpartition(".")[2]
+    if name in matrices:
+        return matrices[name] if part == "weight" else matrices[name][:1]
+    return (head_dim if name in ("q_norm", "k_norm") else hidden,)
+
+
 def _row_order(
-    file: GgufFile, row: Architecture, config: Mapping[str, Any], name: str, shape: tuple[int, ...]
+    row: Architecture, config: Mapping[str, Any], name: str
 ) -> np.ndarray[Any, np.dtype[np.intp]] | None:
     part = name.rpartition(".")[0].rpartition(".")[2]
     if not row.turns_neighbours or part not in ("attn_q", "attn_k"):
         return None
     num_heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
-    order = unpermuted_rows(num_heads, config["head_dim"])
-    if len(order) != shape[0]:
-        raise file.fail(f"tensor {name} has {shape[0]} rows, expected {len(order)}")
-    return order
+    return unpermuted_rows(num_heads, config["head_dim"])
 
 
 def _check_kind(file: GgufFile, tensor: ReaderTensor) -> None:

@@ -32,8 +32,7 @@ def import_gguf(path: Path, model_dir: Path, dtype: str = AUTO) -> None:
     """
     if dtype not in (AUTO, *DTYPES):
         raise ConfigError(f"--dtype must be one of {', '.join([AUTO, *DTYPES])}, not {dtype!r}")
-    if model_dir.exists() and (not model_dir.is_dir() or any(model_dir.iterdir())):
-        raise ConfigError(f"{model_dir} exists and is not an empty folder")
+    check_free(model_dir)
     file = GgufFile(path)
     row, config = architecture_of(file), config_values(file, dtype_of_matrices(file, dtype))
     tensors = imported_tensors(file, row, config, dtype)
@@ -48,14 +47,24 @@ def import_gguf(path: Path, model_dir: Path, dtype: str = AUTO) -> None:
         write_safetensors(folder / WEIGHTS, [tensor.header for tensor in tensors], contents)
 
 
+def check_free(model_dir: Path) -> None:
+    """Raise ConfigError where something is in a new folder's place."""
+    if model_dir.exists() and (not model_dir.is_dir() or any(model_dir.iterdir())):
+        raise ConfigError(f"{model_dir} exists and is not an empty folder")
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to be filled; it gets its name when the block ends well, and is removed otherwise."""
+    """A folder to be filled; it gets its name when the block ends well, and is removed otherwise. An OSError of the
+    block names it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as holder:
         folder = Path(holder) / path.name
         folder.mkdir()
-        yield folder
+        try:
+            yield folder
+        except OSError as error:  # a write names no file
+            raise OSError(error.errno, error.strerror, str(path)) from error
         folder.rename(path)
 
 
