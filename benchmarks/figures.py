@@ -278,6 +278,8 @@ def _verify(document: Document) -> str:
 @block("peers_2048_64_5th")
 @block("peers_05b_5th")
 @block("peers_float32_5th")
+@block("peers_moe")
+@block("peers_beside")
 def _peers(document: Document) -> str:
     loads = document["workloads"]
     engines = dict.fromkeys(name for of in loads.values() for name in of)
@@ -286,9 +288,46 @@ def _peers(document: Document) -> str:
         cells: list[object] = [engine]
         for of in loads.values():
             found = of.get(engine)
-            cells += [spread(found[key]) for key in ("tokens_per_s", "ratio_to_reference")] if found else [None, None]
+            told = [found[key] for key in ("tokens_per_s", "ratio_to_reference")] if found else [[], []]
+            cells += [spread(values) if values else None for values in told]
         rows.append(cells)
-    return table(("engine", *(column for load in loads for column in (load, "of vLLM"))), rows)
+    reference = {"vllm": "vLLM"}.get(name := document.get("reference") or "vllm", name)
+    return table(("engine", *(column for load in loads for column in (load, f"of {reference}"))), rows)
+
+
+@block("quantized_peers")
+def _quantized_peers(document: Document) -> str:
+    speeds, ratios = document["tokens_per_s"], document["times_as_fast"]
+    over = {name: name for name in speeds} | dict.fromkeys(("llama-server", "llama-batched-bench"), "llama.cpp")
+    rows = []
+    for name, of in speeds.items():
+        cells: list[object] = [name]
+        for number in ratios:
+            values = ratios[number].get(over[name], [])
+            cells += [spread(of[number]) if number in of else None, spread(values) if values else None]
+        rows.append(cells)
+    titles = [title for n in ratios for title in (f"{n} x decoding, tokens/s", "int4 is times as fast")]
+    return table(("engine", *titles), rows)
+
+
+@block("agreement")
+def _agreement(document: Document) -> str:
+    rows = [[row["engine"], row["same"], f"{row['share']:.2%}", row["mean_difference"], row["largest_difference"]]
+            for row in document["rows"]]  # fmt: skip
+    number = document["rows"][0]["tokens"]
+    shown = table(("engine", f"the same token, of {number:,}", "share", "log-probabilities differ by, mean", "at most"),
+                  rows)  # fmt: skip
+    return f"{shown}\nOf logits in bfloat16 the two largest are equal at {document['equal']}.\n"
+
+
+@block("perplexity")
+def _perplexity(document: Document) -> str:
+    keys = ("mean_difference", "largest_difference")
+    rows = [[row["engine"], f"{row['perplexity']:.4f}", f"{row['over_reference']:.4f}", *(row[key] for key in keys)]
+            for row in document["rows"]]  # fmt: skip
+    shown = table(("engine", "perplexity", "over transformers' in float32", "log-probabilities differ by, mean",
+                   "at most"), rows)  # fmt: skip
+    return f"{document['tokens']:,} tokens of {document['windows']} windows.\n\n{shown}"
 
 
 @block("shared_card")

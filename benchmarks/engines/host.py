@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -72,6 +72,16 @@ class Measurement:
     @property
     def tokens_per_s(self) -> float:
         return self.output_tokens / self.seconds
+
+
+class Runs(Protocol):
+    """What is measured: an engine in a process of its own, or another maker's program for just that."""
+
+    spec: EngineSpec
+
+    def run(self, workload: Workload, seed: int, timeout_s: float) -> Measurement:
+        """One batch. Raises EngineFailedError."""
+        ...
 
 
 class EngineProcess:

