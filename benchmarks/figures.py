@@ -207,6 +207,19 @@ def _overload_vllm(document: Document) -> str:
                   "P99 TTFT over drop's"), rows)  # fmt: skip
 
 
+@block("overload_trained")
+def _overload_trained(document: Document) -> str:
+    rows = []
+    for row in document["rows"]:
+        times = [row[f"{name}_p{percent}_s"] for name in ("ttft", "tpot", "e2e") for percent in (50, 99)]
+        times[2:4] = [1e3 * seconds for seconds in times[2:4]]
+        rows.append([row["seed"], row["contender"], *times, row["tokens_per_s"], row["ttft_p99_s_over_drop"],
+                     row["e2e_p50_s_over_drop"], row["drops"], row["preemptions"], row.get("answers_differ")])
+    return table(("seed", "contender", "TTFT P50, s", "P99, s", "TPOT P50, ms", "P99, ms", "end to end P50, s",
+                  "P99, s", "tokens/s", "P99 TTFT over drop's", "P50 end to end over drop's", "drops", "preemptions",
+                  "answers that differ from recompute's"), rows)  # fmt: skip
+
+
 @block("demo_day")
 def _demo_day(document: Document) -> str:
     rows = [

@@ -119,12 +119,14 @@ def arrivals(rate_scale: float, seed: int) -> Workload:
 
 
 @contextlib.contextmanager
-def replicas(args: Namespace, setup: ExperimentSetup, kv_tokens: int, name: str) -> Iterator[list[VllmServer]]:
+def replicas(
+    args: Namespace, setup: ExperimentSetup, kv_tokens: int, name: str, context: int = CONTEXT
+) -> Iterator[list[VllmServer]]:
     """vLLM with so many KV tokens a replica. Raises RuntimeError where the server says that it has another number."""
-    num_blocks = kv_tokens // BLOCK_SIZE
+    num_blocks = kv_tokens // setup.block_size
     settings = VllmSettings(
-        absolute(args.vllm_python) or Path(),
-        setup.model_dir, setup.dtype, BLOCK_SIZE, num_blocks, CONTEXT, MAX_NUM_SEQS, setup.max_num_batched_tokens,
+        absolute(args.vllm_python) or Path(), setup.model_dir, setup.dtype, setup.block_size, num_blocks, context,
+        setup.max_num_seqs, setup.max_num_batched_tokens,
     )
     with vllm_replicas(settings, args.cores, args.work, name) as servers:
         for server in servers:
@@ -152,19 +154,24 @@ def proxy(servers: Sequence[VllmServer]) -> Iterator[str]:
 def meet(
     contender: str, name: str, servers: Sequence[VllmServer], setup: ExperimentSetup, load: Workload, seed: int
 ) -> RunResult:
-    """One contender, one replay. Raises RuntimeError where Jettison's undropped KV is not what it should be."""
+    """One contender, one replay."""
     if contender == "vllm":
         with awake(*servers), proxy(servers) as url:
             run = replay_sync(url, load, ReplayOptions(name=name, seed=seed, prompts=PromptMaker(seed=seed)))
         return with_conditions(run, contender, setup, load)
     run = run_policy(setup, contender, load, name=name, seed=seed)
+    check_blocks(run, setup)
+    return with_conditions(run, contender, setup, load)
+
+
+def check_blocks(run: RunResult, setup: ExperimentSetup) -> None:
+    """Raises RuntimeError where Jettison's undropped KV is not what it should be."""
     pools = [points for key, points in run.series.items() if key.startswith("kv_blocks_total/")]
     began_s = min(points[0][0] for points in pools)  # merged groups join the list later
     blocks = sum(points[0][1] for points in pools if points[0][0] == began_s)
-    wanted = setup.instances * setup.kv_tokens_per_instance // BLOCK_SIZE
+    wanted = setup.instances * setup.kv_tokens_per_instance // setup.block_size
     if blocks != wanted:
         raise RuntimeError(f"Jettison began with {blocks} KV blocks, not {wanted}")
-    return with_conditions(run, contender, setup, load)
 
 
 def with_conditions(run: RunResult, contender: str, setup: ExperimentSetup, load: Workload) -> RunResult:

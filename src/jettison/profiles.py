@@ -18,6 +18,7 @@ from jettison import __version__
 from jettison.config.cards import visible_cards
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.profile_document import (
+    PLAIN_WEIGHTS,
     Fingerprint,
     ProfileDocumentError,
     StoredProfile,
@@ -33,11 +34,13 @@ AUTO, NONE = "auto", "none"
 """Values of the configuration key ``profile`` that are no path."""
 
 
-def fingerprint(model_dir: Path, dtype: str, num_threads: int, kernels: str) -> Fingerprint:
+def fingerprint(
+    model_dir: Path, dtype: str, num_threads: int, kernels: str, weights: str = PLAIN_WEIGHTS
+) -> Fingerprint:
     """What a profile measured here and now is valid for. Raises ModelError when the folder has no configuration.
 
-    ``dtype``: as resolved, never "auto"; ``kernels``: the back end's own name. A card's are valid for cards of the name
-    of the first that is visible.
+    ``dtype``: as resolved, never "auto"; ``kernels``: the back end's own name; ``weights``: ``DecoderConfig.weights``.
+    A card's are valid for cards of the name of the first that is visible.
     """
     try:
         config = (model_dir / "config.json").read_bytes()
@@ -45,7 +48,8 @@ def fingerprint(model_dir: Path, dtype: str, num_threads: int, kernels: str) -> 
         raise ModelError(f"{model_dir / 'config.json'}: {error.strerror}") from None
     cards = visible_cards() if kernels.startswith(CUDA) else []
     hardware = ", ".join([_hardware(), *(card.name for card in cards[:1])])
-    return Fingerprint(hardware, hashlib.sha256(config).hexdigest()[:16], __version__, dtype, num_threads, kernels)
+    model = hashlib.sha256(config).hexdigest()[:16]
+    return Fingerprint(hardware, model, __version__, dtype, num_threads, kernels, weights)
 
 
 def default_path(model_dir: Path, mark: Fingerprint) -> Path:

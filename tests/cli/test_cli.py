@@ -44,6 +44,11 @@ def test_every_command_has_help(command, capsys):
         (["serve", "folder", "--memoryy", "5MiB"], r"--memoryy.* see jettison serve --help"),
         (["frobnicate"], r"frobnicate.* see jettison --help"),
         (["trace", "slice"], r"[Mm]issing .*; see jettison trace slice --help"),
+        (["serve", "folder", "--enable-lora"], r"--enable-lora: adapters .*; see jettison serve --help"),
+        (["serve", "folder", "--lora", "x"], r"--lora: adapters \(LoRA\) are not served; merge .* --help"),
+        (["serve", "folder", "--task", "embed"], r"--task: all models are served to generate text, .* --help"),
+        (["serve", "folder", "--pooler-config", "{}"], r"--pooler-config: embeddings and scores are not .* --help"),
+        (["serve", "folder", "--limit-mm-per-prompt", "{}"], r"--limit-mm-per-prompt: images, sound .* --help"),
         (["bench", "--cancel-fraction", "7"], r"--cancel-fraction.*; see jettison bench --help"),
     ],
 )

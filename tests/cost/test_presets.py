@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from jettison.cost.gpus import AMPERE, GIB, GPUS, HOPPER, LinkPreset, network
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import ChunkShape
-from jettison.cost.models import MODELS, ModelPreset
+from jettison.cost.models import MODELS, ModelPreset, SmallWeights
 from jettison.cost.presets import CLUSTERS, ClusterPreset, InstancePreset, cluster_preset, instance_preset
 from jettison.cost.roofline import Collective, smooth_max
+from jettison.device.model.integers import IntegerForm
 from jettison.errors import ConfigError
 from jettison.types import EMBED_SHARD, HEAD_SHARD
 
@@ -259,3 +260,41 @@ def test_a_change_of_layout_takes_what_its_calls_take_but_in_papers():
     profile = ClusterPreset("own", instance_preset("qwen2.5-14b", "h200"), 2, 2, network("RDMA", 400, 1e-5)).profile()
     assert profile.remap_cost_s(1) == 3.2e-3 and profile.remap_cost_s(1, 1000) == pytest.approx(46.2e-3)
     assert profile.keeps_mappings and not CLUSTERS["kunserve-a"].profile().keeps_mappings
+
+
+def test_small_weights_take_what_they_are_and_leave_the_rest():
+    plain = instance_preset("llama-3.1-70b", "h100-80g", 4)
+    small = instance_preset("llama-3.1-70b", "h100-80g", 4, SmallWeights.parse("int4-g128"))
+    layers = [sum(size for shard, size in each.shape.shard_bytes.items() if shard.startswith("layer"))
+              for each in (plain, small)]  # fmt: skip
+    assert layers[1] / layers[0] == pytest.approx(4.125 / 16, rel=1e-4)
+    assert small.shape.shard_bytes[EMBED_SHARD] == plain.shape.shard_bytes[EMBED_SHARD]
+    assert small.shape.kv_bytes_per_token_layer == plain.shape.kv_bytes_per_token_layer
+    assert small.kv_tokens > plain.kv_tokens and small.parameter_share < plain.parameter_share / 3
+    assert small.name == "llama-3.1-70b int4-g128/h100-80gx4"
+    steps = [each.cost_model() for each in (plain, small)]
+    decode, prompt = ([ChunkShape(64, 1)], [ChunkShape(0, 4096)])
+    assert steps[1].batch_cost_s(decode) < 0.6 * steps[0].batch_cost_s(decode)
+    assert steps[1].batch_cost_s(prompt) == pytest.approx(steps[0].batch_cost_s(prompt), rel=0.05)
+    assert instance_preset("llama-3.1-70b", "h100-80g", None, SmallWeights.parse("int4-g128")).num_gpus == 1
+
+
+def test_experts_are_small_too():
+    plain = MODELS["qwen3-235b"]
+    small = replace(plain, weights=SmallWeights.parse("int8-g32-zero"))
+    sizes = [each.shape().shard_bytes["layer:0"] for each in (plain, small)]
+    assert sizes[1] / sizes[0] == pytest.approx(9 / 16, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["int4-g128", "int8-g32-zero", "int4-g32-min"])
+def test_names_of_small_weights_are_those_of_forms(name):
+    weights = SmallWeights.parse(name)
+    assert weights.name == name == IntegerForm(weights.bits, weights.group_size, "float16", weights.offset).name
+    assert weights.bytes_a_weight == IntegerForm(
+        weights.bits, weights.group_size, "float16", weights.offset).num_bytes(32, 4096) / (32 * 4096)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["int4", "int3-g32", "int4-g0", "q4_0", "int4-g32-max", ""])
+def test_what_is_no_form_of_weights(name):
+    with pytest.raises(ValueError, match="int4 or int8 in groups of columns"):
+        SmallWeights.parse(name)

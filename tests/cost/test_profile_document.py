@@ -115,6 +115,15 @@ def test_fingerprints_tell_what_differs() -> None:
     assert len(mark.digest()) == 12
 
 
+def test_profiles_of_earlier_versions_say_nothing_of_weights() -> None:
+    document = to_document(STORED)
+    assert document["fingerprint"].pop("weights") == "plain"
+    assert from_document(document) == STORED
+    kept = dataclasses.replace(STORED.fingerprint, weights="int4-g64")
+    assert kept.digest() != STORED.fingerprint.digest()
+    assert kept.differences(STORED.fingerprint) == ["weights 'int4-g64' and not 'plain'"]
+
+
 def test_moves_cost_fixed_and_per_byte() -> None:
     profile = a_profile()
     assert profile.remap_cost_s(0) == 0.0

@@ -26,9 +26,20 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **BASE}
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", **BASE, "sliding_window": None}
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", **BASE}
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **BASE}
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", **BASE}
+SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", **BASE}
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **BASE}
+PHI3 = {
+    "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", **BASE, "original_max_position_embeddings": 512,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+}  # fmt: skip
 LLAMA3_ROPE = {
     "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
 }  # fmt: skip
+
+
+def _with_divisors(divisors):
+    return {**PHI3, "rope_scaling": {**PHI3["rope_scaling"], "long_factor": divisors}}
 
 
 def _without(values, key):
@@ -58,6 +69,7 @@ def read(tmp_path):
         ({**MISTRAL, "attention_bias": True}, {"qkv_bias": False, "o_bias": False}),
         ({**MISTRAL, "sliding_window": 1024}, {"max_model_len": 1024}),
         (QWEN2, {"qkv_bias": True, "o_bias": False, "norm_eps": 1e-6}),
+        ({**GEMMA3, "use_bidirectional_attention": None}, {"norm_eps": 1e-6}),
         ({**QWEN2, "head_dim": 24}, {"head_dim": 24}),
         ({**QWEN2, "head_dim": None}, {"head_dim": 16}),
         ({**QWEN2, "num_key_value_heads": None}, {"num_kv_heads": 4}),
@@ -151,6 +163,18 @@ def test_both_spellings_of_rotary_parameters(read, values, theta, scaling):
         ({**QWEN3, "use_sliding_window": True, "sliding_window": 16, "layer_types": ["full_attention"]}, "layer_types"),
         ({**QWEN3, "use_sliding_window": True, "layer_types": ["full_attention", "chunked"]}, "layer_types must name"),
         ({**QWEN2, "use_sliding_window": True, "max_window_layers": "all"}, "max_window_layers"),
+        ({**GEMMA3, "layer_types": ["full_attention", {}]}, "layer_types must name"),
+        ({**GEMMA3, "use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
+        ({**SMOLLM3, "no_rope_layers": ["1", "0"]}, "no_rope_layers must have 0 or 1"),
+        ({**LLAMA, "rope_theta": 1}, "rope_theta 1 must be above 1"),
+        ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 5e-324}}, "factor is 5e-324, expected a positive"),
+        ({**LLAMA, "rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": 1e308}}, r"beta_fast is 1e\+308"),
+        ({**PHI3, "partial_rotary_factor": 1e308}, r"partial_rotary_factor is 1e\+308"),
+        ({**PHI3, "partial_rotary_factor": 1e30}, "leaves 16"),
+        ({**PHI3, "original_max_position_embeddings": 1}, "original_max_position_embeddings must be above 1"),
+        ({**_with_divisors([True] * 8)}, "long_factor must have 8 positive numbers"),
+        ({**_with_divisors([1.0] * 7 + [float("inf")])}, "long_factor must have 8 positive numbers"),
+        ({**MIXTRAL, "num_hidden_layers": 4096, "num_local_experts": 16384}, "16384 experts in each of 4096 layers"),
     ],
 )  # fmt: skip
 def test_refused_with_one_line_that_names_the_file(read, tmp_path, values, message):
@@ -171,6 +195,32 @@ def test_a_folder_without_config_is_refused(tmp_path):
         read_config(tmp_path)
     with pytest.raises(ModelError, match="no such folder"):
         read_config(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    "name", ["BertModel", "Qwen3Model", "XLMRobertaForSequenceClassification", "ModernBertForMaskedLM"],
+)  # fmt: skip
+def test_what_generates_no_text_is_named(name, read):
+    with pytest.raises(ModelError, match=f"architecture {name} is an encoder, an embedding model, a classifier"):
+        read({**QWEN3, "architectures": [name]})
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [("modules.json", "an embedding model"), ("adapter_config.json", r"an adapter \(LoRA\), which would be left out")],
+)
+def test_a_folder_of_another_kind_is_named(file, told, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    (tmp_path / file).write_text("[]")
+    with pytest.raises(ModelError, match=rf"{file}: says that .*{told}") as caught:
+        read_config(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_alone_is_named(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"not found; adapter_config.json says that this is an adapter \(LoRA\)"):
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,11 @@ def output_of(folder, new_runner, new_driver) -> list[int]:
 @pytest.mark.parametrize(
     ("text", "architecture", "model_type"),
     [("gemma3_text", "Gemma3ForConditionalGeneration", "gemma3"),
-     ("ministral3", "Mistral3ForConditionalGeneration", "mistral3")],
+     ("ministral3", "Mistral3ForConditionalGeneration", "mistral3"),
+     ("llama", "LlavaForConditionalGeneration", "llava"),
+     ("qwen2", "LlavaOnevisionForConditionalGeneration", "llava_onevision"),
+     ("qwen3", "InternVLForConditionalGeneration", "internvl"),
+     ("cohere2", "AyaVisionForConditionalGeneration", "aya_vision")],
 )  # fmt: skip
 def test_a_text_part_is_the_text_model(text, architecture, model_type, naming, tmp_path, new_runner, new_driver):
     own, whole = tmp_path / "text", tmp_path / "whole"
@@ -65,3 +69,29 @@ def test_a_text_part_of_another_kind_is_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**values, "text_config": None}))
     with pytest.raises(ModelError, match="text_config is missing"):
         read_config(tmp_path)
+
+
+def test_qwen3_vl_says_what_transformers_says_of_text(tmp_path, new_runner, new_driver):
+    """Its rotary embedding turns by three positions, which are the same in a text."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_heads": 2, "depth": 1, "intermediate_size": 32, "out_hidden_size": 64}
+    config = transformers.Qwen3VLConfig(
+        text_config={
+            "vocab_size": 260, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+            "initializer_range": 0.3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2],
+                                "mrope_interleaved": True},
+        },
+        vision_config={**sizes, "deepstack_visual_indexes": [0]}, image_token_id=256, video_token_id=257,
+        vision_start_token_id=258, vision_end_token_id=259,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Qwen3VLForConditionalGeneration(config).double().eval()
+    model.save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert values["architectures"] == ["Qwen3VLForConditionalGeneration"]
+    prompt = random.Random(3).choices(range(256), k=20)
+    with torch.no_grad():
+        ids = model.generate(torch.tensor([prompt]), max_new_tokens=9, do_sample=False)[0, 20:].tolist()
+    assert len(set(ids)) > 3 and output_of(tmp_path, new_runner, new_driver) == ids

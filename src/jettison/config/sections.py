@@ -30,6 +30,7 @@ from jettison.config.values import (
 DType = Literal["auto", "float64", "float32", "bfloat16"]
 Kernels = Literal["auto", "native", "native+torch-linear", "torch", "cuda", "cuda-invariant"]
 LoadFormat = Literal["auto", "random"]
+QuantizedWeights = Literal["auto", "kept", "widened"]
 Lookahead = Literal["on", "off"]
 StepAhead = Literal["auto", "on", "off"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -96,6 +97,10 @@ class ModelConfig:
         "bytes.")
     dtype: DType = config_key(
         "auto", Choice(DType), "Precision of weights, activations and KV (auto: the checkpoint's).")
+    quantized_weights: QuantizedWeights = config_key(
+        "auto", Choice(QuantizedWeights), "A quantized folder's matrices of 4 and 8 bits in memory: as the integers "
+        "that the folder stores (kept), or as numbers of --dtype (widened); auto: kept where the kernels can, which is "
+        "on the CPU but not in float64.")
     kernels: Kernels = config_key(
         "auto", Choice(Kernels), "What computes. On the CPU: the compiled kernels, the same with torch's products in "
         "bfloat16, or torch alone (auto: compiled where they were built, with torch's products where the processor has "

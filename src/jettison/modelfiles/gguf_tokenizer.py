@@ -32,6 +32,9 @@ _NOTES = (
 )  # fmt: skip
 """Fields, or beginnings of fields, that change neither the tokens of a text nor its end."""
 
+_LONGEST_TOKEN = 1 << 12
+"""Letters. Every way to cut a piece in two is tried."""
+
 _PIECES = (TokenType.NORMAL, TokenType.USER_DEFINED)
 """Kinds of tokens that are made of others."""
 
@@ -110,6 +113,8 @@ def _vocabulary(file: GgufFile, vocab_size: int) -> _Vocabulary:
         raise file.fail(f"{_BEGIN}tokens are {len(tokens)}, and the embedding has {vocab_size} rows")
     if len(kinds) != len(tokens):
         raise file.fail(f"{_BEGIN}token_type are {len(kinds)} for {len(tokens)} tokens")
+    if (longest := max(map(len, tokens), default=0)) > _LONGEST_TOKEN:
+        raise file.fail(f"{_BEGIN}tokens has one of {longest} letters; the longest may have {_LONGEST_TOKEN}")
     return _Vocabulary(tokens, kinds)
 
 

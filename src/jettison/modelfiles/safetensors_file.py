@@ -16,7 +16,7 @@ from typing import Any
 WEIGHTS = "model.safetensors"
 """Name of a folder's weights in one file."""
 
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 """Bytes of a number, by the name of its type."""
 
 

@@ -115,7 +115,7 @@ class ChatRenderer:
             self._with_tools = error
         if self._default is not None:
             logger.info(
-                "%s: takes what the user says %s", self._default.template.source_name,
+                "chat template of %s: a message's content reaches it %s", self._default.template.source_name,
                 _TOLD_FORM[self._default.traits.form_of("user")])
         if self._default is not None and self._default.traits.lost:
             logger.warning(

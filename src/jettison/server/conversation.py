@@ -79,7 +79,8 @@ def _part(part: object, path: str) -> dict[str, Any]:
         return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind not in TEXT_PARTS:
-        raise bad_request(f"{path}: only parts of type 'text' are supported.", path, "unsupported_content")
+        told = f"a part of type {kind[:60]!r} is" if isinstance(kind, str) else "a part without a type is"
+        raise bad_request(f"{path}: {told} not supported: only text is read here.", path, "unsupported_content")
     name = "text" if "text" in part or kind not in part else str(kind)
     if not isinstance(part.get(name), str):
         raise bad_request(f"{path}.{name} must be a string.", f"{path}.{name}", "invalid_type")

@@ -23,7 +23,7 @@ from jettison.errors import (
     TooLongError,
 )
 from jettison.server.json_out import encode
-from jettison.server.paths import prefix_hint
+from jettison.server.paths import left_out, prefix_hint
 
 logger = logging.getLogger(__name__)
 
@@ -127,5 +127,6 @@ async def handle_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         what = "There is no" if error.status_code == 404 else "Not allowed:"
         path = request.url.path[:200]
-        error.detail = f"{what} {request.method} {path}.{prefix_hint(path) if error.status_code == 404 else ''}"
+        hint = (left_out(path) or prefix_hint(path)) if error.status_code == 404 else ""
+        error.detail = f"{what} {request.method} {path}.{hint}"
     return as_api_error(error).response()

@@ -9,6 +9,22 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 _WITHOUT_PREFIX = re.compile(r"/(chat/completions|completions|models|files|batches)(/|$)")
 """Paths of the API as written by a client with a base URL that lacks ``/v1``."""
 
+_LEFT_OUT = {
+    "embeddings": "Embeddings are not served here",
+    "rerank|score|classify|pooling|moderations": "Scores and classes of texts are not served here",
+    "(un)?load_lora_adapter": "Adapters (LoRA) are not served here",
+    "images/[a-z]+|audio/[a-z]+|videos": "Images, sound and video are not served here",
+    "responses|messages": "This API is not served here",
+}
+"""Ends of paths that servers of its kind may have, and what each asks for."""
+
+
+def left_out(path: str) -> str:
+    """What a path asks for that no version of this server does, for a 404; empty for any other path."""
+    end = re.sub(r"^(/v[12])?/", "", path)
+    told = (told for ends, told in _LEFT_OUT.items() if re.fullmatch(ends, end))
+    return next((f" {each}: use /v1/chat/completions or /v1/completions." for each in told), "")
+
 
 def plain_path(path: str, root_path: str = "") -> str:
     """The normal form of a path: each run of slashes becomes one, none at the end, and no ``root_path`` in front.

@@ -15,7 +15,8 @@ from jettison.errors import ConfigError
 from jettison.profiles import read_profile
 
 PROFILED_KEYS = (
-    "dtype", "kernels", "block_size", "page_size", "max_model_len", "max_num_batched_tokens", "max_num_seqs",
+    "dtype", "quantized_weights", "kernels", "block_size", "page_size", "max_model_len", "max_num_batched_tokens",
+    "max_num_seqs",
 )
 """Keys of ``jettison serve`` that decide which steps are measured, and how; beside instances and memory."""
 
@@ -53,6 +54,9 @@ def profile_of_preset(stored: StoredProfile, instance: InstancePreset, where: st
         raise ConfigError(f"{where} was measured for another model than {model}: {told}, and not {wanted}")
     if instance.num_gpus > 1:
         raise ConfigError(f"{where} is of one GPU, and an instance of {instance.name} has {instance.num_gpus}")
+    if stored.fingerprint.weights != instance.model.weights_name:
+        told = f"{stored.fingerprint.weights} weights, and not {instance.model.weights_name}"
+        raise ConfigError(f"{where} was measured with {told}: say cluster.weights as it was measured")
     inside = stored.profile.device_copy_bytes_per_s or instance.device_copy_bytes_per_s
     return replace(
         stored.profile, host_copy_bytes_per_s=instance.host_link_bytes_per_s, device_copy_bytes_per_s=inside,

@@ -16,6 +16,8 @@ from typing import Any
 from jettison.config import KEYS
 from jettison.config.rungs import overload_list
 from jettison.config.values import did_you_mean, shown
+from jettison.cost.models import SmallWeights
+from jettison.cost.profile_document import PLAIN_WEIGHTS
 from jettison.errors import ConfigError
 from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow
 from jettison.simulate.fields import Section, above, boolean, number, size, text, whole, word
@@ -85,6 +87,8 @@ class ClusterSpec:
     model: str | None = None
     """With ``gpu`` a preset's name, else a folder."""
     gpus_per_instance: int | None = None
+    weights: SmallWeights | None = None
+    """With ``preset`` or ``gpu``: how projections lie in memory. None: in bf16."""
     profile: str = "auto"
     """A file; ``auto``: what lies beside the model folder, or is in the description; with presets the roofline."""
     measured: Mapping[str, Any] | None = None
@@ -242,6 +246,7 @@ def _cluster(raw: object) -> tuple[ClusterSpec, object]:
         gpu=section.take("gpu", text, None),
         model=section.take("model", text) if form in ("gpu", "model") else section.take("model", text, None),
         gpus_per_instance=section.take("gpus_per_instance", whole(1, 4096), None),
+        weights=section.take("weights", _weights, None),
         profile="auto" if measured is not None else section.take("profile", text, "auto"),
         measured=measured,
         description=description,
@@ -266,11 +271,17 @@ def _check_form(section: Section, form: str) -> None:
         section.refuse("gpus_per_instance", "goes with cluster.gpu only")
     if form not in ("gpu", "preset"):
         section.refuse("memory_utilisation", "is for presets and GPUs: say memory, or kv_tokens")
+        section.refuse("weights", "is for presets and GPUs: a folder's are what its files are")
     if form != "model":
         section.refuse("create", "goes with a model folder only")
     sizes = [key for key in ("memory", "kv_tokens", "memory_utilisation") if section.has(key)]
     if len(sizes) > 1:
         raise ConfigError(f"{section.at(sizes[1])} does not go with {section.at(sizes[0])}: give one of them")
+
+
+def _weights(value: object) -> SmallWeights | None:
+    name = text(value)
+    return None if name in ("bf16", PLAIN_WEIGHTS) else SmallWeights.parse(name)
 
 
 def _share(value: object) -> float:

@@ -15,7 +15,7 @@ from rich.table import Table
 from jettison.errors import ConfigError
 from jettison.live.engine.assembly import assemble
 from jettison.live.profile.measure import run_profile
-from jettison.profiles import AUTO, default_path, fingerprint, read_profile, save_profile
+from jettison.profiles import AUTO, default_path, read_profile, save_profile
 from jettison.report.failures import check_answered, print_failures
 from jettison.report.output import check_writable
 from jettison.report.results import RunResult
@@ -102,9 +102,8 @@ def ensure_profiled(spec: ExperimentSpec, base_dir: Path, console: Console, *, a
         read_profile(found_file(spec.cluster.profile, base_dir, "cluster.profile"))
         return
     config = local_config(spec.cluster, spec.settings, base_dir)
-    worker = assemble(config).worker_specs[0]
-    model_dir = Path(worker.model_dir)
-    path = default_path(model_dir, fingerprint(model_dir, worker.dtype, worker.num_threads, worker.kernels))
+    assembly = assemble(config)
+    path = default_path(Path(assembly.worker_specs[0].model_dir), assembly.fingerprint)
     if again or not path.exists():
         with phase("profiling, about a minute", console) as status:
             result = run_profile(config, progress=lambda share, text: status.update(f"profile: {text}"))

@@ -66,6 +66,8 @@ class ReplayOptions:
     detail: bool = True
     on_progress: Callable[[int, int], None] | None = None
     """Called with (requests ended, requests in all) as they end."""
+    on_data: Callable[[int, bytes], None] | None = None
+    """Called with a request's number and each piece of its answer, server-sent events, as it is read."""
 
 
 async def replay(url: str, workload: Workload, options: ReplayOptions) -> RunResult:
@@ -312,6 +314,8 @@ class _Replay:
                 return
             async for data in response.content.iter_any():
                 meter.feed(data, self._now_s())
+                if self._options.on_data is not None:
+                    self._options.on_data(record.index, data)
                 if cancel_after is not None and 0 < cancel_after <= meter.num_seen and not meter.done:
                     record.status = "cancelled"
                     response.close()  # without reading on: the server must notice by itself

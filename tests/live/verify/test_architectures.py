@@ -8,7 +8,7 @@ import pytest
 
 from jettison.device.reference import TransformersReference, transformers_available
 from jettison.live.verify.proof_table import compare
-from jettison.live.verify.run import BRIEF, OWN_LAYERS, SCENARIOS, make_own
+from jettison.live.verify.run import BRIEF, OWN_LAYERS, SCENARIOS, check_served, kept_setting, make_own
 from jettison.live.verify.scenarios import Setting
 
 
@@ -17,10 +17,15 @@ from jettison.live.verify.scenarios import Setting
 def test_moves_change_no_token(number: int, tmp_path: Path) -> None:
     """The one with KV elsewhere, and another of the moves in turn; ``verify --full`` has all of each."""
     architecture = OWN_LAYERS[number]
-    folder = make_own(architecture, tmp_path / "model", seed=1)
-    reference = TransformersReference(folder, "float64")
-    for event in {BRIEF[number % len(BRIEF)], "drop + exchange (live)"}:
-        outcome = SCENARIOS[event](Setting(folder, "float64", 40, seed=1))
+    model = make_own(architecture, tmp_path / "model", seed=1)
+    setting = Setting(model.folder, "float64", 40, seed=1)
+    if model.is_kept:
+        setting = kept_setting(setting)
+        assert len(check_served(setting).model.kept) == 4 * 4
+    reference = TransformersReference(model.exact, "float64")
+    more = {"restore + split"} if model.is_kept else set()
+    for event in {BRIEF[number % len(BRIEF)], "drop + exchange (live)"} | more:
+        outcome = SCENARIOS[event](setting)
         assert outcome.happened, (event, outcome.evidence)
         row = compare(architecture.name, event, outcome, reference)
         assert (row.mismatches, row.incomplete) == (0, 0), event

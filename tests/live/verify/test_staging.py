@@ -85,7 +85,7 @@ def test_events_happen_on_any_shape_or_cannot_for_want_of_layers(shape: str, tmp
 
 @pytest.mark.parametrize("architecture", verify.ARCHITECTURES, ids=lambda a: a.name)
 def test_our_own_shapes_can_have_every_event(architecture: verify.Architecture, tmp_path: Path) -> None:
-    folder = verify.make_own(architecture, tmp_path / "m", seed=0)
+    folder = verify.make_own(architecture, tmp_path / "m", seed=0).folder
     has = has_of(Setting(folder, "float64", 96, 0), (2 << 30, "the least that a machine has"))
     events = verify.SCENARIOS | verify.FULL_ONLY
     assert {name: why_not(event.needs, has) for name, event in events.items()} == dict.fromkeys(events)

@@ -124,7 +124,7 @@ def test_events_that_a_shallow_model_cannot_have_are_listed_and_the_others_run(
             on_row(place, Outcome([Observed([1, 2], [3])], True, "it died"))
 
     monkeypatch.setattr(verify, "kills", fake_kills)
-    monkeypatch.setattr(verify, "make_reference", lambda _: AgreesWithAll())
+    monkeypatch.setattr(verify, "make_reference", lambda *_: AgreesWithAll())
     folder = make_model(tmp_path / "m", layers=num_layers)
     assert verify.run_verify(folder, tmp_path / "v.json", full=True) == 0
     found = rows_of(tmp_path / "v.json")
@@ -174,7 +174,7 @@ def test_what_fails_or_hangs_is_a_row_with_a_name_and_the_rest_is_run(
 
     events = {"waits": Event(hangs), "breaks": Event(breaks), "goes on": Event(goes_well)}
     monkeypatch.setattr(verify, "SCENARIOS", events)
-    monkeypatch.setattr(verify, "make_reference", lambda _: AgreesWithAll())
+    monkeypatch.setattr(verify, "make_reference", lambda *_: AgreesWithAll())
     assert verify.run_verify(model_dir, path) == 1
     found = rows_of(path)
     assert "StalledError: waited for a third instance, and no worker works on it: groups" in found["waits"]["evidence"]
@@ -192,7 +192,7 @@ def test_an_interrupted_table_is_printed_and_kept(
 
     well = Event(lambda _: Outcome([Observed([1], [2, 3])], True, "it happened"))
     monkeypatch.setattr(verify, "SCENARIOS", {"first": well, "second": Event(interrupted), "third": well})
-    monkeypatch.setattr(verify, "make_reference", lambda _: AgreesWithAll())
+    monkeypatch.setattr(verify, "make_reference", lambda *_: AgreesWithAll())
     with pytest.raises(KeyboardInterrupt):
         verify.run_verify(model_dir, tmp_path / "v.json")
     assert list(rows_of(tmp_path / "v.json")) == ["first", ""]
@@ -210,7 +210,7 @@ def test_an_engine_that_does_not_start_is_a_row_for_each_place(
     monkeypatch.setattr(verify, "FULL_ONLY", {})
     monkeypatch.setattr(verify, "death_plan", lambda *_: [(ExchangeMode.AUTO, 3, ["before_drop", "after_flush"])])
     monkeypatch.setattr(verify, "kills", no_start)
-    monkeypatch.setattr(verify, "make_reference", lambda _: AgreesWithAll())
+    monkeypatch.setattr(verify, "make_reference", lambda *_: AgreesWithAll())
     assert verify.run_verify(model_dir, tmp_path / "v.json", full=True) == 1
     found = rows_of(tmp_path / "v.json")
     names = [f"kill -9 {place} (auto), 3 instances" for place in ("before_drop", "after_flush")]

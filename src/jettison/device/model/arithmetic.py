@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Norm = Literal["rms", "rms_plus_one", "layer"]
-"""RMS; RMS with a gain of ``1 + weight``, multiplied before it is rounded; or mean and variance (LayerNorm)."""
-
+Norm = Literal["rms", "rms_once", "rms_plus_one", "layer"]
+"""RMS, rounded before it is multiplied by its gain; RMS that is rounded once, after that; likewise with a gain of
+``1 + weight``; or mean and variance (LayerNorm), rounded once."""
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "swiglu_clamped"]
 """Of an MLP. ``swiglu_clamped``: of pairs of neighbours (gate, up), clamped, as gpt-oss has it."""

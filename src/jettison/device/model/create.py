@@ -23,6 +23,8 @@ from jettison.device.model.checkpoint import INDEX_FILE, SINGLE_FILE
 from jettison.device.model.families import FAMILIES
 from jettison.device.model.hf_config import DecoderConfig, parse_config
 from jettison.device.model.jsonfile import JsonObject
+from jettison.device.model.quantized.config import KEY
+from jettison.device.model.quantized.writing import Quantization
 from jettison.device.model.shards import final_norm_sources, shard_layouts
 from jettison.errors import ConfigError
 
@@ -57,6 +59,8 @@ def create_model(
     rope_scaling: str | None = None,
     shard_bytes: int | None = None,
     extra: Mapping[str, object] | None = None,
+    quantized: str | None = None,
+    is_widened: bool = False,
 ) -> None:
     """Write a model folder; the same arguments give the same bytes.
 
@@ -66,6 +70,8 @@ def create_model(
     takes 0.2.
     ``shard_bytes``: None = one weight file, else several of about this size with an index.
     ``extra``: other keys of ``config.json``.
+    ``quantized``: None, or how projections are quantized: see ``Quantization.parse``. ``is_widened``: store the weights
+    that they stand for instead, exactly.
     Raises ConfigError for arguments that make no model, or when ``dir`` exists and is not an empty folder;
     ModelError where the resulting config cannot be served (odd head size, heads that do not divide).
     """
@@ -88,13 +94,19 @@ def create_model(
         **_SPECIAL_TOKENS,
         **(extra or {}),
     }
+    quantization = None if quantized is None else Quantization.parse(quantized)
+    if quantization is not None and not is_widened:
+        values[KEY] = quantization.keys()
     config = parse_config(JsonObject(model_dir / "config.json", values))
     model_dir.mkdir(parents=True, exist_ok=True)
     _write_json(model_dir / "config.json", values)
     ends = {"eos_token_id": [byte_tokenizer.EOS_ID, byte_tokenizer.TURN_END_ID]}
     _write_json(model_dir / "generation_config.json", _SPECIAL_TOKENS | ends)
     byte_tokenizer.write_tokenizer(model_dir, config.vocab_size, max_position_embeddings)
-    _write_weights(model_dir, _random_tensors(config, seed, std, DTYPES[dtype]), shard_bytes)
+    tensors = _random_tensors(config, seed, std, DTYPES[dtype])
+    if quantization is not None:
+        tensors = _quantized(tensors, quantization, is_widened)
+    _write_weights(model_dir, tensors, shard_bytes)
 
 
 def _check_can_be_made(model_dir: Path, dtype: str, vocab: int | None) -> None:
@@ -160,6 +172,18 @@ def _random_tensors(
         else:
             values = std * noise
         yield name, torch.from_numpy(values).to(dtype)
+
+
+def _quantized(
+    tensors: Iterator[tuple[str, Tensor]], quantization: Quantization, is_widened: bool
+) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors:
+        if not quantization.takes(name, tuple(tensor.shape)):
+            yield name, tensor
+        elif is_widened:
+            yield name, quantization.exact(tensor)
+        else:
+            yield from quantization.parts(name, tensor).items()
 
 
 def _write_weights(model_dir: Path, tensors: Iterator[tuple[str, Tensor]], shard_bytes: int | None) -> None:

@@ -17,7 +17,14 @@ from torch import Tensor
 
 from jettison.device.kernels import Kernels
 from jettison.device.kernels.layer import prepare_heads
-from jettison.device.kernels.operands import LayerConstants, LayerWeights, PackedMatrix, Weight, WeightStack
+from jettison.device.kernels.operands import (
+    IntegerMatrix,
+    LayerConstants,
+    LayerWeights,
+    PackedMatrix,
+    Weight,
+    WeightStack,
+)
 from jettison.device.model.batch import Batch
 from jettison.device.model.general_layer import GeneralLayers
 from jettison.device.model.hf_config import DecoderConfig
@@ -188,7 +195,9 @@ class Decoder:
         for slot in layout.slots:
             is_packed = slot.lies_packed(self._kernels)
             if len(slot.shape) == 3:
-                views[slot.name] = WeightStack(views[slot.name], is_packed)
+                views[slot.name] = WeightStack(views[slot.name], is_packed, slot.form, (slot.shape[1], slot.shape[2]))
+            elif slot.form is not None:
+                views[slot.name] = IntegerMatrix(views[slot.name], slot.shape[0], slot.shape[1], slot.form)
             elif is_packed:
                 views[slot.name] = PackedMatrix(views[slot.name])
         return views

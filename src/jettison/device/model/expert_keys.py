@@ -9,6 +9,9 @@ from jettison.device.model.arithmetic import Experts
 from jettison.device.model.families import Family, Mixture
 from jettison.device.model.jsonfile import JsonObject
 
+MOST_EXPERTS = 1 << 17
+"""Of all layers: several times as many as any model has. Each has a few tensors, which are listed."""
+
 
 def read_experts(keys: JsonObject, family: Family) -> Experts | None:
     """The experts of sparse layers; None: the architecture has none. Raises ModelError."""
@@ -16,6 +19,8 @@ def read_experts(keys: JsonObject, family: Family) -> Experts | None:
     if mixture is None:
         return None
     number = _number(keys, mixture)
+    if number * (num_layers := keys.positive_int("num_hidden_layers")) > MOST_EXPERTS:
+        raise keys.fail(f"{number} experts in each of {num_layers} layers are more than {MOST_EXPERTS} in all")
     num_chosen = keys.positive_int("num_experts_per_tok", mixture.num_chosen)
     if num_chosen > number:
         raise keys.fail(f"num_experts_per_tok {num_chosen} is more than the {number} experts")

@@ -77,7 +77,7 @@ class Keys:
     qk_norm: str | None = None
     """Norms of heads are there where this key is true, and only there."""
     fixed: dict[str, object] = field(default_factory=dict)
-    """Keys that would change the arithmetic: one that is there must have this value."""
+    """Keys that would change the arithmetic: one that is there, and is not null, must have this value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,7 @@ _GLM_NAMES = TensorNames(gate_up="mlp.gate_up_proj")
 _GEMMA_KEYS = Keys(
     activation="hidden_activation", tied=True,
     scales=("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
+    fixed={"use_bidirectional_attention": False},
 )  # fmt: skip
 
 FAMILIES = {
@@ -180,10 +181,10 @@ FAMILIES = {
         windows=Windows("always", default=None), positions=Positions(partial=1.0), keys=Keys(default_eps=1e-5),
     ),
     "Olmo2ForCausalLM": Family(
-        "olmo2", 2048, _QKVO_BIASES, Arithmetic(qk_norm="width"), _AFTER, keys=Keys(default_eps=1e-5),
+        "olmo2", 2048, _QKVO_BIASES, Arithmetic("rms_once", "width"), _AFTER, keys=Keys(default_eps=1e-5),
     ),
     "Olmo3ForCausalLM": Family(
-        "olmo3", 2048, _QKVO_BIASES, Arithmetic(qk_norm="width"), _AFTER, Windows("typed", full_every=4),
+        "olmo3", 2048, _QKVO_BIASES, Arithmetic("rms_once", "width"), _AFTER, Windows("typed", full_every=4),
         Positions(500_000.0, scales_local=False), Keys(default_eps=1e-5),
     ),
     "GraniteForCausalLM": Family(
@@ -252,7 +253,7 @@ FAMILIES = {
     ),
     "GptOssForCausalLM": Family(
         "gpt_oss", 131_072, Biases(qkv_key="attention_bias", o_key="attention_bias", default=True),
-        Arithmetic(activation="swiglu_clamped"), TensorNames(sinks="self_attn.sinks", experts=_GPT_OSS),
+        Arithmetic("rms_once", activation="swiglu_clamped"), TensorNames(sinks="self_attn.sinks", experts=_GPT_OSS),
         Windows("typed", default=128, full_every=2), Positions(150_000.0),
         Keys(activation=None, default_eps=1e-5, fixed={
             "swiglu_alpha": SWIGLU_ALPHA, "swiglu_limit": SWIGLU_LIMIT, "hidden_act": "silu",
@@ -267,6 +268,7 @@ FAMILIES = {
         ),
     ),
 }  # fmt: skip
+_TEXTS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "granite", "gpt_oss")
 FAMILIES |= {
     "Gemma3ForConditionalGeneration": replace(
         FAMILIES["Gemma3ForCausalLM"], model_type="gemma3", text_types=("gemma3_text",)
@@ -274,5 +276,32 @@ FAMILIES |= {
     "Mistral3ForConditionalGeneration": replace(
         FAMILIES["MistralForCausalLM"], model_type="mistral3", text_types=("mistral", "ministral3")
     ),
+    "LlavaForConditionalGeneration": replace(FAMILIES["LlamaForCausalLM"], model_type="llava", text_types=_TEXTS),
+    "LlavaNextForConditionalGeneration": replace(
+        FAMILIES["LlamaForCausalLM"], model_type="llava_next", text_types=_TEXTS
+    ),
+    "LlavaOnevisionForConditionalGeneration": replace(
+        FAMILIES["Qwen2ForCausalLM"], model_type="llava_onevision", text_types=_TEXTS
+    ),
+    "InternVLForConditionalGeneration": replace(FAMILIES["Qwen2ForCausalLM"], model_type="internvl", text_types=_TEXTS),
+    "Qwen3VLForConditionalGeneration": replace(
+        FAMILIES["Qwen3ForCausalLM"], model_type="qwen3_vl", text_types=("qwen3_vl_text",)
+    ),
+    "AyaVisionForConditionalGeneration": replace(
+        FAMILIES["Cohere2ForCausalLM"], model_type="aya_vision", text_types=("cohere2",)
+    ),
+    "Cohere2VisionForConditionalGeneration": replace(
+        FAMILIES["Cohere2ForCausalLM"], model_type="cohere2_vision", text_types=("cohere2",)
+    ),
 }
-"""Models with images: rows of their text parts. What ``text_config`` names decides the family."""
+"""Models with images: rows of their text parts. What ``text_config`` names decides the family; the row's own counts
+only where it names none."""
+
+TEXTS_ALIKE = {
+    "qwen3_vl_text": ("Qwen3ForCausalLM", replace(
+        FAMILIES["Qwen3ForCausalLM"], model_type="qwen3_vl_text", default_context=128_000,
+        positions=Positions(500_000.0),
+    )),
+}  # fmt: skip
+"""Text parts with a type of their own that compute what an architecture above does: a token of text has the same
+position in time, height and width (``mrope_section``)."""

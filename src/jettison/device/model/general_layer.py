@@ -21,9 +21,10 @@ from jettison.device.kernels import Kernels
 from jettison.device.kernels.base import apply_sinks, sum_dtype
 from jettison.device.kernels.experts import ACTIVATIONS, activate
 from jettison.device.kernels.operands import IntegerMatrix, LayerConstants, LayerWeights, PackedMatrix
-from jettison.device.model.arithmetic import LayerKind, Norm, QueryGrowth
+from jettison.device.model.arithmetic import LayerKind, QueryGrowth
 from jettison.device.model.batch import Batch, HostRowOperations
 from jettison.device.model.hf_config import DecoderConfig
+from jettison.device.model.norms import Norms
 from jettison.device.model.routing import RoutingCounts, route
 from jettison.device.model.workspace import StepBuffers
 
@@ -37,7 +38,7 @@ class GeneralLayers:
         self._kernels = kernels
         self._constants = constants
         self._arithmetic = config.arithmetic
-        self._eps = config.norm_eps
+        self._norms = Norms(config.arithmetic.norm, config.norm_eps, kernels)
         self._attends_plainly = [config.attends_plainly(kind) for kind in config.layers]
         self.routing = RoutingCounts(config.num_layers, config.arithmetic.experts)
 
@@ -78,10 +79,8 @@ class GeneralLayers:
         """Into ``out``; a copy where the architecture has no norm."""
         if weight is None:
             out.copy_(source)
-        elif self._arithmetic.norm == "rms":
-            self._kernels.rms_norm(source, weight, self._eps, out)
         else:
-            normalize(self._arithmetic.norm, source, weight, bias, self._eps, out)
+            self._norms.rows(source, weight, bias, out)
 
     def _leave(self, x: Tensor, norm: Tensor | None) -> None:
         """What a half of a layer adds, before it is added."""
@@ -138,15 +137,11 @@ class GeneralLayers:
 
     def _norm_heads(self, x: Tensor, weight: Tensor) -> None:
         """Of queries or keys [T, heads, D], in place: each head by itself, or all of a token together."""
-        a = self._arithmetic
-        if a.qk_norm == "width":
-            flat = x.reshape(x.shape[0], -1)
-            normalize(a.norm, flat, weight, None, self._eps, flat)
-            x.copy_(flat.view(x.shape))
-        elif a.norm == "rms":
-            self._kernels.head_rms_norm(x, weight, self._eps)
+        if self._arithmetic.qk_norm == "width":
+            flat = x.view(x.shape[0], -1)
+            self._norms.rows(flat, weight, None, flat)
         else:
-            normalize(a.norm, x, weight, None, self._eps, x)
+            self._norms.heads(x, weight)
 
     # --------------------------------------------------------------------------------------------------------- MLP
 
@@ -179,21 +174,6 @@ class GeneralLayers:
         else:
             activated.copy_(ACTIVATIONS[activation](up.to(sum_dtype(up.dtype))))
         kernels.linear(activated, weights.down_weight, weights.down_bias, x)
-
-
-def normalize(kind: Norm, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
-    """A norm over the last dimension of ``x``, which may be ``out``, in the precision of sums. Plain RMS is rounded
-    before its gain, as ``Kernels.rms_norm`` has it, the others once, after it."""
-    wide = x.to(sum_dtype(x.dtype))
-    if kind == "layer":
-        wide = wide - wide.mean(-1, keepdim=True)
-    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if kind == "rms":
-        out.copy_(weight * scaled.to(x.dtype))
-        return
-    gain = weight.to(scaled.dtype)
-    made = scaled * (gain + 1.0 if kind == "rms_plus_one" else gain)
-    out.copy_(made if bias is None else made + bias.to(scaled.dtype))
 
 
 def _growth(growth: QueryGrowth, positions: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jettison.config.hubcache import download_hint
+from jettison.cost.profile_document import PLAIN_WEIGHTS
 from jettison.device.model.arithmetic import PLAIN, Activation, Arithmetic, LayerKind, Rope
 from jettison.device.model.expert_keys import read_experts
-from jettison.device.model.families import FAMILIES, Family
+from jettison.device.model.families import FAMILIES, TEXTS_ALIKE, Family
+from jettison.device.model.integers import KeptSlot
 from jettison.device.model.jsonfile import JsonObject, short_repr
 from jettison.device.model.layer_kinds import read_layers, read_query_growth
 from jettison.device.model.quantized.config import read_scheme
@@ -30,7 +32,12 @@ _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu",
 }  # fmt: skip
 
-_OF_THE_WHOLE = ("tie_word_embeddings", "torch_dtype", "dtype", "bos_token_id", "quantization_config")
+_GENERATES_NO_TEXT = (
+    "Model", "ForSequenceClassification", "ForTokenClassification", "ForMaskedLM", "ForQuestionAnswering",
+    "ForMultipleChoice", "ForRewardModel", "ForEmbedding", "ForRetrieval",
+)  # fmt: skip
+"""Ends of architectures' names."""
+_OF_THE_WHOLE = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config")
 """Keys beside ``text_config`` that concern the text model, where it does not say otherwise."""
 
 
@@ -62,7 +69,14 @@ class DecoderConfig:
     """The served context, or as much of it as memory can hold: rotary tables have this many rows."""
     stored_dtype: str | None
     """The dtype of the saved weights by ``config.json``; the files decide."""
-    bos_token_id: int | None
+    kept: tuple[KeptSlot, ...] = ()
+    """Matrices that are kept as the integers that the folder stores; all others are plain numbers of the serving type.
+    The controller decides it once for all workers (``kept``)."""
+
+    @property
+    def weights(self) -> str:
+        """How matrices are kept, for people and profiles: names of forms, or ``plain``."""
+        return "+".join(sorted({kept.form.name for kept in self.kept})) or PLAIN_WEIGHTS
 
     @property
     def names(self) -> TensorNames:
@@ -142,7 +156,9 @@ def read_config(model_dir: Path, max_model_len: int | None = None) -> DecoderCon
     sliding window that it fits in irrelevant, and the rotary tables smaller. Raises ModelError, naming the file and the
     remedy, for an unsupported model; ConfigError for a ``max_model_len`` beyond the model's context.
     """
-    return parse_config(JsonObject.read(_existing(Path(model_dir))), max_model_len)
+    path = _existing(Path(model_dir))
+    _refuse_other_kinds(path.parent)
+    return parse_config(JsonObject.read(path), max_model_len)
 
 
 def parse_config(keys: JsonObject, max_model_len: int | None = None) -> DecoderConfig:
@@ -163,7 +179,6 @@ def parse_config(keys: JsonObject, max_model_len: int | None = None) -> DecoderC
     head_dim = _head_dim(keys, family, hidden_size, num_heads)
     ropes, layers = read_layers(keys, family, num_layers, head_dim, served)
     biases = family.biases
-    bos = keys.token_ids("bos_token_id")
     return DecoderConfig(
         architecture=architecture,
         num_layers=num_layers,
@@ -184,7 +199,6 @@ def parse_config(keys: JsonObject, max_model_len: int | None = None) -> DecoderC
         max_position_embeddings=context,
         max_model_len=served,
         stored_dtype=_stored_dtype(keys),
-        bos_token_id=bos[0] if bos and bos[0] >= 0 else None,
     )
 
 
@@ -203,7 +217,7 @@ def _arithmetic(keys: JsonObject, family: Family, hidden_size: int) -> Arithmeti
             raise keys.fail(f"{told}; supported: {', '.join(_ACTIVATIONS)}")
         changes["activation"] = _ACTIVATIONS[name]
     for key, value in family.keys.fixed.items():
-        if keys.values.get(key, value) != value:
+        if keys.values.get(key) not in (None, value):
             raise keys.fail(f"{key} {short_repr(keys.values[key])} is not supported")
     if family.keys.qk_norm is not None:
         changes["qk_norm"] = "head" if keys.flag(family.keys.qk_norm) else "none"
@@ -253,6 +267,16 @@ def _existing(model_dir: Path) -> Path:
     return path
 
 
+def _refuse_other_kinds(model_dir: Path) -> None:
+    """Raise ModelError for a folder whose ``config.json`` says only a part of what its model is."""
+    if (path := model_dir / "modules.json").is_file():
+        raise ModelError(f"{path}: says that this is an embedding model (sentence-transformers); only models that "
+                         "generate text are served")  # fmt: skip
+    if (path := model_dir / "adapter_config.json").is_file():
+        raise ModelError(f"{path}: says that the folder holds an adapter (LoRA), which would be left out; merge it "
+                         "into its model, or take the file away")  # fmt: skip
+
+
 def _family(keys: JsonObject) -> tuple[str, Family]:
     names = keys.values.get("architectures")
     model_type = keys.optional_text("model_type")
@@ -262,6 +286,9 @@ def _family(keys: JsonObject) -> tuple[str, Family]:
         raise keys.wrong("architectures", "a list of names")
     name = names[0] if names else f"(model_type {model_type})"
     if name not in FAMILIES:
+        if name.endswith(_GENERATES_NO_TEXT) and not name.endswith("LMHeadModel"):
+            raise keys.fail(f"architecture {name[:60]} is an encoder, an embedding model, a classifier or a reranker; "
+                            "only models that generate text are served (ForCausalLM)")  # fmt: skip
         hint = " (its own code, auto_map, is never run)" if "auto_map" in keys.values else ""
         raise keys.fail(f"architecture {name[:60]} is not supported{hint}; supported: {', '.join(FAMILIES)}")
     family = FAMILIES[name]
@@ -278,7 +305,7 @@ def _text_part(keys: JsonObject, family: Family) -> tuple[JsonObject, str, Famil
     kind = part.optional_text("model_type") or family.text_types[0]
     if kind not in family.text_types:
         raise keys.fail(f"text_config has model_type {short_repr(kind)}; supported: {', '.join(family.text_types)}")
-    name, text = next((name, each) for name, each in FAMILIES.items() if each.model_type == kind)
+    name, text = TEXTS_ALIKE.get(kind) or next(item for item in FAMILIES.items() if item[1].model_type == kind)
     of_whole = {key: keys.values[key] for key in _OF_THE_WHOLE if key in keys.values}
     return JsonObject(keys.path, {**of_whole, **part.values}), name, text
 

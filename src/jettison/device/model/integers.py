@@ -1,4 +1,5 @@
-"""How a matrix of small integers stands for weights, where it is kept so in memory. Plain values: no torch.
+"""How a matrix of small integers stands for weights, where it is kept so in memory. Plain values: torch is
+for types alone.
 
 A form is what formats of quantized checkpoints have in common, and what kernels multiply by. Not here: those formats
 (``quantized``), the order of the bytes in a slab (``kernels/csrc/integers.h``), and arithmetic.
@@ -6,7 +7,12 @@ A form is what formats of quantized checkpoints have in common, and what kernels
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from jettison.types import ShardId
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ScaleType = Literal["float16", "bfloat16"]
 Offset = Literal["none", "zero", "min"]
@@ -29,6 +35,11 @@ class IntegerForm(NamedTuple):
     """A weight is s * q without an offset, s * (q + o) with a zero (a whole number), s * (q + 8) + o with a minimum
     (4 bits alone; GGUF's Q4_1)."""
 
+    @property
+    def name(self) -> str:
+        """As ``int4-g128``, with ``-zero`` or ``-min``; ``cost.models.SmallWeights`` reads it."""
+        return f"int{self.bits}-g{self.group_size}" + ("" if self.offset == "none" else f"-{self.offset}")
+
     def fits(self, rows: int, columns: int) -> bool:
         """Whether a matrix can be kept in this form."""
         is_known = self.bits == 4 or (self.bits == 8 and self.offset != "min")
@@ -38,3 +49,22 @@ class IntegerForm(NamedTuple):
         """Of a matrix, scales and offsets included."""
         numbers = 1 if self.offset == "none" else 2
         return rows * (columns * self.bits // 8 + columns // self.group_size * numbers * _SCALE_BYTES)
+
+
+class KeptSlot(NamedTuple):
+    """A matrix, or a stack of such, that is kept as integers: one slot of a shard's layout."""
+
+    shard: ShardId
+    slot: str
+    form: IntegerForm
+
+
+class Integers(NamedTuple):
+    """Rows of a matrix as integers, on their way into a slab."""
+
+    values: Tensor
+    """int8 [n, columns]"""
+    scales: Tensor
+    """[n, groups], of the form's type"""
+    offsets: Tensor | None
+    """[n, groups], of the same type; None where the form has none."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from jettison.device.model.standins import why_not_itself
 from jettison.errors import ModelError
@@ -15,6 +14,9 @@ MAX_JSON_BYTES = 64 << 20
 
 MAX_SIZE = 1 << 24
 """Largest plausible width, vocabulary or context. Beyond it a config is wrong, not large."""
+
+LEAST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30
+"""Of what is no size. Products and quotients of a few such numbers are finite, and above 0."""
 
 
 class JsonObject:
@@ -65,12 +67,12 @@ class JsonObject:
         return None if self.values.get(key) is None else self.positive_int(key, most=most)
 
     def positive_float(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0; null counts as absent."""
+        """A number from ``LEAST_NUMBER`` to ``LARGEST_NUMBER``; null counts as absent."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
-            raise self.wrong(key, "a positive number")
+        if not is_positive(value):
+            raise self.wrong(key, f"a positive number ({LEAST_NUMBER:g} to {LARGEST_NUMBER:g})")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -103,6 +105,11 @@ class JsonObject:
         if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
             raise self.wrong(key, "a token id or a list of them")
         return tuple(ids)
+
+
+def is_positive(value: object) -> TypeGuard[int | float]:
+    """Whether a value of a JSON file is a number above 0 that one can compute with."""
+    return isinstance(value, (int, float)) and type(value) is not bool and LEAST_NUMBER <= value <= LARGEST_NUMBER
 
 
 def short_repr(value: object) -> str:

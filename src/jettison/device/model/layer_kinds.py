@@ -11,7 +11,7 @@ from dataclasses import replace
 from jettison.device.model.arithmetic import LayerKind, QueryGrowth, Rope, RopeScaling
 from jettison.device.model.expert_keys import sparse_layers
 from jettison.device.model.families import Family
-from jettison.device.model.jsonfile import JsonObject, short_repr
+from jettison.device.model.jsonfile import JsonObject, is_positive, short_repr
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 _DEFAULT_MAX_WINDOW_LAYERS = 28
@@ -67,7 +67,10 @@ def _layer_types(keys: JsonObject, family: Family, num_layers: int, window: int 
         return [SLIDING] * num_layers
     listed = keys.values.get("layer_types")
     if listed is not None:
-        if not isinstance(listed, list) or len(listed) != num_layers or not set(listed) <= {SLIDING, FULL}:
+        if (
+            not isinstance(listed, list) or len(listed) != num_layers
+            or not all(each in (SLIDING, FULL) for each in listed)
+        ):  # fmt: skip
             raise keys.fail(f"layer_types must name {SLIDING} or {FULL} for each of {num_layers} layers")
         return listed
     if rule == "flagged":
@@ -98,7 +101,10 @@ def _listed(keys: JsonObject, num_layers: int) -> list[bool]:
     if listed is None:
         interval = keys.positive_int("no_rope_layer_interval", 4)
         return [(layer + 1) % interval != 0 for layer in range(num_layers)]
-    if not isinstance(listed, list) or len(listed) != num_layers or not set(map(str, listed)) <= {"0", "1"}:
+    if (
+        not isinstance(listed, list) or len(listed) != num_layers
+        or not all(type(each) is int and each in (0, 1) for each in listed)
+    ):  # fmt: skip
         raise keys.fail(f"no_rope_layers must have 0 or 1 for each of {num_layers} layers")
     return [value == 1 for value in listed]
 
@@ -138,6 +144,8 @@ def _rope(
 ) -> Rope:
     theta = default_theta if is_local else keys.positive_float("rope_theta", default_theta)
     theta = params.positive_float("rope_theta", theta)
+    if theta <= 1.0:
+        raise keys.fail(f"rope_theta {theta:g} must be above 1")
     partial = keys.positive_float("partial_rotary_factor", family.positions.partial or 1.0)
     partial = params.positive_float("partial_rotary_factor", partial)
     if family.positions.partial is None and partial != 1.0:
@@ -209,9 +217,11 @@ def _longrope(
     divisors = params.values.get(name)
     if (
         not isinstance(divisors, list) or len(divisors) != rotary_dim // 2
-        or not all(isinstance(each, (int, float)) and each > 0 for each in divisors)
+        or not all(is_positive(each) for each in divisors)
     ):  # fmt: skip
         raise keys.fail(f"rope scaling: {name} must have {rotary_dim // 2} positive numbers")
+    if original < 2:
+        raise keys.fail("rope scaling: original_max_position_embeddings must be above 1")
     magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     scaling = RopeScaling("longrope", factor, original_max_position_embeddings=original, divisors=tuple(divisors))
     return scaling, params.positive_float("attention_factor", magnitude)

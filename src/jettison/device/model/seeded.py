@@ -23,6 +23,9 @@ from jettison.device.devicebytes import DeviceBytes
 from jettison.device.kernels import Kernels
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.identity import Digest, Digester, FileMark
+from jettison.device.model.integers import IntegerForm, Integers
+from jettison.device.model.quantized.config import scheme_of_folder
+from jettison.device.model.quantized.recipes import form_without_files
 from jettison.device.model.shards import TensorSource
 from jettison.device.model.weights import PIECE_BYTES, Rows, WeightFolder, copy_ordered, pieces_of
 from jettison.device.spec import FILES, RANDOM
@@ -57,6 +60,17 @@ class SeededWeights(WeightFolder):
         """Mark the configuration, if it is still there: nothing else is needed of the folder."""
         with suppress(OSError):
             self.marks = self.marks or {_CONFIG: FileMark.of(self.model_dir / _CONFIG)}
+
+    def integer_forms(self) -> dict[tuple[ShardId, str], IntegerForm]:
+        """What ``config.json`` implies, for projections: quantizers leave all else as it is."""
+        scheme, forms = scheme_of_folder(self.model_dir), {}
+        for layout in self.layouts.values():
+            for slot in layout.slots:
+                if not slot.name.endswith("_weight") or slot.name == "router_weight":
+                    continue
+                if (form := form_without_files(scheme, slot.sources[0])) is not None:
+                    forms[layout.shard, slot.name] = form
+        return forms
 
     def forget(self) -> None:
         """Nothing is kept that could change."""
@@ -102,14 +116,34 @@ class SeededRows:
 
     def copy_rows(self, source: TensorSource, start: int, dest: Tensor) -> None:
         """See ``Rows``."""
-        key = zlib.crc32(f"{self._seed} {source.name}".encode())
-        before = 0 if source.slice is None else source.slice.at * source.shape[0]
-        drawn = stream_bytes(key, (before + start) * math.prod(source.shape[1:]), dest.numel(), dest.device)
+        drawn = self._drawn(source, start, dest.numel(), dest.device)
         if source.name.endswith("norm.weight"):
             dest.copy_((drawn & 63).view(dest.shape)).div_(128).add_(0.75)
             return
-        scale = 2.0 ** (math.floor(math.log2(3 / source.shape[-1]) / 2) - 7)  # the largest is about sqrt(3 / width)
+        scale = _scale(source.shape[-1])
         dest.copy_(drawn.view(dest.shape)).mul_(scale).sub_(127.5 * scale)
+
+    def integers(self, source: TensorSource, form: IntegerForm, start: int, end: int) -> Integers:
+        """See ``Rows``: integers around zero, of weights as large as plain ones, with an offset that takes nothing."""
+        columns = source.shape[-1]
+        drawn = self._drawn(source, start, (end - start) * columns, torch.device("cpu")).int()
+        most = (1 << form.bits - 1) - 1
+        values = (drawn % (2 * most + 1) - most).to(torch.int8).view(-1, columns)
+        scale = _scale(columns) * (1 << 8 - form.bits)
+        scales = torch.full((end - start, columns // form.group_size), scale, dtype=getattr(torch, form.scale))
+        offsets = {"none": None, "zero": torch.zeros_like(scales), "min": -8 * scales}[form.offset]
+        return Integers(values, scales, offsets)
+
+    def _drawn(self, source: TensorSource, start: int, count: int, device: torch.device) -> Tensor:
+        """Bytes from the first of row ``start`` on."""
+        key = zlib.crc32(f"{self._seed} {source.name}".encode())
+        before = 0 if source.slice is None else source.slice.at * source.shape[0]
+        return stream_bytes(key, (before + start) * math.prod(source.shape[1:]), count, device)
+
+
+def _scale(columns: int) -> float:
+    """Of bytes, so that the largest weight is about sqrt(3 / width)."""
+    return 2.0 ** (math.floor(math.log2(3 / columns) / 2) - 7)
 
 
 class _Known(Digester):

@@ -10,6 +10,7 @@ The final norm belongs to no shard: every stage keeps it (see ``workspace``), so
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from jettison.device.kernels import Kernels
 from jettison.device.kernels.base import sum_dtype
 from jettison.device.model.arithmetic import Experts
 from jettison.device.model.hf_config import DecoderConfig
+from jettison.device.model.integers import IntegerForm
 from jettison.device.model.tensor_names import ExpertNames
 from jettison.types import EMBED_SHARD, HEAD_SHARD, ModelShape, ShardId, layer_shard
 
@@ -86,16 +88,27 @@ class TensorSlot(NamedTuple):
     dtype: torch.dtype
     is_multiplied: bool = False
     """Whether it is a weight matrix of products, or a stack of such."""
+    form: IntegerForm | None = None
+    """In which it is kept as integers, each matrix of a stack by itself; ``dtype`` is uint8 then."""
 
     @property
     def num_bytes(self) -> int:
         """Without the gap behind it."""
+        if self.form is not None:
+            return math.prod(self.shape[:-2]) * self.form.num_bytes(*self.shape[-2:])
         return math.prod(self.shape) * self.dtype.itemsize
+
+    def view(self, slab: Tensor) -> Tensor:
+        """Of its shape, not in the order of its elements where it lies packed; of integers the bytes, [bytes], or in a
+        stack [matrices, bytes]."""
+        part = slab[self.offset : self.offset + self.num_bytes].view(self.dtype)
+        return part.view(self.shape) if self.form is None else part.view(*self.shape[:-2], -1)
 
     def lies_packed(self, kernels: Kernels | None) -> bool:
         """Whether it is stored in the packed form of these kernels (in as many bytes), each matrix of a stack by
         itself; False for None."""
-        return self.is_multiplied and kernels is not None and kernels.packs(self.shape[-2:], self.dtype)
+        is_plain_matrix = self.is_multiplied and self.form is None
+        return is_plain_matrix and kernels is not None and kernels.packs(self.shape[-2:], self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +121,8 @@ class ShardLayout:
     """Length of the slab, a multiple of ``ALIGNMENT``."""
 
     def views(self, slab: Tensor) -> dict[str, Tensor]:
-        """The tensors by name, as views of ``slab`` (flat uint8, at least ``num_bytes`` long).
-
-        The view of a packed slot has the matrix' shape but not the order of its elements.
-        """
-        return {
-            slot.name: slab[slot.offset : slot.offset + slot.num_bytes].view(slot.dtype).view(slot.shape)
-            for slot in self.slots
-        }
+        """The tensors by name, as views of ``slab`` (flat uint8, at least ``num_bytes`` long): ``TensorSlot.view``."""
+        return {slot.name: slot.view(slab) for slot in self.slots}
 
 
 def shard_layouts(
@@ -124,13 +131,17 @@ def shard_layouts(
     """The layout of every shard of one full copy; layers of one kind have the same. ``is_stacked``: whether the
     checkpoint has all experts of a layer in one tensor: it decides sources, not places."""
     table = (config.vocab_size, config.hidden_size)
-    embed = _plain("embed", "model.embed_tokens.weight", *table)
-    layouts = [_layout(EMBED_SHARD, [embed], dtype, is_multiplied=config.tied_embeddings)]
-    layouts += [_layout(layer_shard(i), _layer_tensors(config, i, is_stacked), dtype)
-                for i in range(config.num_layers)]  # fmt: skip
+    tensors = {EMBED_SHARD: [_plain("embed", "model.embed_tokens.weight", *table)]}
+    tensors |= {layer_shard(i): _layer_tensors(config, i, is_stacked) for i in range(config.num_layers)}
     if not config.tied_embeddings:
-        layouts.append(_layout(HEAD_SHARD, [_plain("head", "lm_head.weight", *table)], dtype))
-    return {layout.shard: layout for layout in layouts}
+        tensors[HEAD_SHARD] = [_plain("head", "lm_head.weight", *table)]
+    kept: dict[ShardId, dict[str, IntegerForm]] = {shard: {} for shard in tensors}
+    for shard, slot, form in config.kept:
+        kept[shard][slot] = form
+    return {
+        shard: _layout(shard, each, dtype, kept[shard], is_multiplied=shard != EMBED_SHARD or config.tied_embeddings)
+        for shard, each in tensors.items()
+    }
 
 
 def model_shape(config: DecoderConfig, dtype: torch.dtype) -> ModelShape:
@@ -283,16 +294,17 @@ def _fused(
 
 
 def _layout(
-    shard: ShardId, tensors: list[_Tensor], dtype: torch.dtype, *, is_multiplied: bool = True
+    shard: ShardId, tensors: list[_Tensor], dtype: torch.dtype, kept: Mapping[str, IntegerForm], *, is_multiplied: bool
 ) -> ShardLayout:
     slots, offset = [], 0
     for name, sources, stack, is_wide in tensors:
         shape: tuple[int, ...] = (sum(source.shape[0] for source in sources), *sources[0].shape[1:])
         if stack:
             shape = (stack, shape[0] // stack, *shape[1:])
-        kind = sum_dtype(dtype) if is_wide else dtype
+        form = kept.get(name)
+        kind = torch.uint8 if form is not None else sum_dtype(dtype) if is_wide else dtype
         is_matrix = is_multiplied and len(shape) > 1 and not name.endswith("_bias")
-        slot = TensorSlot(name, offset, shape, sources, kind, is_matrix)
+        slot = TensorSlot(name, offset, shape, sources, kind, is_matrix, form)
         slots.append(slot)
         offset += align(slot.num_bytes)
     return ShardLayout(shard, tuple(slots), offset)

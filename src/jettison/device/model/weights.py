@@ -4,8 +4,9 @@
 slab at a time, at start and as the last resort of a restore. Rows are copied in pieces: loading takes little memory
 besides the slab, and a serving worker can run a step between two pieces. Files are mapped, so bytes in the operating
 system's page cache are copied from there. Quantized weights are widened by the piece (``quantized``), and what is kept,
-hashed and checked is the widened piece. Each piece is hashed and checked for NaN and infinities while a processor
-cache still has it. Only safetensors are opened, as other formats can carry code.
+hashed and checked is the widened piece. Those that the configuration says are kept (``kept``) stay integers, which
+kernels pack. Each piece is hashed and checked for NaN and infinities while a processor cache still has it. Only
+safetensors are opened, as other formats can carry code.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ from jettison.device.bytesview import as_numpy_uint8
 from jettison.device.devicebytes import DeviceBytes
 from jettison.device.devicebytes_host import HostBytes
 from jettison.device.kernels import Kernels
-from jettison.device.kernels.operands import PackedMatrix
+from jettison.device.kernels.operands import IntegerMatrix, PackedMatrix
 from jettison.device.model.checkpoint import (
     INDEX_FILE,
     FoundWeights,
@@ -36,9 +37,10 @@ from jettison.device.model.checkpoint import (
 )
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.identity import Digest, Digester, FileMark
+from jettison.device.model.integers import IntegerForm, Integers
 from jettison.device.model.quantized.config import CONFIG_FILE, scheme_of_folder
-from jettison.device.model.quantized.parts import DamagedPart, Part
-from jettison.device.model.shards import ShardLayout, TensorSource, final_norm_sources, shard_layouts
+from jettison.device.model.quantized.parts import DamagedPart, Part, Recipe
+from jettison.device.model.shards import ShardLayout, TensorSlot, TensorSource, final_norm_sources, shard_layouts
 from jettison.errors import ModelError
 from jettison.types import ShardId
 
@@ -51,6 +53,10 @@ class Rows(Protocol):
 
     def copy_rows(self, source: TensorSource, start: int, dest: Tensor) -> None:
         """Rows from ``start`` on, as many as ``dest`` has, in its dtype. Raises ModelError."""
+        ...
+
+    def integers(self, source: TensorSource, form: IntegerForm, start: int, end: int) -> Integers:
+        """Rows [start, end) of a matrix that is kept as integers. Raises ModelError."""
         ...
 
 
@@ -89,7 +95,30 @@ class WeightFolder:
         """Find every tensor, and check that the folder holds exactly the model's tensors, in their shapes."""
         if self._found is None:
             self._found = self._find()
+            self._check_kept()
             self.doubt, self.marks = self._found.doubt, {path.name: _mark(path) for path in self._found.files}
+
+    def integer_forms(self) -> dict[tuple[ShardId, str], IntegerForm]:
+        """Forms in which matrices are stored, by shard and slot: of those whose parts all have the same one. Opens the
+        folder if need be."""
+        return {
+            (layout.shard, slot.name): form
+            for layout in self.layouts.values() for slot in layout.slots
+            if len(slot.shape) > 1 and (form := self._stored_form(slot)) is not None
+        }  # fmt: skip
+
+    def _stored_form(self, slot: TensorSlot) -> IntegerForm | None:
+        recipes = (self._opened().recipes[source.key].integers for source in slot.sources)
+        forms = {None if integers is None else integers.form for integers in recipes}
+        return forms.pop() if len(forms) == 1 else None
+
+    def _check_kept(self) -> None:
+        """Raise ModelError where the folder is not what the controller has read: it has been changed since."""
+        for layout in self.layouts.values():
+            for slot in layout.slots:
+                if slot.form is not None and self._stored_form(slot) != slot.form:
+                    path, self._found = self._opened().files_of(slot.sources[0])[0], None
+                    raise ModelError(f"{path}: tensor {slot.sources[0].name} was quantized in another way at the start")
 
     def _find(self) -> FoundWeights:
         """With experts one by one, or all of a layer in one tensor: a folder has one of the two."""
@@ -151,17 +180,18 @@ class WeightFolder:
                 self._skip(slab[end : slot.offset], digester)
                 end = slot.offset + slot.num_bytes
                 is_packed, view, row = slot.lies_packed(self._kernels), views[slot.name], 0
+                num_rows, num_columns = slot.shape[-2:] if len(slot.shape) > 1 else (slot.shape[0], 1)
                 for source in slot.sources:
-                    if view.dim() == 3:
-                        part, first = view[row // view.shape[1]], row % view.shape[1]
-                    else:
-                        part, first = view, row
-                    if is_packed:
+                    part, first = (view[row // num_rows], row % num_rows) if len(slot.shape) == 3 else (view, row)
+                    if slot.form is not None:
+                        matrix = IntegerMatrix(part, num_rows, num_columns, slot.form)
+                        yield from self._packing_integers(rows_of, source, first, matrix)
+                    elif is_packed:
                         yield from self._packing(rows_of, source, first, PackedMatrix(part))
                     else:
                         yield from self._copying(rows_of, source, part[first : first + source.shape[0]], digester)
                     row += source.shape[0]
-                if is_packed:
+                if is_packed or slot.form is not None:
                     yield from self._digesting(slab[slot.offset : end], digester)
         self._skip(slab[end : layout.num_bytes], digester)
         return digester.digest()
@@ -230,6 +260,16 @@ class WeightFolder:
             self._note_time(started_ns, copied_ns)
             yield
 
+    def _packing_integers(self, rows_of: Rows, source: TensorSource, row: int, matrix: IntegerMatrix) -> Iterator[None]:
+        """The same of a matrix that is kept as integers, whose scales the recipe has checked."""
+        assert self._kernels is not None
+        for start, end in pieces_of(source, PIECE_BYTES // 8):
+            started_ns = time.perf_counter_ns()
+            values, scales, offsets = ordered_integers(rows_of, source, matrix.form, start, end)
+            self._kernels.pack_integers(values, scales, offsets, row + start, matrix)
+            self._note_time(started_ns, time.perf_counter_ns())
+            yield
+
     def _digesting(self, part: Tensor, digester: Digester) -> Iterator[None]:
         """Hash a part of the slab as stored. A packed matrix can be hashed only when all of it is packed."""
         for start in range(0, part.numel(), PIECE_BYTES):
@@ -275,13 +315,27 @@ class _Files:
     def copy_rows(self, source: TensorSource, start: int, dest: Tensor) -> None:
         """See ``Rows``."""
         recipe = self._found.recipes[source.key]
-        stored = {name: self._stored(part, is_first=start == 0) for name, part in recipe.parts.items()}
+        with self._naming(recipe):
+            dest[:] = recipe.widen(self._parts(recipe, start), start, start + dest.shape[0])
+
+    def integers(self, source: TensorSource, form: IntegerForm, start: int, end: int) -> Integers:
+        """See ``Rows``."""
+        recipe = self._found.recipes[source.key]
+        assert recipe.integers is not None and recipe.integers.form == form  # ``open`` has checked it
+        with self._naming(recipe):
+            return recipe.integers.read(self._parts(recipe, start), start, end)
+
+    def _parts(self, recipe: Recipe, start: int) -> dict[str, Tensor]:
+        return {name: self._stored(part, is_first=start == 0) for name, part in recipe.parts.items()}
+
+    @contextmanager
+    def _naming(self, recipe: Recipe) -> Iterator[None]:
+        """Errors name the file."""
         try:
-            dest[:] = recipe.widen(stored, start, start + dest.shape[0])
+            yield
         except DamagedPart as error:
             part = recipe.parts[error.part]
-            path = self._found.file_of[part.name]
-            raise ModelError(f"{path}: tensor {part.name} {error}; download the file again") from None
+            raise ModelError(f"{self._found.file_of[part.name]}: tensor {part.name} {error}") from None
 
     def _stored(self, part: Part, *, is_first: bool) -> Tensor:
         """A stored tensor: a view of the mapped file, of which no byte is read yet."""
@@ -300,6 +354,18 @@ def copy_ordered(rows_of: Rows, source: TensorSource, start: int, piece: Tensor)
     rows_of.copy_rows(source, start, piece)
     if source.order is not None:
         source.order.apply(piece)
+
+
+def ordered_integers(rows_of: Rows, source: TensorSource, form: IntegerForm, start: int, end: int) -> Integers:
+    """The same of a matrix that is kept as integers, all contiguous."""
+    values, scales, offsets = (
+        None if rows is None else rows.contiguous() for rows in rows_of.integers(source, form, start, end)
+    )
+    assert values is not None and scales is not None
+    for rows in (values, scales, offsets):
+        if source.order is not None and rows is not None:
+            source.order.apply(rows)
+    return Integers(values, scales, offsets)
 
 
 def pieces_of(source: TensorSource, most_elements: int) -> Iterator[tuple[int, int]]:

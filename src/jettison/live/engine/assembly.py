@@ -20,12 +20,15 @@ from jettison.core.founding import first_drop, initial_groups
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
+from jettison.cost.profile_document import Fingerprint
 from jettison.device.addresses import span_bytes
 from jettison.device.choice import choose_back_end
 from jettison.device.kernels import Processor, rows_are_independent
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.end_tokens import EndTokens, read_end_tokens
 from jettison.device.model.hf_config import DecoderConfig, read_config
+from jettison.device.model.kept import keep_integers, told_of_kept
+from jettison.device.model.quantized.config import scheme_of_folder
 from jettison.device.model.seeded import weights_by
 from jettison.device.model.shards import model_shape
 from jettison.device.model.workspace import Workspace
@@ -145,6 +148,8 @@ class Assembly:
         weights = weights_by(spec.load_format)(Path(spec.model_dir), self.model, dtype)
         weights.open()
         log.info("end tokens: %s", self.end_tokens)
+        if (told := told_of_kept(self.model, dtype)) is not None:
+            log.info("weights: %s", told)
         if spec.back_end != HOST:
             log.info(
                 "each instance has %s in pages of %s; they are on cards %s",
@@ -194,9 +199,13 @@ class Assembly:
 
         Raises ConfigError for a file that was named and cannot be read.
         """
+        return load_profile(self.config.profile, Path(self.worker_specs[0].model_dir), self.fingerprint)
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What a profile of these workers is valid for."""
         spec = self.worker_specs[0]
-        mark = fingerprint(Path(spec.model_dir), spec.dtype, spec.num_threads, spec.kernels)
-        return load_profile(self.config.profile, Path(spec.model_dir), mark)
+        return fingerprint(Path(spec.model_dir), spec.dtype, spec.num_threads, spec.kernels, spec.model.weights)
 
     def build_core(
         self, capacity_blocks: Mapping[WorkerId, int], secret: bytes, profile: HardwareProfile | None = None,
@@ -224,6 +233,10 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
     model = read_config(model_dir, config.model.max_model_len)
     torch_dtype = resolve_dtype(str(config.model.dtype), model)
     dtype = str(torch_dtype).removeprefix("torch.")
+    back_end = BACK_ENDS[config.devices.kind]
+    device = choose_back_end(back_end)
+    kernels = device.resolve_kernels(str(config.model.kernels), torch_dtype, processor)
+    model = _with_kept(config, model, dtype, back_end, kernels)
     shape = model_shape(model, torch_dtype)
     max_model_len = config.model.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
@@ -231,8 +244,6 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
             f"--max-model-len {max_model_len} exceeds the model's {model.max_position_embeddings} positions"
         )
     end_tokens = read_end_tokens(model_dir, model.vocab_size, config.model.generation_config)
-    back_end = BACK_ENDS[config.devices.kind]
-    device = choose_back_end(back_end)
     limits = scheduler_limits(config, max_model_len, end_tokens.ids, goes_ahead=device.goes_ahead)
     # A pipeline may hold a decode of every request beside a full prefill budget.
     max_num_tokens = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
@@ -246,7 +257,6 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
     sizes = PageSizes.of(shape, memory.block_size, memory.page_bytes or DEFAULT_PAGE_BYTES)
     ladder = parse_overload(config.overload.policy)
     layers = _layers_of_workers(config.instances, shape, static_pipeline=ladder.static_pipeline)
-    kernels = device.resolve_kernels(str(config.model.kernels), torch_dtype, processor)
     spec = WorkerSpec(
         worker_id=0,
         model_dir=str(model_dir),
@@ -272,6 +282,26 @@ def assemble(config: EngineConfig, processor: Processor | None = None) -> Assemb
         for worker, card in enumerate(cards or [None] * config.instances)
     ]
     return Assembly(config, model, shape, limits, specs, end_tokens, room)
+
+
+def _with_kept(
+    config: EngineConfig, model: DecoderConfig, dtype: str, back_end: str, kernels: str
+) -> DecoderConfig:
+    """With the matrices that are kept as integers. Raises ConfigError where none can be though it is asked for."""
+    asked, model_dir = config.model.quantized_weights, Path(config.model.model)
+    if asked == "widened" or scheme_of_folder(model_dir) is None:
+        return model
+    kept = model
+    if back_end == HOST:  # a card is not opened here, and its kernels keep none
+        torch_dtype = resolve_dtype(dtype, model)
+        loaded = choose_back_end(back_end).load_kernels(kernels, torch_dtype)
+        kept = keep_integers(model, model_dir, torch_dtype, loaded, str(config.model.load_format))
+    if asked == "kept" and not kept.kept:
+        raise ConfigError(
+            f"--quantized-weights kept: nothing of {config.model.model} can be; it takes matrices of 4 or 8 bits in "
+            "groups of 32 columns or a multiple, and the CPU's kernels in float32 or bfloat16"
+        )
+    return kept
 
 
 def _layers_of_workers(instances: int, shape: ModelShape, *, static_pipeline: bool) -> dict[WorkerId, tuple[int, int]]:

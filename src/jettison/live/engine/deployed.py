@@ -9,7 +9,7 @@ from jettison.config import KEYS, EngineConfig
 from jettison.cost.deployment import Deployment
 from jettison.cost.hardware import HardwareProfile
 from jettison.live.engine.assembly import Assembly, assemble
-from jettison.profiles import AUTO, NONE, fingerprint, read_profile
+from jettison.profiles import AUTO, NONE, read_profile
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,7 @@ def deployment_of(assembly: Assembly, *, kv_tokens: int | None = None) -> Deploy
     """Of an assembled engine, running or not. Raises ConfigError for a profile that cannot be read."""
     if kv_tokens is not None:
         assembly = assembly.sized_for(kv_tokens // assembly.config.memory.block_size)
-    config, spec = assembly.config, assembly.worker_specs[0]
-    model_dir = Path(spec.model_dir)
-    mark = fingerprint(model_dir, spec.dtype, spec.num_threads, spec.kernels)
+    config = assembly.config
     known = assembly.load_profile()
     return Deployment(
         name=config.model.served_model_name,
@@ -47,7 +45,7 @@ def deployment_of(assembly: Assembly, *, kv_tokens: int | None = None) -> Deploy
         profile=known if known is not None else _elsewhere(config),
         core_knows_profile=known is not None,
         settings=settings_of(config),
-        fingerprint=mark,
+        fingerprint=assembly.fingerprint,
     )
 
 

@@ -69,7 +69,7 @@ class ExperimentSetup:
         return EngineConfig.resolve(
             model=str(self.model_dir), device=self.device, dtype=self.dtype, instances=self.instances,
             block_size=self.block_size, max_num_batched_tokens=self.max_num_batched_tokens,
-            max_num_seqs=self.max_num_seqs,
+            max_num_seqs=self.max_num_seqs, max_model_len=self.extra_flags.get("max_model_len"),
         )
 
     def deployment(self) -> Deployment:
@@ -111,12 +111,20 @@ def run_policy(
     ``beside``: of the server's address; entered before the first arrival, and left after the last answer. ``pool``: a
     batch of offline requests beside the arrivals.
     """
-    log = setup.work_dir / f"server-{safe_name(name or policy)}.log"
+    options = ReplayOptions(
+        name=name or policy, seed=seed, prompts=PromptMaker(seed=seed), total_timeout_s=total_timeout_s,
+        on_progress=on_progress, pool=pool,
+    )
+    return meet_policy(setup, policy, workload, options, beside)
+
+
+def meet_policy(
+    setup: ExperimentSetup, policy: str, workload: Workload, options: ReplayOptions,
+    beside: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> RunResult:
+    """``run_policy`` with a client of one's own: other prompts, what is done with the answers."""
+    log = setup.work_dir / f"server-{safe_name(options.name)}.log"
     with ServerProcess(setup.model_dir, setup.flags() | {"overload": policy}, log) as server, beside(server.url):
-        options = ReplayOptions(
-            name=name or policy, seed=seed, prompts=PromptMaker(seed=seed), total_timeout_s=total_timeout_s,
-            on_progress=on_progress, pool=pool,
-        )
         run = replay_sync(server.url, workload, options)
     run.config |= {"policy": policy, "flags": {k: str(v) for k, v in setup.flags().items()}}
     run.config["fairness"] = fairness_of_run(

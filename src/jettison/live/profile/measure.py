@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from jettison.config import EngineConfig
 from jettison.cost.fit import FitErrors, Sample, evaluate, fit_attention_free, fit_cost_model, fit_no_prefix
@@ -29,7 +28,6 @@ from jettison.live.profile.serving_probe import measure_serving
 from jettison.live.profile.speeds import measure_disk, measure_host_copy, measure_remap
 from jettison.live.profile.step_timer import StepTimer
 from jettison.live.worker.device_port import device_spec
-from jettison.profiles import fingerprint
 
 MAX_CONTEXT = 2048
 """Longest context that is profiled; the model extrapolates linearly beyond."""
@@ -125,7 +123,7 @@ def run_profile(
         decodes = shapes_beside(limits)[0]
         link_byte_s = measure_link_beside(lambda: timer.time_s(decodes), spec.piece_bytes, rounds=3 if quick else 15)
         remap, disk = measure_remap(device, is_touched=spec.back_end == HOST), measure_disk(device)
-        mark = fingerprint(Path(spec.model_dir), spec.dtype, spec.num_threads, device.kernels_name)
+        mark = replace(assembly.fingerprint, kernels=device.kernels_name)
     finally:
         device.close()
     progress(0.95, "the link between two processes")

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress, TaskID
@@ -67,6 +68,8 @@ class Architecture:
     head_dim: int | None = None
     extra: Mapping[str, object] | None = None
     """Keys of its own in ``config.json``."""
+    quantized: str | None = None
+    """How its projections are; compared with the model of exactly the weights that they stand for."""
 
 
 SEED = 0
@@ -109,8 +112,14 @@ OWN_LAYERS = (
     Architecture("gpt-oss", "gpt_oss", extra=_WINDOW | {
         "num_local_experts": 4, "num_experts_per_tok": 2, "rope_scaling": None,
     }),
+    Architecture("Llama, kept in 4 bits", "llama", extra={"intermediate_size": 96}, quantized="int4"),
+    Architecture("Qwen3-MoE, kept in 8 bits", "qwen3_moe", quantized="int8", extra={
+        "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [1],
+        "norm_topk_prob": True, "intermediate_size": 96,
+    }),
 )  # fmt: skip
-"""With ``full``: architectures whose layers kernels do not have in two calls, through ``BRIEF`` alone."""
+"""With ``full``: architectures whose layers kernels do not have in two calls, and weights that are kept as integers,
+through ``BRIEF`` alone."""
 BRIEF = ("chunked prefill", "swap out + in", "migrate while decoding", "drop + exchange (live)", "restore + split",
          "harvest: freed from checkpoints")  # fmt: skip
 """Chunks, the host pool, another instance, two stages with KV elsewhere, the way back, checkpoints."""
@@ -138,12 +147,16 @@ def run_verify(
     if not has_reference and not alone:
         console.print(f"[red]{NO_REFERENCE}[/red]")
     with tempfile.TemporaryDirectory(prefix="jettison-verify-") as scratch:
-        models = [
-            (name, Setting(folder, dtype, NUM_OUTPUT_TOKENS, SEED, max_model_len, kernels, device=device))
-            for name, folder in _models(model_dir, Path(scratch), device, max_model_len, full)
+        models = list(_models(model_dir, Path(scratch), device, max_model_len, full))
+        settings = [
+            Setting(model.folder, dtype, NUM_OUTPUT_TOKENS, SEED, max_model_len, kernels, device=device)
+            for model in models
+        ]
+        settings = [
+            kept_setting(setting) if model.is_kept else setting for model, setting in zip(models, settings, strict=True)
         ]
         num_whole = len(models) if model_dir is not None else len(ARCHITECTURES)
-        served = [check_served(setting) for _, setting in models]
+        served = [check_served(setting) for setting in settings]
         of_all = served[0].worker_specs[0]
         against = "transformers" if has_reference else SOLO
         parts_apart = alone and of_all.dtype != "float64"
@@ -157,10 +170,11 @@ def run_verify(
         try:
             with progress_bar(console=console) as progress:
                 bar = _Bar(progress, progress.add_task("verifying", total=total), console)
-                for (name, setting), assembly, mine, plan in zip(models, served, events_of, deaths, strict=True):
+                every = zip(models, settings, served, events_of, deaths, strict=True)
+                for model, setting, assembly, mine, plan in every:
                     resolved = replace(setting, dtype=of_all.dtype)
-                    reference = make_reference(resolved) if not alone else solo_reference(resolved)
-                    run = _Run(name, resolved, Has(assembly, BLOCK_SIZE, memory_limit()), table, bar, reference)
+                    reference = model.reference(resolved, alone)
+                    run = _Run(model.name, resolved, Has(assembly, BLOCK_SIZE, memory_limit()), table, bar, reference)
                     run.events(mine)
                     for mode, instances, places in plan:
                         run.deaths(mode, instances, places)
@@ -168,6 +182,32 @@ def run_verify(
         finally:
             print_table(console, table)
     return 0 if table.is_proof else 1
+
+
+class Verified(NamedTuple):
+    """A model that goes through events."""
+
+    name: str
+    folder: Path
+    exact: Path
+    """A folder with the weights that it stands for; the same where they are not kept as integers."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its weights are kept as integers."""
+        return self.exact != self.folder
+
+    def reference(self, setting: Setting, alone: bool) -> Reference:
+        """What its tokens are compared with. A type that cannot hold the exact weights would round them."""
+        if alone or (self.is_kept and setting.dtype == "bfloat16"):
+            return solo_reference(setting)
+        return make_reference(setting, self.exact)
+
+
+def kept_setting(setting: Setting) -> Setting:
+    """For weights that are kept as integers: in double only torch's kernels keep them."""
+    in_double = setting.dtype == "float64" and setting.device == "cpu" and setting.kernels == "auto"
+    return replace(setting, kernels="torch") if in_double else setting
 
 
 def check_served(setting: Setting) -> Assembly:
@@ -183,10 +223,10 @@ def check_served(setting: Setting) -> Assembly:
     return assembly
 
 
-def make_reference(setting: Setting) -> Reference:
-    """``transformers`` where it is installed."""
+def make_reference(setting: Setting, exact: Path) -> Reference:
+    """``transformers`` where it is installed, with the weights of ``exact``."""
     if transformers_available():
-        return TransformersReference(setting.model_dir, setting.dtype)
+        return TransformersReference(exact, setting.dtype)
     return solo_reference(setting)
 
 
@@ -271,29 +311,31 @@ class _Run:
 
 def _models(
     model_dir: Path | None, scratch: Path, device: str, max_model_len: int | None, full: bool
-) -> Iterator[tuple[str, Path]]:
+) -> Iterator[Verified]:
     if model_dir is not None:
-        yield read_config(model_dir, max_model_len).architecture, model_dir
+        yield Verified(read_config(model_dir, max_model_len).architecture, model_dir, model_dir)
         return
     for index, architecture in enumerate((*ARCHITECTURES, *(OWN_LAYERS if full else ()))):
         in_shards = 40_000 if index % 2 else None
-        own = make_own(
-            architecture, scratch / str(index), SEED + index, shard_bytes=in_shards, is_for_cards=device == "cuda")
-        yield architecture.name, own
+        folder = scratch / str(index)
+        yield make_own(architecture, folder, SEED + index, shard_bytes=in_shards, is_for_cards=device == "cuda")
 
 
 def make_own(
     architecture: Architecture, folder: Path, seed: int, *, shard_bytes: int | None = None, is_for_cards: bool = False
-) -> Path:
+) -> Verified:
     """One of the models that are verified where none is named. ``is_for_cards``: with so much KV for a token that few
     tokens fill the larger pages of a card."""
     a = architecture
     sizes = {"hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": a.head_dim}
     if is_for_cards:
         sizes = {"hidden": 128, "heads": 64, "kv_heads": 32, "head_dim": 128}
-    create_model(
-        folder, arch=a.arch, layers=4, seed=seed, tied=a.tied, rope_scaling=a.rope_scaling,
-        max_position_embeddings=1024, std=0.2, shard_bytes=shard_bytes, extra=a.extra,
-        **sizes,  # type: ignore[arg-type]
-    )
-    return folder
+    exact = folder if a.quantized is None else folder.with_name(f"{folder.name}-exact")
+    for target in dict.fromkeys((folder, exact)):
+        create_model(
+            target, arch=a.arch, layers=4, seed=seed, tied=a.tied, rope_scaling=a.rope_scaling,
+            max_position_embeddings=1024, std=0.2, shard_bytes=shard_bytes, extra=a.extra, quantized=a.quantized,
+            is_widened=target != folder,
+            **sizes,  # type: ignore[arg-type]
+        )
+    return Verified(a.name, folder, exact)

@@ -2,8 +2,8 @@
 second.
 
 Integers, zeros and scales of a range of outputs are cut out of the stored columns, so a piece needs no more than
-itself. Both libraries compute ``(integer - zero) * scale`` in the scales' dtype (float16 as a rule), and so does this;
-the serving dtype is rounded from there.
+itself. Both libraries compute ``(integer - zero) * scale`` in the scales' dtype (float16 as a rule), and so does this
+where weights are widened; the serving dtype is rounded from there. Kept integers are not rounded.
 
 A GPTQ folder of the first version stores each zero less one. As AutoGPTQ does, one is added within the bits of the
 field; GPTQModel adds it to the words, which differs where a field is full: zeros of which no writer is sure.
@@ -14,9 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from jettison.device.model.integers import Integers
 from jettison.device.model.quantized.bits import num_words, unpack
-from jettison.device.model.quantized.parts import Headers, Part, Recipe, Stored
-from jettison.device.model.quantized.scaling import finite, groups_of_columns, scaled
+from jettison.device.model.quantized.parts import AsIntegers, Headers, Part, Recipe, Stored
+from jettison.device.model.quantized.scaling import finite, form_of, groups_of_columns, in_order, offsets_of, scaled
 from jettison.device.model.quantized.schemes import Awq, Gptq
 from jettison.device.model.shards import TensorSource
 
@@ -42,7 +43,18 @@ def awq_recipe(scheme: Awq, source: TensorSource, headers: Headers) -> Recipe:
         scales = finite(stored, "scales", stored["scales"][:, start:end].t())
         return scaled(integers, scales, zeros, size)
 
-    return Recipe(parts, widen)
+    form = form_of(headers, parts["scales"], _AWQ_BITS, size, "none" if scheme.is_symmetric else "zero")
+    if form is None:
+        return Recipe(parts, widen)
+
+    def read(stored: Stored, start: int, end: int) -> Integers:
+        center = 1 << _AWQ_BITS - 1
+        integers, zeros = (_outputs(stored[part], start, end) for part in ("qweight", "qzeros"))
+        scales = finite(stored, "scales", stored["scales"][:, start:end].t())
+        offsets = offsets_of(form, "qzeros", zeros, center, scales)
+        return Integers((integers - center).to(torch.int8), scales, offsets)
+
+    return Recipe(parts, widen, integers=AsIntegers(form, read))
 
 
 def _outputs(words: Tensor, start: int, end: int) -> Tensor:
@@ -68,11 +80,26 @@ def gptq_recipe(scheme: Gptq, source: TensorSource, headers: Headers) -> Recipe:
 
     def widen(stored: Stored, start: int, end: int) -> Tensor:
         integers = unpack(stored["qweight"][:, start:end].t().contiguous(), bits, 0, columns)
-        zeros = unpack(stored["qzeros"], bits, start, end).t()
-        if not scheme.is_v2:
-            zeros = (zeros + 1) & ((1 << bits) - 1)
         scales = finite(stored, "scales", stored["scales"][:, start:end].t())
         group = groups_of_columns(stored, "g_idx", size, num_groups) if "g_idx" in stored else size
-        return scaled(integers, scales, zeros, group)
+        return scaled(integers, scales, _gptq_zeros(scheme, stored, start, end), group)
 
-    return Recipe(parts, widen)
+    form = form_of(headers, parts["scales"], bits, size, "none" if scheme.is_symmetric else "zero")
+    if form is None or (scheme.is_ordered and num_groups > 1):
+        return Recipe(parts, widen)
+
+    def read(stored: Stored, start: int, end: int) -> Integers:
+        in_order(stored, "g_idx", size, num_groups)
+        center = 1 << bits - 1
+        integers = unpack(stored["qweight"][:, start:end].t().contiguous(), bits, 0, columns) - center
+        scales = finite(stored, "scales", stored["scales"][:, start:end].t())
+        offsets = offsets_of(form, "qzeros", _gptq_zeros(scheme, stored, start, end), center, scales)
+        return Integers(integers.to(torch.int8), scales, offsets)
+
+    return Recipe(parts, widen, integers=AsIntegers(form, read))
+
+
+def _gptq_zeros(scheme: Gptq, stored: Stored, start: int, end: int) -> Tensor:
+    """[outputs, groups]."""
+    zeros = unpack(stored["qzeros"], scheme.bits, start, end).t()
+    return zeros if scheme.is_v2 else (zeros + 1) & ((1 << scheme.bits) - 1)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from jettison.device.model.integers import Integers, Offset
 from jettison.device.model.quantized.bits import num_words, unpack
 from jettison.device.model.quantized.columns import INT32
 from jettison.device.model.quantized.fp8 import E4M3, e4m3_values, grid_rows, grid_shape
-from jettison.device.model.quantized.parts import DamagedPart, Headers, Part, Recipe, Stored, part_of
-from jettison.device.model.quantized.scaling import finite, groups_of_columns, scaled
+from jettison.device.model.quantized.parts import AsIntegers, DamagedPart, Headers, Part, Recipe, Stored, part_of
+from jettison.device.model.quantized.scaling import finite, form_of, groups_of_columns, in_order, offsets_of, scaled
 from jettison.device.model.quantized.schemes import Compressed, CompressedGroup
 from jettison.device.model.shards import TensorSource
 
@@ -53,15 +54,33 @@ def _recipe(group: CompressedGroup, source: TensorSource, headers: Headers) -> R
         parts["g_idx"] = Part(f"{module}.weight_g_idx", (columns,), INT32)
 
     def widen(stored: Stored, start: int, end: int) -> Tensor:
-        if "shape" in stored and tuple(stored["shape"].tolist()) != source.shape:
-            raise DamagedPart("shape", f"says {tuple(stored['shape'].tolist())}, expected {source.shape}")
+        _check_shape(stored, source)
         scales = finite(stored, "scale", grid_rows(stored["scale"].float(), block_rows, start, end))
         values, zeros = _values(group, stored, start, end, columns), None
         if "zero" in stored:
             zeros = _zeros(group, stored["zero"], block_rows, start, end)
         return scaled(values, scales, zeros, _groups(stored, block_columns, grid[1]))
 
-    return Recipe(parts, widen, tuple(f"{module}.{name}" for name in _LEFT_OUT))
+    left_out = tuple(f"{module}.{name}" for name in _LEFT_OUT)
+    offset: Offset = "none" if group.is_symmetric else "zero"
+    form = form_of(headers, parts["scale"], group.bits if group.is_packed else 8, block_columns, offset)
+    if form is None or group.is_float or ("g_idx" in parts and grid[1] > 1):
+        return Recipe(parts, widen, left_out)
+
+    def read(stored: Stored, start: int, end: int) -> Integers:
+        _check_shape(stored, source)
+        in_order(stored, "g_idx", block_columns, grid[1])
+        scales = finite(stored, "scale", grid_rows(stored["scale"], block_rows, start, end))
+        zeros = _zeros(group, stored["zero"], block_rows, start, end) if "zero" in stored else None
+        offsets = offsets_of(form, "zero", zeros, 0, scales)
+        return Integers(_values(group, stored, start, end, columns).to(torch.int8), scales, offsets)
+
+    return Recipe(parts, widen, left_out, AsIntegers(form, read))
+
+
+def _check_shape(stored: Stored, source: TensorSource) -> None:
+    if "shape" in stored and tuple(stored["shape"].tolist()) != source.shape:
+        raise DamagedPart("shape", f"says {tuple(stored['shape'].tolist())}, expected {source.shape}")
 
 
 def _block(group: CompressedGroup, source: TensorSource) -> tuple[int, int]:

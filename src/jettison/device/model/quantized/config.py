@@ -13,7 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jettison.device.model.jsonfile import JsonObject, short_repr
-from jettison.device.model.quantized.schemes import Awq, Compressed, CompressedGroup, Fp8, Gptq, Mxfp4, Scheme
+from jettison.device.model.quantized.schemes import (
+    Awq,
+    Compressed,
+    CompressedGroup,
+    Fp8,
+    GgufBlocks,
+    Gptq,
+    Mxfp4,
+    Scheme,
+)
 from jettison.device.model.quantized.signs import REFUSAL, sign_in_config
 
 CONFIG_FILE = "config.json"
@@ -51,7 +60,7 @@ def _awq(keys: JsonObject) -> Awq:
     _refuse_other(keys, "bits", None, 4)
     for key in ("version", "format", "checkpoint_format"):
         _refuse_other(keys, key, None, "gemm", "GEMM")
-    return Awq(_group_size(keys))
+    return Awq(_group_size(keys), not keys.flag("zero_point", True))
 
 
 def _gptq(keys: JsonObject) -> Gptq:
@@ -63,7 +72,7 @@ def _gptq(keys: JsonObject) -> Gptq:
     key = "checkpoint_format" if keys.values.get("checkpoint_format") is not None else "format"
     _refuse_other(keys, key, None, "gptq", "gptq_v2")
     is_v2 = keys.values.get(key) == "gptq_v2"
-    return Gptq(keys.positive_int("bits"), _group_size(keys), is_v2, keys.flag("desc_act"))
+    return Gptq(keys.positive_int("bits"), _group_size(keys), is_v2, keys.flag("desc_act"), keys.flag("sym"))
 
 
 def _compressed(keys: JsonObject) -> Compressed:
@@ -111,11 +120,16 @@ def _mxfp4(keys: JsonObject) -> Mxfp4:
     return Mxfp4()
 
 
+def _gguf(keys: JsonObject) -> GgufBlocks:
+    return GgufBlocks()
+
+
 _PACKED = frozenset({"pack-quantized"})
 _UNPACKED = frozenset({"int-quantized", "float-quantized", "naive-quantized"})
 
 _READERS: dict[str, Callable[[JsonObject], Scheme]] = {
     "fp8": _fp8, "awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed, "mxfp4": _mxfp4,
+    "gguf": _gguf,
 }  # fmt: skip
 
 

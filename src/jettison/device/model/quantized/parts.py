@@ -1,4 +1,7 @@
-"""The stored tensors that a wanted one is made of, and how. Not here: a format."""
+"""The stored tensors that a wanted one is made of, and how: widened, or as the integers that it is stored as.
+
+Not here: a format.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from jettison.device.model.integers import IntegerForm, Integers
 from jettison.device.model.shards import TensorSource
 
 PLAIN = frozenset({"F64", "F32", "F16", "BF16"})
@@ -40,9 +44,17 @@ Stored = Mapping[str, Tensor]
 class DamagedPart(Exception):
     """A part's values cannot be right; ``part``: its name in the recipe."""
 
-    def __init__(self, part: str, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, part: str, what: str, mend: str = "download the file again") -> None:
+        super().__init__(f"{what}; {mend}")
         self.part = part
+
+
+class AsIntegers(NamedTuple):
+    """How a matrix is read without being widened."""
+
+    form: IntegerForm
+    read: Callable[[Stored, int, int], Integers]
+    """Rows [start, end) of the wanted matrix. Raises ``DamagedPart``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,8 @@ class Recipe:
     Raises ``DamagedPart``."""
     left_out: tuple[str, ...] = ()
     """Stored tensors beside it that mean nothing for weights, if they are there: scales of activations."""
+    integers: AsIntegers | None = None
+    """None: it has to be widened."""
 
     def is_begun(self, headers: Headers) -> bool:
         """Whether any of the parts is there."""
@@ -86,10 +100,16 @@ def slice_of(recipe: Recipe, at: int, num_stacked: int) -> Recipe:
     """One of several tensors of this recipe whose parts are stacked, in their own order of rows and columns."""
     parts = {name: Part(part.name, (num_stacked, *part.shape), part.dtypes) for name, part in recipe.parts.items()}
 
-    def widen(stored: Stored, start: int, end: int) -> Tensor:
-        return recipe.widen({name: tensor[at] for name, tensor in stored.items()}, start, end)
+    def one_of(stored: Stored) -> Stored:
+        return {name: tensor[at] for name, tensor in stored.items()}
 
-    return Recipe(parts, widen, recipe.left_out)
+    integers = recipe.integers
+    if integers is not None:
+        read = integers.read
+        integers = integers._replace(read=lambda stored, start, end: read(one_of(stored), start, end))
+    return Recipe(
+        parts, lambda stored, start, end: recipe.widen(one_of(stored), start, end), recipe.left_out, integers
+    )
 
 
 def part_of(headers: Headers, name: str, *shapes: tuple[int, ...], dtypes: frozenset[str] = PLAIN) -> Part:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jettison.device.model.quantized import columns, compressed, fp8, mxfp4
+from jettison.device.model.integers import IntegerForm
+from jettison.device.model.quantized import blocks, columns, compressed, fp8, mxfp4
 from jettison.device.model.quantized.parts import PLAIN, Headers, Recipe, plain, slice_of
-from jettison.device.model.quantized.schemes import Awq, Compressed, Fp8, Gptq, Scheme
+from jettison.device.model.quantized.schemes import Awq, Compressed, Fp8, GgufBlocks, Gptq, Scheme
 from jettison.device.model.shards import TensorSource
 
 
 def recipes_of(scheme: Scheme | None, sources: Iterable[TensorSource], headers: Headers) -> dict[str, Recipe]:
     """The recipe of each wanted tensor, by its key. What is stored plainly is read plainly."""
     return {source.key: _recipe(scheme, source, headers) or plain(source) for source in sources}
+
+
+def form_without_files(scheme: Scheme | None, source: TensorSource) -> IntegerForm | None:
+    """The form in which a projection would be kept if a folder had one; None: widened."""
+    recipe = None if scheme is None else _of_format(scheme, source, {})
+    return None if recipe is None or recipe.integers is None else recipe.integers.form
 
 
 def _recipe(scheme: Scheme | None, source: TensorSource, headers: Headers) -> Recipe | None:
@@ -37,4 +44,6 @@ def _of_format(scheme: Scheme, source: TensorSource, headers: Headers) -> Recipe
             return columns.gptq_recipe(scheme, source, headers)
         case Compressed():
             return compressed.recipe(scheme, source, headers)
+        case GgufBlocks():
+            return blocks.recipe(source, headers)
     return mxfp4.recipe(scheme, source, headers)

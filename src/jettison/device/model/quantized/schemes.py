@@ -18,6 +18,8 @@ class Awq:
 
     group_size: int | None
     """Columns; None = all."""
+    is_symmetric: bool = False
+    """Whether all zeros are the center of the integers; else they may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Gptq:
     """Whether zeros are stored as they are; else less one."""
     is_ordered: bool
     """Whether the groups of columns are given one by one (``desc_act``); else they may be."""
+    is_symmetric: bool = False
+    """See ``Awq``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +62,9 @@ class Mxfp4:
     """4-bit floats, 32 of which share an exponent."""
 
 
-Scheme = Fp8 | Awq | Gptq | Compressed | Mxfp4
+@dataclass(frozen=True, slots=True)
+class GgufBlocks:
+    """Blocks of a GGUF file as they are; what lies in the files says of which kind."""
+
+
+Scheme = Fp8 | Awq | Gptq | Compressed | Mxfp4 | GgufBlocks

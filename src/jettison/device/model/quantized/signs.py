@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 REFUSAL = (
-    "quantized weights are read only with a quantization_config of awq, compressed-tensors, fp8, gptq or mxfp4 in "
-    "config.json; use the unquantized model"
+    "quantized weights are read only with a quantization_config of awq, compressed-tensors, fp8, gguf, gptq or "
+    "mxfp4 in config.json; use the unquantized model"
 )
 
 _CONFIG_KEYS = {

@@ -1,0 +1,285 @@
+"""A quantized folder that is kept as integers is the exact model that it stands for, wherever its bytes come from."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from quantized_goldens import DIGESTS, FOLDERS
+from quantizers import KEPT, quantize
+from safetensors.torch import load_file, save_file
+
+from jettison.device.kernels.integers import pack_integers, widened
+from jettison.device.kernels.operands import IntegerMatrix
+from jettison.device.kernels.torch_kernels import TorchKernels
+from jettison.device.model.create import create_model
+from jettison.device.model.hf_config import read_config
+from jettison.device.model.integers import IntegerForm
+from jettison.device.model.kept import keep_integers, told_of_kept
+from jettison.device.model.seeded import SeededWeights
+from jettison.device.model.shards import HeadOrder, model_shape, shard_layouts
+from jettison.device.model.weights import WeightFolder, ordered_integers
+from jettison.device.spec import RANDOM, DeviceSpec
+from jettison.device.worker import make_device
+from jettison.errors import ConfigError, ModelError
+from jettison.types import layer_shard
+
+TORCH = TorchKernels()
+SIZES = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "intermediate": 96, "max_position_embeddings": 256,
+         "std": 0.2}  # fmt: skip
+PROMPTS = {name: random.Random(i).choices(range(256), k=9 + 7 * i) for i, name in enumerate("ab")}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kept") / "plain"
+    create_model(folder, arch="qwen2", **SIZES, dtype="float64", seed=4)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(plain, tmp_path_factory):
+    """(quantized, exactly widened) by way; read only."""
+    folders = {}
+
+    def make(way):
+        if way not in folders:
+            folder = tmp_path_factory.mktemp("way")
+            folders[way] = folder / "quantized", folder / "widened"
+            quantize(plain, way, *folders[way], 32, is_exact=True)
+        return folders[way]
+
+    return make
+
+
+def kept_config(folder, dtype=torch.float64, **options):
+    return keep_integers(read_config(folder), folder, dtype, TORCH, **options)
+
+
+def loaded(weights):
+    """Every slab."""
+    slabs = {}
+    for shard, layout in weights.layouts.items():
+        slabs[shard] = torch.full((layout.num_bytes,), 0xFF, dtype=torch.uint8)
+        weights.load_shard(shard, slabs[shard])
+    return slabs
+
+
+def exact_matrices(layouts, slabs):
+    """Each kept slot's weights in double, by the tensors of the checkpoint."""
+    found = {}
+    for shard, layout in layouts.items():
+        for slot in layout.slots:
+            if slot.form is not None:
+                matrix = IntegerMatrix(slot.view(slabs[shard]), *slot.shape, slot.form)
+                parts = widened(matrix, 0, matrix.rows, torch.float64).split([each.shape[0] for each in slot.sources])
+                found |= {source.name: part for source, part in zip(slot.sources, parts, strict=True)}
+    return found
+
+
+@pytest.mark.parametrize("way", KEPT)
+def test_kept_weights_are_scale_times_integer(way, made):
+    quantized, exact = made(way)
+    config = kept_config(quantized)
+    weights = WeightFolder(quantized, config, torch.float64, TORCH)
+    found, expected = exact_matrices(weights.layouts, loaded(weights)), load_file(exact / "model.safetensors")
+    assert len(found) == 2 * 7
+    assert all(torch.equal(part, expected[name]) for name, part in found.items())
+
+
+@pytest.mark.parametrize(("dtype", "kernels", "within"), [("float64", "torch", 1e-9), ("float32", "auto", 1e-3)])
+@pytest.mark.parametrize("way", KEPT)
+def test_an_engine_computes_what_the_exact_model_does(way, dtype, kernels, within, made, new_driver):
+    quantized, exact = made(way)
+    mine = told(quantized, kept_config(quantized), new_driver, dtype, kernels)
+    theirs = told(exact, read_config(exact), new_driver)
+    for one, other in zip(mine, theirs, strict=True):
+        assert one.output == other.output
+        values = [[choice.logprob for choice in each.logprobs] for each in (one, other)]
+        assert torch.allclose(*map(torch.tensor, values), rtol=0, atol=within)
+
+
+def told(folder, config, new_driver, dtype="float64", kernels="torch"):
+    worker = make_device(DeviceSpec(
+        model_dir=folder, dtype=dtype, budget_bytes=4 << 20, block_size=4, max_num_tokens=64, max_num_seqs=4,
+        page_bytes=4096, kernels=kernels, config=config))  # fmt: skip
+    worker.start()
+    try:
+        driver = new_driver([(worker.run_step, worker.shape.all_layers)], 72, with_logprobs=True)
+        for name, prompt in PROMPTS.items():
+            driver.add(name, prompt)
+        driver.step({name: len(prompt) for name, prompt in PROMPTS.items()})
+        worker.load_shard_from_disk(layer_shard(1))  # as a restore may: ModelError unless it is what was read first
+        driver.decode([*PROMPTS], 3)
+        return list(driver.requests.values())
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize("name", sorted(json.loads(DIGESTS.read_text()).keys() - {"mxfp4", "gptq-3", "gptq-4-ordered"}))
+def test_folders_of_libraries_say_the_same_as_integers_and_widened(name):
+    """Their groups are too small to be kept; the integers are there all the same."""
+    folder = FOLDERS / name
+    weights = WeightFolder(folder, read_config(folder), torch.float32)
+    forms = weights.integer_forms()
+    if "fp8" in name:
+        assert not forms
+        return
+    assert {slot for _, slot in forms} == {"qkv_weight", "o_weight", "gate_up_weight", "down_weight"}
+    with weights._reading() as rows_of:
+        for (shard, name_of_slot), form in forms.items():
+            slot = next(slot for slot in weights.layouts[shard].slots if slot.name == name_of_slot)
+            for source in slot.sources:
+                rows = source.shape[0]
+                values, scales, offsets = ordered_integers(rows_of, source, form, 0, rows)
+                assert offsets is None or form.offset == "zero"
+                exact = values.double() if offsets is None else values + repeated(offsets, form)
+                exact = exact * repeated(scales, form)
+                wide = torch.empty(source.shape, dtype=torch.float32)
+                rows_of.copy_rows(source, 0, wide)
+                narrow = torch.float16 if name.startswith(("awq", "gptq")) else torch.float32
+                assert torch.equal(exact.to(narrow).float(), wide)
+
+
+def repeated(numbers, form):
+    return numbers.double().repeat_interleave(form.group_size, 1)
+
+
+@pytest.mark.parametrize("name", ["gptq-3", "gptq-4-ordered"])
+def test_columns_that_are_out_of_order_are_widened(name):
+    folder = FOLDERS / name
+    assert not WeightFolder(folder, read_config(folder), torch.float32).integer_forms()
+
+
+def test_what_is_kept_is_smaller_and_told(made):
+    quantized, _ = made("awq")
+    config = kept_config(quantized, torch.bfloat16)
+    layout = shard_layouts(config, torch.bfloat16)[layer_shard(0)]
+    wide = shard_layouts(read_config(quantized), torch.bfloat16)[layer_shard(0)]
+    forms = {slot.name: slot.form for slot in layout.slots if slot.form is not None}
+    assert forms == dict.fromkeys(
+        ("qkv_weight", "o_weight", "gate_up_weight", "down_weight"), IntegerForm(4, 32, "float16", "zero"))  # fmt: skip
+    matrices = [slot for slot in layout.slots if slot.form is not None]
+    assert sum(slot.num_bytes for slot in matrices) == sum(
+        slot.shape[0] * slot.shape[1] * 5 // 8 for slot in matrices)  # fmt: skip
+    assert wide.num_bytes - layout.num_bytes == sum(slot.shape[0] * slot.shape[1] * 11 // 8 for slot in matrices)
+    shape = model_shape(config, torch.bfloat16)
+    assert shape.shard_bytes[layer_shard(1)] == layout.num_bytes
+    told = told_of_kept(config, torch.bfloat16)
+    assert told.endswith("bits a weight in memory; kept as integers but for embed, head")
+    assert told_of_kept(read_config(quantized), torch.bfloat16) is None
+
+
+def damaged(folder, target, name, edit):
+    shutil.copytree(folder, target)
+    path = target / "model.safetensors"
+    tensors = load_file(path)
+    edit(tensors[name])
+    save_file(tensors, path)
+    return target
+
+
+def test_scales_are_checked(made, tmp_path):
+    name = "model.layers.1.mlp.up_proj.scales"
+    folder = damaged(made("awq")[0], tmp_path / "damaged", name, lambda scales: scales[0, :1].fill_(torch.nan))
+    weights = WeightFolder(folder, kept_config(folder), torch.float64, TORCH)
+    with pytest.raises(ModelError, match=rf"model\.safetensors: tensor {name} has values that are not finite; "):
+        loaded(weights)
+
+
+def test_zeros_that_config_json_denies(made, tmp_path):
+    quantized, _ = made("gptq, 4 bits")
+    folder = damaged(quantized, tmp_path / "denied", "model.layers.0.self_attn.q_proj.qzeros", lambda zeros: None)
+    path = folder / "config.json"
+    values = json.loads(path.read_text())
+    values["quantization_config"]["sym"] = True
+    path.write_text(json.dumps(values))
+    config = kept_config(folder)
+    assert {kept.form.offset for kept in config.kept} == {"none"}
+    with pytest.raises(ModelError, match=r"qzeros has zeros of its own, though .*--quantized-weights widened"):
+        loaded(WeightFolder(folder, config, torch.float64, TORCH))
+    loaded(WeightFolder(folder, read_config(folder), torch.float64, TORCH))
+
+
+def test_a_folder_that_was_quantized_anew_is_not_mixed_in(made):
+    config = kept_config(made("awq")[0])
+    other = made("compressed, 8 bits")[0]
+    with pytest.raises(ModelError, match="was quantized in another way at the start"):
+        WeightFolder(other, config, torch.float64, TORCH).open()
+
+
+def test_other_peers_and_pieces_make_the_same_bytes(made, monkeypatch):
+    quantized, _ = made("compressed")
+    config = kept_config(quantized)
+    whole = loaded(WeightFolder(quantized, config, torch.float64, TORCH))
+    monkeypatch.setattr("jettison.device.model.weights.PIECE_BYTES", 8 * 64 * 5)
+    pieces = loaded(WeightFolder(quantized, config, torch.float64, TORCH))
+    assert all(torch.equal(whole[shard], pieces[shard]) for shard in whole)
+
+
+def test_heads_that_pair_neighbours_are_put_in_order(made):
+    quantized, exact = made("awq")
+    weights = WeightFolder(quantized, kept_config(quantized), torch.float64, TORCH)
+    slot = next(slot for slot in weights.layouts[layer_shard(0)].slots if slot.name == "qkv_weight")
+    source = slot.sources[0]._replace(order=HeadOrder(16, 8))
+    matrix = IntegerMatrix(torch.zeros(slot.form.num_bytes(*source.shape), dtype=torch.uint8), *source.shape, slot.form)
+    with weights._reading() as rows_of:
+        for start in range(0, source.shape[0], 16):
+            pack_integers(*ordered_integers(rows_of, source, slot.form, start, start + 16), start, matrix)
+    expected = load_file(exact / "model.safetensors")[source.name]
+    source.order.apply(expected)
+    assert torch.equal(widened(matrix, 0, matrix.rows, torch.float64), expected)
+
+
+@pytest.mark.parametrize("way", ["gptq, 4 bits", "compressed, 8 bits"])
+def test_random_weights_have_the_forms_of_config_json(way, made):
+    quantized, _ = made(way)
+    config = kept_config(quantized, load_format=RANDOM)
+    files = kept_config(quantized)
+    assert [each[:2] for each in config.kept] == [each[:2] for each in files.kept]
+    assert {each.form.bits for each in config.kept} == {each.form.bits for each in files.kept}
+    weights = SeededWeights(quantized, config, torch.float64, TORCH)
+    slabs, again = loaded(weights), loaded(SeededWeights(quantized, config, torch.float64, TORCH))
+    assert all(torch.equal(slabs[shard], again[shard]) for shard in slabs)
+    plain = SeededWeights(quantized, replace(config, kept=()), torch.float64)
+    wide = plain.layouts[layer_shard(0)].views(loaded(plain)[layer_shard(0)])["o_weight"]
+    found = exact_matrices(weights.layouts, slabs)["model.layers.0.self_attn.o_proj.weight"]
+    assert 0.9 < found.std() / wide.std() < 1.1 and abs(found.mean()) < 0.1 * found.std()
+
+
+@pytest.mark.parametrize(("arch", "quantized"), [("llama", "int4"), ("qwen3_moe", "int8-g64")])
+def test_a_created_model_is_its_twin_of_exact_weights(arch, quantized, tmp_path):
+    extra = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64} if arch == "qwen3_moe" else None
+    for name in ("kept", "exact"):
+        create_model(tmp_path / name, arch=arch, **SIZES | {"intermediate": 128}, quantized=quantized, extra=extra,
+                     is_widened=name == "exact")  # fmt: skip
+    config = kept_config(tmp_path / "kept")
+    slots = {"qkv_weight", "o_weight", "gate_up_weight", "down_weight"}
+    if arch == "qwen3_moe":
+        slots = {"qkv_weight", "o_weight", "experts_gate_up_weight", "experts_down_weight"}
+    assert {kept.slot for kept in config.kept} == slots
+    weights = WeightFolder(tmp_path / "kept", config, torch.float64, TORCH)
+    slabs, expected = loaded(weights), load_file(tmp_path / "exact" / "model.safetensors")
+    compared = 0
+    for shard, layout in weights.layouts.items():
+        for slot in layout.slots:
+            if slot.form is None:
+                continue
+            rows, columns = slot.shape[-2:]
+            whole = slot.view(slabs[shard]).view(-1, slot.form.num_bytes(rows, columns))
+            exact = torch.cat([expected[source.name] for source in slot.sources]).view(-1, rows, columns)
+            for data, each in zip(whole, exact, strict=True):
+                assert torch.equal(widened(IntegerMatrix(data, rows, columns, slot.form), 0, rows, torch.float64), each)
+                compared += 1
+    assert compared == (8 if arch == "llama" else 2 * (2 + 2 * 4))
+
+
+@pytest.mark.parametrize("name", ["int3", "int4-g", "int4-g0", "q4_0", "int8-gx"])
+def test_what_is_no_way_to_quantize(name, tmp_path):
+    with pytest.raises(ConfigError, match=r"^quantized must be int4 or int8, or with a group as int4-g128, not "):
+        create_model(tmp_path / "none", arch="llama", **SIZES, quantized=name)
+    assert not (tmp_path / "none").exists()
