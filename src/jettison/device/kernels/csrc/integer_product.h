@@ -8,15 +8,24 @@
 #define SEGMENT_STEPS 8 /* of a block that is widened at once; of a group of columns that tiles sum, at most */
 #define SEGMENT (SEGMENT_STEPS * STEP * OUTPUTS) /* numbers */
 
+/* Bytes become products' operands times 2^24 where pairs of bfloat16 are multiplied (see operand); scales take it back. */
+#if STORAGE_IS_NARROW && defined(BF16_DOT)
+#define OPERAND_SCALE(bits) ((bits) == 8 ? 0x1p-24f : 1.0f)
+#else
+#define OPERAND_SCALE(bits) 1.0f
+#endif
+
 /* What a group's scales and offsets make of its sums: total += scale * sum, and += shift * (sum of x). */
 INLINE void NAME(load_head)(const Form *form, const uint8_t *head, vf32 *scale, vf32 *shift) {
 #pragma GCC unroll 4
     for (int v = 0; v < PACKED_VECTORS; v++) {
         scale[v] = head_numbers(head + 2 * v * LANES_F32, form->is_bfloat16);
         shift[v] = (vf32){0};
-        if (!form->offset) continue;
-        const vf32 offset = head_numbers(head + 2 * (OUTPUTS + v * LANES_F32), form->is_bfloat16);
-        shift[v] = form->offset == OFFSET_MIN ? add_product(offset, scale[v], broadcast_f32(8)) : scale[v] * offset;
+        if (form->offset) {
+            const vf32 offset = head_numbers(head + 2 * (OUTPUTS + v * LANES_F32), form->is_bfloat16);
+            shift[v] = form->offset == OFFSET_MIN ? add_product(offset, scale[v], broadcast_f32(8)) : scale[v] * offset;
+        }
+        scale[v] *= OPERAND_SCALE(form->bits);
     }
 }
 
@@ -35,9 +44,16 @@ INLINE __m512bh NAME(operand)(const int bits, const uint8_t *half, const int pai
             0xbf80c000c040c080, 0xc0a0c0c0c0e0c100, 0x40e040c040a04080, 0x404040003f800000));
         return (__m512bh)_mm512_permutexvar_epi16(pair ? _mm512_srli_epi16(from, 4 * pair) : from, table);
     }
-    const __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(from, pair ? 16 : 24), 24);
-    const __m512i odd = _mm512_srai_epi32(pair ? from : _mm512_slli_epi32(from, 8), 24);
-    const __m512i low = _mm512_srli_epi32((__m512i)_mm512_cvtepi32_ps(even), 16);
+    /* Each byte becomes the highest of 32 bits, which leaves out shifts back. Shuffles take the place of shifts, which
+     * share their ports with conversions. */
+    const __m512i second = _mm512_broadcast_i32x4(_mm_set_epi32(0x0dffffff, 0x09ffffff, 0x05ffffff, 0x01ffffff));
+    const __m512i third = _mm512_broadcast_i32x4(_mm_set_epi32(0x0effffff, 0x0affffff, 0x06ffffff, 0x02ffffff));
+    const __m512i upper = _mm512_broadcast_i32x4(
+        _mm_set_epi32((int)0xffff0f0e, (int)0xffff0b0a, (int)0xffff0706, (int)0xffff0302));
+    const __m512i fourth = _mm512_set1_epi32((int)0xff000000);
+    const __m512i even = pair ? _mm512_shuffle_epi8(from, second) : _mm512_slli_epi32(from, 24);
+    const __m512i odd = pair ? _mm512_and_si512(from, fourth) : _mm512_shuffle_epi8(from, third);
+    const __m512i low = _mm512_shuffle_epi8((__m512i)_mm512_cvtepi32_ps(even), upper);
     return (__m512bh)_mm512_or_si512(low, (__m512i)_mm512_cvtepi32_ps(odd));
 }
 INLINE long NAME(wide_at)(long output, long i) { return i / 16 * STEP * OUTPUTS + output / 16 * 512 + i % 16 * 32; }
@@ -73,7 +89,8 @@ INLINE vf32 NAME(multiply_add)(vf32 sum, vf32 operand, const ACC *x) { return ad
 #define LINE_OPERANDS(bits) (32 / (bits) / OPERAND_COLUMNS)
 #define STEP_OPERANDS (STEP / OPERAND_COLUMNS)
 
-#if !(STORAGE_IS_NARROW && defined(TILES)) || defined(BF16_DOT)
+#if STORAGE_IS_NARROW && defined(TILES)
+#if defined(BF16_DOT)
 /* Steps of a group of columns, of which `line` is the first line. */
 INLINE void NAME(widen_lines)(const int bits, const uint8_t *line, long num_steps, NAME(Wide) *wide) {
     for (long i = 0; i < num_steps * STEP_OPERANDS; i += LINE_OPERANDS(bits), line += LINE_BYTES)
@@ -100,7 +117,6 @@ static void NAME(widen_steps)(const Form *form, const uint8_t *line, long num_st
     else NAME(widen_lines)(8, line, num_steps, wide);
 }
 
-#if STORAGE_IS_NARROW && defined(TILES)
 /* Sums of a segment become part of totals, with the offsets of its group of columns where `x_sums` is not NULL. */
 static void NAME(scale_sums)(const Form *form, const uint8_t *head, const ACC *made, long rows, const ACC *x_sums,
                              long x_sums_stride, ACC *totals) {
@@ -154,23 +170,33 @@ typedef struct {
     const NAME(PackedX) *x; /* at the first of the columns */
     const ACC *x_sums;      /* at the first of their groups */
     const uint8_t *head;    /* of that group */
-    const NAME(Wide) *wide; /* the columns, widened; or NULL */
+    NAME(Wide) *wide;       /* for the columns widened; or NULL */
     ACC *sums;
     long output, x_stride, num_groups, first_step, num_steps; /* num_groups: of a row; first_step: in its group */
     long ahead;                                               /* bytes from a line to what is asked for with it */
 } NAME(Columns);
 
-/* Adds to sums. `bits` is 0 where the columns are widened: else rows are few, and totals stay in registers. */
-INLINE void NAME(integer_tile)(const int rows, const int bits, const NAME(Columns) *c) {
+/* A register tile of few enough rows has its totals in registers, too, beside the sums of a step. */
+#if VEC_BYTES == 64
+#define INTEGER_ROWS 6
+#define TOTALS_IN_REGISTERS 6
+#else
+#define INTEGER_ROWS PACKED_ROWS
+#define TOTALS_IN_REGISTERS 1
+#endif
+
+/* Adds to sums. `bits` is 0 where the columns have been widened; a tile that `keeps` them widens for others, too. */
+INLINE void NAME(integer_tile)(const int rows, const int bits, const int keeps, const NAME(Columns) *c) {
+    const int in_registers = rows <= TOTALS_IN_REGISTERS;
     const long steps = c->form->group_size / STEP;
     const NAME(PackedX) *x = c->x;
-    const NAME(Wide) *wide = c->wide + (bits ? 0 : NAME(wide_at)(c->output, 0));
+    NAME(Wide) *wide = c->wide + (bits && !keeps ? 0 : NAME(wide_at)(c->output, 0));
     const ACC *x_sums = c->x_sums;
     const uint8_t *head = c->head, *line = head + head_bytes(c->form) + c->first_step * STEP_BYTES(bits) + 4 * c->output;
     ACC *const sums = c->sums + c->output;
-    vf32 total[FEW_ROWS][PACKED_VECTORS], scale[PACKED_VECTORS], shift[PACKED_VECTORS];
+    vf32 total[TOTALS_IN_REGISTERS][PACKED_VECTORS], scale[PACKED_VECTORS], shift[PACKED_VECTORS];
     NAME(load_head)(c->form, head + 2 * c->output, scale, shift);
-    if (bits)
+    if (in_registers)
 #pragma GCC unroll 16
         for (int m = 0; m < rows; m++)
 #pragma GCC unroll 4
@@ -183,7 +209,7 @@ INLINE void NAME(integer_tile)(const int rows, const int bits, const NAME(Column
             x_sums++;
             NAME(load_head)(c->form, head + 2 * c->output, scale, shift);
         }
-        vf32 acc[PACKED_ROWS][PACKED_VECTORS];
+        vf32 acc[INTEGER_ROWS][PACKED_VECTORS];
 #pragma GCC unroll 16
         for (int m = 0; m < rows; m++)
 #pragma GCC unroll 4
@@ -198,9 +224,11 @@ INLINE void NAME(integer_tile)(const int rows, const int bits, const NAME(Column
             for (int j = 0; j < together; j++) {
                 NAME(Operand) column[PACKED_VECTORS];
 #pragma GCC unroll 4
-                for (int v = 0; v < PACKED_VECTORS; v++)
-                    column[v] = bits ? NAME(operand)(bits, line + 4 * v * LANES_F32, j)
-                                     : NAME(load_wide)(wide + NAME(wide_at)(v * LANES_F32, i + j));
+                for (int v = 0; v < PACKED_VECTORS; v++) {
+                    NAME(Wide) *const at = wide + NAME(wide_at)(v * LANES_F32, i + j);
+                    column[v] = bits ? NAME(operand)(bits, line + 4 * v * LANES_F32, j) : NAME(load_wide)(at);
+                    if (keeps) NAME(store_wide)(at, column[v]);
+                }
 #pragma GCC unroll 16
                 for (int m = 0; m < rows; m++)
 #pragma GCC unroll 4
@@ -210,42 +238,47 @@ INLINE void NAME(integer_tile)(const int rows, const int bits, const NAME(Column
             line += LINE_BYTES;
         }
         wide += STEP * OUTPUTS;
+        if (c->form->offset && in_group == 0)
 #pragma GCC unroll 16
-        for (int m = 0; m < rows; m++) {
-            const int has_offset = c->form->offset && in_group == 0;
-            const vf32 x_sum = broadcast_f32(has_offset ? x_sums[m * c->num_groups] : 0);
+            for (int m = 0; m < rows; m++)
+#pragma GCC unroll 4
+                for (int v = 0; v < PACKED_VECTORS; v++) {
+                    vf32_mem *const at = (vf32_mem *)(sums + m * OUTPUTS + v * LANES_F32);
+                    const vf32 sum = in_registers ? total[m][v] : (vf32)*at;
+                    const vf32 shifted = add_product(sum, shift[v], broadcast_f32(x_sums[m * c->num_groups]));
+                    if (in_registers) total[m][v] = shifted;
+                    else *at = shifted;
+                }
+#pragma GCC unroll 16
+        for (int m = 0; m < rows; m++)
 #pragma GCC unroll 4
             for (int v = 0; v < PACKED_VECTORS; v++) {
                 vf32_mem *const at = (vf32_mem *)(sums + m * OUTPUTS + v * LANES_F32);
-                vf32 sum = bits ? total[m][v] : (vf32)*at;
-                if (has_offset) sum = add_product(sum, shift[v], x_sum);
-                sum = add_product(sum, scale[v], acc[m][v]);
-                if (bits) total[m][v] = sum;
-                else *at = sum;
+                if (in_registers) total[m][v] = add_product(total[m][v], scale[v], acc[m][v]);
+                else *at = add_product(*at, scale[v], acc[m][v]);
             }
-        }
     }
-    if (bits)
+    if (in_registers)
 #pragma GCC unroll 16
         for (int m = 0; m < rows; m++)
 #pragma GCC unroll 4
             for (int v = 0; v < PACKED_VECTORS; v++) *(vf32_mem *)(sums + m * OUTPUTS + v * LANES_F32) = total[m][v];
 }
 
-static void NAME(integer_tiles)(long rows, const NAME(Columns) *c) {
+static void NAME(integer_tiles)(long rows, int is_first, const NAME(Columns) *c) {
+    const int is_nibbles = c->form->bits == 4;
 #define CASE(n)                                                                                                      \
     case n:                                                                                                          \
-        if (n > FEW_ROWS || (PACKED_ROWS < 10 && c->wide)) NAME(integer_tile)(n, 0, c);                                                              \
-        else if (c->form->bits == 4) NAME(integer_tile)(n, 4, c);                                                    \
-        else NAME(integer_tile)(n, 8, c);                                                                            \
+        if (!c->wide && is_nibbles) NAME(integer_tile)(n, 4, 0, c);                                                  \
+        else if (!c->wide) NAME(integer_tile)(n, 8, 0, c);                                                           \
+        else if (n > 1 && !is_first) NAME(integer_tile)(n, 0, 0, c);                                                 \
+        else if (n > 2 && is_nibbles) NAME(integer_tile)(n, 4, 1, c);                                                \
+        else if (n > 2) NAME(integer_tile)(n, 8, 1, c);                                                              \
         break;
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4)
 #if VEC_BYTES > 16
         CASE(5) CASE(6)
-#endif
-#if VEC_BYTES == 64
-        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #endif
     }
 #undef CASE
@@ -254,33 +287,22 @@ static void NAME(integer_tiles)(long rows, const NAME(Columns) *c) {
 /* 32 outputs for `rows` rows. */
 static void NAME(integer_group)(const Form *form, const NAME(PackedX) *x, long x_stride, const uint8_t *w, const T *bias,
                                 Out out, long rows, long k, const NAME(ProductSpace) *space) {
-    const long num_tiles = (rows + PACKED_ROWS - 1) / PACKED_ROWS, steps = form->group_size / STEP;
-    const long block = rows <= FEW_ROWS ? k / STEP : SEGMENT_STEPS;
+    const long num_tiles = (rows + INTEGER_ROWS - 1) / INTEGER_ROWS, steps = form->group_size / STEP;
+    const long block = num_tiles == 1 ? k / STEP : SEGMENT_STEPS;
     memset(space->sums, 0, (size_t)(rows * OUTPUTS) * sizeof(ACC));
     for (long begin = 0; begin < k / STEP; begin += block) {
         const long length = k / STEP - begin < block ? k / STEP - begin : block, group = begin / steps;
         const uint8_t *const head = w + group * columns_bytes(form);
         NAME(Columns) c = {form, NULL, NULL, head, NULL, NULL, 0, x_stride, k / form->group_size, begin % steps, length,
                            rows <= FEW_ROWS ? AHEAD_OF_FEW_BYTES : AHEAD_BYTES};
-        if (rows > FEW_ROWS) {
-            long widened = 0;
-            for (long from = begin; widened < length;) {
-                const long left = steps - from % steps, some = left < length - widened ? left : length - widened;
-                const uint8_t *const of_group = w + from / steps * columns_bytes(form) + head_bytes(form);
-                NAME(widen_steps)(form, of_group + from % steps * STEP_BYTES(form->bits), some,
-                                  (NAME(Wide) *)space->wide + widened * STEP * OUTPUTS);
-                widened += some;
-                from += some;
-            }
-            c.wide = space->wide;
-        }
+        if (num_tiles > 1) c.wide = space->wide;
         for (c.output = 0; c.output < OUTPUTS; c.output += PACKED_WIDTH)
             for (long tile = 0, row = 0; tile < num_tiles; tile++) {
                 const long height = rows / num_tiles + (tile < rows % num_tiles);
                 c.x = x + row * x_stride + begin * STEP;
                 c.x_sums = space->x_sums + row * c.num_groups + group;
                 c.sums = space->sums + row * OUTPUTS;
-                NAME(integer_tiles)(height, &c);
+                NAME(integer_tiles)(height, tile == 0, &c);
                 row += height;
             }
     }
@@ -328,6 +350,9 @@ static void NAME(sum_columns)(const Form *form, const T *x, long x_stride, const
 }
 #undef SEGMENT
 #undef SEGMENT_STEPS
+#undef OPERAND_SCALE
+#undef INTEGER_ROWS
+#undef TOTALS_IN_REGISTERS
 #undef OPERAND_COLUMNS
 #undef LINE_OPERANDS
 #undef STEP_OPERANDS
