@@ -279,6 +279,18 @@ def test_small_weights_take_what_they_are_and_leave_the_rest():
     assert instance_preset("llama-3.1-70b", "h100-80g", None, SmallWeights.parse("int4-g128")).num_gpus == 1
 
 
+def test_norms_biases_and_routers_stay_as_they_are():
+    small = replace(MODELS["deepseek-v3"], weights=SmallWeights.parse("int4-g128"))
+    norms, latent = 2 * 7168, small.latent
+    for layer, router in ((0, 0), (3, (7168 + 1) * 256)):
+        plain = norms + latent.q_rank + latent.kv_rank + router
+        integers = small.dense_parameters(layer) - plain
+        assert small.dense_bytes(layer) == 2 * plain + integers * 4.125 / 8
+    plain = replace(MODELS["qwen3-235b"], weights=SmallWeights.parse("int4-g128"))
+    kept = plain.dense_parameters(0) - 4096 * 128 - 2 * 4096 - 2 * 128
+    assert plain.dense_bytes(0) == 2 * (plain.dense_parameters(0) - kept) + kept * 4.125 / 8
+
+
 def test_experts_are_small_too():
     plain = MODELS["qwen3-235b"]
     small = replace(plain, weights=SmallWeights.parse("int8-g32-zero"))
@@ -294,7 +306,9 @@ def test_names_of_small_weights_are_those_of_forms(name):
         weights.bits, weights.group_size, "float16", weights.offset).num_bytes(32, 4096) / (32 * 4096)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["int4", "int3-g32", "int4-g0", "q4_0", "int4-g32-max", ""])
+@pytest.mark.parametrize(
+    "name", ["int4", "int3-g32", "int4-g0", "int4-g48", "q4_0", "int4-g32-max", "int8-g32-min", ""]
+)
 def test_what_is_no_form_of_weights(name):
-    with pytest.raises(ValueError, match="int4 or int8 in groups of columns"):
+    with pytest.raises(ValueError, match="int4 or int8 in groups of 32 columns or a multiple"):
         SmallWeights.parse(name)

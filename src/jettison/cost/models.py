@@ -64,8 +64,10 @@ class SmallWeights:
     def parse(cls, name: str) -> SmallWeights:
         """By its name: ``int4-g128``, ``int8-g32-zero``. Raises ValueError."""
         found = re.fullmatch(r"int([48])-g([1-9]\d{0,5})(?:-(zero|min))?", name)
-        if found is None:
-            raise ValueError(f"weights are int4 or int8 in groups of columns, as int4-g128, not {name!r}")
+        if found is None or int(found[2]) % 32 or (found[1] == "8" and found[3] == "min"):
+            raise ValueError(
+                f"weights are int4 or int8 in groups of 32 columns or a multiple, as int4-g128, not {name!r}"
+            )
         return cls(int(found[1]), int(found[2]), found[3] or "none")
 
     @property
@@ -125,15 +127,20 @@ class ModelPreset:
         keys += latent.kv_rank * self.num_heads * (latent.nope_dim + latent.value_dim)
         return queries + keys + self.num_heads * latent.value_dim * self.hidden_size
 
-    @property
-    def small_parameters(self) -> int:
-        """Parameters of one layer's norms, biases and router: never kept as integers."""
+    def _plain_parameters(self, layer: int) -> int:
+        """Parameters of a layer's norms, biases and router: never kept as integers."""
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
         if self.latent is not None:
             norms += self.latent.q_rank + self.latent.kv_rank
         biases = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim if self.qkv_bias else 0
-        router = 0 if self.experts is None else (self.hidden_size + 1) * self.experts.num_experts
-        return norms + biases + router
+        return norms + biases + self._router_parameters(layer)
+
+    def _router_parameters(self, layer: int) -> int:
+        """0 in a layer without experts."""
+        if self.experts is None or layer < self.experts.num_dense_layers:
+            return 0
+        balance = 0 if self.latent is None else 1  # the bias that balances DeepSeek-V3's experts
+        return (self.hidden_size + balance) * self.experts.num_experts
 
     @property
     def weights_name(self) -> str:
@@ -145,12 +152,11 @@ class ModelPreset:
         """Of one weight of a projection or an expert."""
         return BF16_BYTES if self.weights is None else self.weights.bytes_a_weight
 
-    def dense_bytes(self, num_parameters: float) -> float:
-        """Of so many parameters of a layer without its routed experts."""
-        if self.weights is None:
-            return BF16_BYTES * num_parameters
-        small = min(self.small_parameters, num_parameters)
-        return BF16_BYTES * small + self.projection_bytes * (num_parameters - small)
+    def dense_bytes(self, layer: int, *, with_idle: bool = True) -> float:
+        """Of a layer without its routed experts. ``with_idle``: also of parameters that take no part."""
+        num_parameters = self.dense_parameters(layer) - (0 if with_idle else self.idle_layer_parameters)
+        plain = self._plain_parameters(layer)
+        return BF16_BYTES * plain + self.projection_bytes * (num_parameters - plain)
 
     @property
     def expert_parameters(self) -> int:
@@ -163,10 +169,7 @@ class ModelPreset:
         common = self.attention_parameters + self.idle_layer_parameters
         if self.experts is None or layer < self.experts.num_dense_layers:
             return common + 3 * self.hidden_size * self.intermediate_size
-        router = self.hidden_size * self.experts.num_experts
-        if self.latent is not None:
-            router += self.experts.num_experts  # the bias that balances DeepSeek-V3's experts
-        return common + router + self.experts.num_shared * self.expert_parameters
+        return common + self._router_parameters(layer) + self.experts.num_shared * self.expert_parameters
 
     def routed_parameters(self, layer: int) -> int:
         """Parameters of all routed experts of layer ``layer``."""
@@ -239,7 +242,7 @@ class ModelPreset:
 
         shards: dict[ShardId, int] = {EMBED_SHARD: table_bytes(self.embedding_parameters)}
         for layer in range(self.num_layers):
-            dense = self.dense_bytes(self.dense_parameters(layer)) * dense_copies
+            dense = self.dense_bytes(layer) * dense_copies
             routed = self.projection_bytes * round(self.routed_parameters(layer) * routed_scale)
             shards[layer_shard(layer)] = math.ceil(dense + routed)
         shards[HEAD_SHARD] = table_bytes(self.embedding_parameters + self.hidden_size)

@@ -101,8 +101,8 @@ def roofline_cost_model(
     flops_per_s = gpu.flops_per_s * reached.gemm * split.num_gpus
     read_bytes_per_s = gpu.memory_bytes_per_s * reached.memory
     token_s = 2.0 * model.layer_active_parameters / flops_per_s
-    dense = _mean(model.dense_parameters(i) - model.idle_layer_parameters for i in range(model.num_layers))
-    dense_read_s = model.dense_bytes(dense) / split.attention_ranks / read_bytes_per_s
+    dense_bytes = _mean(model.dense_bytes(i, with_idle=False) for i in range(model.num_layers))
+    dense_read_s = dense_bytes / split.attention_ranks / read_bytes_per_s
     routed = _mean(model.routed_parameters(i) for i in range(model.num_layers))
     routed_read_s = routed * model.projection_bytes / split.num_gpus / read_bytes_per_s
     head_bytes = model.embedding_parameters * BF16_BYTES / split.attention_ranks
