@@ -354,6 +354,10 @@ def test_a_profile_of_other_weights_is_refused() -> None:
     instance = instance_preset("qwen2.5-14b", "a800-80g")
     mark = Fingerprint("a machine", "c", "v", "bfloat16", 1, "native", "int4-g128")
     measured = replace(PROFILE, cost=replace(PROFILE.cost, num_layers=48))
+    several = replace(mark, weights="int4-g32+int8-g32")
+    mixed = to_document(StoredProfile(several, measured, ModelSizes.of(instance.shape)))
+    with pytest.raises(ConfigError, match=r"with int4-g32\+int8-g32 weights, and not plain: a preset's are all of one f"):
+        cases_of(spec(cluster={"preset": "kunserve-a", "profile": mixed}, settings={}), "file")
     document = to_document(StoredProfile(mark, measured, ModelSizes.of(instance.shape)))
     cluster = {"preset": "kunserve-a", "profile": document}
     with pytest.raises(ConfigError, match=r"^cluster.profile was measured with int4-g128 weights, and not plain: say "):

@@ -54,9 +54,11 @@ def profile_of_preset(stored: StoredProfile, instance: InstancePreset, where: st
         raise ConfigError(f"{where} was measured for another model than {model}: {told}, and not {wanted}")
     if instance.num_gpus > 1:
         raise ConfigError(f"{where} is of one GPU, and an instance of {instance.name} has {instance.num_gpus}")
-    if stored.fingerprint.weights != instance.model.weights_name:
-        told = f"{stored.fingerprint.weights} weights, and not {instance.model.weights_name}"
-        raise ConfigError(f"{where} was measured with {told}: say cluster.weights as it was measured")
+    if (weights := stored.fingerprint.weights) != instance.model.weights_name:
+        mend = "say cluster.weights as it was measured"
+        if "+" in weights:  # as of a file that has its head in 8 bits, and all else in 4
+            mend = "a preset's are all of one form; profile a folder whose are"
+        raise ConfigError(f"{where} was measured with {weights} weights, and not {instance.model.weights_name}: {mend}")
     inside = stored.profile.device_copy_bytes_per_s or instance.device_copy_bytes_per_s
     return replace(
         stored.profile, host_copy_bytes_per_s=instance.host_link_bytes_per_s, device_copy_bytes_per_s=inside,
