@@ -62,6 +62,9 @@ def test_kept_is_refused_where_nothing_can_be(folder: Path, tmp_path: Path) -> N
     assert not assembled(tmp_path / "odd").model.kept
     with pytest.raises(ConfigError, match=r"^--quantized-weights kept: nothing of .*odd can be; it takes matric"):
         assembled(tmp_path / "odd", quantized_weights="kept")
+    create_model(tmp_path / "plain", arch="llama", layers=1, hidden=64, heads=4, kv_heads=2)
+    with pytest.raises(ConfigError, match=r"^--quantized-weights kept: nothing of .*plain can be; it takes matric"):
+        assembled(tmp_path / "plain", quantized_weights="kept")
 
 
 def test_random_weights_of_a_quantized_shape(folder: Path) -> None:

@@ -289,10 +289,10 @@ def _with_kept(
 ) -> DecoderConfig:
     """With the matrices that are kept as integers. Raises ConfigError where none can be though it is asked for."""
     asked, model_dir = config.model.quantized_weights, Path(config.model.model)
-    if asked == "widened" or scheme_of_folder(model_dir) is None:
+    if asked == "widened":
         return model
     kept = model
-    if back_end == HOST:  # a card is not opened here, and its kernels keep none
+    if back_end == HOST and scheme_of_folder(model_dir) is not None:  # a card's kernels keep none
         torch_dtype = resolve_dtype(dtype, model)
         loaded = choose_back_end(back_end).load_kernels(kernels, torch_dtype)
         kept = keep_integers(model, model_dir, torch_dtype, loaded, str(config.model.load_format))
