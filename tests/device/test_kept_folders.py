@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType, quants
 from quantized_goldens import DIGESTS, FOLDERS
 from quantizers import KEPT, quantize
 from safetensors.torch import load_file, save_file
@@ -20,6 +21,7 @@ from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.integers import IntegerForm
 from jettison.device.model.kept import keep_integers, told_of_kept
+from jettison.device.model.quantized.block_kinds import stored_name
 from jettison.device.model.seeded import SeededWeights
 from jettison.device.model.shards import HeadOrder, model_shape, shard_layouts
 from jettison.device.model.weights import WeightFolder, ordered_integers
@@ -174,6 +176,37 @@ def test_what_is_kept_is_smaller_and_told(made):
     assert told_of_kept(read_config(quantized), torch.bfloat16) is None
 
 
+def as_blocks(folder, target, kind):
+    """(a folder with every matrix in blocks of a GGUF file, the same widened)."""
+    name = kind.name.lower()
+    stored, wide = {}, {}
+    for each, tensor in load_file(folder / "model.safetensors").items():
+        stored[each] = wide[each] = tensor
+        if tensor.dim() == 2:
+            blocks = quants.quantize(stored.pop(each).float().numpy(), kind)
+            stored[stored_name(each, name)] = torch.from_numpy(blocks)
+            wide[each] = torch.from_numpy(quants.dequantize(blocks, kind)).double()
+    for part, tensors in (("blocks", stored), ("wide", wide)):
+        shutil.copytree(folder, target / part)
+        save_file(tensors, target / part / "model.safetensors")
+    values = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "gguf"}}
+    (target / "blocks" / "config.json").write_text(json.dumps(values))
+    return target / "blocks", target / "wide"
+
+
+@pytest.mark.parametrize(("arch", "kind"), [("llama", GGMLQuantizationType.Q8_0), ("cohere2", GGMLQuantizationType.Q4_1)])
+def test_a_table_that_is_embedding_and_head_is_kept_too(arch, kind, new_driver, tmp_path):
+    create_model(tmp_path / "plain", arch=arch, **SIZES, tied=True, vocab=288, dtype="float64", seed=4)
+    blocks, wide = as_blocks(tmp_path / "plain", tmp_path, kind)
+    config = kept_config(blocks)
+    assert told_of_kept(config, torch.float64).endswith(" bits a weight in memory; all kept as integers")
+    mine, theirs = told(blocks, config, new_driver, "float32", "auto"), told(wide, read_config(wide), new_driver)
+    for one, other in zip(mine, theirs, strict=True):
+        assert one.output == other.output
+        values = [[choice.logprob for choice in each.logprobs] for each in (one, other)]
+        assert torch.allclose(*map(torch.tensor, values), rtol=0, atol=1e-3)
+
+
 def damaged(folder, target, name, edit):
     shutil.copytree(folder, target)
     path = target / "model.safetensors"
@@ -208,7 +241,7 @@ def test_zeros_that_config_json_denies(made, tmp_path):
 def test_a_folder_that_was_quantized_anew_is_not_mixed_in(made):
     config = kept_config(made("awq")[0])
     other = made("compressed, 8 bits")[0]
-    with pytest.raises(ModelError, match="was quantized in another way at the start"):
+    with pytest.raises(ModelError, match="was quantized in another way at the start; put the old file back, or rest"):
         WeightFolder(other, config, torch.float64, TORCH).open()
 
 
@@ -233,6 +266,38 @@ def test_heads_that_pair_neighbours_are_put_in_order(made):
     expected = load_file(exact / "model.safetensors")[source.name]
     source.order.apply(expected)
     assert torch.equal(widened(matrix, 0, matrix.rows, torch.float64), expected)
+
+
+def test_rows_that_change_places_are_no_view_of_the_file(plain, tmp_path):
+    """As a column of scales would be, of a folder with one scale for a whole row."""
+    folder = tmp_path / "quantized"
+    quantize(plain, "gptq, 4 bits", folder, tmp_path / "widened", 64, is_exact=True)
+    weights = WeightFolder(folder, kept_config(folder), torch.float64, TORCH)
+    slot = next(slot for slot in weights.layouts[layer_shard(0)].slots if slot.name == "qkv_weight")
+    source = slot.sources[0]._replace(order=HeadOrder(16, 8))
+    with weights._reading() as rows_of:
+        before = [rows.clone() for rows in rows_of.integers(source, slot.form, 0, 16)]
+        ordered = ordered_integers(rows_of, source, slot.form, 0, 16)
+        after = rows_of.integers(source, slot.form, 0, 16)
+        assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+        assert all(torch.equal(rows[1], were[2]) for rows, were in zip(ordered, before, strict=True))
+
+
+@pytest.mark.parametrize("group", [-1, 0, 1])
+def test_groups_by_name_of_a_folder_with_one_scale_a_row(group, plain, tmp_path):
+    """-1 says that columns are in their order."""
+    folder = tmp_path / "quantized"
+    quantize(plain, "compressed", folder, tmp_path / "widened", 64, is_exact=True)
+    name = "model.layers.0.self_attn.o_proj.weight_g_idx"
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {name: torch.full((64,), group, dtype=torch.int32)}, folder / "model.safetensors")
+    config = kept_config(folder)
+    assert "o_weight" in {slot for _, slot, _ in config.kept}
+    if group == 1:
+        with pytest.raises(ModelError, match=f"{name} names groups beyond the 1 that have scales"):
+            loaded(WeightFolder(folder, config, torch.float64, TORCH))
+    else:
+        loaded(WeightFolder(folder, config, torch.float64, TORCH))
 
 
 @pytest.mark.parametrize("way", ["gptq, 4 bits", "compressed, 8 bits"])
@@ -276,6 +341,14 @@ def test_a_created_model_is_its_twin_of_exact_weights(arch, quantized, tmp_path)
                 assert torch.equal(widened(IntegerMatrix(data, rows, columns, slot.form), 0, rows, torch.float64), each)
                 compared += 1
     assert compared == (8 if arch == "llama" else 2 * (2 + 2 * 4))
+
+
+def test_columns_that_make_no_whole_words_stay_plain(tmp_path):
+    create_model(tmp_path / "odd", arch="llama", layers=1, hidden=36, heads=2, kv_heads=1, intermediate=64,
+                 quantized="int4-g4")  # fmt: skip
+    names = load_file(tmp_path / "odd" / "model.safetensors").keys()
+    assert [name for name in names if name.endswith("packed")] == ["model.layers.0.mlp.down_proj.weight_packed"]
+    WeightFolder(tmp_path / "odd", read_config(tmp_path / "odd"), torch.float32).open()
 
 
 @pytest.mark.parametrize("name", ["int3", "int4-g", "int4-g0", "q4_0", "int8-gx"])

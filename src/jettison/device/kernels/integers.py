@@ -40,7 +40,7 @@ def pack_integers(
     for i, number in enumerate(numbers):
         places = i * 2 * ROWS_TOGETHER + 2 * lane.unsqueeze(1) + torch.arange(2)
         blocks[block.view(-1, 1, 1), torch.arange(blocks.shape[1]).view(1, -1, 1), places.unsqueeze(1)] = (
-            number.contiguous().view(torch.uint8).view(count, blocks.shape[1], 2)
+            number.reshape(-1).view(torch.uint8).view(count, blocks.shape[1], 2)
         )
     of_lines = blocks[:, :, len(numbers) * 2 * ROWS_TOGETHER :].view(
         *blocks.shape[:2], -1, ROWS_TOGETHER, _LINE_BYTES

@@ -48,7 +48,8 @@ def told_of_kept(config: DecoderConfig, dtype: torch.dtype) -> str | None:
     ]  # fmt: skip
     bits = bits_a_weight(slot for _, slot in matrices)
     wide = [(shard, slot.name) for shard, slot in matrices if slot.form is None]
-    return f"{bits:.3g} bits a weight in memory; kept as integers but for {_told(wide) or 'nothing'}"
+    kept = f"kept as integers but for {_told(wide)}" if wide else "all kept as integers"
+    return f"{bits:.3g} bits a weight in memory; {kept}"
 
 
 def bits_a_weight(slots: Iterable[TensorSlot]) -> float:

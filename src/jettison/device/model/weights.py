@@ -118,7 +118,8 @@ class WeightFolder:
             for slot in layout.slots:
                 if slot.form is not None and self._stored_form(slot) != slot.form:
                     path, self._found = self._opened().files_of(slot.sources[0])[0], None
-                    raise ModelError(f"{path}: tensor {slot.sources[0].name} was quantized in another way at the start")
+                    what = f"tensor {slot.sources[0].name} was quantized in another way at the start"
+                    raise ModelError(f"{path}: {what}; put the old file back, or restart the server")
 
     def _find(self) -> FoundWeights:
         """With experts one by one, or all of a layer in one tensor: a folder has one of the two."""
@@ -358,14 +359,20 @@ def copy_ordered(rows_of: Rows, source: TensorSource, start: int, piece: Tensor)
 
 def ordered_integers(rows_of: Rows, source: TensorSource, form: IntegerForm, start: int, end: int) -> Integers:
     """The same of a matrix that is kept as integers, all contiguous."""
-    values, scales, offsets = (
-        None if rows is None else rows.contiguous() for rows in rows_of.integers(source, form, start, end)
+    read = rows_of.integers(source, form, start, end)
+    return Integers(
+        _ordered(read.values, source), _ordered(read.scales, source),
+        None if read.offsets is None else _ordered(read.offsets, source),
     )
-    assert values is not None and scales is not None
-    for rows in (values, scales, offsets):
-        if source.order is not None and rows is not None:
-            source.order.apply(rows)
-    return Integers(values, scales, offsets)
+
+
+def _ordered(rows: Tensor, source: TensorSource) -> Tensor:
+    """Contiguous; in new memory where they change places, as they may be a view of a mapped file."""
+    if source.order is None:
+        return rows.contiguous()
+    ordered = rows.clone(memory_format=torch.contiguous_format)
+    source.order.apply(ordered)
+    return ordered
 
 
 def pieces_of(source: TensorSource, most_elements: int) -> Iterator[tuple[int, int]]:

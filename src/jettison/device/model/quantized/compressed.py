@@ -16,7 +16,7 @@ from jettison.device.model.quantized.bits import num_words, unpack
 from jettison.device.model.quantized.columns import INT32
 from jettison.device.model.quantized.fp8 import E4M3, e4m3_values, grid_rows, grid_shape
 from jettison.device.model.quantized.parts import AsIntegers, DamagedPart, Headers, Part, Recipe, Stored, part_of
-from jettison.device.model.quantized.scaling import finite, form_of, groups_of_columns, in_order, offsets_of, scaled
+from jettison.device.model.quantized.scaling import finite, form_of, groups_of_columns, offsets_of, scaled
 from jettison.device.model.quantized.schemes import Compressed, CompressedGroup
 from jettison.device.model.shards import TensorSource
 
@@ -69,7 +69,7 @@ def _recipe(group: CompressedGroup, source: TensorSource, headers: Headers) -> R
 
     def read(stored: Stored, start: int, end: int) -> Integers:
         _check_shape(stored, source)
-        in_order(stored, "g_idx", block_columns, grid[1])
+        _groups(stored, block_columns, grid[1])  # there is one at most where they are named
         scales = finite(stored, "scale", grid_rows(stored["scale"], block_rows, start, end))
         zeros = _zeros(group, stored["zero"], block_rows, start, end) if "zero" in stored else None
         offsets = offsets_of(form, "zero", zeros, 0, scales)

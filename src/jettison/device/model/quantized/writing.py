@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from jettison.device.model.quantized.bits import WORD_BITS
 from jettison.errors import ConfigError
 
 
@@ -38,8 +39,9 @@ class Quantization(NamedTuple):
         }
 
     def takes(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor is a projection whose columns make whole groups."""
-        return name.endswith("_proj.weight") and len(shape) == 2 and shape[1] % self.group_size == 0
+        """Whether a tensor is a projection whose columns make whole groups, and whole words."""
+        is_projection = name.endswith("_proj.weight") and len(shape) == 2
+        return is_projection and shape[1] % self.group_size == 0 and shape[1] * self.bits % WORD_BITS == 0
 
     def parts(self, name: str, weight: Tensor) -> dict[str, Tensor]:
         """The stored tensors of a matrix."""
