@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType, quants
+from gguf import GGMLQuantizationType as Kind
+from gguf import quants
 from quantized_goldens import DIGESTS, FOLDERS
 from quantizers import KEPT, quantize
 from safetensors.torch import load_file, save_file
@@ -194,7 +195,7 @@ def as_blocks(folder, target, kind):
     return target / "blocks", target / "wide"
 
 
-@pytest.mark.parametrize(("arch", "kind"), [("llama", GGMLQuantizationType.Q8_0), ("cohere2", GGMLQuantizationType.Q4_1)])
+@pytest.mark.parametrize(("arch", "kind"), [("llama", Kind.Q8_0), ("cohere2", Kind.Q4_1)])
 def test_a_table_that_is_embedding_and_head_is_kept_too(arch, kind, new_driver, tmp_path):
     create_model(tmp_path / "plain", arch=arch, **SIZES, tied=True, vocab=288, dtype="float64", seed=4)
     blocks, wide = as_blocks(tmp_path / "plain", tmp_path, kind)

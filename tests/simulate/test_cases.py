@@ -356,7 +356,7 @@ def test_a_profile_of_other_weights_is_refused() -> None:
     measured = replace(PROFILE, cost=replace(PROFILE.cost, num_layers=48))
     several = replace(mark, weights="int4-g32+int8-g32")
     mixed = to_document(StoredProfile(several, measured, ModelSizes.of(instance.shape)))
-    with pytest.raises(ConfigError, match=r"with int4-g32\+int8-g32 weights, and not plain: a preset's are all of one f"):
+    with pytest.raises(ConfigError, match=r"int4-g32\+int8-g32 weights, and not plain: a preset's are all of one form"):
         cases_of(spec(cluster={"preset": "kunserve-a", "profile": mixed}, settings={}), "file")
     document = to_document(StoredProfile(mark, measured, ModelSizes.of(instance.shape)))
     cluster = {"preset": "kunserve-a", "profile": document}
