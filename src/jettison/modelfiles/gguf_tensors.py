@@ -90,8 +90,8 @@ def imported_tensors(
 
 
 def dtype_of_matrices(file: GgufFile, dtype: str) -> str:
-    """The precision that holds every matrix as it will be stored, for ``config.json``; bfloat16 beside blocks, whose
-    weights take no part in it."""
+    """The precision that holds every matrix as it will be stored, for ``config.json``; beside blocks bfloat16, for
+    activations and KV: the other matrices are rounded to it as they are served."""
     if dtype != AUTO:
         return dtype
     if has_blocks(file, dtype):

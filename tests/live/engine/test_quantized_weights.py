@@ -44,7 +44,9 @@ def test_kept_weights_are_smaller_in_every_book(folder: Path, caplog: pytest.Log
     assert kept.fingerprint.digest() != widened.fingerprint.digest()
     with caplog.at_level("INFO"):
         kept.check()
+        widened.check()
     assert "bits a weight in memory; kept as integers but for embed, down_weight of 3 layers, head" in caplog.text
+    assert "weights: quantized in the folder, bfloat16 in memory" in caplog.text
 
 
 def test_workers_are_told(folder: Path) -> None:

@@ -148,7 +148,10 @@ class Assembly:
         weights = weights_by(spec.load_format)(Path(spec.model_dir), self.model, dtype)
         weights.open()
         log.info("end tokens: %s", self.end_tokens)
-        if (told := told_of_kept(self.model, dtype)) is not None:
+        told = told_of_kept(self.model, dtype)
+        if told is None and scheme_of_folder(Path(spec.model_dir)) is not None:
+            told = f"quantized in the folder, {spec.dtype} in memory"
+        if told is not None:
             log.info("weights: %s", told)
         if spec.back_end != HOST:
             log.info(
