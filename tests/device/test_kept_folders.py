@@ -208,6 +208,47 @@ def test_a_table_that_is_embedding_and_head_is_kept_too(arch, kind, new_driver, 
         assert torch.allclose(*map(torch.tensor, values), rtol=0, atol=1e-3)
 
 
+def test_parts_of_one_matrix_that_are_not_alike_are_widened(plain, tmp_path):
+    """As of a file whose values are in 8 bits and all else in 4, but for a plain tensor."""
+    blocks, wide = as_blocks(plain, tmp_path, Kind.Q4_0)
+    stored, exact = (load_file(each / "model.safetensors") for each in (blocks, wide))
+    value, gate = "model.layers.0.self_attn.v_proj.weight", "model.layers.1.mlp.gate_proj.weight"
+    for name in (value, gate):
+        del stored[stored_name(name, "q4_0")]
+    eight = quants.quantize(load_file(plain / "model.safetensors")[value].float().numpy(), Kind.Q8_0)
+    stored |= {stored_name(value, "q8_0"): torch.from_numpy(eight), gate: exact[gate]}
+    exact[value] = torch.from_numpy(quants.dequantize(eight, Kind.Q8_0)).double()
+    save_file(stored, blocks / "model.safetensors")
+    config = kept_config(blocks)
+    assert {(layer_shard(0), "qkv_weight"), (layer_shard(1), "gate_up_weight")}.isdisjoint(
+        kept[:2] for kept in config.kept)  # fmt: skip
+    assert len(config.kept) == 2 * 4 - 2  # and no table, whose rows are no multiple of 32
+    weights = WeightFolder(blocks, config, torch.float64, TORCH)
+    slabs = loaded(weights)
+    for shard, slot_name in ((layer_shard(0), "qkv_weight"), (layer_shard(1), "gate_up_weight")):
+        slot = next(slot for slot in weights.layouts[shard].slots if slot.name == slot_name)
+        assert torch.equal(slot.view(slabs[shard]), torch.cat([exact[source.name] for source in slot.sources]))
+    assert all(torch.equal(part, exact[name]) for name, part in exact_matrices(weights.layouts, slabs).items())
+
+
+def test_experts_that_are_not_alike_are_widened(tmp_path):
+    extra = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    folder, exact = tmp_path / "quantized", tmp_path / "exact"
+    for each in (folder, exact):
+        create_model(each, arch="qwen3_moe", **SIZES, extra=extra, quantized="int4", is_widened=each is exact)
+    module = "model.layers.0.mlp.experts.2.down_proj"
+    tensors, plain = load_file(folder / "model.safetensors"), load_file(exact / "model.safetensors")
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(module)}
+    save_file(tensors | {f"{module}.weight": plain[f"{module}.weight"]}, folder / "model.safetensors")
+    config = kept_config(folder)
+    kept = [shard for shard, slot, _ in config.kept if slot == "experts_down_weight"]
+    assert kept == [layer_shard(1)]
+    weights = WeightFolder(folder, config, torch.float64, TORCH)
+    slot = next(slot for slot in weights.layouts[layer_shard(0)].slots if slot.name == "experts_down_weight")
+    expected = torch.stack([plain[source.name].double() for source in slot.sources])
+    assert torch.equal(slot.view(loaded(weights)[layer_shard(0)]), expected)
+
+
 def damaged(folder, target, name, edit):
     shutil.copytree(folder, target)
     path = target / "model.safetensors"
