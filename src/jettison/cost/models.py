@@ -66,7 +66,7 @@ class SmallWeights:
         found = re.fullmatch(r"int([48])-g([1-9]\d{0,5})(?:-(zero|min))?", name)
         if found is None or int(found[2]) % 32 or (found[1] == "8" and found[3] == "min"):
             raise ValueError(
-                f"weights are int4 or int8 in groups of 32 columns or a multiple, as int4-g128, not {name!r}"
+                f"needs int4 or int8 in groups of 32 columns or a multiple, as int4-g128, not {name!r}"
             )
         return cls(int(found[1]), int(found[2]), found[3] or "none")
 
