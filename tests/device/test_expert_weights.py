@@ -7,30 +7,28 @@ import re
 
 import pytest
 import torch
-from architectures import options_of
 from safetensors.torch import load_file, save_file
 
 from jettison.device.kernels import load_kernels, native
 from jettison.device.kernels.operands import PackedMatrix
 from jettison.device.model import weights
-from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.identity import digest_of
 from jettison.device.model.quantized.mxfp4 import widened
+from jettison.device.model.samples import NAMED, make_sample
 from jettison.device.model.seeded import SeededRows
 from jettison.device.model.shards import Slice, TensorSource, model_shape, shard_layouts
 from jettison.device.model.weights import WeightFolder
 from jettison.errors import ModelError
 from jettison.types import layer_shard
 
-ONE_BY_ONE = ["qwen3_moe", "mixtral", "glm4_moe"]
+ONE_BY_ONE = ["Qwen3-MoE, every other", "Mixtral", "GLM-4-MoE"]
 
 
 @pytest.fixture
 def folder_of(tmp_path):
-    def make(name: str, **options):
-        create_model(tmp_path / name, **{**options_of(name), **options})
-        return tmp_path / name
+    def make(name: str):
+        return make_sample(NAMED[name], tmp_path / name, 1, hidden=64, std=0.15, dtype="float64")
 
     return make
 
@@ -82,7 +80,7 @@ def test_stacked_and_one_by_one_are_the_same(name, dtype, folder_of, monkeypatch
 
 def test_transposed_stacks_are_read_by_their_columns(folder_of, monkeypatch):
     monkeypatch.setattr(weights, "PIECE_BYTES", 8192)
-    folder = folder_of("gpt_oss")
+    folder = folder_of("gpt-oss")
     slabs, _, layouts = load(folder)
     checkpoint = load_file(folder / "model.safetensors")
     views = layouts[layer_shard(1)].views(slabs[layer_shard(1)])
@@ -96,7 +94,7 @@ def test_transposed_stacks_are_read_by_their_columns(folder_of, monkeypatch):
 def test_each_expert_is_packed_by_itself_and_the_router_is_wide(folder_of):
     if not native.supported_variants():
         pytest.skip("no native kernels")
-    kernels, folder = load_kernels("native"), folder_of("glm4_moe")
+    kernels, folder = load_kernels("native"), folder_of("GLM-4-MoE")
     slabs, _, layouts = load(folder, torch.bfloat16, kernels)
     plain, _, _ = load(folder, torch.bfloat16)
     shard = layer_shard(1)
@@ -111,7 +109,7 @@ def test_each_expert_is_packed_by_itself_and_the_router_is_wide(folder_of):
 
 def test_layers_have_their_own_sizes(folder_of):
     """Layers of experts beside a dense one: the plan, the cost model and pages go by each shard's bytes."""
-    config = read_config(folder_of("qwen3_moe normed"))
+    config = read_config(folder_of("Qwen3-MoE"))
     sizes = model_shape(config, torch.bfloat16).shard_bytes
     assert [kind.is_sparse for kind in config.layers] == [True, False, True, True]
     assert sizes[layer_shard(0)] == sizes[layer_shard(2)] != sizes[layer_shard(1)]
@@ -122,7 +120,7 @@ def test_layers_have_their_own_sizes(folder_of):
 
 
 def test_layers_that_guess_ahead_are_spare(folder_of):
-    folder = folder_of("glm4_moe")
+    folder = folder_of("GLM-4-MoE")
     path = folder / "model.safetensors"
     tensors = load_file(path)
     save_file({**tensors, "model.layers.4.eh_proj.weight": torch.ones(2, 2)}, path)
@@ -133,7 +131,7 @@ def test_layers_that_guess_ahead_are_spare(folder_of):
 
 
 def test_a_missing_expert_is_told(folder_of):
-    folder = folder_of("mixtral")
+    folder = folder_of("Mixtral")
     path = folder / "model.safetensors"
     tensors = load_file(path)
     del tensors["model.layers.2.block_sparse_moe.experts.3.w2.weight"]
@@ -153,7 +151,7 @@ def test_seeded_slices_are_parts_of_one_tensor():
 
 def test_mxfp4_experts_are_widened(folder_of):
     """gpt-oss as it is published: experts of four bits, not transposed; the rest plain."""
-    folder = folder_of("gpt_oss")
+    folder = folder_of("gpt-oss")
     path, drawn = folder / "model.safetensors", torch.Generator().manual_seed(0)
     tensors = load_file(path)
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:

@@ -90,9 +90,6 @@ def read(tmp_path):
         ({**LLAMA, "rms_norm_eps": 1e-5}, {"norm_eps": 1e-5, "stored_dtype": None}),
         ({**LLAMA, "torch_dtype": "bfloat16"}, {"stored_dtype": "bfloat16"}),
         ({**LLAMA, "dtype": "torch.float32"}, {"stored_dtype": "float32"}),
-        ({**LLAMA, "bos_token_id": 1}, {"bos_token_id": 1}),
-        ({**LLAMA, "bos_token_id": -1}, {"bos_token_id": None}),
-        (LLAMA, {"bos_token_id": None}),
     ],
 )
 def test_what_architectures_mean(read, values, expected):
@@ -164,7 +161,6 @@ def test_both_spellings_of_rotary_parameters(read, values, theta, scaling):
         ({**LLAMA, "head_dim": 15}, "odd"),
         ({**LLAMA, "rms_norm_eps": 0}, "rms_norm_eps is 0"),
         ({**LLAMA, "attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
-        ({**LLAMA, "bos_token_id": "2"}, "bos_token_id is '2'"),
         ({**LLAMA, "rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
         ({**LLAMA, "rope_theta": 10**400}, "rope_theta is 1000"),
         ({**LLAMA, "torch_dtype": 32}, "torch_dtype is 32, expected a string"),

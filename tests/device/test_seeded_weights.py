@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from architectures import options_of
 from cardbackend import PretendedBackEnd
 from device_shards import copy_shard, shard_of
 from doubledevice import BYPASSES, DoubleBackEnd
@@ -17,9 +16,9 @@ from jettison.device.backend_host import HostBackEnd
 from jettison.device.kernels import load_kernels, native
 from jettison.device.kernels.operands import PackedMatrix
 from jettison.device.model import seeded, weights
-from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
 from jettison.device.model.identity import digest_of
+from jettison.device.model.samples import NAMED, make_sample
 from jettison.device.model.seeded import SeededRows, SeededWeights, stream_bytes
 from jettison.device.model.shards import TensorSource
 from jettison.device.spec import RANDOM, DeviceSpec
@@ -160,7 +159,7 @@ def test_two_lives_a_restore_and_a_peer_have_equal_weights(folder, back_end, dty
 @pytest.mark.skipif(not native.supported_variants(), reason="needs kernels that pack")
 def test_packed_matrices_have_the_rows_of_plain_ones(tmp_path):
     """In the order of an architecture whose heads' rows change places."""
-    create_model(tmp_path / "glm", **options_of("glm"))
+    make_sample(NAMED["GLM-4"], tmp_path / "glm", 1)
     config, rows = read_config(tmp_path / "glm"), []
     for kernels in (load_kernels("torch"), load_kernels("native")):
         folder = SeededWeights(tmp_path / "glm", config, torch.float32, kernels)

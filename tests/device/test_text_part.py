@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from jettison.device.kernels import load_kernels
 from jettison.device.model.hf_config import read_config
-from jettison.device.model.samples import SAMPLES, make_sample
+from jettison.device.model.samples import NAMED, make_sample
 from jettison.errors import ModelError
 from jettison.types import LayerRange
 
@@ -35,16 +35,16 @@ def output_of(folder, new_runner, new_driver) -> list[int]:
 @pytest.mark.parametrize("naming", NAMINGS)
 @pytest.mark.parametrize(
     ("text", "architecture", "model_type"),
-    [("gemma3_text", "Gemma3ForConditionalGeneration", "gemma3"),
-     ("ministral3", "Mistral3ForConditionalGeneration", "mistral3"),
-     ("llama", "LlavaForConditionalGeneration", "llava"),
-     ("qwen2", "LlavaOnevisionForConditionalGeneration", "llava_onevision"),
-     ("qwen3", "InternVLForConditionalGeneration", "internvl"),
-     ("cohere2", "AyaVisionForConditionalGeneration", "aya_vision")],
+    [("Gemma 3", "Gemma3ForConditionalGeneration", "gemma3"),
+     ("Ministral 3", "Mistral3ForConditionalGeneration", "mistral3"),
+     ("Llama 2", "LlavaForConditionalGeneration", "llava"),
+     ("Qwen2", "LlavaOnevisionForConditionalGeneration", "llava_onevision"),
+     ("Qwen3", "InternVLForConditionalGeneration", "internvl"),
+     ("Cohere 2", "AyaVisionForConditionalGeneration", "aya_vision")],
 )  # fmt: skip
 def test_a_text_part_is_the_text_model(text, architecture, model_type, naming, tmp_path, new_runner, new_driver):
     own, whole = tmp_path / "text", tmp_path / "whole"
-    make_sample(next(sample for sample in SAMPLES if sample.arch == text), own, 1, dtype="float64")
+    make_sample(NAMED[text], own, 1, dtype="float64")
     shutil.copytree(own, whole)
     values = json.loads((own / "config.json").read_text())
     tied = values.pop("tie_word_embeddings")

@@ -124,6 +124,8 @@ KEPT = (
 )  # fmt: skip
 """Models whose weights are kept as integers; the option ``is_widened`` gives the same weights as plain numbers."""
 
+NAMED = {sample.name: sample for sample in SAMPLES}
+
 _SIZES = {"layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "max_position_embeddings": 1024, "std": 0.2}
 _KV_OF_CARDS = 32 * 128
 """Width of a token's keys in a layer."""
