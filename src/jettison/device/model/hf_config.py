@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jettison.config.hubcache import download_hint
+from jettison.cost.models import SmallWeights
 from jettison.cost.profile_document import PLAIN_WEIGHTS
 from jettison.device.model.arithmetic import PLAIN, Activation, Arithmetic, LayerKind, Rope
 from jettison.device.model.expert_keys import read_experts
@@ -77,7 +78,8 @@ class DecoderConfig:
     @property
     def weights(self) -> str:
         """How matrices are kept, for people and profiles: names of forms, or ``plain``."""
-        return "+".join(sorted({kept.form.name for kept in self.kept})) or PLAIN_WEIGHTS
+        forms = {SmallWeights(form.bits, form.group_size, form.offset) for _, _, form in self.kept}
+        return "+".join(sorted(form.name for form in forms)) or PLAIN_WEIGHTS
 
     @property
     def names(self) -> TensorNames:

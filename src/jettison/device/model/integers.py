@@ -35,11 +35,6 @@ class IntegerForm(NamedTuple):
     """A weight is s * q without an offset, s * (q + o) with a zero (a whole number), s * (q + 8) + o with a minimum
     (4 bits alone; GGUF's Q4_1)."""
 
-    @property
-    def name(self) -> str:
-        """As ``int4-g128``, with ``-zero`` or ``-min``; ``cost.models.SmallWeights`` reads it."""
-        return f"int{self.bits}-g{self.group_size}" + ("" if self.offset == "none" else f"-{self.offset}")
-
     def fits(self, rows: int, columns: int) -> bool:
         """Whether a matrix can be kept in this form."""
         is_known = self.bits == 4 or (self.bits == 8 and self.offset != "min")
