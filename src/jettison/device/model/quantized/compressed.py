@@ -55,7 +55,7 @@ def _recipe(group: CompressedGroup, source: TensorSource, headers: Headers) -> R
 
     def widen(stored: Stored, start: int, end: int) -> Tensor:
         _check_shape(stored, source)
-        scales = finite(stored, "scale", grid_rows(stored["scale"].float(), block_rows, start, end))
+        scales = finite(stored, "scale", grid_rows(stored["scale"], block_rows, start, end).float())
         values, zeros = _values(group, stored, start, end, columns), None
         if "zero" in stored:
             zeros = _zeros(group, stored["zero"], block_rows, start, end)
@@ -107,7 +107,7 @@ def _zeros(group: CompressedGroup, zeros: Tensor, block_rows: int, start: int, e
     """[rows, groups]."""
     if _has_packed_zeros(group):
         return unpack(zeros.t(), group.bits, start, end).t() - (1 << group.bits - 1)
-    return grid_rows(zeros.to(torch.int32), block_rows, start, end)
+    return grid_rows(zeros, block_rows, start, end).to(torch.int32)
 
 
 def _groups(stored: Stored, block_columns: int, num_groups: int) -> int | Tensor:

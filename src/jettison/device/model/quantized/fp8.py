@@ -34,7 +34,7 @@ def recipe(scheme: Fp8, source: TensorSource, headers: Headers) -> Recipe:
             block_rows, block_columns = rows, columns
 
     def widen(stored: Stored, start: int, end: int) -> Tensor:
-        scales = grid_rows(stored["scale"].float(), block_rows, start, end)
+        scales = grid_rows(stored["scale"], block_rows, start, end).float()
         values = e4m3_values(stored["weight"][start:end])
         return scaled(values, finite(stored, "scale", scales), None, block_columns)
 
