@@ -9,10 +9,8 @@
 
 int jettison_portable_linear(int, const void *, long, const void *, long, const void *, void *, long, int, long, long,
                              long, int);
-int jettison_portable_linear_packed(int, const void *, long, const void *, const void *, void *, long, int, long, long,
-                                    long, int);
 int jettison_portable_pack_rows(int, const void *, long, long, long, long, long, void *);
-int jettison_portable_linear_integers(int, const int64_t *, const void *, long, const void *, const void *, void *, long,
+int jettison_portable_linear_slab(int, const int64_t *, const void *, long, const void *, const void *, void *, long,
                                       int, long, long, long, int);
 int jettison_portable_pack_integers(const int64_t *, const int8_t *, const uint16_t *, long, const uint16_t *, long, long,
                                     long, long, void *);
@@ -71,7 +69,7 @@ static void check_products(int dtype, long rows, long n, long k) {
     for (int is_packed = 0; is_packed < (dtype == 0 ? 1 : 2); is_packed++) {
         if (is_packed) {
             expect(jettison_portable_pack_rows(dtype, w, k, 0, n, n, k, packed) == 0, "pack_rows", dtype, 0);
-            jettison_portable_linear_packed(dtype, x, k, packed, bias, out, n, 0, rows, n, k, 2);
+            jettison_portable_linear_slab(dtype, NULL, x, k, packed, bias, out, n, 0, rows, n, k, 2);
         } else jettison_portable_linear(dtype, x, k, w, k, bias, out, n, 0, rows, n, k, 2);
         for (long row = 0; row < rows; row++) {
             for (long i = 0; i < n; i++) {
@@ -83,7 +81,7 @@ static void check_products(int dtype, long rows, long n, long k) {
                 expect(fabs(get(dtype, out, row * n + i) - sum) <= TOLERANCE[dtype] * size, "product", dtype, i);
             }
             const char *const from = (const char *)x + row * k * bytes;
-            if (is_packed) jettison_portable_linear_packed(dtype, from, k, packed, bias, one, n, 0, 1, n, k, 1);
+            if (is_packed) jettison_portable_linear_slab(dtype, NULL, from, k, packed, bias, one, n, 0, 1, n, k, 1);
             else jettison_portable_linear(dtype, from, k, w, k, bias, one, n, 0, 1, n, k, 1);
             expect(memcmp(one, out + row * n * bytes, (size_t)(n * bytes)) == 0, "a row alone", dtype, row);
         }
@@ -103,7 +101,7 @@ static void check_integers(int dtype, long rows, long n, long k, long bits, long
     char *const packed = malloc((size_t)(n * (k * bits / 8 + groups * 4))), *const x = numbers(dtype, rows * k);
     char *const out = malloc((size_t)(rows * n * bytes)), *const one = malloc((size_t)(n * bytes));
     jettison_portable_pack_integers(form, whole, scales, groups, offset ? offsets : NULL, groups, 0, n, k, packed);
-    jettison_portable_linear_integers(dtype, form, x, k, packed, NULL, out, n, 0, rows, n, k, 2);
+    jettison_portable_linear_slab(dtype, form, x, k, packed, NULL, out, n, 0, rows, n, k, 2);
     for (long row = 0; row < rows; row++) {
         for (long i = 0; i < n; i++) {
             double sum = 0, size = 0;
@@ -116,7 +114,7 @@ static void check_integers(int dtype, long rows, long n, long k, long bits, long
             }
             expect(fabs(get(dtype, out, row * n + i) - sum) <= TOLERANCE[dtype] * size, "integers", dtype, i);
         }
-        jettison_portable_linear_integers(dtype, form, x + row * k * bytes, k, packed, NULL, one, n, 0, 1, n, k, 1);
+        jettison_portable_linear_slab(dtype, form, x + row * k * bytes, k, packed, NULL, one, n, 0, 1, n, k, 1);
         expect(memcmp(one, out + row * n * bytes, (size_t)(n * bytes)) == 0, "integers, a row alone", dtype, row);
     }
     free(whole), free(scales), free(offsets), free(packed), free(x), free(out), free(one);

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from answers import PROMPTS as THREE
+from answers import answers
 from gguf import GGMLQuantizationType as Kind
 from gguf import quants
 from quantized_goldens import DIGESTS, FOLDERS
@@ -26,15 +27,14 @@ from jettison.device.model.quantized.block_kinds import stored_name
 from jettison.device.model.seeded import SeededWeights
 from jettison.device.model.shards import HeadOrder, model_shape, shard_layouts
 from jettison.device.model.weights import WeightFolder, ordered_integers
-from jettison.device.spec import RANDOM, DeviceSpec
-from jettison.device.worker import make_device
+from jettison.device.spec import RANDOM
 from jettison.errors import ConfigError, ModelError
 from jettison.types import layer_shard
 
 TORCH = TorchKernels()
 SIZES = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "intermediate": 96, "max_position_embeddings": 256,
          "std": 0.2}  # fmt: skip
-PROMPTS = {name: random.Random(i).choices(range(256), k=9 + 7 * i) for i, name in enumerate("ab")}
+PROMPTS = {name: THREE[name] for name in "ab"}
 
 
 @pytest.fixture(scope="module")
@@ -107,20 +107,8 @@ def test_an_engine_computes_what_the_exact_model_does(way, dtype, kernels, withi
 
 
 def told(folder, config, new_driver, dtype="float64", kernels="torch"):
-    worker = make_device(DeviceSpec(
-        model_dir=folder, dtype=dtype, budget_bytes=4 << 20, block_size=4, max_num_tokens=64, max_num_seqs=4,
-        page_bytes=4096, kernels=kernels, config=config))  # fmt: skip
-    worker.start()
-    try:
-        driver = new_driver([(worker.run_step, worker.shape.all_layers)], 72, with_logprobs=True)
-        for name, prompt in PROMPTS.items():
-            driver.add(name, prompt)
-        driver.step({name: len(prompt) for name, prompt in PROMPTS.items()})
-        worker.load_shard_from_disk(layer_shard(1))  # as a restore may: ModelError unless it is what was read first
-        driver.decode([*PROMPTS], 3)
-        return list(driver.requests.values())
-    finally:
-        worker.close()
+    requests, _ = answers(folder, new_driver, PROMPTS, dtype=dtype, kernels=kernels, config=config)
+    return list(requests.values())
 
 
 @pytest.mark.parametrize("name", sorted(json.loads(DIGESTS.read_text()).keys() - {"mxfp4", "gptq-3", "gptq-4-ordered"}))

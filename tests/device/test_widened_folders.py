@@ -3,34 +3,15 @@ it again."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
+from answers import answers
 from quantizers import WAYS, quantize
-
-from jettison.device.spec import DeviceSpec
-from jettison.device.worker import make_device
-from jettison.types import layer_shard
-
-PROMPTS = {name: random.Random(i).choices(range(256), k=9 + 7 * i) for i, name in enumerate("abc")}
 
 
 def told(folder, new_driver):
     """Tokens and logprobs, and the digest of the weights."""
-    worker = make_device(DeviceSpec(
-        model_dir=folder, dtype="float32", budget_bytes=4 << 20, block_size=4, max_num_tokens=64, max_num_seqs=4,
-        page_bytes=4096))  # fmt: skip
-    worker.start()
-    try:
-        driver = new_driver([(worker.run_step, worker.shape.all_layers)], 72, with_logprobs=True)
-        for name, prompt in PROMPTS.items():
-            driver.add(name, prompt)
-        driver.step({name: len(prompt) for name, prompt in PROMPTS.items()})
-        worker.load_shard_from_disk(layer_shard(1))  # as a restore may: ModelError unless it is what was read first
-        driver.decode([*PROMPTS], 3)
-        return {name: (each.output, each.logprobs) for name, each in driver.requests.items()}, worker._identity.summary
-    finally:
-        worker.close()
+    requests, identity = answers(folder, new_driver, dtype="float32")
+    return {name: (each.output, each.logprobs) for name, each in requests.items()}, identity.summary
 
 
 @pytest.mark.parametrize(("model", "way"), [*(("llama", way) for way in WAYS), ("qwen2", "gptq"), ("qwen2", "fp8")])

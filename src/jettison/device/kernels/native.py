@@ -142,7 +142,7 @@ class NativeKernels:
         self._write_kv = self._functions["write_kv"]
         self._attention = self._functions["attention"]
         self._linear = self._functions["linear"]
-        self._linear_packed = self._functions["linear_packed"]
+        self._linear_slab = self._functions["linear_slab"]
         self._rms_norm = self._functions["rms_norm"]
         self._add_rms_norm = self._functions["add_rms_norm"]
         self._head_rms_norm = self._functions["head_rms_norm"]
@@ -275,11 +275,8 @@ class NativeKernels:
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor) -> None:
         """See ``Kernels.linear``."""
-        if isinstance(weight, PackedMatrix):
-            self._multiply_packed(x, weight.data, bias, out)
-            return
-        if isinstance(weight, IntegerMatrix):
-            self._multiply_integers(x, weight, bias, out)
+        if not isinstance(weight, Tensor):
+            self._multiply_slab(x, weight, bias, out)
             return
         check_linear(x, weight, bias, out)
         rows, inner = x.shape
@@ -291,24 +288,21 @@ class NativeKernels:
         if code:
             raise_error(code)
 
-    def _multiply_packed(self, x: Tensor, data: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        check_linear(x, data, bias, out)
-        rows, inner = x.shape
-        code = self._linear_packed(
-            DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], data.data_ptr(),
+    def _multiply_slab(
+        self, x: Tensor, weight: PackedMatrix | IntegerMatrix, bias: Tensor | None, out: Tensor
+    ) -> None:
+        """By a matrix whose elements lie in an order of their own."""
+        form = None
+        if isinstance(weight, IntegerMatrix):
+            check_linear_integers(x, weight, bias, out)
+            _check_keeps(x)
+            form = form_struct(weight.form)
+        else:
+            check_linear(x, weight.data, bias, out)
+        code = self._linear_slab(
+            DTYPE_CODES[x.dtype], form, x.data_ptr(), x.stride()[0], weight.data.data_ptr(),
             None if bias is None else bias.data_ptr(), out.data_ptr(), out.stride()[0], out.dtype != x.dtype,
-            rows, data.shape[0], inner, torch.get_num_threads(),
-        )  # fmt: skip
-        if code:
-            raise_error(code)
-
-    def _multiply_integers(self, x: Tensor, matrix: IntegerMatrix, bias: Tensor | None, out: Tensor) -> None:
-        check_linear_integers(x, matrix, bias, out)
-        _check_keeps(x)
-        code = self._functions["linear_integers"](
-            DTYPE_CODES[x.dtype], form_struct(matrix.form), x.data_ptr(), x.stride()[0], matrix.data.data_ptr(),
-            None if bias is None else bias.data_ptr(), out.data_ptr(), out.stride()[0], out.dtype != x.dtype,
-            x.shape[0], matrix.rows, matrix.columns, torch.get_num_threads(),
+            x.shape[0], out.shape[1], x.shape[1], torch.get_num_threads(),
         )  # fmt: skip
         if code:
             raise_error(code)

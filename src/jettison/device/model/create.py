@@ -38,6 +38,8 @@ _SPECIAL_TOKENS = {
     "pad_token_id": byte_tokenizer.PAD_ID,
 }  # fmt: skip
 _ACTIVATION_NAMES = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+_ENDS = {"eos_token_id": [byte_tokenizer.EOS_ID, byte_tokenizer.TURN_END_ID]}
+"""Of answers: the end of a text, and that of a turn."""
 
 
 def create_model(
@@ -100,21 +102,15 @@ def create_model(
     config = parse_config(JsonObject(model_dir / "config.json", values))
     model_dir.mkdir(parents=True, exist_ok=True)
     _write_json(model_dir / "config.json", values)
-    ends = {"eos_token_id": [byte_tokenizer.EOS_ID, byte_tokenizer.TURN_END_ID]}
-    _write_json(model_dir / "generation_config.json", _SPECIAL_TOKENS | ends)
+    _write_json(model_dir / "generation_config.json", _SPECIAL_TOKENS | _ENDS)
     byte_tokenizer.write_tokenizer(model_dir, config.vocab_size, max_position_embeddings)
     tensors = _random_tensors(config, seed, std, DTYPES[dtype])
-    if quantization is not None:
-        tensors = _quantized(tensors, quantization, is_widened)
-    _write_weights(model_dir, tensors, shard_bytes)
+    _write_weights(model_dir, _quantized(tensors, quantization, is_widened), shard_bytes)
 
 
-def write_random_weights(
-    dir: Path, config: DecoderConfig, seed: int, dtype: str = "float32", std: float = 0.08,
-    shard_bytes: int | None = None,
-) -> None:
+def write_random_weights(dir: Path, config: DecoderConfig, seed: int, dtype: str, std: float) -> None:
     """The weights alone, as ``create_model`` draws them, into a folder that has its ``config.json``."""
-    _write_weights(dir, _random_tensors(config, seed, std, DTYPES[dtype]), shard_bytes)
+    _write_weights(dir, _random_tensors(config, seed, std, DTYPES[dtype]), None)
 
 
 def _check_can_be_made(model_dir: Path, dtype: str, vocab: int | None) -> None:
@@ -183,10 +179,10 @@ def _random_tensors(
 
 
 def _quantized(
-    tensors: Iterator[tuple[str, Tensor]], quantization: Quantization, is_widened: bool
+    tensors: Iterator[tuple[str, Tensor]], quantization: Quantization | None, is_widened: bool
 ) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in tensors:
-        if not quantization.takes(name, tuple(tensor.shape)):
+        if quantization is None or not quantization.takes(name, tuple(tensor.shape)):
             yield name, tensor
         elif is_widened:
             yield name, quantization.exact(tensor)

@@ -9,6 +9,7 @@ The final norm belongs to no shard: every stage keeps it (see ``workspace``), so
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -125,11 +126,15 @@ class ShardLayout:
         return {slot.name: slot.view(slab) for slot in self.slots}
 
 
+@functools.lru_cache(maxsize=4)
 def shard_layouts(
     config: DecoderConfig, dtype: torch.dtype, *, is_stacked: bool = False
-) -> dict[ShardId, ShardLayout]:
+) -> Mapping[ShardId, ShardLayout]:
     """The layout of every shard of one full copy; layers of one kind have the same. ``is_stacked``: whether the
-    checkpoint has all experts of a layer in one tensor: it decides sources, not places."""
+    checkpoint has all experts of a layer in one tensor: it decides sources, not places.
+
+    Kept: a start asks several times, and hundreds of experts a layer take half a second.
+    """
     table = (config.vocab_size, config.hidden_size)
     tensors = {EMBED_SHARD: [_plain("embed", "model.embed_tokens.weight", *table)]}
     tensors |= {layer_shard(i): _layer_tensors(config, i, is_stacked) for i in range(config.num_layers)}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,7 +76,7 @@ class WeightFolder:
         self.model_dir = Path(model_dir)
         self._kernels = kernels
         self._bytes: DeviceBytes = device_bytes or HostBytes()
-        self.layouts: dict[ShardId, ShardLayout] = shard_layouts(config, dtype)
+        self.layouts: Mapping[ShardId, ShardLayout] = shard_layouts(config, dtype)
         self._config = config
         self._dtype = dtype
         self._tied = config.tied_embeddings

@@ -229,18 +229,9 @@ API(linear)(int dtype, const void *x, long x_stride, const void *w, long w_strid
     return 0;
 }
 
-API(linear_packed)(int dtype, const void *x, long x_stride, const void *w, const void *bias, void *out,
-                   long out_stride, int is_wide, long num_rows, long n, long k, int num_threads) {
-    const Out to = {out, out_stride, is_wide};
-#define CALL(S, T)                                                                                                   \
-    return linear_slab_##S(NULL, (const T *)x, x_stride, w, (const T *)bias, to, num_rows, n, k, num_threads)
-    BY_DTYPE(dtype, return ERROR_DTYPE, CALL(f32, float), CALL(bf16, bf16))
-#undef CALL
-    return 0;
-}
-
-API(linear_integers)(int dtype, const Form *form, const void *x, long x_stride, const void *w, const void *bias,
-                     void *out, long out_stride, int is_wide, long num_rows, long n, long k, int num_threads) {
+/* By a packed matrix, or (with a form) by integers. */
+API(linear_slab)(int dtype, const Form *form, const void *x, long x_stride, const void *w, const void *bias,
+                 void *out, long out_stride, int is_wide, long num_rows, long n, long k, int num_threads) {
     const Out to = {out, out_stride, is_wide};
 #define CALL(S, T)                                                                                                   \
     return linear_slab_##S(form, (const T *)x, x_stride, w, (const T *)bias, to, num_rows, n, k, num_threads)
