@@ -33,6 +33,7 @@ LoadFormat = Literal["auto", "random"]
 QuantizedWeights = Literal["auto", "kept", "widened"]
 Lookahead = Literal["on", "off"]
 StepAhead = Literal["auto", "on", "off"]
+OfflineSlices = Literal["auto", "on", "off"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 StepPriority = Literal["decode", "prefill"]
 Dispatch = Literal["freest", "fewest-requests"]
@@ -287,6 +288,11 @@ class OfflineConfig:
     safepoint_layers: int | None = config_key(
         None, int_from(1), "Layers after which a step of offline requests alone may be abandoned (auto: as many as "
         "take a tenth of --slo-ttft-ms, at most half of the model).", metavar="N", unset="auto")
+    slices: OfflineSlices = config_key(
+        "auto", Switch(OfflineSlices), "When an online request comes, have the offline part of a step stop at the next "
+        "safepoint and go on later from where it was; off: a step of offline requests alone may be abandoned, one of "
+        "both kinds runs to its end (auto: on where rows do not depend on the batch, off on cards).",
+        name="offline_slices")
     checkpoint_free: float = config_key(
         0.5, float_from(0.0, 1.0), "Part of the KV blocks that is free when KV of offline requests begins to be copied "
         "to host memory.", metavar="FRACTION")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from jettison.device.devicebytes import Bytes, DeviceBytes
+from jettison.device.keptrows import KeptRows
 from jettison.device.kernels import Kernels
 from jettison.device.lasttokens import LastTokens
 from jettison.device.model.batch import Batch
@@ -23,7 +24,7 @@ from jettison.device.model.rope import fill_rotary_tables
 from jettison.device.model.workspace import StepBuffers, Workspace
 from jettison.device.remote import Attending, AttentionPort, attend_for_peer
 from jettison.device.sampler import Sampler
-from jettison.device.step import Ended, Int32s, SamplingRow, StepInput, StepOutput
+from jettison.device.step import Ended, Int32s, SamplingRow, Shed, StepInput, StepOutput
 from jettison.device.stepcheck import check_input, check_limits, remote_parts
 from jettison.types import FAILED_TOKEN_ID, LayerRange, SampledToken, TokenLogprobs
 
@@ -51,7 +52,7 @@ class Runner:
         self.dtype = dtype
         self.max_num_tokens = max_num_tokens
         self.max_num_seqs = max_num_seqs
-        self._workspace = Workspace(memory.workspace(), config, dtype, max_num_tokens, max_num_seqs)
+        self._workspace = Workspace(memory.workspace(), config, dtype, max_num_tokens, max_num_seqs, keeps_rows=True)
         self._memory = memory
         self._kernels = kernels
         self._bytes = device_bytes
@@ -62,6 +63,7 @@ class Runner:
         self._buffers: StepBuffers | None = None
         """The last step's buffers; a step with as many tokens reuses them."""
         self._last = LastTokens()
+        self._kept = KeptRows(self._workspace.kept)
         fill_rotary_tables(config.ropes, self._workspace.cos, self._workspace.sin)
 
     @property
@@ -76,42 +78,68 @@ class Runner:
         """``run``, to its end."""
         start_ns = time.perf_counter_ns()
         result = self.run(step, hidden, port, gives_up)
-        if isinstance(result, StepOutput):
-            result.routed = self._decoder.step_ended()
-            result.compute_ns = time.perf_counter_ns() - start_ns
+        output = result.result if isinstance(result, Shed) else result
+        if isinstance(output, StepOutput):
+            output.routed = self._decoder.step_ended()
+            output.compute_ns = time.perf_counter_ns() - start_ns
         return Ended(result)
 
     def run(
         self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None,
         gives_up: GivesUp | None = None,
-    ) -> Tensor | StepOutput | None:
+    ) -> Tensor | StepOutput | Shed | None:
         """Run the step's layers. ``port``: for steps with remote KV, and to answer peers between layers. ``gives_up``:
         called at the safepoints of a step, if it has some.
 
         ``hidden``: [T, hidden_size] from the previous stage, None on the first one; it is copied, not kept. Returns the
         residual stream [T, hidden_size] for the next stage, in memory of its own so that it may be sent while the next
         step runs; or, where the range ends with the last layer, the sampled tokens. None where the step was abandoned:
-        nothing was sampled, and only the new positions of its own rows were written in blocks. Raises ValueError or
+        nothing was sampled, and only the new positions of its own rows were written in blocks. A Shed where it has shed
+        rows (``StepInput.sheds_from``), which are kept. Raises ValueError or
         IndexError for a step that does not fit the model or the limits; blocks of the step's own rows may have been
         written by then, nothing else has changed. Raises TokensLostError for one that follows a step that has sampled
-        nothing.
+        nothing, and RowsLostError for one that goes on with rows that are not kept any more.
         """
         config = self.config
         layers = check_limits(step, config, self.max_num_tokens, self.max_num_seqs)
         batch = self._batch(step, port)
         buffers = self._buffers_for(len(batch.positions))
-        self._enter(step, hidden, buffers)
-        is_last = layers.hi == config.num_layers
+        first = self._enter(step, hidden, buffers)
+        end = layers.hi if step.most_layers is None else min(layers.hi, first + step.most_layers)
         poll = None if port is None else port.poll
         if not step.safepoint_layers:
             gives_up = None
-        if not self._decoder.run_layers(layers, batch, buffers, is_last, poll, gives_up, step.safepoint_layers):
+        is_last = end == config.num_layers
+        reached = self._decoder.run_layers(
+            LayerRange(first, end), batch, buffers, is_last, poll, gives_up, step.safepoint_layers
+        )
+        if reached == layers.hi:
+            return self._result(step, buffers, is_last)
+        is_untouched = reached == layers.lo and not step.sheds_from
+        if step.sheds_from is None or is_untouched:
             return None
+        return self._shed(step, batch, buffers, LayerRange(reached, layers.hi), poll)
+
+    def _result(self, step: StepInput, buffers: StepBuffers, is_last: bool) -> Tensor | StepOutput:
         if not is_last:
             return buffers.residual.clone()
         output = self._leave(step, buffers.x)
         self._last.note(output)
         return output
+
+    def _shed(
+        self, step: StepInput, batch: Batch, buffers: StepBuffers, left: LayerRange, poll: Callable[[], None] | None
+    ) -> Shed:
+        """Keep the rows that a step sheds, and run the others through the layers that are left."""
+        num_rows = step.sheds_from or 0
+        num_tokens = int(step.query_lens[:num_rows].sum())
+        self._kept.keep(step.step_id, left.lo, buffers.residual[num_tokens:])
+        num_layers = left.lo - step.layer_lo
+        if not num_rows:
+            return Shed(num_layers, None)
+        online, is_last = self._buffers_for(num_tokens), left.hi == self.config.num_layers
+        self._decoder.run_layers(left, batch.leading(num_rows, num_tokens), online, is_last, poll)
+        return Shed(num_layers, self._result(step.leading(num_rows), online, is_last))
 
     def warm_up(self, layers: LayerRange, num_blocks: int) -> int:
         """All is ready."""
@@ -139,13 +167,16 @@ class Runner:
         remote = remote_parts(step, port, self._kernels, self._bytes, self.config, self._memory)
         return Batch(query_lens, step.context_lens, step.block_tables, positions, remote)
 
-    def _enter(self, step: StepInput, hidden: Tensor | None, buffers: StepBuffers) -> None:
-        """Fill the residual."""
+    def _enter(self, step: StepInput, hidden: Tensor | None, buffers: StepBuffers) -> int:
+        """Fill the residual; returns the layer to begin with."""
+        if step.resumes_step is not None:
+            return self._kept.take(step, buffers.residual)
         check_input(step, hidden, self.config.hidden_size, self.dtype)
         if hidden is None:
             self._decoder.embed(torch.tensor(self._last.token_ids(step), dtype=torch.int64), buffers.residual)
         else:
             buffers.residual.copy_(hidden)
+        return step.layer_lo
 
     def _leave(self, step: StepInput, x: Tensor) -> StepOutput:
         """Logits and tokens from final hidden states ``x`` [T, hidden]."""

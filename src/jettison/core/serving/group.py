@@ -11,11 +11,12 @@ Reading order for newcomers: ``Group.next_step``, ``core.serving.stepplan``, ``G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from jettison.core.changes import Changes
-from jettison.core.ports import RunStep, StepCompleted, StepRow, step_row
+from jettison.core.discards import Discard, Discarded
+from jettison.core.ports import Resumption, RunStep, StepCompleted, StepRow, step_row
 from jettison.core.preemption import Preempted, Preemption
 from jettison.core.requests import Hold, RequestState
 from jettison.core.residence import NOWHERE, arenas_of, hosted_only
@@ -27,6 +28,8 @@ from jettison.core.serving.holds import GroupHold, Holder
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.outcome import RowEnd, StepOutcome
 from jettison.core.serving.queues import Queues
+from jettison.core.serving.sliceplan import layers_of_turn
+from jettison.core.serving.slices import Slice
 from jettison.core.serving.stepplan import StepPlanner
 from jettison.core.serving.stepsahead import step_to_follow, token_sources
 from jettison.core.serving.virtualtokens import VirtualTokens
@@ -113,6 +116,8 @@ class Group:
         """Running offline requests that the next step is planned without; it admits no offline newcomer either."""
         self.abandoning: int | None = None
         """The last step that was told to give up; it may have ended."""
+        self.slice: Slice | None = None
+        """Rows that one of its steps has shed, and that are not under way."""
         self.longest_alone_s: float | None = None
         """How long a step of offline requests alone may take; None: no bound (``policy.safepoints.shortened_s``)."""
         self._held: dict[GroupHold, set[Holder]] = {
@@ -141,9 +146,11 @@ class Group:
 
     def hold(self, owner: Holder, what: GroupHold) -> None:
         """Keep the group from ``what`` until ``owner`` releases it. Where no other owner does so already, the group is
-        planned again and, for steps, counted as reshaped. Idempotent."""
+        planned again and, for steps, counted as reshaped, without its slice. Idempotent."""
         owners = self._held[what]
         if not owners:
+            if what is GroupHold.STEPS:
+                self.discard_slice(Discard.HELD)
             self._changes.reshaped += what is GroupHold.STEPS
             self.touch()
         owners.add(owner)
@@ -167,11 +174,14 @@ class Group:
 
     @property
     def absent(self) -> Collection[RequestId]:
-        """Running requests that the next step is planned without: requests that sit out, and requests of a step that is
-        being given up, as further tokens would follow on tokens that may never be computed."""
-        if self.abandoning not in self.in_flight:
-            return self.sitting_out
-        return {row.state.request_id for row in self.in_flight[self.abandoning].step.rows}.union(self.sitting_out)
+        """Running requests that the next step is planned without: requests that sit out, requests of the slice, and
+        those of the rows that a step is told to give up or shed, as further tokens would follow on tokens that may not
+        be computed before them."""
+        rows: tuple[StepRow, ...] = () if self.slice is None else self.slice.rows
+        if self.abandoning in self.in_flight:
+            step = self.in_flight[self.abandoning].step
+            rows += step.rows[step.sheds_from or 0 :]
+        return {row.state.request_id for row in rows}.union(self.sitting_out) if rows else self.sitting_out
 
     @property
     def pending_copies(self) -> tuple[int, int]:
@@ -210,12 +220,17 @@ class Group:
     def next_step(self, step_id: int, now_ns: int) -> RunStep | None:
         """Plan the next microbatch and apply the plan, which may preempt. Returns the step, which is in flight from now
         on; None where steps are held, every stage has one, or no request can run. Sitting out ends here, and does not
-        count where no other request can run."""
+        count where no other request can run. A slice has its turn here (``policy.slices``), and is discarded where it
+        is in the way."""
+        if self.slice is not None and not self.slice.is_sound:
+            self.discard_slice(Discard.MOVES)
         if self.paused or len(self.in_flight) >= len(self.stages):
             return None
         queues = self.queues
         if not queues.running and not queues.has_waiting and not self.guests:
             return None
+        if self.slice is not None:
+            return self._step_beside_slice(self.slice, step_id, now_ns)
         step = self._apply(self.planner.next_plan(now_ns), step_id, now_ns)
         if self.sitting_out:
             self.sitting_out = ()
@@ -223,6 +238,32 @@ class Group:
                 step = self._apply(self.planner.next_plan(now_ns), step_id, now_ns)
         if len(self.stages) > 1:
             self.planner.note_applied()
+        return step
+
+    def _step_beside_slice(self, kept: Slice, step_id: int, now_ns: int) -> RunStep | None:
+        """The slice's turn, or the next step of other requests: where they lack what the slice's have, without it."""
+        layers = layers_of_turn(self, kept, now_ns)
+        if layers != 0:
+            return self._resume(kept, step_id, now_ns, layers)
+        plan = self.planner.next_plan(now_ns)
+        if plan.preemptions or plan.lacks_blocks or plan.head_blocked_by in (BlockedBy.MEMORY, BlockedBy.SEQUENCES):
+            self.discard_slice(Discard.ROOM)
+            return self._apply(self.planner.next_plan(now_ns), step_id, now_ns)
+        kept.had_turn = False
+        step = self._apply(plan, step_id, now_ns)
+        # No other request can run, and no end of a step would have the group planned again.
+        return self._resume(kept, step_id, now_ns) if step is None and not self.in_flight else step
+
+    def _resume(self, kept: Slice, step_id: int, now_ns: int, most_layers: int | None = None) -> RunStep:
+        """Have the slice's rows go on, as a step that may shed them once more."""
+        self.slice = None
+        self.queues.note_change()
+        self.counters.num_resumptions += 1
+        resumes = Resumption(kept.step_id, kept.num_layers, most_layers)
+        step = RunStep(
+            step_id, self.group_id, self.epoch, self.stages, kept.rows, sheds_from=0, resumes=resumes
+        )
+        self.in_flight[step_id] = InFlight(step, now_ns, kept.work, shed_ns=kept.shed_ns)
         return step
 
     def step_ahead(self, step_id: int, now_ns: int) -> RunStep | None:
@@ -268,6 +309,8 @@ class Group:
         guests = self._add_guests(rows) if self.guests else ()
         if not rows:
             return None
+        if plan.admissions and queues.num_running_offline:
+            rows.sort(key=_is_offline)  # stable: what a step may shed comes last
         queues.note_change()
         self.counters.num_steps += 1
         step = RunStep(step_id, self.group_id, self.epoch, self.stages, tuple(rows))
@@ -318,11 +361,56 @@ class Group:
         samples = context + num_tokens >= state.num_tokens and state.wants_output
         return step_row((state, context, num_tokens, samples, state.remote))
 
-    def arm(self, step_id: int, safepoint_layers: int) -> RunStep:
-        """Give a step in flight a safepoint after every ``safepoint_layers`` layers. Returns the step as it is now."""
+    def arm(self, step_id: int, safepoint_layers: int, sheds_from: int | None) -> RunStep:
+        """Give a step in flight a safepoint after every ``safepoint_layers`` layers, at which it sheds its rows from
+        ``sheds_from`` on, or is given up. Returns the step as it is now."""
         flight = self.in_flight[step_id]
-        flight.step = flight.step._replace(safepoint_layers=safepoint_layers)
+        flight.step = flight.step._replace(safepoint_layers=safepoint_layers, sheds_from=sheds_from)
         return flight.step
+
+    # --- slices -----------------------------------------------------------------------------------------------
+
+    def shed(self, step_id: int, num_layers: int, now_ns: int) -> Sequence[RequestState]:
+        """A step in flight has ended without the rows that it may shed, which have ``num_layers`` of the first stage's
+        layers behind them. They are the group's slice from now on, or are discarded where they have none, where they
+        cannot go on, or where a later chunk of one is under way. The step is left with its other rows.
+
+        Returns the requests of a slice that was discarded here."""
+        flight = self.in_flight[step_id]
+        step = flight.step
+        assert step.sheds_from is not None and not flight.guests, step
+        rows = step.rows[step.sheds_from :]
+        flight.step = step._replace(rows=step.rows[: step.sheds_from])
+        flight.work = work_of(flight.step.rows)
+        shed_ns = now_ns if flight.shed_ns is None else flight.shed_ns
+        self.discard_slice(Discard.OVERTAKEN)
+        self.slice = Slice(step_id, rows, work_of(rows), num_layers, shed_ns, step.resumes is not None)
+        self.counters.num_shed_steps += step.resumes is None
+        why = None
+        if any(row.state.num_pending > row.num_tokens for row in rows):
+            why = Discard.OVERTAKEN
+        elif self.paused:
+            why = Discard.HELD
+        elif not self.slice.is_sound:
+            why = Discard.MOVES
+        elif not num_layers:
+            why = Discard.NOTHING
+        if why is None:
+            return ()
+        self.discard_slice(why)
+        return [row.state for row in rows]
+
+    def discard_slice(self, why: Discard) -> None:
+        """Give the slice up, if there is one: its requests are as they were before the step."""
+        kept, self.slice = self.slice, None
+        if kept is None:
+            return
+        self.queues.note_change()
+        for row in kept.rows:
+            row.state.num_pending -= row.num_tokens
+        self.counters.num_discarded_slices += 1
+        self.counters.num_discarded_tokens += kept.num_tokens
+        self._changes.discarded.append(Discarded(self.group_id, why, kept.num_tokens, kept.num_layers))
 
     # --- commit -----------------------------------------------------------------------------------------------
 
@@ -478,3 +566,7 @@ class Group:
             self.blocks.check_holds(state)
         layers = LayerRange(self.stages[0].layers.lo, self.stages[-1].layers.hi)
         assert sum(len(s.layers) for s in self.stages) == len(layers), "stages must be contiguous"
+
+
+def _is_offline(row: StepRow) -> bool:
+    return row.state.is_offline

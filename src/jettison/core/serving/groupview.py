@@ -11,6 +11,7 @@ from jettison.core.serving.flights import InFlight
 from jettison.core.serving.holds import Holder
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.queues import Queues
+from jettison.core.serving.slices import Slice
 from jettison.memory.stages import StagePlan
 from jettison.policy.batching import BlockedBy
 from jettison.policy.lookahead import ChunkCost
@@ -39,6 +40,8 @@ class GroupView(Protocol):
     def absent(self) -> Collection[RequestId]: ...
     @property
     def sitting_out(self) -> Collection[RequestId]: ...
+    @property
+    def slice(self) -> Slice | None: ...
     @property
     def holds_preemption(self) -> Set[Holder]: ...
     @property

@@ -40,12 +40,14 @@ def plan_shared(group: GroupView, pace: Pace, limits: BatchLimits, planned: Plan
     online = online_view(group)
 
     def budget_of(plan: BatchPlan) -> StepBudget:
-        seconds = _seconds(group, pace.offline, goals, now_ns)
+        if group.slice is not None:  # its turns take what steps leave
+            return step_budget(pace.predictor, 0.0, num_stages, copies)
+        seconds = filling_s(group, pace.offline, goals, now_ns)
         return step_budget(pace.predictor, seconds, num_stages, copies)
 
     return plan_beside(
         online, offline_view(group), limits, lambda view: planned(view, limits), budget_of,
-        fills_after_eviction=pace.offline.fills_after_eviction, is_busy=bool(group.in_flight),
+        fills_after_eviction=pace.offline.fills_after_eviction, is_busy=bool(group.in_flight) or group.slice is not None,
     )
 
 
@@ -64,7 +66,7 @@ def planned_within(
     return plan_within(view, planned, limits, budget)
 
 
-def _seconds(group: GroupView, offline: OfflineParams, goals: Objectives, now_ns: int) -> float | None:
+def filling_s(group: GroupView, offline: OfflineParams, goals: Objectives, now_ns: int) -> float | None:
     """Seconds that a step with offline tokens may take, by the objectives and by how long online requests have waited
     for their first token. 0.0 where online requests hold more of the blocks than ``fill_below``. None: no bound, as no
     online request here waits for it."""
@@ -110,7 +112,7 @@ def room_of_last_step(
     pace = group.pace()
     if pace is None or not pace.offline.slo_aware or not group.queues.has_both_classes:
         return room
-    seconds = _seconds(group, pace.offline, pace.objectives(), now_ns)
+    seconds = filling_s(group, pace.offline, pace.objectives(), now_ns)
     budget = step_budget(pace.predictor, seconds, len(group.stages))
     one_more_s = pace.predictor.predict_s(flight.work.with_prompt(1, state.num_computed), budget.part)
     share = online_share(group, pace.offline.fill_below)

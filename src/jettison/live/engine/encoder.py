@@ -194,7 +194,7 @@ class StepEncoder:
                 step_id=step.step_id,
                 layer_lo=stage.layers.lo,
                 layer_hi=stage.layers.hi,
-                token_ids=_token_ids(step) if first else _NO_TOKENS,
+                token_ids=_token_ids(step) if first and step.resumes is None else _NO_TOKENS,
                 query_lens=query_lens,
                 context_lens=context_lens,
                 block_tables=self._tables[stage.worker_id].gather(
@@ -209,6 +209,9 @@ class StepEncoder:
                 remote=self._remote(stage.worker_id, rows),
                 safepoint_layers=0 if index else step.safepoint_layers,
                 follows_step=None if step.follows is None else step.follows.step_id,
+                sheds_from=step.sheds_from,
+                resumes_step=None if index or step.resumes is None else step.resumes.step_id,
+                most_layers=None if index or step.resumes is None else step.resumes.most_layers,
             )
             inputs.append((stage.worker_id, stage_input))
         return inputs

@@ -51,8 +51,8 @@ from jettison.core.controlstream import (
     Kind,
     StepEntry,
 )
-from jettison.device.step import Running, StepInput, StepOutput
-from jettison.errors import JettisonError, RemoteAttentionError, TokensLostError, WorkerLostError
+from jettison.device.step import Running, Shed, StepInput, StepOutput
+from jettison.errors import JettisonError, RemoteAttentionError, RowsLostError, TokensLostError, WorkerLostError
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.live.wire.stepflag import StepFlag
@@ -374,14 +374,20 @@ class WorkerLoop:
         started_ns = self._clock_ns()
         result: object = None
         failure: Failure | None = None
-        delay_ns = 0
+        delay_ns, kept_layers = 0, None
         try:
-            hidden, failure, delay_ns = self._take_input(entry)
+            hidden, failure, delay_ns, kept_layers = self._take_input(entry)
+            if kept_layers is not None:
+                step = step.leading(step.sheds_from or 0)
             if failure is None:
                 what = "sample" if step.next_worker is None else "stage"
                 self._reach(f"before_{what}")
                 result = self._compute(step, hidden, self._behind.take(entry))
-                failure = ABANDONED if result is None and step.safepoint_layers else None
+                if isinstance(result, Shed):
+                    kept_layers, result = result
+                    failure = Failure.of_kept(kept_layers) if result is None else None
+                elif result is None and step.safepoint_layers:
+                    failure = ABANDONED
                 self._reach(f"after_{what}")
                 if failure is not None:
                     self._reach("before_abandon")
@@ -391,6 +397,9 @@ class WorkerLoop:
         except TokensLostError as error:
             log.warning("%s", error)
             failure = Failure.of_lost_tokens(step.follows_step)
+        except RowsLostError as error:
+            log.warning("%s", error)
+            failure = Failure(str(error), recompute=True)
         except WorkerLostError:
             raise  # the device has failed for good, so this worker ends
         except Exception as error:
@@ -403,20 +412,25 @@ class WorkerLoop:
         num_waits = 2 * (step.layer_hi - step.layer_lo) if step.remote or self._keeps_foreign_kv else 1
         self._peers.stage_ns = (3 * self._peers.stage_ns + (compute_ns - waited_ns) // num_waits) // 4
         if step.next_worker is not None:
-            self._hand_on(step, step.next_worker, result, failure)  # first: the next stage waits for it
+            self._hand_on(step, step.next_worker, result, failure, kept_layers)  # first: the next stage waits for it
             if failure is None:
                 self._emit(m.StageDone(self.worker_id, step.step_id, compute_ns, *span, delay_ns, waited_ns))
             return
         if failure is None and not isinstance(result, StepOutput):
             failure = Failure(f"the last stage returned {type(result).__name__}")
-        if failure is not None:
+        if failure is not None and failure.kept_layers is not None:
+            completed = ports.StepCompleted(step.step_id, [], {}, compute_ns, failure.kept_layers)
+            self._emit(m.StepDone(self.worker_id, completed, *span, delay_ns, waited_ns))
+            self._reach("after_abandon")
+        elif failure is not None:
             self._emit(self._ended_early(step.step_id, failure))
             if failure.abandoned:
                 self._reach("after_abandon")
         elif isinstance(result, StepOutput):
             self._reach("before_flush")
             computed_ns = result.compute_ns or compute_ns
-            completed = ports.StepCompleted(result.step_id, result.tokens, result.prompt_logprobs, computed_ns)
+            completed = ports.StepCompleted(
+                result.step_id, result.tokens, result.prompt_logprobs, computed_ns, kept_layers)
             done = m.StepDone(self.worker_id, completed, *span, delay_ns, waited_ns, *result.routed)
             for event in codec.step_answer(done):
                 self._emit(event)
@@ -449,23 +463,30 @@ class WorkerLoop:
             return ports.StepAbandoned(step_id)
         return ports.StepFailed(step_id, failure.message, failure.lost_worker, failure.recompute)
 
-    def _take_input(self, entry: StepEntry[StepInput]) -> tuple[object, Failure | None, int]:
-        """The stage's input, or why it is not computed; and how long the input was on its way."""
+    def _take_input(self, entry: StepEntry[StepInput]) -> tuple[object, Failure | None, int, int | None]:
+        """The stage's input, or why it is not computed; how long the input was on its way; and, where the first stage
+        has kept rows, so that the input is of the others, after how many layers."""
         step = entry.step
         if step.prev_worker is None:
-            return None, entry.failure, 0
+            return None, entry.failure, 0, None
         if entry.orphaned:
             self._inbox.forget(step.step_id)
-            return None, entry.failure, 0
+            return None, entry.failure, 0, None
         arrived = self._inbox.take(step.step_id)
         if arrived.failure is not None:
-            return None, arrived.failure, 0
-        delay_ns = self._peers.delay_ns(step.prev_worker, arrived.transit_ns)
-        return self._device.hidden_from_bytes(arrived.data, step.num_tokens), entry.failure, delay_ns
+            return None, arrived.failure, 0, None
+        delay_ns, num_tokens = self._peers.delay_ns(step.prev_worker, arrived.transit_ns), step.num_tokens
+        if arrived.kept_layers is not None:
+            num_tokens = step.leading(step.sheds_from or 0).num_tokens
+        hidden = self._device.hidden_from_bytes(arrived.data, num_tokens)
+        return hidden, entry.failure, delay_ns, arrived.kept_layers
 
-    def _hand_on(self, step: StepInput, next_worker: WorkerId, hidden: object, failure: Failure | None) -> None:
+    def _hand_on(
+        self, step: StepInput, next_worker: WorkerId, hidden: object, failure: Failure | None, kept_layers: int | None
+    ) -> None:
         if failure is None:
-            activation = OutgoingActivation(step.step_id, self._device.hidden_to_bytes(hidden), self._clock_ns())
+            data = self._device.hidden_to_bytes(hidden)
+            activation = OutgoingActivation(step.step_id, data, self._clock_ns(), kept_layers=kept_layers)
         else:
             activation = OutgoingActivation.of_failure(step.step_id, failure)
         if next_worker not in self._peers:
