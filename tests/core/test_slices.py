@@ -6,10 +6,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from batchruns import group_of, kinds, make, names, offline, steps, tokens
 from fakes import FakeCluster, Faults
-from test_safepoints import group_of, kinds, make, names, offline, steps, tokens
 
-from jettison.core import ports
 from jettison.core.discards import Discard
 from jettison.core.totals import counters
 from jettison.policy.offline import OfflineParams, SloParams
@@ -69,7 +68,8 @@ def test_a_step_of_both_classes_commits_its_online_rows_and_keeps_the_others() -
     cluster.submit("second", tokens(4, 10), 5, now_ms + 0.01, ignore_eos=True)
     cluster.asked_to_abandon.add(mixed.step_id)
     cluster.run(stop=lambda: mixed.step_id not in group.in_flight)
-    assert state.num_tokens == num_before + 1 and group.slice is not None or counters(cluster.core)["slices_discarded"]
+    assert state.num_tokens == num_before + 1
+    assert group.slice is not None or counters(cluster.core)["slices_discarded"]
     cluster.run()
     cluster.expect_outputs()
     cluster.expect_nothing_left()

@@ -1,4 +1,4 @@
-"""Steps that shed rows at any layer, and go on with them later, behind other steps: the bits are those of whole ones."""
+"""Steps that shed rows at any layer, and go on with them later, behind other steps, have the bits of whole ones."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class Changes:
     """Sets of ids; they may name groups that no longer exist."""
 
     __slots__ = (
-        "discarded", "ended", "freer", "harvesting", "ledgers", "merged", "preempted", "queued", "queued_online", "recent",
-        "reshaped", "stirred", "touched", "unnoted",
+        "discarded", "ended", "freer", "harvesting", "ledgers", "merged", "preempted", "queued", "queued_online",
+        "recent", "reshaped", "stirred", "touched", "unnoted",
     )  # fmt: skip
 
     def __init__(self) -> None:

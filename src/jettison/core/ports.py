@@ -252,8 +252,8 @@ class RunStep(NamedTuple):
 
 
 class AbandonStep(NamedTuple):
-    """Give a step up at its next safepoint, or the rows that it may shed. A step that has no safepoint left, or has passed its first stage, runs to
-    its end."""
+    """Give a step up at its next safepoint, or the rows that it may shed. A step that has no safepoint left, or has
+    passed its first stage, runs to its end."""
 
     worker_id: WorkerId
     """The worker of the step's first stage."""

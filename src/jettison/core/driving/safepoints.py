@@ -45,8 +45,13 @@ class Safepoints:
         params = self._state.params.offline
         if not params.slo_aware:
             return step
-        num_online = sum(not row.state.is_offline for row in step.rows)
-        sheds_from = num_online if self._may_shed(group, step) else None
+        num_online, has_remote = len(step.rows), False
+        while num_online and step.rows[num_online - 1].state.is_offline:
+            num_online -= 1
+            has_remote = has_remote or bool(step.rows[num_online].remote)
+        # Rows can be kept if workers can do it and keep no others; neither a guest's, nor any with KV elsewhere.
+        may_shed = self._state.limits.sheds_rows and group.slice is None and not has_remote
+        sheds_from = num_online if may_shed and not group.in_flight[step.step_id].guests else None
         if num_online and sheds_from is None:
             return step
         every = params.safepoint_layers
@@ -55,14 +60,6 @@ class Safepoints:
             stage_s = None if step_s is None else step_s * self._first_share(group)
             every = choose_safepoint_layers(len(group.stages[0].layers), stage_s, self._objectives().ttft_s)
         return group.arm(step.step_id, every, sheds_from)
-
-    def _may_shed(self, group: Group, step: RunStep) -> bool:
-        """Whether a step's offline rows can be kept at a safepoint: workers can do it, the group keeps no others, and
-        no row is a guest's or attends to KV elsewhere."""
-        return (
-            self._state.limits.sheds_rows and group.slice is None and not group.in_flight[step.step_id].guests
-            and not any(row.remote for row in step.rows)
-        )  # fmt: skip
 
     def online_arrived(self, state: RequestState, now_ns: int) -> list[Action]:
         """Keep the deadline of an online request that has just been queued, if that is possible, where the group's

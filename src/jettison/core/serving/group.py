@@ -309,7 +309,7 @@ class Group:
         guests = self._add_guests(rows) if self.guests else ()
         if not rows:
             return None
-        if plan.admissions and queues.num_running_offline:
+        if plan.chunks and len(rows) > len(plan.chunks) and rows[len(plan.chunks) - 1].state.is_offline:
             rows.sort(key=_is_offline)  # stable: what a step may shed comes last
         queues.note_change()
         self.counters.num_steps += 1

@@ -47,7 +47,8 @@ def plan_shared(group: GroupView, pace: Pace, limits: BatchLimits, planned: Plan
 
     return plan_beside(
         online, offline_view(group), limits, lambda view: planned(view, limits), budget_of,
-        fills_after_eviction=pace.offline.fills_after_eviction, is_busy=bool(group.in_flight) or group.slice is not None,
+        fills_after_eviction=pace.offline.fills_after_eviction,
+        is_busy=bool(group.in_flight) or group.slice is not None,
     )
 
 

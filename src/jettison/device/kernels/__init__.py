@@ -26,7 +26,10 @@ from jettison.device.kernels.registry import KernelsUnavailableError, find_kerne
 from jettison.device.spec import HOST
 from jettison.errors import ConfigError
 
-__all__ = ["Kernels", "Processor", "load_kernels", "parts_are_exact", "resolve_kernels", "rows_are_independent", "this_processor"]
+__all__ = [
+    "Kernels", "Processor", "load_kernels", "parts_are_exact", "resolve_kernels", "rows_are_independent",
+    "this_processor",
+]
 
 logger = logging.getLogger(__name__)
 
