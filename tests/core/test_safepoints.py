@@ -11,6 +11,7 @@ from fakes import MS, FakeCluster, Faults
 from jettison.core.totals import counters
 from jettison.policy.offline import OfflineParams, SloParams
 
+
 def test_only_steps_of_offline_requests_alone_are_armed() -> None:
     cluster = make()
     issued = steps(cluster)

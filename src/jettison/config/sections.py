@@ -286,8 +286,9 @@ class OfflineConfig:
     fill_after_eviction: bool = config_key(
         False, truth, "Fill a step that has just evicted offline requests.", metavar="BOOL")
     safepoint_layers: int | None = config_key(
-        None, int_from(1), "Layers after which a step of offline requests alone may be abandoned (auto: as many as "
-        "take a tenth of --slo-ttft-ms, at most half of the model).", metavar="N", unset="auto")
+        None, int_from(1), "Layers after which a step may shed its offline part (auto: 1) or, without "
+        "--offline-slices, one of offline requests alone may be abandoned (auto: as many as take a tenth of "
+        "--slo-ttft-ms, at most half of the model).", metavar="N", unset="auto")
     slices: OfflineSlices = config_key(
         "auto", Switch(OfflineSlices), "When an online request comes, have the offline part of a step stop at the next "
         "safepoint and go on later from where it was; off: a step of offline requests alone may be abandoned, one of "

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jettison.core import ports
-from jettison.core.controlstream import Failure, Kind
+from jettison.core.controlstream import ABANDONED, Failure, Kind
+from jettison.core.serving.flights import work_of
 from jettison.sim.executor import Executor, StageShape, StepLoad
 from jettison.sim.loop import Scheduled
 from jettison.types import NANOSECONDS, SampledToken, WorkerId
@@ -39,6 +40,25 @@ class StepRun:
     """By the worker of the stage that asks."""
     high_blocks: Mapping[WorkerId, int]
     """1 + the highest block that a stage touches, where that matters."""
+    kept_layers: int | None = None
+    """Layers of the first stage behind which it has kept rows: ``load`` is what the others are."""
+
+    @property
+    def num_resumed(self) -> int:
+        """Layers of the first stage that the rows had behind them when the step was issued."""
+        return 0 if self.step.resumes is None else self.step.resumes.num_layers
+
+    def keep(self, num_layers: int) -> Failure | None:
+        """The first stage keeps the rows that may be shed. The verdict where there are no others: nothing is kept if
+        nothing has been computed."""
+        first = self.step.sheds_from
+        if not first and not num_layers:
+            return ABANDONED
+        self.kept_layers, rows = num_layers, self.step.rows[:first]
+        if not rows:
+            return Failure.of_kept(num_layers)
+        self.load = StepLoad.of(work_of(rows), [row.samples for row in rows].count(True))
+        return None
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +82,20 @@ class StageTask:
         """Whether it gives up where the flag names this step."""
         return self.run.step.step_id == step_id and not self.index and self.run.step.safepoint_layers > 0
 
+    def part(self, num_layers: int, begin: int = 0, end: int | None = None) -> StageShape:
+        """Its layers from the ``begin``-th to before the ``end``-th (None: to its end), of a model of
+        ``num_layers``."""
+        layers = self.run.step.stages[self.index].layers
+        stop = len(layers) if end is None else end
+        return StageShape(
+            stop - begin, layers.lo == 0 and not begin, layers.hi == num_layers and stop == len(layers)
+        )
+
+    @property
+    def begins_at(self) -> int:
+        """Layers of its stage that its rows have behind them."""
+        return 0 if self.index else self.run.num_resumed
+
     @property
     def is_last(self) -> bool:
         """It is the last stage, which samples and reports."""
@@ -79,20 +113,28 @@ class Running:
     reported_ns: int = 0
     """When the worker's last report before its end arrives."""
 
-    def next_safepoint_ns(self, executor: Executor, worker_id: WorkerId, now_ns: int) -> int | None:
-        """When the step looks at the flag next, now included; None: it does not look again."""
+    def next_safepoint(self, executor: Executor, worker_id: WorkerId, now_ns: int) -> tuple[int, int] | None:
+        """When the step looks at the flag next, now included, and the layer that is next then; None: it does not look
+        again."""
         task, run = self.task, self.task.run
-        for layer in range(0, len(run.step.stages[0].layers), run.step.safepoint_layers):
-            stage = StageShape(layer, True, False)
-            took_ns = executor.stage_ns(worker_id, task.number, run.load, stage) * task.slowness if layer else 0
+        if run.kept_layers is not None:
+            return None
+        begin = task.begins_at
+        for layer in range(begin, len(run.step.stages[0].layers), run.step.safepoint_layers):
+            stage = StageShape(layer - begin, not begin, False)
+            took_ns = executor.stage_ns(worker_id, task.number, run.load, stage) * task.slowness if layer > begin else 0
             at_ns = self.start_ns + round(took_ns)
             if at_ns >= now_ns:
-                return at_ns if at_ns < self.end_ns else None
+                return (at_ns, layer) if at_ns < self.end_ns else None
         return None
 
 
-def ended_early(step_id: int, failure: Failure) -> ports.StepFailed | ports.StepAbandoned:
+def ended_early(
+    step_id: int, failure: Failure, took_ns: int = 0
+) -> ports.StepFailed | ports.StepAbandoned | ports.StepCompleted:
     """The last stage's report of a step that was not computed to its end."""
+    if failure.kept_layers is not None:
+        return ports.StepCompleted(step_id, [], {}, took_ns, failure.kept_layers)
     if failure.abandoned:
         return ports.StepAbandoned(step_id)
     return ports.StepFailed(step_id, failure.message, failure.lost_worker, failure.recompute)

@@ -40,8 +40,8 @@ class Safepoints:
     def arm(self, group: Group, step: RunStep) -> RunStep:
         """Give a step that was just planned, whose last row is offline, safepoints, if objectives are kept
         (``slo_aware``) and it may shed its offline rows or has no others. Returns the step to be issued, unchanged
-        otherwise. ``safepoint_layers`` of the parameters says after how many layers each comes; where it is None,
-        ``policy.safepoints`` chooses by the predicted time of the first stage."""
+        otherwise. ``safepoint_layers`` of the parameters says after how many layers each comes; where it is None, after
+        each where rows are shed, else ``policy.safepoints`` chooses by the predicted time of the first stage."""
         params = self._state.params.offline
         if not params.slo_aware:
             return step
@@ -55,7 +55,9 @@ class Safepoints:
         if num_online and sheds_from is None:
             return step
         every = params.safepoint_layers
-        if every is None:
+        if every is None and sheds_from is not None:
+            every = 1  # a look takes a ten-thousandth of a layer, and what stops at it loses nothing
+        elif every is None:
             step_s = self._predict_s(group, group.in_flight[step.step_id].work)
             stage_s = None if step_s is None else step_s * self._first_share(group)
             every = choose_safepoint_layers(len(group.stages[0].layers), stage_s, self._objectives().ttft_s)
