@@ -34,6 +34,7 @@ QuantizedWeights = Literal["auto", "kept", "widened"]
 Lookahead = Literal["on", "off"]
 StepAhead = Literal["auto", "on", "off"]
 OfflineSlices = Literal["auto", "on", "off"]
+OfflineFill = Literal["knee", "objective", "paper"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 StepPriority = Literal["decode", "prefill"]
 Dispatch = Literal["freest", "fewest-requests"]
@@ -280,6 +281,10 @@ class OfflineConfig:
     slo_tpot_ms: float | None = config_key(
         None, float_from(0.001), "Time between two tokens of an online request that offline work must leave to it "
         "(auto: 9 times the decode step of one request).", metavar="MS", unset="auto")
+    fill: OfflineFill = config_key(
+        "knee", Choice(OfflineFill), "How long a step with online requests may become by offline work. knee: as long "
+        "as more tokens bring more tokens a second for it; objective: --slo-tpot-ms; paper: that, or --slo-ttft-ms "
+        "where no request decodes (ConServe's own, for comparison).", name="offline_fill")
     fill_below: float = config_key(
         0.35, float_from(0.0, 1.0), "Part of the KV blocks held by online requests up to which their steps are filled "
         "with offline work (1: always).", metavar="FRACTION")

@@ -63,9 +63,10 @@ ALL_LAYERS = None
 def plan_turn(view: TurnView) -> int | None:
     """Layers that the slice may compute now: all that it has (None) where no online request is there. Else online
     requests go first; the slice has a turn after each of their steps, of as many layers as fit before the next one has
-    to begin. 0: it waits."""
+    to begin, and of one at least: a layer cannot be cut as a prompt can, and what is kept holds its blocks. 0: it
+    waits."""
     if not view.has_online:
         return ALL_LAYERS
     if view.awaits_first or view.had_turn or not view.left_s:
         return 0
-    return max(0, min(view.num_layers, int(view.room_s / view.left_s * view.num_layers)))
+    return max(1, min(view.num_layers, int(view.room_s / view.left_s * view.num_layers)))

@@ -2,8 +2,9 @@
 
 Pure: objectives and predictions in, seconds and sizes out. ``policy.filling`` fills steps within them.
 
-- A step with offline tokens in it may take as long as the TPOT objective, for the sake of decodes and of requests that
-  arrive meanwhile. TPOT here is every gap between two tokens, not a request's mean.
+- A step with offline tokens in it takes no longer than the knee of tokens a second over step time (``knee_s``), and
+  never longer than the TPOT objective, for the sake of decodes and of requests that arrive meanwhile. TPOT here is
+  every gap between two tokens, not a request's mean.
 - While an online request has no first token, such a step may take what is left of one TPOT since that request arrived.
   So offline work costs the request one TPOT in all, in the step under way at its arrival and in the following ones
   together.
@@ -13,9 +14,11 @@ Pure: objectives and predictions in, seconds and sizes out. ``policy.filling`` f
 - Where no request is online there is no limit in time. A batch is large enough to saturate the device and no larger, as
   an arrival meanwhile waits for the step or has it given up.
 
-The paper bounds a batch with decodes by TPOT alone, and one without by the whole TTFT objective, whatever its requests
-have waited already. Then the last steps before the first token of an online request that a burst has kept waiting are
-filled up, too, and a 99th percentile shows that.
+Of the other rules that can be chosen (``OfflineParams.fill``), "objective" fills to the TPOT objective in place of the
+knee: requests then stay for several times as long, and as many more of them are resident. "paper" is the paper's own: a
+batch with decodes is bounded by TPOT alone, one without by the whole TTFT objective, whatever its requests have waited
+already and however much memory they hold. Then the last steps before the first token of an online request that a burst
+has kept waiting are filled up, too, and a 99th percentile shows that.
 
 While step times are not known, offline tokens get no place beside online ones: steps of either class alone teach the
 predictor.
@@ -23,6 +26,7 @@ predictor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -166,18 +170,36 @@ def prompt_tokens_per_s(
     return predictor.prefill_tokens_per_s(decodes.num_tokens + num_tokens, decodes, num_stages) if num_tokens else 0.0
 
 
-def filler_s(objectives: Objectives, longest_wait_s: Callable[[], float | None]) -> float:
+def filler_s(objectives: Objectives, longest_wait_s: Callable[[], float | None], lone_s: float | None = None) -> float:
     """Seconds that a step with offline tokens may take while there are online requests.
 
     ``longest_wait_s``: how long the oldest online request without a first token has waited; None where there is none.
+    ``lone_s``: of a decode of one request, where steps are filled to the knee.
     """
     if objectives.tpot_s is None:
         return 0.0
+    most_s = objectives.tpot_s if lone_s is None else knee_s(lone_s, objectives.tpot_s)
     waited_s = longest_wait_s()
     if waited_s is None:
-        return objectives.tpot_s
+        return most_s
     due_s = objectives.tpot_s if objectives.ttft_s is None else min(objectives.ttft_s, objectives.tpot_s)
-    return max(0.0, due_s - waited_s)
+    return max(0.0, min(most_s, due_s - waited_s))
+
+
+def papers_filler_s(objectives: Objectives, *, has_decodes: bool) -> float:
+    """The same by the paper's rule: TPOT where there are decodes, else TTFT."""
+    seconds = objectives.tpot_s if has_decodes else objectives.ttft_s
+    return seconds or 0.0
+
+
+def knee_s(lone_s: float, longest_s: float) -> float:
+    """The time of a step from which on more tokens cost more than they bring, of steps up to ``longest_s``.
+
+    A step takes ``lone_s``, which is the reading of weights, and a time for each token. So tokens a second grow with a
+    step's time t as 1 - lone_s / t. The knee of that curve is where it is steepest beside its chord: where its slope is
+    that of the line from the lone step to the longest one. That is the geometric mean of both.
+    """
+    return min(longest_s, math.sqrt(lone_s * longest_s))
 
 
 def saturating_tokens(predictor: StepTimePredictor, most: int, num_stages: int) -> int:

@@ -22,8 +22,7 @@ from jettison.core.serving.planviews import (
 )
 from jettison.policy.batching import BatchLimits, BatchPlan, BatchView
 from jettison.policy.filling import OfflineView, plan_beside, plan_within
-from jettison.policy.offline import OfflineParams
-from jettison.policy.slo import Objectives, Pace, StepBudget, filler_s, step_budget
+from jettison.policy.slo import LONE_DECODE, Objectives, Pace, StepBudget, filler_s, papers_filler_s, step_budget
 from jettison.policy.standing import StepRoom
 from jettison.types import NANOSECONDS
 
@@ -42,8 +41,7 @@ def plan_shared(group: GroupView, pace: Pace, limits: BatchLimits, planned: Plan
     def budget_of(plan: BatchPlan) -> StepBudget:
         if group.slice is not None:  # its turns take what steps leave
             return step_budget(pace.predictor, 0.0, num_stages, copies)
-        seconds = filling_s(group, pace.offline, goals, now_ns)
-        return step_budget(pace.predictor, seconds, num_stages, copies)
+        return step_budget(pace.predictor, filling_s(group, pace, goals, now_ns), num_stages, copies)
 
     return plan_beside(
         online, offline_view(group), limits, lambda view: planned(view, limits), budget_of,
@@ -67,16 +65,20 @@ def planned_within(
     return plan_within(view, planned, limits, budget)
 
 
-def filling_s(group: GroupView, offline: OfflineParams, goals: Objectives, now_ns: int) -> float | None:
+def filling_s(group: GroupView, pace: Pace, goals: Objectives, now_ns: int) -> float | None:
     """Seconds that a step with offline tokens may take, by the objectives and by how long online requests have waited
     for their first token. 0.0 where online requests hold more of the blocks than ``fill_below``. None: no bound, as no
     online request here waits for it."""
     queues = group.queues
     if not queues.serves_online and all(group.blocks.is_oversized(s) for s in queues.waiting):
         return None
+    offline = pace.offline
+    if offline.fill == "paper":
+        return papers_filler_s(goals, has_decodes=any(s.first_token_ns is not None for s in online_states(group)))
     if online_share(group, offline.fill_below) > offline.fill_below:
         return 0.0
-    return filler_s(goals, lambda: _longest_wait_s(group, now_ns))
+    lone_s = pace.predictor.predict_s(LONE_DECODE) if offline.fill == "knee" else None
+    return filler_s(goals, lambda: _longest_wait_s(group, now_ns), lone_s)
 
 
 def online_share(group: GroupView, enough: float = 0.0) -> float:
@@ -113,7 +115,7 @@ def room_of_last_step(
     pace = group.pace()
     if pace is None or not pace.offline.slo_aware or not group.queues.has_both_classes:
         return room
-    seconds = filling_s(group, pace.offline, pace.objectives(), now_ns)
+    seconds = filling_s(group, pace, pace.objectives(), now_ns)
     budget = step_budget(pace.predictor, seconds, len(group.stages))
     one_more_s = pace.predictor.predict_s(flight.work.with_prompt(1, state.num_computed), budget.part)
     share = online_share(group, pace.offline.fill_below)

@@ -35,7 +35,7 @@ def _room_s(group: GroupView, pace: Pace, now_ns: int) -> float:
     """Seconds that the first stage has between two steps of the online requests that run: what a step with both classes
     may take, less what theirs takes."""
     budget = step_budget(
-        pace.predictor, filling_s(group, pace.offline, pace.objectives(), now_ns), len(group.stages)
+        pace.predictor, filling_s(group, pace, pace.objectives(), now_ns), len(group.stages)
     )
     online = online_states(group)
     work = StepWork.decodes(len(online), sum(s.num_computed for s in online))
