@@ -676,6 +676,7 @@ class FakeCluster:
                 if lost or given_up or self._lacks_tokens(step) or (shed and stage is step.stages[0]):
                     return
                 layers, is_first = stage.layers, stage is step.stages[0]
+                kept = {r.state for r in step.rows[step.sheds_from :]} if step.resumes and is_first else set()
                 if is_first and step.resumes is not None:
                     assert worker.kept == step.resumes[:2], f"{worker.kept} is kept, {step.resumes} was to go on"
                     layers = LayerRange(layers.lo + step.resumes.num_layers, layers.hi)
@@ -716,8 +717,9 @@ class FakeCluster:
                 for row, ids, history, far, content in list(zip(
                     step.rows, stage_tables, tokens, sources, contents, strict=True
                 ))[: step.sheds_from if shed else None]:
+                    ran = layers if row.state in kept else stage.layers
                     try:
-                        self._attend(worker, layers, ids, history, row.context_len, far, content)
+                        self._attend(worker, ran, ids, history, row.context_len, far, content)
                     except MissingKV:
                         request_id = row.state.request_id
                         if not any(request_id in self.held_up.get(i, ()) for i in followed):

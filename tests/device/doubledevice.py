@@ -219,11 +219,11 @@ class DoubleRunner(Runner):
         return DoubleStep(run)
 
     def _enter(self, step, hidden, buffers):
-        if hidden is not None or step.resumes_step is not None:
-            return super()._enter(step, hidden, buffers)
+        if hidden is not None:
+            super()._enter(step, hidden, buffers)
+            return
         check_input(step, hidden, self.config.hidden_size, self.dtype)
         self._decoder.embed(wrapped(torch.tensor(self._last.token_ids(step), dtype=torch.int64)), buffers.residual)
-        return step.layer_lo
 
     def _leave(self, step, x):
         row_ends = np.cumsum(step.query_lens)

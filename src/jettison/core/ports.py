@@ -217,7 +217,8 @@ class TokenSources(NamedTuple):
 
 
 class Resumption(NamedTuple):
-    """The rows of a step are those that an earlier one has shed: they go on behind the layer that they have reached."""
+    """The rows of a step from ``RunStep.sheds_from`` on are those that an earlier one has shed: they join the others at
+    the layer that they have reached."""
 
     step_id: int
     """The step by whose id the first stage keeps them."""

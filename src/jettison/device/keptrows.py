@@ -28,12 +28,20 @@ class KeptRows:
         self._step_id, self._layer, self._num_tokens = step_id, layer, len(residual)
         self._memory[: len(residual)].copy_(residual)
 
-    def take(self, step: StepInput, out: Tensor) -> int:
-        """Fill ``out`` [T, hidden] with the rows that a step goes on with; returns the layer that is next. Raises
-        RowsLostError where they are not here."""
-        is_here = self._step_id == step.resumes_step and len(out) == self._num_tokens
+    def next_layer(self, step: StepInput) -> int:
+        """The layer that is next for the rows that a step goes on with, its last ones. Raises RowsLostError where they
+        are not here."""
+        num_tokens = int(step.query_lens[step.sheds_from or 0 :].sum())
+        is_here = self._step_id == step.resumes_step and num_tokens == self._num_tokens
         if not is_here or not step.layer_lo <= self._layer < step.layer_hi:
             raise RowsLostError(f"step {step.step_id}: the rows of step {step.resumes_step} are not kept here")
-        self._step_id = None
-        out.copy_(self._memory[: len(out)])
         return self._layer
+
+    def keep_on(self, step_id: int) -> None:
+        """Keep what is kept for another step."""
+        self._step_id = step_id
+
+    def take(self, residual: Tensor) -> None:
+        """Fill the end of a residual stream [T, hidden] with the rows, which are kept no more."""
+        self._step_id = None
+        residual[len(residual) - self._num_tokens :].copy_(self._memory[: self._num_tokens])

@@ -100,25 +100,62 @@ class Runner:
         written by then, nothing else has changed. Raises TokensLostError for one that follows a step that has sampled
         nothing, and RowsLostError for one that goes on with rows that are not kept any more.
         """
-        config = self.config
-        layers = check_limits(step, config, self.max_num_tokens, self.max_num_seqs)
+        layers = check_limits(step, self.config, self.max_num_tokens, self.max_num_seqs)
         batch = self._batch(step, port)
-        buffers = self._buffers_for(len(batch.positions))
-        first = self._enter(step, hidden, buffers)
-        end = layers.hi if step.most_layers is None else min(layers.hi, first + step.most_layers)
         poll = None if port is None else port.poll
         if not step.safepoint_layers:
             gives_up = None
-        is_last = end == config.num_layers
+        if step.resumes_step is None:
+            begin, end = layers.lo, layers.hi
+            buffers = self._buffers_for(len(batch.positions))
+            self._enter(step, hidden, buffers)
+        else:
+            begin = self._kept.next_layer(step)
+            end = layers.hi if step.most_layers is None else min(layers.hi, begin + step.most_layers)
+            reached = self._catch_up(step, batch, LayerRange(layers.lo, begin), poll, gives_up)
+            if reached < begin:
+                self._kept.keep_on(step.step_id)
+                return Shed(begin - layers.lo, self._go_on(step, batch, LayerRange(reached, layers.hi), poll))
+            buffers = self._buffers_for(len(batch.positions))
+            self._kept.take(buffers.residual)
+        is_last = end == self.config.num_layers
         reached = self._decoder.run_layers(
-            LayerRange(first, end), batch, buffers, is_last, poll, gives_up, step.safepoint_layers
+            LayerRange(begin, end), batch, buffers, is_last, poll, gives_up, step.safepoint_layers
         )
         if reached == layers.hi:
             return self._result(step, buffers, is_last)
-        is_untouched = reached == layers.lo and not step.sheds_from
-        if step.sheds_from is None or is_untouched:
+        if step.sheds_from is None or (reached == layers.lo and not step.sheds_from):
             return None
-        return self._shed(step, batch, buffers, LayerRange(reached, layers.hi), poll)
+        self._kept.keep(step.step_id, reached, buffers.residual[_num_tokens(step, step.sheds_from) :])
+        return Shed(reached - layers.lo, self._go_on(step, batch, LayerRange(reached, layers.hi), poll))
+
+    def _catch_up(
+        self, step: StepInput, batch: Batch, layers: LayerRange, poll: Callable[[], None] | None,
+        gives_up: GivesUp | None,
+    ) -> int:
+        """Run the rows of a step that resumes which were not shed, up to where the others are; returns the layer that
+        is next."""
+        first = step.leading(step.sheds_from or 0)
+        if not len(first.query_lens):
+            return layers.hi
+        buffers = self._buffers_for(first.num_tokens)
+        self._enter(first, None, buffers)
+        if layers.lo == layers.hi:
+            return layers.hi
+        rows = batch.leading(len(first.query_lens), first.num_tokens)
+        return self._decoder.run_layers(layers, rows, buffers, False, poll, gives_up, step.safepoint_layers)
+
+    def _go_on(
+        self, step: StepInput, batch: Batch, left: LayerRange, poll: Callable[[], None] | None
+    ) -> Tensor | StepOutput | None:
+        """Run the rows that a step does not shed through the layers that are left; None where there are none."""
+        first = step.leading(step.sheds_from or 0)
+        if not len(first.query_lens):
+            return None
+        buffers, is_last = self._buffers_for(first.num_tokens), left.hi == self.config.num_layers
+        rows = batch.leading(len(first.query_lens), first.num_tokens)
+        self._decoder.run_layers(left, rows, buffers, is_last, poll)
+        return self._result(first, buffers, is_last)
 
     def _result(self, step: StepInput, buffers: StepBuffers, is_last: bool) -> Tensor | StepOutput:
         if not is_last:
@@ -126,20 +163,6 @@ class Runner:
         output = self._leave(step, buffers.x)
         self._last.note(output)
         return output
-
-    def _shed(
-        self, step: StepInput, batch: Batch, buffers: StepBuffers, left: LayerRange, poll: Callable[[], None] | None
-    ) -> Shed:
-        """Keep the rows that a step sheds, and run the others through the layers that are left."""
-        num_rows = step.sheds_from or 0
-        num_tokens = int(step.query_lens[:num_rows].sum())
-        self._kept.keep(step.step_id, left.lo, buffers.residual[num_tokens:])
-        num_layers = left.lo - step.layer_lo
-        if not num_rows:
-            return Shed(num_layers, None)
-        online, is_last = self._buffers_for(num_tokens), left.hi == self.config.num_layers
-        self._decoder.run_layers(left, batch.leading(num_rows, num_tokens), online, is_last, poll)
-        return Shed(num_layers, self._result(step.leading(num_rows), online, is_last))
 
     def warm_up(self, layers: LayerRange, num_blocks: int) -> int:
         """All is ready."""
@@ -167,16 +190,13 @@ class Runner:
         remote = remote_parts(step, port, self._kernels, self._bytes, self.config, self._memory)
         return Batch(query_lens, step.context_lens, step.block_tables, positions, remote)
 
-    def _enter(self, step: StepInput, hidden: Tensor | None, buffers: StepBuffers) -> int:
-        """Fill the residual; returns the layer to begin with."""
-        if step.resumes_step is not None:
-            return self._kept.take(step, buffers.residual)
+    def _enter(self, step: StepInput, hidden: Tensor | None, buffers: StepBuffers) -> None:
+        """Fill the residual."""
         check_input(step, hidden, self.config.hidden_size, self.dtype)
         if hidden is None:
             self._decoder.embed(torch.tensor(self._last.token_ids(step), dtype=torch.int64), buffers.residual)
         else:
             buffers.residual.copy_(hidden)
-        return step.layer_lo
 
     def _leave(self, step: StepInput, x: Tensor) -> StepOutput:
         """Logits and tokens from final hidden states ``x`` [T, hidden]."""
@@ -226,3 +246,8 @@ class Runner:
                 described += self._sampler.prompt_logprobs(logits, piece, asked.num_top)
             result[asked.row] = described
         return result
+
+
+def _num_tokens(step: StepInput, num_rows: int) -> int:
+    """Of its first rows."""
+    return int(step.query_lens[:num_rows].sum())

@@ -165,7 +165,8 @@ class StepInput:
         self.next_worker = next_worker
         """None on the last stage, which samples."""
         self.token_ids = token_ids
-        """int32 [T]; empty on later stages. With ``follows_step``, -1 - i is the i-th token that that step samples."""
+        """int32 [T]; empty on later stages, and without rows that the step resumes. With ``follows_step``, -1 - i is
+        the i-th token that that step samples."""
         self.query_lens = query_lens
         """int32 [R]: tokens of each row in this step."""
         self.context_lens = context_lens
@@ -187,9 +188,11 @@ class StepInput:
         """Row from which on a first stage keeps the rows where it would abandon the step; the others run on. None: it
         abandons the whole step."""
         self.resumes_step = resumes_step
-        """The step that has shed this one's rows, of which the first stage keeps the hidden states."""
+        """The step that has shed this one's rows from ``sheds_from`` on, of which the first stage keeps the hidden
+        states: it begins with the others, which these join at the layer that they have reached."""
         self.most_layers = most_layers
-        """Of a step that resumes: layers after which the first stage keeps its rows again; None: it runs to its end."""
+        """Of a step that resumes: layers after which the first stage keeps those rows again; None: they run to their
+        end."""
 
     @property
     def num_tokens(self) -> int:

@@ -1,9 +1,10 @@
-"""Whether a step sheds its offline rows for an online request that has come, and when these rows have their turn.
+"""Whether a step sheds its offline rows for an online request that has come, and when these rows go on.
 
 Pure: predicted times in, decisions out. ConServe (section 4.3) gives a step of offline requests alone up and computes
 it again; a step of both classes runs to its end there, and its arrivals wait for it. Here both stop at the next
-safepoint and go on later from where they were (``core.serving.slices``). What that costs is that weights are read a
-second time in the layers that are left.
+safepoint and go on later from where they were (``core.serving.slices``): by themselves where no online request runs,
+else beside the next online rows, which they join at the layer that they have reached. What that costs is that weights
+are read a second time in the layers that are left, where no other rows would have read them then.
 """
 
 from __future__ import annotations
@@ -40,33 +41,24 @@ def sheds(view: ShedView) -> bool:
     return view.whole_left_s <= 0.0 or view.saved_s > max(0.0, view.price_s)
 
 
-class TurnView(NamedTuple):
-    """A group that keeps a slice, as it is about to plan a step."""
+class JoinView(NamedTuple):
+    """A group that keeps a slice, and the next step of its online requests."""
 
-    has_online: bool
-    """Online requests run or wait here."""
     awaits_first: bool
     """An online request here waits for its first token."""
-    had_turn: bool
-    """The slice has run since the last step of online requests."""
     num_layers: int
     """Layers of the first stage that the slice has before it."""
-    left_s: float | None
-    """Predicted seconds of these; None: not known."""
+    layer_s: float | None
+    """Predicted seconds that the slice adds to each of these; None: not known."""
     room_s: float
-    """Seconds that may pass, by the objectives, until the next step of online requests begins."""
+    """Seconds that the step may take, by the objectives, beyond what it takes by itself."""
 
 
-ALL_LAYERS = None
-
-
-def plan_turn(view: TurnView) -> int | None:
-    """Layers that the slice may compute now: all that it has (None) where no online request is there. Else online
-    requests go first; the slice has a turn after each of their steps, of as many layers as fit before the next one has
-    to begin, and of one at least: a layer cannot be cut as a prompt can, and what is kept holds its blocks. 0: it
-    waits."""
-    if not view.has_online:
-        return ALL_LAYERS
-    if view.awaits_first or view.had_turn or not view.left_s:
+def plan_joining(view: JoinView) -> int:
+    """In how many layers the slice joins the step, from the one that it has reached on: as many as the step has room
+    for, and one at least where no request waits for its first token, since a layer cannot be cut as a prompt can, and
+    what is kept holds its blocks."""
+    if view.layer_s is None:
         return 0
-    return max(1, min(view.num_layers, int(view.room_s / view.left_s * view.num_layers)))
+    num_layers = view.num_layers if view.layer_s <= 0.0 else int(view.room_s / view.layer_s)
+    return min(view.num_layers, max(num_layers, 0 if view.awaits_first else 1))

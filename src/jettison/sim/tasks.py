@@ -43,22 +43,30 @@ class StepRun:
     kept_layers: int | None = None
     """Layers of the first stage behind which it has kept rows: ``load`` is what the others are."""
 
-    @property
-    def num_resumed(self) -> int:
-        """Layers of the first stage that the rows had behind them when the step was issued."""
-        return 0 if self.step.resumes is None else self.step.resumes.num_layers
+    def of_others(self) -> StepLoad | None:
+        """What the rows are that the step does not shed; None where there are none."""
+        rows = self.step.rows[: self.step.sheds_from]
+        return StepLoad.of(work_of(rows), [row.samples for row in rows].count(True)) if rows else None
 
     def keep(self, num_layers: int) -> Failure | None:
         """The first stage keeps the rows that may be shed. The verdict where there are no others: nothing is kept if
         nothing has been computed."""
-        first = self.step.sheds_from
-        if not first and not num_layers:
+        others = self.of_others()
+        if others is None and not num_layers:
             return ABANDONED
-        self.kept_layers, rows = num_layers, self.step.rows[:first]
-        if not rows:
+        self.kept_layers = num_layers
+        if others is None:
             return Failure.of_kept(num_layers)
-        self.load = StepLoad.of(work_of(rows), [row.samples for row in rows].count(True))
+        self.load = others
         return None
+
+
+class Leg(NamedTuple):
+    """Layers of a stage that a step computes with the same rows: from the ``begin``-th to before the ``end``-th."""
+
+    load: StepLoad
+    begin: int
+    end: int
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +80,50 @@ class StageTask:
     """The number of the step among its worker's steps, once it has begun."""
     slowness: float = 1.0
     """Its time over its undisturbed time."""
+    legs: tuple[Leg, ...] = ()
+    """What it computes, once it has begun."""
+
+    def begin(self) -> Failure | None:
+        """Lay out its legs. Rows that were shed join the others at their layer, and are kept again where they may go
+        no further; the verdict of the latter where there are no others."""
+        run, num_layers = self.run, len(self.run.step.stages[self.index].layers)
+        resumes = run.step.resumes
+        if self.index or resumes is None:
+            self.legs = (Leg(run.load, 0, num_layers),)
+            return None
+        first, end, whole, others = resumes.num_layers, num_layers, run.load, run.of_others()
+        if resumes.most_layers is not None:
+            end = min(num_layers, first + resumes.most_layers)
+        verdict = run.keep(end) if end < num_layers else None
+        legs = [(others, 0, first), (whole, first, end), (others, end, num_layers)]
+        self.legs = tuple(Leg(load, lo, hi) for load, lo, hi in legs if load is not None and lo < hi)
+        return verdict
+
+    def shed(self, layer: int) -> Failure | None:
+        """Keep the rows that may be shed before a layer, and go on with the others; the verdict where there are
+        none."""
+        resumes, others = self.run.step.resumes, self.run.of_others()
+        # Those that have not joined the others yet are kept where they are.
+        verdict = self.run.keep(layer if resumes is None else max(layer, resumes.num_layers))
+        num_layers = len(self.run.step.stages[self.index].layers)
+        before = [Leg(load, lo, min(hi, layer)) for load, lo, hi in self.legs if lo < layer]
+        rest = [] if others is None or layer >= num_layers else [Leg(others, layer, num_layers)]
+        self.legs = (*before, *rest)
+        return verdict
+
+    def stage_ns(self, executor: Executor, worker_id: WorkerId, num_layers: int, layer: int | None = None) -> int:
+        """Nanoseconds until the ``layer``-th is next (None: to its end), undisturbed, of a model of ``num_layers``."""
+        took_ns, layers = 0, self.run.step.stages[self.index].layers
+        for number, (load, begin, end) in enumerate(self.legs):
+            end = end if layer is None else min(end, layer)
+            if end <= begin:
+                break
+            shape = StageShape(
+                end - begin, layers.lo == 0 and begin == 0, layers.hi == num_layers and end == len(layers)
+            )
+            load = load._replace(hides_host=True) if number else load  # the host's work is the step's, once
+            took_ns += executor.stage_ns(worker_id, self.number, load, shape)
+        return took_ns
 
     @property
     def previous(self) -> WorkerId | None:
@@ -81,20 +133,6 @@ class StageTask:
     def heeds(self, step_id: int) -> bool:
         """Whether it gives up where the flag names this step."""
         return self.run.step.step_id == step_id and not self.index and self.run.step.safepoint_layers > 0
-
-    def part(self, num_layers: int, begin: int = 0, end: int | None = None) -> StageShape:
-        """Its layers from the ``begin``-th to before the ``end``-th (None: to its end), of a model of
-        ``num_layers``."""
-        layers = self.run.step.stages[self.index].layers
-        stop = len(layers) if end is None else end
-        return StageShape(
-            stop - begin, layers.lo == 0 and not begin, layers.hi == num_layers and stop == len(layers)
-        )
-
-    @property
-    def begins_at(self) -> int:
-        """Layers of its stage that its rows have behind them."""
-        return 0 if self.index else self.run.num_resumed
 
     @property
     def is_last(self) -> bool:
@@ -113,16 +151,22 @@ class Running:
     reported_ns: int = 0
     """When the worker's last report before its end arrives."""
 
-    def next_safepoint(self, executor: Executor, worker_id: WorkerId, now_ns: int) -> tuple[int, int] | None:
+    def next_safepoint(
+        self, executor: Executor, worker_id: WorkerId, num_layers: int, now_ns: int
+    ) -> tuple[int, int] | None:
         """When the step looks at the flag next, now included, and the layer that is next then; None: it does not look
-        again."""
-        task, run = self.task, self.task.run
-        if run.kept_layers is not None:
-            return None
-        begin = task.begins_at
-        for layer in range(begin, len(run.step.stages[0].layers), run.step.safepoint_layers):
-            stage = StageShape(layer - begin, not begin, False)
-            took_ns = executor.stage_ns(worker_id, task.number, run.load, stage) * task.slowness if layer > begin else 0
+        again. ``num_layers``: of the model."""
+        task, step = self.task, self.task.run.step
+        resumes = step.resumes
+        last = len(step.stages[0].layers)
+        if resumes is not None and resumes.most_layers is not None:
+            last = min(last, resumes.num_layers + resumes.most_layers)
+        joined = 0 if resumes is None else resumes.num_layers
+        begin = joined if not step.sheds_from else 0
+        # Looks are counted from the layer at which rows join the others.
+        looks = [*range(begin, joined, step.safepoint_layers), *range(joined, last, step.safepoint_layers)]
+        for layer in looks:
+            took_ns = task.stage_ns(executor, worker_id, num_layers, layer) * task.slowness if layer > begin else 0
             at_ns = self.start_ns + round(took_ns)
             if at_ns >= now_ns:
                 return (at_ns, layer) if at_ns < self.end_ns else None

@@ -152,7 +152,8 @@ class SimWorker:
         running, now_ns = self._running, self._plant.loop.now_ns
         if running is None or running.end_ns <= now_ns or not running.task.heeds(step_id):
             return
-        stop = running.next_safepoint(self._plant.executor, self.worker_id, now_ns)
+        plant, num_layers = self._plant, self._plant.shape.num_layers
+        stop = running.next_safepoint(plant.executor, self.worker_id, num_layers, now_ns)
         if stop is None:
             return
         running.end.cancel()
@@ -160,8 +161,9 @@ class SimWorker:
         task, (end_ns, layer) = running.task, stop
         failure: Failure | None = ABANDONED
         if task.run.step.sheds_from is not None:
-            failure = self._keep(task, layer)
-            end_ns += 0 if failure else self._left_ns(task, layer)
+            failure = self._shed(task, layer)
+            took_ns = task.stage_ns(plant.executor, self.worker_id, num_layers) * task.slowness
+            end_ns = end_ns if failure is not None else running.start_ns + round(took_ns)
         self.busy_ns -= running.end_ns - end_ns
         self._free_ns = end_ns
         self._finish(task, running.start_ns, end_ns, failure)
@@ -239,34 +241,33 @@ class SimWorker:
         run = task.run
         stage = run.step.stages[task.index]
         failure = entry.failure or self._why_not(run, stage.layers)
-        follows, load = run.step.follows, run.load
+        follows = run.step.follows
         if failure is None and follows is not None:
             if follows.step_id != self._sampled_in:
                 failure = Failure.of_lost_tokens(follows.step_id)
             elif entry.arrives_ns < start_ns:
-                load = load._replace(hides_host=True)
-        begin, end, verdict = task.begins_at, None, None
+                run.load = run.load._replace(hides_host=True)
+        verdict = None
+        if failure is None:
+            verdict = task.begin()
+            self._note_kept(task)
         if failure is None and self._flag is not None and task.heeds(self._flag):
-            failure = ABANDONED if run.step.sheds_from is None else self._keep(task, begin)
-            load = run.load
-        elif failure is None and begin and run.step.resumes is not None and run.step.resumes.most_layers is not None:
-            end = begin + run.step.resumes.most_layers
-            if end < len(stage.layers):
-                verdict = self._keep(task, end)
+            verdict = None
+            failure = ABANDONED if run.step.sheds_from is None else self._shed(task, 0)
         if failure is not None:
             self._finish(task, start_ns, start_ns, failure)
             return
         if self.worker_id in run.high_blocks:
             self.memory.note_written(run.high_blocks[self.worker_id])
-        shape = task.part(plant.shape.num_layers, begin, end if verdict is not None else None)
-        took_ns = plant.executor.stage_ns(self.worker_id, self.num_steps, load, shape)
+        task.number = self.num_steps
+        took_ns = task.stage_ns(plant.executor, self.worker_id, plant.shape.num_layers)
         slowness = self.slowness * plant.slowdown()
         if slowness != 1.0:
             took_ns = round(took_ns * slowness)
         for far in run.far.get(self.worker_id, ()):
             took_ns += self._far_ns(far)
         took_ns = self._copies.slowed_ns(took_ns)
-        task.number, task.slowness = self.num_steps, slowness
+        task.slowness = slowness
         self.num_steps += 1
         self.busy_ns += took_ns
         self._free_ns = start_ns + took_ns
@@ -274,18 +275,16 @@ class SimWorker:
             self._sampled_in = run.step.step_id
         self._finish(task, start_ns, self._free_ns, verdict)
 
-    def _keep(self, task: StageTask, num_layers: int) -> Failure | None:
-        """Keep the rows that a step may shed, with so many layers behind them; the verdict where it has no others."""
-        verdict = task.run.keep(num_layers)
-        if task.run.kept_layers is not None:
-            self._kept = task.run.step.step_id, num_layers
+    def _shed(self, task: StageTask, layer: int) -> Failure | None:
+        """Keep the rows that a step may shed, before a layer; the verdict where it has no others."""
+        verdict = task.shed(layer)
+        self._note_kept(task)
         return verdict
 
-    def _left_ns(self, task: StageTask, layer: int) -> int:
-        """Nanoseconds that the rows which go on take from a layer to the stage's end; the host's work is counted."""
-        plant, load = self._plant, task.run.load._replace(hides_host=True)
-        shape = task.part(plant.shape.num_layers, layer)
-        return round(plant.executor.stage_ns(self.worker_id, task.number, load, shape) * task.slowness)
+    def _note_kept(self, task: StageTask) -> None:
+        run = task.run
+        if not task.index and (run.kept_layers is not None or run.step.resumes is not None):
+            self._kept = None if run.kept_layers is None else (run.step.step_id, run.kept_layers)
 
     def _why_not(self, run: StepRun, layers: LayerRange) -> Failure | None:
         if layers not in self._runnable:

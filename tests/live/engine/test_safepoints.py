@@ -17,7 +17,7 @@ from jettison.device.model.create import create_model
 from jettison.live.engine import inprocess
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.inprocess import MOST_LOOKS, LateFlag
-from jettison.live.engine.local_cluster import LocalCluster
+from jettison.live.engine.local_cluster import LocalCluster, Until
 from jettison.live.verify.scenarios import produced
 from jettison.live.wire.stepflag import StepFlag
 from jettison.types import SamplingParams, ServiceClass
@@ -94,7 +94,7 @@ def run(model_dir: Path, overload: str, instances: int, slices: str = "off", num
             prompt = [rng.randrange(1, 200) for _ in range(rng.randint(1, 40))]
             is_online = i >= 2 * len(SETTINGS) - num_online
             if is_online:
-                cluster.run(produced(cluster, 8))
+                cluster.run(some_tokens(cluster))
             service_class = ServiceClass.ONLINE if is_online else ServiceClass.OFFLINE
             cluster.submit(f"r{i}", prompt, params, service_class=service_class)
         cluster.run()
@@ -105,6 +105,12 @@ def run(model_dir: Path, overload: str, instances: int, slices: str = "off", num
             assert [describe(a) for a in core.handle(event, now_ns)] == expected
         assert counters(core) == counters(cluster.core)
     return cluster
+
+
+def some_tokens(cluster: LocalCluster) -> Until:
+    """Eight more, or all that there are."""
+    more = produced(cluster, 8)
+    return Until(more.what, lambda: cluster.num_open == 0 or more())
 
 
 def results(cluster: LocalCluster) -> dict[str, tuple[object, ...]]:

@@ -159,11 +159,14 @@ class Safepoints:
             return None
         num_layers = len(group.stages[0].layers)
         first = step.resumes.num_layers if step.resumes is not None else 0
-        elapsed_s, share = (now_ns - flight.issued_ns) / NANOSECONDS, share * (num_layers - first) / num_layers
-        stage_s = whole_s * share
-        stop_s = next_safepoint_s(num_layers - first, step.safepoint_layers, stage_s, elapsed_s)
-        left = share * max(0.0, 1.0 - (elapsed_s + stop_s) / stage_s) if stage_s else 0.0
-        return ShedView(stage_s - elapsed_s, stop_s, online_s * left, offline_s * left)
+        elapsed_s = (now_ns - flight.issued_ns) / NANOSECONDS
+        # Rows that were shed join the others at their layer: there is nothing to be shed before that.
+        alone_s, stage_s = online_s * share * first / num_layers, whole_s * share * (num_layers - first) / num_layers
+        since_s = max(0.0, elapsed_s - alone_s)
+        stop_s = alone_s + since_s - elapsed_s
+        stop_s += next_safepoint_s(num_layers - first, step.safepoint_layers, stage_s, since_s)
+        left = max(0.0, alone_s + stage_s - elapsed_s - stop_s) / whole_s if whole_s else 0.0
+        return ShedView(alone_s + stage_s - elapsed_s, stop_s, online_s * left, offline_s * left)
 
     def _left_s(self, group: Group, goals: Objectives, now_ns: int) -> float | None:
         """Seconds until the earliest deadline of the waiting online requests without a first token; negative once it

@@ -28,7 +28,7 @@ from jettison.core.serving.holds import GroupHold, Holder
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.outcome import RowEnd, StepOutcome
 from jettison.core.serving.queues import Queues
-from jettison.core.serving.sliceplan import layers_of_turn
+from jettison.core.serving.sliceplan import fits, is_alone, layers_by_itself, layers_to_join
 from jettison.core.serving.slices import Slice
 from jettison.core.serving.stepplan import StepPlanner
 from jettison.core.serving.stepsahead import step_to_follow, token_sources
@@ -39,6 +39,7 @@ from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
 from jettison.memory.stages import StagePlan
 from jettison.policy.batching import BatchPlan, BlockedBy
+from jettison.policy.filling import added
 from jettison.policy.lookahead import ChunkCost
 from jettison.policy.slo import Pace
 from jettison.types import (
@@ -220,8 +221,8 @@ class Group:
     def next_step(self, step_id: int, now_ns: int) -> RunStep | None:
         """Plan the next microbatch and apply the plan, which may preempt. Returns the step, which is in flight from now
         on; None where steps are held, every stage has one, or no request can run. Sitting out ends here, and does not
-        count where no other request can run. A slice has its turn here (``policy.slices``), and is discarded where it
-        is in the way."""
+        count where no other request can run. A slice goes on here (``policy.slices``), or is discarded where it is in
+        the way."""
         if self.slice is not None and not self.slice.is_sound:
             self.discard_slice(Discard.MOVES)
         if self.paused or len(self.in_flight) >= len(self.stages):
@@ -241,29 +242,40 @@ class Group:
         return step
 
     def _step_beside_slice(self, kept: Slice, step_id: int, now_ns: int) -> RunStep | None:
-        """The slice's turn, or the next step of other requests: where they lack what the slice's have, without it."""
-        layers = layers_of_turn(self, kept, now_ns)
-        if layers != 0:
-            return self._resume(kept, step_id, now_ns, layers)
+        """The slice by itself, or the next step of other requests, which it joins as far as there is time; where these
+        lack what the slice's requests have, their step without it."""
+        if is_alone(self):
+            return self._resume(kept, step_id, now_ns)
+        if kept.has_no_place and (num_layers := layers_by_itself(self, kept, now_ns)):
+            return self._resume(kept, step_id, now_ns, num_layers)
         plan = self.planner.next_plan(now_ns)
         if plan.preemptions or plan.lacks_blocks or plan.head_blocked_by in (BlockedBy.MEMORY, BlockedBy.SEQUENCES):
             self.discard_slice(Discard.ROOM)
             return self._apply(self.planner.next_plan(now_ns), step_id, now_ns)
-        kept.had_turn = False
         step = self._apply(plan, step_id, now_ns)
-        # No other request can run, and no end of a step would have the group planned again.
-        return self._resume(kept, step_id, now_ns) if step is None and not self.in_flight else step
+        if step is None:
+            # No other request can run, and no end of a step would have the group planned again.
+            return None if self.in_flight else self._resume(kept, step_id, now_ns)
+        flight = self.in_flight[step_id]
+        kept.has_no_place = bool(flight.guests) or not fits(self, kept, step.rows)
+        num_layers = 0 if kept.has_no_place else layers_to_join(self, kept, step.rows, now_ns)
+        return self._resume(kept, step_id, now_ns, num_layers) if num_layers else step
 
     def _resume(self, kept: Slice, step_id: int, now_ns: int, most_layers: int | None = None) -> RunStep:
-        """Have the slice's rows go on, as a step that may shed them once more."""
+        """Have the slice's rows go on, behind those of the step of this id if there is one, as a step that may shed
+        them once more."""
         self.slice = None
         self.queues.note_change()
         self.counters.num_resumptions += 1
-        resumes = Resumption(kept.step_id, kept.num_layers, most_layers)
+        is_cut = most_layers is not None and kept.num_layers + most_layers < len(self.stages[0].layers)
+        resumes = Resumption(kept.step_id, kept.num_layers, most_layers if is_cut else None)
+        flight = self.in_flight.get(step_id)
+        rows = () if flight is None else flight.step.rows
         step = RunStep(
-            step_id, self.group_id, self.epoch, self.stages, kept.rows, sheds_from=0, resumes=resumes
+            step_id, self.group_id, self.epoch, self.stages, (*rows, *kept.rows), sheds_from=len(rows), resumes=resumes
         )
-        self.in_flight[step_id] = InFlight(step, now_ns, kept.work, shed_ns=kept.shed_ns)
+        work = kept.work if flight is None else added(flight.work, kept.work)
+        self.in_flight[step_id] = InFlight(step, now_ns, work, shed_ns=kept.shed_ns)
         return step
 
     def step_ahead(self, step_id: int, now_ns: int) -> RunStep | None:
@@ -384,7 +396,7 @@ class Group:
         flight.work = work_of(flight.step.rows)
         shed_ns = now_ns if flight.shed_ns is None else flight.shed_ns
         self.discard_slice(Discard.OVERTAKEN)
-        self.slice = Slice(step_id, rows, work_of(rows), num_layers, shed_ns, step.resumes is not None)
+        self.slice = Slice(step_id, rows, work_of(rows), num_layers, shed_ns)
         self.counters.num_shed_steps += step.resumes is None
         why = None
         if any(row.state.num_pending > row.num_tokens for row in rows):

@@ -13,10 +13,16 @@ from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.queues import Queues
 from jettison.core.serving.slices import Slice
 from jettison.memory.stages import StagePlan
-from jettison.policy.batching import BlockedBy
+from jettison.policy.batching import BatchLimits, BlockedBy
 from jettison.policy.lookahead import ChunkCost
 from jettison.policy.slo import Pace
 from jettison.types import RequestId
+
+
+class StepLimits(Protocol):
+    """See ``StepPlanner``."""
+
+    def limits(self) -> BatchLimits: ...
 
 
 class GroupView(Protocol):
@@ -40,6 +46,8 @@ class GroupView(Protocol):
     def absent(self) -> Collection[RequestId]: ...
     @property
     def sitting_out(self) -> Collection[RequestId]: ...
+    @property
+    def planner(self) -> StepLimits: ...
     @property
     def slice(self) -> Slice | None: ...
     @property

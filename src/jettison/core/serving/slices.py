@@ -3,7 +3,7 @@
     step N        | online and offline rows |  at a safepoint, as an online request has come
                   | online rows ----------- |  end: committed as ever
     slice of N    | kept at layer l, its requests' tokens still under way
-    step M        | resumes it: its rows from layer l on | end: committed; or kept once more, as M's slice
+    step M        | online rows | from layer l on also the slice's | end: all are committed; or these kept once more
 
 What the rows have computed is theirs: hidden states at layer l, which the first stage keeps by the step's id, and KV in
 the layers before it, behind the tokens that count as computed. So a slice is one step in the book until its rows are
@@ -36,8 +36,8 @@ class Slice:
     """Layers of the first stage that they have behind them."""
     shed_ns: int
     """When they were shed first."""
-    had_turn: bool = False
-    """They have run since the last step of online requests was planned."""
+    has_no_place: bool = False
+    """The last step of online requests was too large for its rows to join: it is their turn by themselves."""
 
     @property
     def is_sound(self) -> bool:

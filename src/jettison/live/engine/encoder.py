@@ -194,7 +194,7 @@ class StepEncoder:
                 step_id=step.step_id,
                 layer_lo=stage.layers.lo,
                 layer_hi=stage.layers.hi,
-                token_ids=_token_ids(step) if first and step.resumes is None else _NO_TOKENS,
+                token_ids=_token_ids(step) if first else _NO_TOKENS,
                 query_lens=query_lens,
                 context_lens=context_lens,
                 block_tables=self._tables[stage.worker_id].gather(
@@ -299,10 +299,11 @@ def ends_of_bad_words(words: Sequence[tuple[int, ...]], output: Sequence[int]) -
 
 
 def _token_ids(step: RunStep) -> npt.NDArray[np.int32]:
-    """Of all rows; a token that is not known yet is -1 - i, where the step before samples it as its i-th."""
+    """Of all rows but those that it resumes; a token that is not known yet is -1 - i, where the step before samples it
+    as its i-th."""
     ids: list[int] = []
     places = {} if step.follows is None else step.follows.places
-    for index, row in enumerate(step.rows):
+    for index, row in enumerate(step.rows if step.resumes is None else step.rows[: step.sheds_from]):
         if index in places:
             ids.append(-1 - places[index])
             continue
