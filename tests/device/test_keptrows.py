@@ -45,24 +45,58 @@ class Shedding:
         while True:
             self._step_id += 1
             rest.step_id, rest.resumes_step, rest.sheds_from = self._step_id, before, 0
-            rest.most_layers = self._random.choice([None, 1, 2])
-            result = self._runner.run(rest, None)
+            joins = self._random.random() < 0.5
+            part = self._behind_a_stranger(rest) if joins else rest
+            part.resumes_step, part.most_layers = before, self._random.choice([None, 1, 2])
+            part.safepoint_layers, stop, looks = 1, self._random.randrange(8), iter(range(99))
+            result = self._runner.run(part, None, gives_up=lambda stop=stop, looks=looks: next(looks) == stop)
             if not isinstance(result, Shed):
-                return result
-            assert result.result is None
+                return self._take(result, rest) if joins else result
+            if joins:
+                self._take(result.result, rest)
+            assert (result.result is None) is not joins
             before = self._step_id
             self._disturb(step)
 
     def _disturb(self, step: StepInput) -> None:
         """Another step of as many tokens, in blocks that no request has."""
-        table = np.array([[NUM_BLOCKS, NUM_BLOCKS + 1, NUM_BLOCKS + 2]], dtype=np.int32)
-        tokens = np.arange(1, 1 + min(10, step.num_tokens), dtype=np.int32)
         self._step_id += 1
-        self._runner.run(StepInput(
-            step_id=self._step_id, layer_lo=step.layer_lo, layer_hi=step.layer_hi, token_ids=tokens,
+        self._runner.run(self._stranger(step, self._step_id), None)
+
+    def _stranger(self, step: StepInput, step_id: int) -> StepInput:
+        """A prompt of its own."""
+        tokens = np.arange(1, 1 + min(10, step.num_tokens), dtype=np.int32)
+        return StepInput(
+            step_id=step_id, layer_lo=step.layer_lo, layer_hi=step.layer_hi, token_ids=tokens,
             query_lens=np.array([len(tokens)], dtype=np.int32), context_lens=np.zeros(1, dtype=np.int32),
-            block_tables=table, sample_rows=np.zeros(1, dtype=np.int32),
-        ), None)  # fmt: skip
+            block_tables=np.array([[NUM_BLOCKS, NUM_BLOCKS + 1, NUM_BLOCKS + 2]], dtype=np.int32),
+            sample_rows=np.zeros(1, dtype=np.int32),
+        )  # fmt: skip
+
+    def _behind_a_stranger(self, rest: StepInput) -> StepInput:
+        """The rows that were shed, joining those of another step."""
+        first = self._stranger(rest, rest.step_id)
+        width = max(first.block_tables.shape[1], rest.block_tables.shape[1])
+        tables = [np.pad(t, ((0, 0), (0, width - t.shape[1]))) for t in (first.block_tables, rest.block_tables)]
+        for row in (*rest.sampling, *rest.prompt_logprobs):
+            row.row += 1
+        return StepInput(
+            step_id=rest.step_id, layer_lo=rest.layer_lo, layer_hi=rest.layer_hi, token_ids=first.token_ids,
+            query_lens=np.concatenate([first.query_lens, rest.query_lens]),
+            context_lens=np.concatenate([first.context_lens, rest.context_lens]), block_tables=np.concatenate(tables),
+            sample_rows=np.concatenate([first.sample_rows, rest.sample_rows + 1]).astype(np.int32),
+            sampling=rest.sampling, prompt_logprobs=rest.prompt_logprobs, sheds_from=1,
+        )  # fmt: skip
+
+    def _take(self, joined, rest: StepInput):
+        """The share of the rows that were shed in what a joined step has made."""
+        for row in (*rest.sampling, *rest.prompt_logprobs):
+            row.row -= 1
+        if isinstance(joined, torch.Tensor):
+            return joined[min(10, len(joined) - rest.num_tokens) :]
+        assert isinstance(joined, StepOutput)
+        moved = {row - 1: entries for row, entries in joined.prompt_logprobs.items()}
+        return StepOutput(joined.step_id, joined.tokens[1:], moved)
 
 
 NUM_BLOCKS = 128

@@ -124,7 +124,8 @@ class Runner:
         )
         if reached == layers.hi:
             return self._result(step, buffers, is_last)
-        if step.sheds_from is None or (reached == layers.lo and not step.sheds_from):
+        is_untouched = reached == layers.lo and step.resumes_step is None
+        if step.sheds_from is None or (is_untouched and not step.sheds_from):
             return None
         self._kept.keep(step.step_id, reached, buffers.residual[_num_tokens(step, step.sheds_from) :])
         return Shed(reached - layers.lo, self._go_on(step, batch, LayerRange(reached, layers.hi), poll))

@@ -117,6 +117,12 @@ class Stepping:
             self._state.distrust(state)
             overtaken = {"group": group.group_id, "step": event.step_id, "request": state.request_id}
             actions.append(Record("chunk_overtaken", now_ns, overtaken))
+        if flight.shed_ns is not None and event.kept_layers is None:
+            actions.append(Record("slice_computed", now_ns, {
+                "group": group.group_id,
+                "tokens": sum(row.num_tokens for row in flight.step.rows[flight.step.sheds_from :]),
+                "after_ms": (now_ns - flight.shed_ns) / 1e6,
+            }))  # fmt: skip
         fresh = group.counters.fresh
         has_offline = bool(flight.step.rows) and flight.step.rows[-1].state.is_offline
         num_before = fresh.num_offline if has_offline else 0
