@@ -37,8 +37,9 @@ class ShedView(NamedTuple):
 
 def sheds(view: ShedView) -> bool:
     """Whether the step is told to shed its offline rows: where the request gains more than the stage loses. So it is
-    past a step's predicted end, too: it costs nothing where no safepoint is left, and helps where the step is late."""
-    return view.whole_left_s <= 0.0 or view.saved_s > max(0.0, view.price_s)
+    past a step's last predicted safepoint, too: it costs nothing there, and helps where the step is late."""
+    is_past = view.stop_s >= view.whole_left_s
+    return is_past or view.saved_s > max(0.0, view.price_s)
 
 
 class JoinView(NamedTuple):
