@@ -167,7 +167,7 @@ def judge(found: dict[str, dict[str, float]]) -> list[tuple[bool, str]]:
     return [
         (
             on["beyond_p99_ms"] <= most_ms,
-            f"P99 to the step's end {on['waited_p99_ms']:.1f} ms, {on['beyond_p99_ms']:.1f} beyond the predicted layers "
+            f"P99 to the step's end {on['waited_p99_ms']:.1f} ms, {on['beyond_p99_ms']:.1f} beyond predicted layers "
             f"and online rows, {most_ms:g} allowed; without slices {off['waited_p99_ms']:.1f} ms",
         ),
         (on["shed"] > 0, f"{on['shed']:.0f} of {on['arrivals']:.0f} steps shed rows"),
