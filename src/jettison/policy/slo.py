@@ -170,16 +170,31 @@ def prompt_tokens_per_s(
     return predictor.prefill_tokens_per_s(decodes.num_tokens + num_tokens, decodes, num_stages) if num_tokens else 0.0
 
 
-def filler_s(objectives: Objectives, longest_wait_s: Callable[[], float | None], lone_s: float | None = None) -> float:
+class Own(NamedTuple):
+    """Times in seconds from which the knee of a step follows."""
+
+    lone_s: float
+    """A decode of one request."""
+    online_s: float
+    """The step's online part by itself."""
+
+
+def filler_s(
+    objectives: Objectives, longest_wait_s: Callable[[], float | None], own: Own | None = None
+) -> float:
     """Seconds that a step with offline tokens may take while there are online requests.
 
     ``longest_wait_s``: how long the oldest online request without a first token has waited; None where there is none.
-    ``lone_s``: of a decode of one request, where steps are filled to the knee.
+    ``own``: where steps are filled to the knee. That of the whole step counts while a request waits for its first
+    token, so a step that saturates the device by its prompts is not filled; else that of the offline tokens, so these
+    always get something beside decodes.
     """
     if objectives.tpot_s is None:
         return 0.0
-    most_s = objectives.tpot_s if lone_s is None else knee_s(lone_s, objectives.tpot_s)
     waited_s = longest_wait_s()
+    most_s = objectives.tpot_s
+    if own is not None:
+        most_s = knee_s(own.lone_s if waited_s is not None else max(own), objectives.tpot_s)
     if waited_s is None:
         return most_s
     due_s = objectives.tpot_s if objectives.ttft_s is None else min(objectives.ttft_s, objectives.tpot_s)
@@ -192,14 +207,14 @@ def papers_filler_s(objectives: Objectives, *, has_decodes: bool) -> float:
     return seconds or 0.0
 
 
-def knee_s(lone_s: float, longest_s: float) -> float:
+def knee_s(least_s: float, longest_s: float) -> float:
     """The time of a step from which on more tokens cost more than they bring, of steps up to ``longest_s``.
 
-    A step takes ``lone_s``, which is the reading of weights, and a time for each token. So tokens a second grow with a
-    step's time t as 1 - lone_s / t. The knee of that curve is where it is steepest beside its chord: where its slope is
-    that of the line from the lone step to the longest one. That is the geometric mean of both.
+    A step takes ``least_s`` without them, and a time for each. So tokens a second grow with a step's time t as
+    1 - least_s / t. The knee of that curve is where it is farthest above its chord: where its slope is that of the line
+    from the shortest step to the longest one. That is the geometric mean of both.
     """
-    return min(longest_s, math.sqrt(lone_s * longest_s))
+    return min(longest_s, math.sqrt(least_s * longest_s))
 
 
 def saturating_tokens(predictor: StepTimePredictor, most: int, num_stages: int) -> int:

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 
 from jettison.core.requests import RequestState
+from jettison.core.serving.flights import work_of
 from jettison.core.serving.groupview import GroupView
 from jettison.core.serving.planviews import (
     EachTime,
@@ -20,9 +21,10 @@ from jettison.core.serving.planviews import (
     waiting_row,
     waiting_row_beside_victims,
 )
+from jettison.cost.stepwork import StepWork, step_of
 from jettison.policy.batching import BatchLimits, BatchPlan, BatchView
 from jettison.policy.filling import OfflineView, plan_beside, plan_within
-from jettison.policy.slo import LONE_DECODE, Objectives, Pace, StepBudget, filler_s, papers_filler_s, step_budget
+from jettison.policy.slo import LONE_DECODE, Objectives, Own, Pace, StepBudget, filler_s, papers_filler_s, step_budget
 from jettison.policy.standing import StepRoom
 from jettison.types import NANOSECONDS
 
@@ -38,10 +40,10 @@ def plan_shared(group: GroupView, pace: Pace, limits: BatchLimits, planned: Plan
     planned = partial(planned_within, group, pace, planned) if pace.bounds_online else planned
     online = online_view(group)
 
-    def budget_of(plan: BatchPlan) -> StepBudget:
+    def budget_of(online_work: StepWork) -> StepBudget:
         if group.slice is not None:  # its turns take what steps leave
             return step_budget(pace.predictor, 0.0, num_stages, copies)
-        return step_budget(pace.predictor, filling_s(group, pace, goals, now_ns), num_stages, copies)
+        return step_budget(pace.predictor, filling_s(group, pace, goals, online_work, now_ns), num_stages, copies)
 
     return plan_beside(
         online, offline_view(group), limits, lambda view: planned(view, limits), budget_of,
@@ -65,7 +67,9 @@ def planned_within(
     return plan_within(view, planned, limits, budget)
 
 
-def filling_s(group: GroupView, pace: Pace, goals: Objectives, now_ns: int) -> float | None:
+def filling_s(
+    group: GroupView, pace: Pace, goals: Objectives, online_work: StepWork, now_ns: int
+) -> float | None:
     """Seconds that a step with offline tokens may take, by the objectives and by how long online requests have waited
     for their first token. 0.0 where online requests hold more of the blocks than ``fill_below``. None: no bound, as no
     online request here waits for it."""
@@ -77,8 +81,10 @@ def filling_s(group: GroupView, pace: Pace, goals: Objectives, now_ns: int) -> f
         return papers_filler_s(goals, has_decodes=any(s.first_token_ns is not None for s in online_states(group)))
     if online_share(group, offline.fill_below) > offline.fill_below:
         return 0.0
-    lone_s = pace.predictor.predict_s(LONE_DECODE) if offline.fill == "knee" else None
-    return filler_s(goals, lambda: _longest_wait_s(group, now_ns), lone_s)
+    own: Own | None = None
+    if offline.fill == "knee" and (taking := pace.predictor.taking(step_of(len(group.stages)))) is not None:
+        own = Own(taking(LONE_DECODE), taking(online_work))
+    return filler_s(goals, lambda: _longest_wait_s(group, now_ns), own)
 
 
 def online_share(group: GroupView, enough: float = 0.0) -> float:
@@ -115,7 +121,8 @@ def room_of_last_step(
     pace = group.pace()
     if pace is None or not pace.offline.slo_aware or not group.queues.has_both_classes:
         return room
-    seconds = filling_s(group, pace, pace.objectives(), now_ns)
+    online_work = work_of([row for row in rows if not row.state.is_offline])
+    seconds = filling_s(group, pace, pace.objectives(), online_work, now_ns)
     budget = step_budget(pace.predictor, seconds, len(group.stages))
     one_more_s = pace.predictor.predict_s(flight.work.with_prompt(1, state.num_computed), budget.part)
     share = online_share(group, pace.offline.fill_below)

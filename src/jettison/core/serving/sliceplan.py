@@ -46,7 +46,7 @@ def _layers(group: GroupView, kept: Slice, work: StepWork, now_ns: int, *, joins
     if pace is None:
         return 0
     num_layers = len(group.stages[0].layers) - kept.num_layers
-    seconds = filling_s(group, pace, pace.objectives(), now_ns)
+    seconds = filling_s(group, pace, pace.objectives(), work, now_ns)
     budget = step_budget(pace.predictor, seconds, len(group.stages))
     own_s = pace.predictor.predict_s(work, budget.part)
     more_s = pace.predictor.predict_s(added(work, kept.work) if joins else kept.work, budget.part)
