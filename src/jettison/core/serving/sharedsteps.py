@@ -163,9 +163,12 @@ def offline_view(group: GroupView) -> OfflineView:
     queues = group.queues
     newest_first = queues.running_offline()
     waiting = queues.waiting_offline if queues.admits_offline and not group.sitting_out else ()
+    in_flight = False
+    for state in newest_first:  # a generator would be called for each
+        in_flight = in_flight or state.num_pending > 0
     return OfflineView(
         running_rows(group, reversed(newest_first)), len(newest_first),
         EachTime(lambda: map(partial(waiting_row, group), waiting)),
         lambda: victim_rows(group, newest_first),
-        any(s.num_pending for s in newest_first),
+        in_flight,
     )
