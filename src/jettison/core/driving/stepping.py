@@ -112,6 +112,8 @@ class Stepping:
             actions += self._shed(group, event.step_id, event.kept_layers, now_ns)
         elif flight.step.resumes is None:
             self._loads.note_step(group, flight.step, flight.work, flight.issued_ns, event.compute_ns, now_ns)
+        if event.kept_layers is not None or flight.step.resumes is not None:
+            self._loads.note_part(group)
         # A chunk that ran before an earlier chunk of its request had run on KV that was not there.
         for state in group.overtaking(event.step_id):
             self._state.distrust(state)

@@ -576,6 +576,8 @@ class Group:
         self.queues.check()
         for state in self.queues.running.values():
             self.blocks.check_holds(state)
+        for row in self.slice.rows if self.slice is not None else ():
+            assert row.state.num_pending >= row.num_tokens and row.state.request_id in self.queues.running, row
         layers = LayerRange(self.stages[0].layers.lo, self.stages[-1].layers.hi)
         assert sum(len(s.layers) for s in self.stages) == len(layers), "stages must be contiguous"
 
