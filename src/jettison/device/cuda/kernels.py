@@ -48,6 +48,7 @@ from jettison.device.kernels.base import (
 )
 from jettison.device.kernels.experts import activate, check_experts, check_weights
 from jettison.device.kernels.layer import feed_forward
+from jettison.device.kernels.norms import rms_normalized
 from jettison.device.kernels.onednn import torch_sums
 from jettison.device.kernels.operands import (
     Activations,
@@ -61,7 +62,7 @@ from jettison.device.kernels.operands import (
     Weight,
 )
 from jettison.device.kernels.registry import KernelsUnavailableError
-from jettison.device.model.arithmetic import Activation
+from jettison.device.model.arithmetic import Activation, RmsNorm
 from jettison.device.model.integers import IntegerForm
 from jettison.errors import ConfigError
 
@@ -271,9 +272,12 @@ class CudaKernels:
 
     # ------------------------------------------------------------------------------------------ element by element
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, kind: RmsNorm = "rms") -> None:
         """See ``Kernels.rms_norm``."""
         check_norm(x, weight, out)
+        if kind != "rms":
+            out.copy_(rms_normalized(x, weight, eps, kind))
+            return
         self._norm(x, x, weight, eps, out, adds=False)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -301,10 +305,13 @@ class CudaKernels:
         for heads in (q, k):
             self._heads(heads, cos=cos, sin=sin, positions=index)
 
-    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> None:
+    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float, kind: RmsNorm = "rms") -> None:
         """See ``Kernels.head_rms_norm``."""
         check_heads("x", x, x.dtype)
         check_vector("weight", weight, x.shape[2], x.dtype)
+        if kind != "rms":
+            x.copy_(rms_normalized(x, weight, eps, kind))
+            return
         self._heads(x, gains=weight, eps=eps)
 
     def _heads(

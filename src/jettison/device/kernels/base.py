@@ -28,7 +28,7 @@ from jettison.device.kernels.operands import (
     RoutedBuffers,
     Weight,
 )
-from jettison.device.model.arithmetic import Activation
+from jettison.device.model.arithmetic import Activation, RmsNorm
 from jettison.device.model.integers import IntegerForm
 
 CUDA, CUDA_INVARIANT = "cuda", "cuda-invariant"
@@ -101,8 +101,9 @@ class Kernels(Protocol):
         """
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        """``out = weight * x / sqrt(mean(x^2) + eps)`` over the last dimension.
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, kind: RmsNorm = "rms") -> None:
+        """``out = weight * x / sqrt(mean(x^2) + eps)`` over the last dimension, or with a gain and a rounding of
+        another ``kind``.
 
         ``x``, ``out``: [T, H]; ``out`` may be ``x``.
         """
@@ -122,8 +123,8 @@ class Kernels(Protocol):
         """
         ...
 
-    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> None:
-        """RMS norm of each head in place (QK norm of Qwen3). ``x``: [T, heads, D]; ``weight``: [D]."""
+    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float, kind: RmsNorm = "rms") -> None:
+        """``rms_norm`` of each head in place (QK norm of Qwen3). ``x``: [T, heads, D]; ``weight``: [D]."""
         ...
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:

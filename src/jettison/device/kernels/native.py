@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from jettison.device.kernels import build
-from jettison.device.kernels.abi import DTYPE_CODES, SIGNATURES, raise_error
+from jettison.device.kernels.abi import DTYPE_CODES, RMS_NORM_CODES, SIGNATURES, raise_error
 from jettison.device.kernels.addresses import StepRows, TableRows, pointer, positions_pointer
 from jettison.device.kernels.base import (
     check_arena,
@@ -51,7 +51,7 @@ from jettison.device.kernels.operands import (
 )
 from jettison.device.kernels.registry import KernelsUnavailableError
 from jettison.device.kernels.selfcheck import passes_self_check
-from jettison.device.model.arithmetic import Activation
+from jettison.device.model.arithmetic import Activation, RmsNorm
 from jettison.device.model.integers import IntegerForm
 
 LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
@@ -218,13 +218,13 @@ class NativeKernels:
         if code:
             raise_error(code)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, kind: RmsNorm = "rms") -> None:
         """See ``Kernels.rms_norm``."""
         check_norm(x, weight, out)
         rows, cols = x.shape
         self._rms_norm(
             DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), eps, out.data_ptr(), out.stride()[0],
-            rows, cols,
+            rows, cols, RMS_NORM_CODES[kind],
         )  # fmt: skip
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -254,14 +254,15 @@ class NativeKernels:
         if code:
             raise_error(code)
 
-    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> None:
+    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float, kind: RmsNorm = "rms") -> None:
         """See ``Kernels.head_rms_norm``."""
         check_heads("x", x, x.dtype)
         tokens, heads, head_dim = x.shape
         check_vector("weight", weight, head_dim, x.dtype)
         self._head_rms_norm(
-            DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), eps, tokens, heads, head_dim
-        )
+            DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), eps, tokens, heads, head_dim,
+            RMS_NORM_CODES[kind],
+        )  # fmt: skip
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
         """See ``Kernels.silu_mul``."""

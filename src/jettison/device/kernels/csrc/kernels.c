@@ -28,6 +28,11 @@
 #define ERROR_ROW 64 /* a row outside the matrix */
 #define ERROR_EXPERT 128
 
+/* Kinds of RMS norms: rounded before the gain; once, behind it; and with a gain of 1 + weight. */
+#define NORM_ROUNDED_FIRST 0
+#define NORM_ROUNDED_ONCE 1
+#define NORM_PLUS_ONE 2
+
 #define GLUE_(a, b) a##b
 #define GLUE(a, b) GLUE_(a, b)
 
@@ -274,9 +279,9 @@ API(gather_rows)(int dtype, const void *packed, long n, long k, const int64_t *i
 }
 
 API(rms_norm)(int dtype, const void *x, long x_stride, const void *weight, double eps, void *out, long out_stride,
-              long num_rows, long n) {
+              long num_rows, long n, long kind) {
 #define CALL(S, T)                                                                                                   \
-    rms_norm_##S((const T *)x, x_stride, (const T *)weight, eps, (T *)out, out_stride, num_rows, n)
+    rms_norm_##S((const T *)x, x_stride, (const T *)weight, eps, (T *)out, out_stride, num_rows, n, kind)
     BY_DTYPE(dtype, CALL(f64, double), CALL(f32, float), CALL(bf16, bf16))
 #undef CALL
     return 0;
@@ -293,8 +298,8 @@ API(add_rms_norm)(int dtype, const void *x, long x_stride, void *residual, long 
 }
 
 API(head_rms_norm)(int dtype, void *x, long x_stride, const void *weight, double eps, long num_rows, long heads,
-                   long n) {
-#define CALL(S, T) head_rms_norm_##S((T *)x, x_stride, (const T *)weight, eps, num_rows, heads, n)
+                   long n, long kind) {
+#define CALL(S, T) head_rms_norm_##S((T *)x, x_stride, (const T *)weight, eps, num_rows, heads, n, kind)
     BY_DTYPE(dtype, CALL(f64, double), CALL(f32, float), CALL(bf16, bf16))
 #undef CALL
     return 0;

@@ -61,8 +61,10 @@ static void NAME(cache_body)(void *arguments, Draw *draw) {
     for (long item; (item = jettison_pool_next(draw)) >= 0;) {
         const long first = item * w->step, end = b->num_tokens - first < w->step ? b->num_tokens : first + w->step;
         T *const q = w->qkv + first * stride, *const k = q + q_size;
-        if (w->q_norm) NAME(head_rms_norm)(q, stride, w->q_norm, s->eps, end - first, s->num_heads, dim);
-        if (w->k_norm) NAME(head_rms_norm)(k, stride, w->k_norm, s->eps, end - first, s->num_kv_heads, dim);
+        if (w->q_norm)
+            NAME(head_rms_norm)(q, stride, w->q_norm, s->eps, end - first, s->num_heads, dim, NORM_ROUNDED_FIRST);
+        if (w->k_norm)
+            NAME(head_rms_norm)(k, stride, w->k_norm, s->eps, end - first, s->num_kv_heads, dim, NORM_ROUNDED_FIRST);
         NAME(rotary)(q, stride, s->num_heads, k, stride, s->num_kv_heads, w->cos, w->sin, b->positions + first, 0,
                      end - first, dim, s->rotary_dim);
         long start = 0; /* of the row, in tokens */
