@@ -47,7 +47,7 @@ from jettison.device.kernels.base import (
     fail,
 )
 from jettison.device.kernels.experts import activate, check_experts, check_weights
-from jettison.device.kernels.layer import feed_forward
+from jettison.device.kernels.layer import feed_forward, prepare_heads
 from jettison.device.kernels.norms import rms_normalized
 from jettison.device.kernels.onednn import torch_sums
 from jettison.device.kernels.operands import (
@@ -211,10 +211,19 @@ class CudaKernels:
     def attend_rows(
         self, weights: LayerWeights, buffers: Activations, constants: LayerConstants, rows: StepRows
     ) -> None:
-        """The first half of a layer, for rows that are on the device: four launches."""
-        self.linear(buffers.x, weights.qkv_weight, None, buffers.qkv)
-        self.prepare_and_write(weights, buffers, constants, rows)
-        self.attend(buffers.q, weights.arena, rows, buffers.attention, constants.scale)
+        """The first half of a layer, for rows that are on the device: four launches, where norms of heads are
+        Llama's."""
+        if constants.norm == "rms" or weights.q_norm is None:
+            self.linear(buffers.x, weights.qkv_weight, None, buffers.qkv)
+            self.prepare_and_write(weights, buffers, constants, rows)
+        else:
+            self.linear(buffers.x, weights.qkv_weight, weights.qkv_bias, buffers.qkv)
+            prepare_heads(self, weights, buffers, constants, rows.positions)
+            self.write_rows(buffers.k, buffers.v, weights.arena, rows)
+        self.attend(
+            buffers.q, weights.arena, rows, buffers.attention, constants.scale, None, constants.window,
+            constants.softcap,
+        )  # fmt: skip
         self.linear(buffers.attention_flat, weights.o_weight, weights.o_bias, buffers.x)
 
     def prepare_and_write(

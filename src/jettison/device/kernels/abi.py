@@ -35,8 +35,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "head_rms_norm": (_I, _P, _L, _P, _D, _L, _L, _L, _L),
     "rotary": (_I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _I, _L, _L, _L, _L),
     "silu_mul": (_I, _P, _L, _P, _L, _L, _L),
-    "attend_layer": (_I, _P, _P, _P, _I),
-    "feed_forward": (_I, _P, _P, _L, _I),
+    "attend_layer": (_I, _P, _P, _P, _P, _I),
+    "feed_forward": (_I, _P, _P, _D, _L, _I),
     "experts": (_I, _P, _I),
     "argmax": (_I, _P, _L, _L, _L, _P, _I),
 }

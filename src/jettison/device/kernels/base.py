@@ -233,7 +233,7 @@ def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
 
 
 def check_window(
-    window: int, softcap: float, only_context: bool, first_positions: Int32Array | None, rows: int
+    window: int, softcap: float, only_context: bool = False, first_positions: Int32Array | None = None, rows: int = 0
 ) -> None:
     """Raise ValueError unless the options of attention go with each other and with the number of rows."""
     if window < 0 or not 0 <= softcap < math.inf:

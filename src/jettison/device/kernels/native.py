@@ -35,7 +35,14 @@ from jettison.device.kernels.base import (
     check_window,
     fail,
 )
-from jettison.device.kernels.bound import bind_buffers, bind_experts, bind_layer, form_struct, int64s
+from jettison.device.kernels.bound import (
+    bind_buffers,
+    bind_constants,
+    bind_experts,
+    bind_layer,
+    form_struct,
+    int64s,
+)
 from jettison.device.kernels.experts import check_experts, pass_experts
 from jettison.device.kernels.integers import check_gather_integers, check_linear_integers, check_pack_integers
 from jettison.device.kernels.operands import (
@@ -315,18 +322,20 @@ class NativeKernels:
         """See ``Kernels.attend_layer``."""
         if positions.shape[0] != buffers.x.shape[0]:
             fail(f"positions: expected {buffers.x.shape[0]}, got {positions.shape[0]}")
-        bound, shape = weights.bound or bind_layer(weights), buffers.bound or bind_buffers(buffers, weights, constants)
+        bound, shape = weights.bound or bind_layer(weights), buffers.bound or bind_buffers(buffers, weights)
         code = self._attend_layer(
-            bound.dtype, shape, bound.addresses, self._batch(block_tables, query_lens, context_lens, positions),
-            torch.get_num_threads(),
+            bound.dtype, shape, bound.addresses, constants.bound or bind_constants(constants, weights),
+            self._batch(block_tables, query_lens, context_lens, positions), torch.get_num_threads(),
         )
         if code:
             raise_error(code)
 
     def feed_forward(self, weights: LayerWeights, buffers: Activations, constants: LayerConstants) -> None:
         """See ``Kernels.feed_forward``."""
-        bound, shape = weights.bound or bind_layer(weights), buffers.bound or bind_buffers(buffers, weights, constants)
-        code = self._feed_forward(bound.dtype, shape, bound.addresses, buffers.x.shape[0], torch.get_num_threads())
+        bound, shape = weights.bound or bind_layer(weights), buffers.bound or bind_buffers(buffers, weights)
+        code = self._feed_forward(
+            bound.dtype, shape, bound.addresses, constants.eps, buffers.x.shape[0], torch.get_num_threads()
+        )
         if code:
             raise_error(code)
 
