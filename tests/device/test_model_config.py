@@ -247,12 +247,12 @@ def test_an_adapter_alone_is_named(tmp_path):
 )  # fmt: skip
 def test_windows_of_layers(read, values, windows):
     config = read(values)
-    assert [kind.window for kind in config.layers] == windows and not config.is_plain
+    assert [kind.window for kind in config.layers] == windows and config.is_plain
 
 
 def test_a_shorter_context_makes_a_window_irrelevant(read):
-    assert read({**MISTRAL, "sliding_window": 512}, max_model_len=512).is_plain
-    assert not read({**MISTRAL, "sliding_window": 512}, max_model_len=513).is_plain
+    short, long = (read({**MISTRAL, "sliding_window": 512}, max_model_len=length) for length in (512, 513))
+    assert (short.layers[0].window, long.layers[0].window) == (0, 512)
 
 
 @pytest.mark.parametrize("max_model_len", [0, 1025])
