@@ -313,7 +313,7 @@ def _text_part(keys: JsonObject, family: Family) -> tuple[JsonObject, str, Famil
         raise keys.fail(f"text_config has model_type {short_repr(kind)}; {reason}")
     name, text = TEXTS_ALIKE.get(kind) or next(item for item in FAMILIES.items() if item[1].model_type == kind)
     of_whole = {key: keys.values[key] for key in _OF_THE_WHOLE if key in keys.values}
-    return JsonObject(keys.path, {**of_whole, **part.values}), name, text
+    return JsonObject(keys.path, {**text.text_sizes, **of_whole, **part.values}), name, text
 
 
 def _head_dim(keys: JsonObject, family: Family, hidden_size: int, num_heads: int) -> int:
