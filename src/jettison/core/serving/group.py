@@ -318,11 +318,11 @@ class Group:
                 rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
         if not queues.waiting:
             self.head_blocked_by = None
+        if plan.chunks and len(rows) > len(plan.chunks) and rows[len(plan.chunks) - 1].state.is_offline:
+            rows.sort(key=_is_offline)  # stable: what a step may shed comes last
         guests = self._add_guests(rows) if self.guests else ()
         if not rows:
             return None
-        if plan.chunks and len(rows) > len(plan.chunks) and rows[len(plan.chunks) - 1].state.is_offline:
-            rows.sort(key=_is_offline)  # stable: what a step may shed comes last
         queues.note_change()
         self.counters.num_steps += 1
         step = RunStep(step_id, self.group_id, self.epoch, self.stages, tuple(rows))
