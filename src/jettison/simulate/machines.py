@@ -426,7 +426,8 @@ def _limits(machine: Machine, config: EngineConfig) -> SchedulerLimits:
             f"settings.max_model_len {max_model_len} exceeds the {machine.max_model_len} positions of {machine.name}"
         )
     is_card = machine.profile.keeps_mappings
-    return scheduler_limits(config, max_model_len, goes_ahead=is_card, keeps_rows=not is_card)
+    keeps_rows = not (is_card or machine.is_preset)  # GPUs' runner does not
+    return scheduler_limits(config, max_model_len, goes_ahead=is_card, keeps_rows=keeps_rows)
 
 
 def _hops(timing: Timing, machine: Machine) -> Hops:
