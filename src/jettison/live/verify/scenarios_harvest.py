@@ -166,12 +166,11 @@ def shed_rows(num_stages: int) -> Scenario:
 
 
 def discarded_rows(num_stages: int) -> Scenario:
-    """The same where memory is short, and clients of the batch leave: what is kept of their steps is given up."""
+    """The same where places are short, and clients of the batch leave: what is kept of their steps is given up."""
 
     def scenario(setting: Setting) -> Outcome:
-        with _harvesting(
-            setting, _crowd(setting), num_stages, safepoint_layers=1, host_memory=0
-        ) as cluster:
+        blocks = 2 * blocks_for_all(setting, 40)
+        with _harvesting(setting, blocks, num_stages, safepoint_layers=1, checkpoint_free=0.0) as cluster:
             prompts = _into_offline_steps(cluster, setting, leaves=True)
             totals = _end(cluster)
             given_up, tokens = totals["slices_discarded"], totals["tokens_discarded"]
@@ -191,11 +190,17 @@ def _into_offline_steps(cluster: LocalCluster, setting: Setting, *, leaves: bool
     for index, prompt in enumerate(prompts[NUM_REQUESTS:], start=NUM_REQUESTS):
         cluster.run(Until("a step of offline requests alone", lambda: _is_armed(cluster) or not cluster.num_open))
         submit(cluster, [prompt], 3, index)
-        if leaves and index % 3 == 0:
-            cluster.run(Until("rows that are kept", lambda: _kept(cluster) is not None or not cluster.num_open))
-            if (kept := _kept(cluster)) is not None:
+        if leaves:
+            cluster.run(_kept_or_on(cluster))
+            if (kept := _kept(cluster)) is not None and index == len(prompts) - 2:
                 cluster.cancel(kept.rows[-1].state.request_id)
     return prompts
+
+
+def _kept_or_on(cluster: LocalCluster) -> Until:
+    """Rows are kept, or some tokens have come meanwhile."""
+    some = produced(cluster, 2)
+    return Until("rows that are kept", lambda: _kept(cluster) is not None or some())
 
 
 def _kept(cluster: LocalCluster) -> Slice | None:
