@@ -662,6 +662,17 @@ class FakeCluster:
         for stage in step.stages:
             if not self.workers[stage.worker_id].alive:
                 lost.append(stage.worker_id)
+
+        def attend(worker: FakeWorker, ran: LayerRange, ids: object, history: object, row: ports.StepRow, *rest: object):
+            try:
+                self._attend(worker, ran, ids, history, row.context_len, *rest)
+            except MissingKV:
+                request_id = row.state.request_id
+                if not any(request_id in self.held_up.get(i, ()) for i in followed):
+                    raise
+                spoilt.add(request_id)
+                self.num_spoilt_rows += 1
+
         self._begin_parts(step, tables, sources)
         for stage, stage_tables in zip(step.stages, tables, strict=True):
             start = max(when, self.worker_free_at[stage.worker_id])
@@ -689,8 +700,7 @@ class FakeCluster:
                     self.held_up[step.step_id] = {r.state.request_id for r in step.rows[step.sheds_from :]}
                     for index in range(step.sheds_from, len(step.rows)):
                         row, ids, far = step.rows[index], stage_tables[index], sources[index]
-                        done = LayerRange(layers.lo, stop)
-                        self._attend(worker, done, ids, tokens[index], row.context_len, far, contents[index])
+                        attend(worker, LayerRange(layers.lo, stop), ids, tokens[index], row, far, contents[index])
                     if not step.sheds_from and not shed[0]:
                         given_up.append(True)
                         return
@@ -718,14 +728,7 @@ class FakeCluster:
                     step.rows, stage_tables, tokens, sources, contents, strict=True
                 ))[: step.sheds_from if shed else None]:
                     ran = layers if row.state in kept else stage.layers
-                    try:
-                        self._attend(worker, ran, ids, history, row.context_len, far, content)
-                    except MissingKV:
-                        request_id = row.state.request_id
-                        if not any(request_id in self.held_up.get(i, ()) for i in followed):
-                            raise
-                        spoilt.add(request_id)
-                        self.num_spoilt_rows += 1
+                    attend(worker, ran, ids, history, row, far, content)
 
             self.at(when, compute)
         sampled = [(r.state.request_id, next_token(t)) for r, t in zip(step.rows, tokens, strict=True) if r.samples]
