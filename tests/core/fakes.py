@@ -663,7 +663,7 @@ class FakeCluster:
             if not self.workers[stage.worker_id].alive:
                 lost.append(stage.worker_id)
 
-        def attend(worker: FakeWorker, ran: LayerRange, ids: object, history: object, row: ports.StepRow, *rest: object):
+        def attend(worker: FakeWorker, ran: LayerRange, ids, history, row: ports.StepRow, *rest: object) -> None:
             try:
                 self._attend(worker, ran, ids, history, row.context_len, *rest)
             except MissingKV:
