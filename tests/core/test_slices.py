@@ -31,8 +31,8 @@ def shed_at(ms: float, **changes: object) -> FakeCluster:
 
 def until_shed(cluster: FakeCluster) -> None:
     """Until rows are kept that something has been computed of."""
-    cluster.run(stop=lambda: group_of(cluster).slice is not None)
-    assert group_of(cluster).slice is not None
+    cluster.run(stop=lambda: group_of(cluster).slices.kept is not None)
+    assert group_of(cluster).slices.kept is not None
 
 
 def test_a_step_of_offline_requests_alone_is_kept_and_goes_on_behind_the_online_one() -> None:
@@ -78,15 +78,15 @@ def test_a_step_of_both_classes_commits_its_online_rows_and_keeps_the_others() -
 @pytest.mark.parametrize("what", ["cancel", "drop", "kill"])
 def test_what_needs_a_slices_blocks_discards_it(what: str) -> None:
     cluster = shed_at(5.0, num_workers=2, policy="drop")
-    cluster.run(stop=lambda: any(g.slice for g in cluster.core.groups.values()))
-    (group,) = (g for g in cluster.core.groups.values() if g.slice)
-    kept = group.slice
+    cluster.run(stop=lambda: any(g.slices.kept for g in cluster.core.groups.values()))
+    (group,) = (g for g in cluster.core.groups.values() if g.slices.kept)
+    kept = group.slices.kept
     assert kept is not None
     if what == "cancel":
         cluster.cancel(kept.rows[0].state.request_id, cluster.now / 1e6)
     elif what == "drop":
         cluster.order("drop")
-        assert group.slice is None and all(not row.state.num_pending for row in kept.rows)
+        assert group.slices.kept is None and all(not row.state.num_pending for row in kept.rows)
     else:
         cluster.kill(group.worker_ids[0])
         cluster.restart_at(group.worker_ids[0], cluster.now / 1e6 + 100)

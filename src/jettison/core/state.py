@@ -348,8 +348,8 @@ class ClusterState:
             state.phase = Phase.FINISHED
             return True
         group = self.groups[state.group_id]
-        if group.slice is not None and group.slice.has(state):
-            group.discard_slice(Discard.ENDED)
+        if group.slices.kept is not None and group.slices.kept.has(state):
+            group.slices.discard(Discard.ENDED)
         if state.num_pending or state.transfers or any(self.workers[w].ledger_locked for w in group.worker_ids):
             return False
         group.queues.take_out(state)

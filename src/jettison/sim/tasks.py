@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jettison.core import ports
 from jettison.core.controlstream import ABANDONED, Failure, Kind
-from jettison.core.serving.flights import work_of
+from jettison.cost.stepwork import StepWork
 from jettison.sim.executor import Executor, StageShape, StepLoad
 from jettison.sim.loop import Scheduled
 from jettison.types import NANOSECONDS, SampledToken, WorkerId
@@ -46,7 +46,8 @@ class StepRun:
     def of_others(self) -> StepLoad | None:
         """What the rows are that the step does not shed; None where there are none."""
         rows = self.step.rows[: self.step.sheds_from]
-        return StepLoad.of(work_of(rows), [row.samples for row in rows].count(True)) if rows else None
+        work = StepWork.of((row.num_tokens, row.context_len) for row in rows)
+        return StepLoad.of(work, [row.samples for row in rows].count(True)) if rows else None
 
     def keep(self, num_layers: int) -> Failure | None:
         """The first stage keeps the rows that may be shed. The verdict where there are no others: nothing is kept if
@@ -110,6 +111,21 @@ class StageTask:
         rest = [] if others is None or layer >= num_layers else [Leg(others, layer, num_layers)]
         self.legs = (*before, *rest)
         return verdict
+
+    def why_lost(self, kept: tuple[int, int] | None) -> Failure | None:
+        """The failure of a step whose rows the first stage does not keep; ``kept``: the step whose rows it does, and
+        the layers that these have behind them."""
+        resumes = None if self.index else self.run.step.resumes
+        if resumes is None or resumes[:2] == kept:
+            return None
+        return Failure(f"the rows of step {resumes.step_id} are not kept here", recompute=True)
+
+    def kept_after(self, kept: tuple[int, int] | None) -> tuple[int, int] | None:
+        """What the worker keeps once it is laid out, or has shed rows; ``kept``: before that."""
+        num_layers, step = self.run.kept_layers, self.run.step
+        if self.index or not self.legs or (num_layers is None and step.resumes is None):
+            return kept
+        return None if num_layers is None else (step.step_id, num_layers)
 
     def stage_ns(self, executor: Executor, worker_id: WorkerId, num_layers: int, layer: int | None = None) -> int:
         """Nanoseconds until the ``layer``-th is next (None: to its end), undisturbed, of a model of ``num_layers``."""

@@ -157,11 +157,11 @@ class SimWorker:
         if stop is None:
             return
         running.end.cancel()
-        self.last_report_ns = running.reported_ns
-        task, (end_ns, layer) = running.task, stop
+        task, (end_ns, layer), self.last_report_ns = running.task, stop, running.reported_ns
         failure: Failure | None = ABANDONED
         if task.run.step.sheds_from is not None:
-            failure = self._shed(task, layer)
+            failure = task.shed(layer)
+            self._kept = task.kept_after(self._kept)
             took_ns = task.stage_ns(plant.executor, self.worker_id, num_layers) * task.slowness
             end_ns = end_ns if failure is not None else running.start_ns + round(took_ns)
         self.busy_ns -= running.end_ns - end_ns
@@ -240,7 +240,7 @@ class SimWorker:
         task, plant = entry.step, self._plant
         run = task.run
         stage = run.step.stages[task.index]
-        failure = entry.failure or self._why_not(run, stage.layers)
+        failure = entry.failure or self._why_not(run, stage.layers) or task.why_lost(self._kept)
         follows = run.step.follows
         if failure is None and follows is not None:
             if follows.step_id != self._sampled_in:
@@ -250,10 +250,10 @@ class SimWorker:
         verdict = None
         if failure is None:
             verdict = task.begin()
-            self._note_kept(task)
         if failure is None and self._flag is not None and task.heeds(self._flag):
             verdict = None
-            failure = ABANDONED if run.step.sheds_from is None else self._shed(task, 0)
+            failure = ABANDONED if run.step.sheds_from is None else task.shed(0)
+        self._kept = task.kept_after(self._kept)
         if failure is not None:
             self._finish(task, start_ns, start_ns, failure)
             return
@@ -275,26 +275,11 @@ class SimWorker:
             self._sampled_in = run.step.step_id
         self._finish(task, start_ns, self._free_ns, verdict)
 
-    def _shed(self, task: StageTask, layer: int) -> Failure | None:
-        """Keep the rows that a step may shed, before a layer; the verdict where it has no others."""
-        verdict = task.shed(layer)
-        self._note_kept(task)
-        return verdict
-
-    def _note_kept(self, task: StageTask) -> None:
-        run = task.run
-        if not task.index and (run.kept_layers is not None or run.step.resumes is not None):
-            self._kept = None if run.kept_layers is None else (run.step.step_id, run.kept_layers)
-
     def _why_not(self, run: StepRun, layers: LayerRange) -> Failure | None:
         if layers not in self._runnable:
             if not self._plant.shape.shards_for(layers) <= self.filled:
                 return Failure(f"layers {layers.lo} to {layers.hi} are not all resident here")
             self._runnable.add(layers)
-        resumes = run.step.resumes
-        if resumes is not None and self.worker_id == run.step.stages[0].worker_id:
-            if self._kept != resumes[:2]:
-                return Failure(f"the rows of step {resumes.step_id} are not kept here", recompute=True)
         for far in run.far.get(self.worker_id, ()):
             if not self._plant.is_linked(self.worker_id, far.src):
                 return Failure(f"no link to worker {far.src}, which holds KV that this step needs", far.src, True)

@@ -146,7 +146,7 @@ def _is_steady(group: Group) -> bool:
         return False
     if group.paused or group.holds_preemption or group.blocks.landing or group.limits.enable_prefix_caching:
         return False
-    if group.shares_steps or group.limits.steps_ahead or group.slice is not None:
+    if group.shares_steps or group.limits.steps_ahead or group.slices.kept is not None:
         return False
     (flight,) = group.in_flight.values()
     rows = flight.step.rows

@@ -50,7 +50,7 @@ class Safepoints:
             num_online -= 1
             has_remote = has_remote or bool(step.rows[num_online].remote)
         # Rows can be kept if workers can do it and keep no others; neither a guest's, nor any with KV elsewhere.
-        may_shed = self._state.limits.sheds_rows and group.slice is None and not has_remote
+        may_shed = self._state.limits.sheds_rows and group.slices.kept is None and not has_remote
         sheds_from = num_online if may_shed and not group.in_flight[step.step_id].guests else None
         if num_online and sheds_from is None:
             return step
@@ -210,7 +210,7 @@ class Safepoints:
 def has_place(group: Group, step: RunStep) -> bool:
     """Whether nothing is kept for the group, and none of its steps under way may have rows kept before this one does:
     no step was asked to shed, and none computes a part of a slice."""
-    if group.slice is not None or group.abandoning in group.in_flight:
+    if group.slices.kept is not None or group.abandoning in group.in_flight:
         return False
     return all(f.step is step or f.step.resumes is None for f in group.in_flight.values())
 

@@ -156,14 +156,14 @@ class Stepping:
         flight = group.in_flight[step_id]
         is_first = flight.step.resumes is None
         actions: list[Action] = []
-        for state in group.shed(step_id, num_layers, now_ns):
+        for state in group.slices.shed(step_id, num_layers, now_ns):
             if state.ending is None and state.num_pending:
                 actions += self._stop_moves_of(state)
                 self._state.distrust(state)
             self._state.reap(state)
-        if is_first and group.slice is not None:
+        if is_first and group.slices.kept is not None:
             actions.append(Record("step_shed", now_ns, {
-                "group": group.group_id, "tokens": group.slice.num_tokens, "layers": num_layers,
+                "group": group.group_id, "tokens": group.slices.kept.num_tokens, "layers": num_layers,
                 "online": len(flight.step.rows), "after_ms": (now_ns - flight.issued_ns) / 1e6,
             }))  # fmt: skip
         return actions

@@ -210,7 +210,7 @@ class Recoveries:
                 if elsewhere is not group and elsewhere is not None and state.ending is None:  # a guest
                     elsewhere.queues.note_suspect(state)
         group.in_flight.clear()
-        group.discard_slice(Discard.LOST)
+        group.slices.discard(Discard.LOST)
         states = group.queues.take_all()
         self._cluster.dissolve(group)
         unplaced: list[RequestState] = []

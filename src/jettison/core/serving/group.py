@@ -11,12 +11,13 @@ Reading order for newcomers: ``Group.next_step``, ``core.serving.stepplan``, ``G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from operator import attrgetter
 from typing import NamedTuple
 
 from jettison.core.changes import Changes
-from jettison.core.discards import Discard, Discarded
-from jettison.core.ports import Resumption, RunStep, StepCompleted, StepRow, step_row
+from jettison.core.discards import Discard
+from jettison.core.ports import RunStep, StepCompleted, StepRow, step_row
 from jettison.core.preemption import Preempted, Preemption
 from jettison.core.requests import Hold, RequestState
 from jettison.core.residence import NOWHERE, arenas_of, hosted_only
@@ -28,8 +29,7 @@ from jettison.core.serving.holds import GroupHold, Holder
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.outcome import RowEnd, StepOutcome
 from jettison.core.serving.queues import Queues
-from jettison.core.serving.sliceplan import fits, is_alone, layers_by_itself, layers_to_join
-from jettison.core.serving.slices import Slice
+from jettison.core.serving.slicing import Slices
 from jettison.core.serving.stepplan import StepPlanner
 from jettison.core.serving.stepsahead import step_to_follow, token_sources
 from jettison.core.serving.virtualtokens import VirtualTokens
@@ -39,7 +39,6 @@ from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
 from jettison.memory.stages import StagePlan
 from jettison.policy.batching import BatchPlan, BlockedBy
-from jettison.policy.filling import added
 from jettison.policy.lookahead import ChunkCost
 from jettison.policy.slo import Pace
 from jettison.types import (
@@ -117,7 +116,7 @@ class Group:
         """Running offline requests that the next step is planned without; it admits no offline newcomer either."""
         self.abandoning: int | None = None
         """The last step that was told to give up; it may have ended."""
-        self.slice: Slice | None = None
+        self.slices = Slices(self, self._changes)
         """Rows that one of its steps has shed, and that are not under way."""
         self.longest_alone_s: float | None = None
         """How long a step of offline requests alone may take; None: no bound (``policy.safepoints.shortened_s``)."""
@@ -150,8 +149,8 @@ class Group:
         planned again and, for steps, counted as reshaped, without its slice. Idempotent."""
         owners = self._held[what]
         if not owners:
-            if what is GroupHold.STEPS:
-                self.discard_slice(Discard.HELD)
+            if what is GroupHold.STEPS and self.slices.kept is not None:
+                self.slices.discard(Discard.HELD)
             self._changes.reshaped += what is GroupHold.STEPS
             self.touch()
         owners.add(owner)
@@ -178,7 +177,7 @@ class Group:
         """Running requests that the next step is planned without: requests that sit out, requests of the slice, and
         those of the rows that a step is told to give up or shed, as further tokens would follow on tokens that may not
         be computed before them."""
-        rows: tuple[StepRow, ...] = () if self.slice is None else self.slice.rows
+        rows: tuple[StepRow, ...] = () if self.slices.kept is None else self.slices.kept.rows
         if self.abandoning in self.in_flight:
             step = self.in_flight[self.abandoning].step
             rows += step.rows[step.sheds_from or 0 :]
@@ -223,59 +222,22 @@ class Group:
         on; None where steps are held, every stage has one, or no request can run. Sitting out ends here, and does not
         count where no other request can run. A slice goes on here (``policy.slices``), or is discarded where it is in
         the way."""
-        if self.slice is not None and not self.slice.is_sound:
-            self.discard_slice(Discard.MOVES)
+        if self.slices.kept is not None and (self.queues.suspects or not self.slices.kept.is_sound):
+            self.slices.discard(Discard.MOVES)
         if self.paused or len(self.in_flight) >= len(self.stages):
             return None
         queues = self.queues
         if not queues.running and not queues.has_waiting and not self.guests:
             return None
-        if self.slice is not None:
-            return self._step_beside_slice(self.slice, step_id, now_ns)
-        step = self._apply(self.planner.next_plan(now_ns), step_id, now_ns)
+        if self.slices.kept is not None:
+            return self.slices.next_step(self.slices.kept, step_id, now_ns)
+        step = self.apply(self.planner.next_plan(now_ns), step_id, now_ns)
         if self.sitting_out:
             self.sitting_out = ()
             if step is None:  # no other request can run
-                step = self._apply(self.planner.next_plan(now_ns), step_id, now_ns)
+                step = self.apply(self.planner.next_plan(now_ns), step_id, now_ns)
         if len(self.stages) > 1:
             self.planner.note_applied()
-        return step
-
-    def _step_beside_slice(self, kept: Slice, step_id: int, now_ns: int) -> RunStep | None:
-        """The slice by itself, or the next step of other requests, which it joins as far as there is time; where these
-        lack what the slice's requests have, their step without it."""
-        if is_alone(self):
-            return self._resume(kept, step_id, now_ns)
-        if kept.has_no_place and (num_layers := layers_by_itself(self, kept, now_ns)):
-            return self._resume(kept, step_id, now_ns, num_layers)
-        plan = self.planner.next_plan(now_ns)
-        if plan.preemptions or plan.lacks_blocks or plan.head_blocked_by in (BlockedBy.MEMORY, BlockedBy.SEQUENCES):
-            self.discard_slice(Discard.ROOM)
-            return self._apply(self.planner.next_plan(now_ns), step_id, now_ns)
-        step = self._apply(plan, step_id, now_ns)
-        if step is None:
-            # No other request can run, and no end of a step would have the group planned again.
-            return None if self.in_flight else self._resume(kept, step_id, now_ns)
-        flight = self.in_flight[step_id]
-        kept.has_no_place = bool(flight.guests) or not fits(self, kept, step.rows)
-        num_layers = 0 if kept.has_no_place else layers_to_join(self, kept, step.rows, now_ns)
-        return self._resume(kept, step_id, now_ns, num_layers) if num_layers else step
-
-    def _resume(self, kept: Slice, step_id: int, now_ns: int, most_layers: int | None = None) -> RunStep:
-        """Have the slice's rows go on, behind those of the step of this id if there is one, as a step that may shed
-        them once more."""
-        self.slice = None
-        self.queues.note_change()
-        self.counters.num_resumptions += 1
-        is_cut = most_layers is not None and kept.num_layers + most_layers < len(self.stages[0].layers)
-        resumes = Resumption(kept.step_id, kept.num_layers, most_layers if is_cut else None)
-        flight = self.in_flight.get(step_id)
-        rows = () if flight is None else flight.step.rows
-        step = RunStep(
-            step_id, self.group_id, self.epoch, self.stages, (*rows, *kept.rows), sheds_from=len(rows), resumes=resumes
-        )
-        work = kept.work if flight is None else added(flight.work, kept.work)
-        self.in_flight[step_id] = InFlight(step, now_ns, work, shed_ns=kept.shed_ns)
         return step
 
     def step_ahead(self, step_id: int, now_ns: int) -> RunStep | None:
@@ -285,14 +247,15 @@ class Group:
         plan = None if before is None else self.planner.plan_ahead(now_ns)
         if before is None or plan is None:
             return None
-        step = self._apply(plan, step_id, now_ns)
+        step = self.apply(plan, step_id, now_ns)
         if step is None:
             return None
         flight = self.in_flight[step_id]
         flight.step = step._replace(follows=token_sources(before, step))
         return flight.step
 
-    def _apply(self, plan: BatchPlan, step_id: int, now_ns: int) -> RunStep | None:
+    def apply(self, plan: BatchPlan, step_id: int, now_ns: int) -> RunStep | None:
+        """Have a plan's step, if it has one, be in flight from now on. Raises StalePlanError."""
         if plan.version != self.version:
             raise StalePlanError(f"batch plan of version {plan.version}, group is at {self.version}")
         self.head_blocked_by = plan.head_blocked_by
@@ -319,7 +282,7 @@ class Group:
         if not queues.waiting:
             self.head_blocked_by = None
         if plan.chunks and len(rows) > len(plan.chunks) and rows[len(plan.chunks) - 1].state.is_offline:
-            rows.sort(key=_is_offline)  # stable: what a step may shed comes last
+            rows.sort(key=attrgetter("state.is_offline"))  # stable: what a step may shed comes last
         guests = self._add_guests(rows) if self.guests else ()
         if not rows:
             return None
@@ -379,50 +342,6 @@ class Group:
         flight = self.in_flight[step_id]
         flight.step = flight.step._replace(safepoint_layers=safepoint_layers, sheds_from=sheds_from)
         return flight.step
-
-    # --- slices -----------------------------------------------------------------------------------------------
-
-    def shed(self, step_id: int, num_layers: int, now_ns: int) -> Sequence[RequestState]:
-        """A step in flight has ended without the rows that it may shed, which have ``num_layers`` of the first stage's
-        layers behind them. They are the group's slice from now on, or are discarded where they have none, where they
-        cannot go on, or where a later chunk of one is under way. The step is left with its other rows.
-
-        Returns the requests of a slice that was discarded here."""
-        flight = self.in_flight[step_id]
-        step = flight.step
-        assert step.sheds_from is not None and not flight.guests, step
-        rows = step.rows[step.sheds_from :]
-        flight.step = step._replace(rows=step.rows[: step.sheds_from])
-        flight.work = work_of(flight.step.rows)
-        shed_ns = now_ns if flight.shed_ns is None else flight.shed_ns
-        self.discard_slice(Discard.OVERTAKEN)
-        self.slice = Slice(step_id, rows, work_of(rows), num_layers, shed_ns)
-        self.counters.num_shed_steps += step.resumes is None
-        why = None
-        if any(row.state.num_pending > row.num_tokens for row in rows):
-            why = Discard.OVERTAKEN
-        elif self.paused:
-            why = Discard.HELD
-        elif not self.slice.is_sound:
-            why = Discard.MOVES
-        elif not num_layers:
-            why = Discard.NOTHING
-        if why is None:
-            return ()
-        self.discard_slice(why)
-        return [row.state for row in rows]
-
-    def discard_slice(self, why: Discard) -> None:
-        """Give the slice up, if there is one: its requests are as they were before the step."""
-        kept, self.slice = self.slice, None
-        if kept is None:
-            return
-        self.queues.note_change()
-        for row in kept.rows:
-            row.state.num_pending -= row.num_tokens
-        self.counters.num_discarded_slices += 1
-        self.counters.num_discarded_tokens += kept.num_tokens
-        self._changes.discarded.append(Discarded(self.group_id, why, kept.num_tokens, kept.num_layers))
 
     # --- commit -----------------------------------------------------------------------------------------------
 
@@ -576,11 +495,6 @@ class Group:
         self.queues.check()
         for state in self.queues.running.values():
             self.blocks.check_holds(state)
-        for row in self.slice.rows if self.slice is not None else ():
-            assert row.state.num_pending >= row.num_tokens and row.state.request_id in self.queues.running, row
+        self.slices.check()
         layers = LayerRange(self.stages[0].layers.lo, self.stages[-1].layers.hi)
         assert sum(len(s.layers) for s in self.stages) == len(layers), "stages must be contiguous"
-
-
-def _is_offline(row: StepRow) -> bool:
-    return row.state.is_offline

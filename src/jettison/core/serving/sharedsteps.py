@@ -41,14 +41,14 @@ def plan_shared(group: GroupView, pace: Pace, limits: BatchLimits, planned: Plan
     online = online_view(group)
 
     def budget_of(online_work: StepWork) -> StepBudget:
-        if group.slice is not None:  # its turns take what steps leave
+        if group.slices.kept is not None:  # its turns take what steps leave
             return step_budget(pace.predictor, 0.0, num_stages, copies)
         return step_budget(pace.predictor, filling_s(group, pace, goals, online_work, now_ns), num_stages, copies)
 
     return plan_beside(
         online, offline_view(group), limits, lambda view: planned(view, limits), budget_of,
         fills_after_eviction=pace.offline.fills_after_eviction,
-        is_busy=bool(group.in_flight) or group.slice is not None,
+        is_busy=bool(group.in_flight) or group.slices.kept is not None,
     )
 
 

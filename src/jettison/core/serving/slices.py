@@ -18,10 +18,17 @@ up. A group keeps one at most. Not here: when a step sheds (``core.driving.safep
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from jettison.core.ports import StepRow
 from jettison.core.requests import UNSCHEDULED, Phase, RequestState
 from jettison.cost.stepwork import StepWork
+
+
+class Keeping(Protocol):
+    """See ``core.serving.slicing.Slices``."""
+
+    kept: Slice | None
 
 
 @dataclass(slots=True)

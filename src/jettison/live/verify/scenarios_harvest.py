@@ -205,7 +205,7 @@ def _kept_or_on(cluster: LocalCluster) -> Until:
 
 def _kept(cluster: LocalCluster) -> Slice | None:
     (group,) = cluster.core.groups.values()
-    return group.slice
+    return group.slices.kept
 
 
 def _layers_behind(cluster: LocalCluster) -> set[object]:

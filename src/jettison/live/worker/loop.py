@@ -52,18 +52,19 @@ from jettison.core.controlstream import (
     StepEntry,
 )
 from jettison.device.step import Running, Shed, StepInput, StepOutput
-from jettison.errors import JettisonError, RemoteAttentionError, RowsLostError, TokensLostError, WorkerLostError
+from jettison.errors import JettisonError, WorkerLostError
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.live.wire.stepflag import StepFlag
 from jettison.live.worker.activations import OutgoingActivation
 from jettison.live.worker.behind import Behind
 from jettison.live.worker.beside import serve_beside
-from jettison.live.worker.copies import Copier, Copies, CopyTurns
+from jettison.live.worker.copies import Copier, Copies, CopyTurns, copy_kind
 from jettison.live.worker.device_port import Device
 from jettison.live.worker.doors import Doors
 from jettison.live.worker.failpoints import Failpoint, nowhere
 from jettison.live.worker.peers import Emit, Peers
+from jettison.live.worker.stepends import ended_early, why_failed
 from jettison.memory.layout import LayoutSpec
 from jettison.transport.link import Link
 from jettison.types import TransferId, WorkerId
@@ -167,7 +168,7 @@ class WorkerLoop:
             case m.Stop():
                 self.stopped = True
             case ports.SendKV() if command.dst == self.worker_id:
-                self._stream.append_command(command, _copy_kind(command), command.transfer_id)
+                self._stream.append_command(command, copy_kind(command), command.transfer_id)
             case ports.SendKV() | ports.SendShard():
                 self._stream.append_command(command, Kind.TRANSFER, command.transfer_id)
             case _:
@@ -377,8 +378,7 @@ class WorkerLoop:
         delay_ns, kept_layers = 0, None
         try:
             hidden, failure, delay_ns, kept_layers = self._take_input(entry)
-            if kept_layers is not None:
-                step = step.leading(step.sheds_from or 0)
+            step = entry.step
             if failure is None:
                 what = "sample" if step.next_worker is None else "stage"
                 self._reach(f"before_{what}")
@@ -391,20 +391,10 @@ class WorkerLoop:
                 self._reach(f"after_{what}")
                 if failure is not None:
                     self._reach("before_abandon")
-        except RemoteAttentionError as error:
-            log.warning("step %d: %s", step.step_id, error)
-            failure = Failure(str(error), error.lost_worker, True)
-        except TokensLostError as error:
-            log.warning("%s", error)
-            failure = Failure.of_lost_tokens(step.follows_step)
-        except RowsLostError as error:
-            log.warning("%s", error)
-            failure = Failure(str(error), recompute=True)
         except WorkerLostError:
             raise  # the device has failed for good, so this worker ends
-        except Exception as error:
-            log.exception("step %d failed", step.step_id)
-            failure = Failure(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001  # logged by why_failed
+            failure = why_failed(step, error)
         span = started_ns, self._clock_ns()
         compute_ns = span[1] - span[0]
         waited_ns, self._attention.waited_ns = self._attention.waited_ns, 0
@@ -418,19 +408,16 @@ class WorkerLoop:
             return
         if failure is None and not isinstance(result, StepOutput):
             failure = Failure(f"the last stage returned {type(result).__name__}")
-        if failure is not None and failure.kept_layers is not None:
-            completed = ports.StepCompleted(step.step_id, [], {}, compute_ns, failure.kept_layers)
-            self._emit(m.StepDone(self.worker_id, completed, *span, delay_ns, waited_ns))
-            self._reach("after_abandon")
-        elif failure is not None:
-            self._emit(self._ended_early(step.step_id, failure))
-            if failure.abandoned:
+        if failure is not None:
+            nothing = ports.StepCompleted(step.step_id, [], {}, compute_ns, failure.kept_layers)
+            kept = m.StepDone(self.worker_id, nothing, *span, delay_ns, waited_ns)
+            self._emit(ended_early(step.step_id, failure, kept))
+            if failure.abandoned or failure.kept_layers is not None:
                 self._reach("after_abandon")
         elif isinstance(result, StepOutput):
             self._reach("before_flush")
-            computed_ns = result.compute_ns or compute_ns
             completed = ports.StepCompleted(
-                result.step_id, result.tokens, result.prompt_logprobs, computed_ns, kept_layers)
+                result.step_id, result.tokens, result.prompt_logprobs, result.compute_ns or compute_ns, kept_layers)
             done = m.StepDone(self.worker_id, completed, *span, delay_ns, waited_ns, *result.routed)
             for event in codec.step_answer(done):
                 self._emit(event)
@@ -458,14 +445,9 @@ class WorkerLoop:
             raise
         return running.result()
 
-    def _ended_early(self, step_id: int, failure: Failure) -> ports.StepFailed | ports.StepAbandoned:
-        if failure.abandoned:
-            return ports.StepAbandoned(step_id)
-        return ports.StepFailed(step_id, failure.message, failure.lost_worker, failure.recompute)
-
     def _take_input(self, entry: StepEntry[StepInput]) -> tuple[object, Failure | None, int, int | None]:
-        """The stage's input, or why it is not computed; how long the input was on its way; and, where the first stage
-        has kept rows, so that the input is of the others, after how many layers."""
+        """The stage's input, or why it is not computed; how long it was on its way; and after how many layers the first
+        stage has kept rows, if it has: the entry's step is of the others from now on."""
         step = entry.step
         if step.prev_worker is None:
             return None, entry.failure, 0, None
@@ -475,10 +457,10 @@ class WorkerLoop:
         arrived = self._inbox.take(step.step_id)
         if arrived.failure is not None:
             return None, arrived.failure, 0, None
-        delay_ns, num_tokens = self._peers.delay_ns(step.prev_worker, arrived.transit_ns), step.num_tokens
+        delay_ns = self._peers.delay_ns(step.prev_worker, arrived.transit_ns)
         if arrived.kept_layers is not None:
-            num_tokens = step.leading(step.sheds_from or 0).num_tokens
-        hidden = self._device.hidden_from_bytes(arrived.data, num_tokens)
+            entry.step = step = step.leading(step.sheds_from or 0)
+        hidden = self._device.hidden_from_bytes(arrived.data, step.num_tokens)
         return hidden, entry.failure, delay_ns, arrived.kept_layers
 
     def _hand_on(
@@ -494,7 +476,7 @@ class WorkerLoop:
             if next_worker in self._peers.parted:
                 return  # the next stage has lost the same link and ends the step there (rule 6), or is dead
             failure = failure or Failure(f"no link to worker {next_worker}, the next stage", next_worker)
-            self._emit(self._ended_early(step.step_id, failure))
+            self._emit(ended_early(step.step_id, failure))
             return
         self._peers.post(next_worker, activation)
 
@@ -512,10 +494,3 @@ class WorkerLoop:
 
 def _goes_to(command: _Command, worker: WorkerId) -> bool:
     return isinstance(command, ports.Transfer) and command.dst == worker
-
-
-def _copy_kind(command: ports.SendKV) -> Kind:
-    """Of a copy inside this worker."""
-    if not command.beside_steps:
-        return Kind.COPY
-    return Kind.COPY_OUT_BESIDE if command.to_host else Kind.COPY_IN_BESIDE
