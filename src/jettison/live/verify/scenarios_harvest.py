@@ -192,7 +192,7 @@ def _into_offline_steps(cluster: LocalCluster, setting: Setting, *, leaves: bool
         submit(cluster, [prompt], 3, index)
         if leaves:
             cluster.run(_kept_or_on(cluster))
-            if (kept := _kept(cluster)) is not None and index == len(prompts) - 2:
+            if (kept := _kept(cluster)) is not None and index % 3 == 0:
                 cluster.cancel(kept.rows[-1].state.request_id)
     return prompts
 
