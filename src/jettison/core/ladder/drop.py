@@ -16,14 +16,23 @@ from jettison.core.ladder.dropplans import DropPlanner, required_bytes
 from jettison.core.ladder.hooks import Calm
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.waysout import WaysOut
+from jettison.core.load.outlook import Outlook
+from jettison.core.moving.restoring import Restoring
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.policy.batching import BlockedBy
 from jettison.policy.merge import DropPlan, GroupMerge
+from jettison.policy.forecast import Arrangement, Forecast, Load, Plan, forecast
 from jettison.policy.overload import Assessment
 from jettison.policy.soonest import Way, is_worth_waiting_for
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
+ASK_EVERY_NS = NANOSECONDS // 10
+HORIZON_S = 10.0
+FITS = 0.43
+import math
+import os
+MARGIN = float(os.environ.get("DMARGIN", "0.3"))
 MOST_PLANS = 4
 """Plans that are made for one drop, each with shorter pipelines than the one before; mostly the second is accepted."""
 
@@ -51,6 +60,32 @@ class _Choice(NamedTuple):
     """Why the first plan was not accepted; None where it was."""
 
 
+class Question(NamedTuple):
+    outlook: Outlook
+    lengths: Mapping[GroupId, int]
+    tokens: float
+    load: Load
+    stay: Arrangement
+    staying: Forecast
+    ample: Forecast
+    dwell_s: float
+    now_ns: int
+
+    def gain(self, merges: Sequence[Sequence[GroupId]]) -> float:
+        """Request-seconds that these merges are forecast to save, less what makes them worth their risk."""
+        merged = {g for m in merges for g in m}
+        lengths = [length for g, length in self.lengths.items() if g not in merged]
+        lengths += [sum(self.lengths[g] for g in m) for m in merges]
+        tokens = self.tokens + self.outlook.copies_tokens(sum(len(m) - 1 for m in merges))
+        arrangement = self.outlook.arrangement(lengths, tokens)
+        assert arrangement is not None
+        dropping = forecast(self.load, Plan(arrangement, self.stay._replace(starts_s=self.dwell_s), FITS), HORIZON_S)
+        possible = max(0.0, self.staying.cost_request_s - self.ample.cost_request_s)
+        if os.environ.get("SHOW"):
+            print(f"{self.now_ns/1e9:.2f} {merges} stay {self.staying} drop {dropping} ample {self.ample.cost_request_s} n={len(self.load.running)}+{len(self.load.waiting)} {self.load.arrivals[:4]}")
+        return self.staying.cost_request_s - dropping.cost_request_s - MARGIN * possible
+
+
 @register
 class DropRung(Rung):
     """Decides when an overloaded group drops, and which groups merge with it. ``core.moving.moves`` carries on what it
@@ -67,6 +102,7 @@ class DropRung(Rung):
         self._state, self._loads, self._moves = means.state, means.loads, means.moves
         self._planner = DropPlanner(means.state, means.loads)
         self._ways = WaysOut(means)
+        self._asked_ns: dict[GroupId, int] = {}
 
     def worker_ids(self) -> Collection[WorkerId]:
         """The members of all merges under way; empty: none."""
@@ -93,13 +129,12 @@ class DropRung(Rung):
             monitor = self._loads.monitor(group)
             if monitor.awaits_tick:
                 continue
+            since = self._asked_ns.get(0)
+            if since is not None and now_ns - since < ASK_EVERY_NS:
+                continue
+            self._asked_ns[0] = now_ns
             assessment = self._assess(group, now_ns)
-            lasting_s = monitor.note_verdict(assessment.overloaded, assessment.declines, now_ns)
-            if assessment.overloaded:
-                if lasting_s >= self._state.params.overload.min_overloaded_s:
-                    yield from self._relieve(group, assessment, now_ns)
-            elif assessment.declines:
-                yield from self._decline(group, assessment, now_ns)
+            yield from self._relieve(group, assessment, now_ns)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
         """Carry an offer out: without a plan, have the group's restore called off; else have rungs below give way at
@@ -159,8 +194,10 @@ class DropRung(Rung):
         """Yield what would relieve an overloaded group: its restore called off, merges, or more memory. Where a sleeper
         will serve sooner, or a plan is not worth it, yield a record of that. Nothing while a move touches the group or
         its dwell time lasts. Where no plan relieves the group, none is made again before the next tick."""
-        if self._moves.restore_of(group) is not None:
-            yield DropOffer(groups=(group.group_id,), why=assessment.reason)
+        if (restore := self._moves.restore_of(group)) is not None:
+            question = self._question(now_ns, restore)
+            if question is not None and question.gain([[-1 - w for w in restore.worker_ids]]) > 0.0:
+                yield DropOffer(groups=(group.group_id,), why=assessment.reason)
             return
         if self._moves.is_moving(group) or not self._loads.has_dwelled(group, now_ns):
             return
@@ -174,7 +211,7 @@ class DropRung(Rung):
             g for g in self._state.groups.values()
             if g is group or (moving.isdisjoint(g.worker_ids) and self._loads.has_dwelled(g, now_ns))
         ]
-        overloaded = [g for g in free if g is group or self._is_overloaded(g, now_ns)]
+        overloaded = [g for g in free if g is group or g.group_id in self._loads.kept_out]
         required = required_bytes(self._state, overloaded, self._state.params.growth_factor)
         choice = self._choose(free, required, group, overloaded, assessment.gain_s, now_ns)
         plan, told = choice.plan, tuple[Record, ...]()
@@ -236,38 +273,43 @@ class DropRung(Rung):
         they relieve no queue, and their turn comes when one of them asks.
         """
         asking = {g.group_id: g for g in overloaded}
-        most_members: int | None = None
-        declined: Assessment | None = None
-        for _ in range(MOST_PLANS):
-            # Whether a merge is worth it depends on its length, and only a plan tells that. So the first plan is made
-            # without a bound, it is judged, and the next one is made within what was accepted.
+        shape, tried, most_members = self._state.shape, 0, (int(os.environ["MOSTM"]) if "MOSTM" in os.environ else None)
+        best: DropPlan | None = None
+        best_gain = 0.0
+        question = self._question(now_ns)
+        while question is not None and tried < MOST_PLANS:
+            tried += 1
             plan = self._planner.plan(free, required, asker.group_id, max_pull_s, most_members)
-            kept: list[GroupMerge] = []
-            refused: list[GroupMerge] = []
-            bounds: list[int] = []
-            for merge in plan.merges:
-                judges = self._judges(merge, asker, asking)
-                # No group in this merge is overloaded: it would relieve no queue now.
-                if not judges:
-                    continue
-                verdict = self._verdict(judges, len(merge.stages), now_ns)
-                if verdict.overloaded:
-                    kept.append(merge)
-                else:
-                    # Of all verdicts the first is told: it is on the plan that was wanted.
-                    declined = declined or verdict
-                    refused.append(merge)
-                    bounds.append(self._longest_accepted(judges, len(merge.stages), now_ns))
-            if not refused:
+            kept = [m for m in plan.merges if self._judges(m, asker, asking)]
+            kept.sort(key=lambda m: asker.group_id not in m.sources)
+            for count in {len(kept), (len(kept) + 1) // 2, 1} if kept else ():
+                part = plan.only(kept[:count], shape)
+                gain = question.gain([m.sources for m in part.merges])
+                if gain > best_gain:
+                    best, best_gain = part, gain
+            longest = max((len(m.stages) for m in plan.merges), default=0)
+            if longest <= 2:
                 break
-            # The planner takes one bound for all groups, so the shortest of the refused merges' bounds holds for all.
-            # It is below the length that was refused, so plans get shorter; what the last one still has refused goes.
-            most_members = min(bounds)
-        shape = self._state.shape
-        # Merges that no overloaded group asked for count as freed although they are left out: that memory is there
-        # for the asking, so it is no reason for more instances. Where no merge is kept, no memory is to be had at all.
-        freed = plan.freed_bytes - plan.only(refused, shape).freed_bytes if kept else 0
-        return _Choice(plan.only(kept, shape), required - freed, declined)
+            most_members = longest - 1
+        if best is None:
+            return _Choice(DropPlan((), 0, required), required, self._assess(asker, now_ns))
+        return _Choice(best, required - best.freed_bytes, None)
+
+    def _question(self, now_ns: int, restore: Restoring | None = None) -> Question | None:
+        """What merges would save the whole cluster: waiting requests go where there is room, so all groups are one
+        pool. None while step times are not known. ``restore``: taken to be over."""
+        outlook, groups = self._loads.outlook, list(self._state.groups.values())
+        apart = () if restore is None else restore.worker_ids
+        lengths = {g.group_id: len(g.stages) for g in groups if g.worker_ids[0] not in apart}
+        tokens = outlook.capacity_tokens(g for g in groups if g.group_id in lengths) + outlook.apart_tokens(apart)
+        lengths |= {-1 - w: 1 for w in apart}
+        stay = outlook.arrangement(list(lengths.values()), tokens)
+        if stay is None:
+            return None
+        load = outlook.load(groups)
+        staying = forecast(load, Plan(stay), HORIZON_S)
+        ample = forecast(load, Plan(stay._replace(capacity_tokens=math.inf)), HORIZON_S)
+        return Question(outlook, lengths, tokens, load, stay, staying, ample, self._state.params.restore.min_settled_s, now_ns)
 
     def _judges(
         self, merge: GroupMerge, asker: Group, asking: Mapping[GroupId, Group]
@@ -275,15 +317,3 @@ class DropRung(Rung):
         """The groups that say whether a merge is worth it: the asking one if it takes part, else all overloaded ones in
         it. Empty: none."""
         return [asker] if asker.group_id in merge.sources else [asking[g] for g in merge.sources if g in asking]
-
-    def _verdict(self, judges: Sequence[Group], num_stages: int, now_ns: int) -> Assessment:
-        """The assessment of a merge of so many stages: that of the first judge in favour, else that of the first
-        judge."""
-        verdicts = [self._loads.assess(g, now_ns, is_restoring=False, num_merged=num_stages) for g in judges]
-        return next((v for v in verdicts if v.overloaded), verdicts[0])
-
-    def _longest_accepted(self, judges: Sequence[Group], num_stages: int, now_ns: int) -> int:
-        """The most stages, fewer than ``num_stages``, that a judge accepts; 0: none. A pipeline is taken to keep up if
-        a longer one does: O(log) verdicts."""
-        shorter = range(1, num_stages)
-        return bisect_left(shorter, True, key=lambda num: not self._verdict(judges, num, now_ns).overloaded)

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from jettison.core.load.pullrates import PullRates
+from jettison.policy.forecast import Plan, forecast
+from jettison.core.ladder.drop import HORIZON_S, MARGIN
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ladder.splits import choose_split
 from jettison.core.moving.restoring import Restoring, fits, room_blocks, will_hold
@@ -25,6 +29,9 @@ from jettison.policy.restore import (
 )
 from jettison.types import WorkerId
 
+LATER_S = 1.0
+import os
+YMARGIN = float(os.environ.get("YMARGIN", "0.5"))
 _ROOM = "without offline work its load fits into its members again"
 
 
@@ -58,6 +65,15 @@ class CapOffer(Offer):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOffer(Offer):
     """A restore under way is to be called off, as a request needs the memory of all members."""
+
+
+class Comparison(NamedTuple):
+    """What alternatives to staying merged are forecast to save, in request-seconds."""
+
+    gain_request_s: float
+    """By restoring now and not later."""
+    yield_gain_request_s: float
+    """By emptying the memory for a restore."""
 
 
 @register
@@ -147,38 +163,61 @@ class RestoreRung(Rung):
             return
         if self._moves.is_moving(group):
             return
-        load, params = self._loads.merged_load(group, now_ns), self._state.params.restore
-        online = self._loads.without_offline(group, load) if self._gives_room else None
-        patient = replace(params, min_settled_s=self._loads.monitor(group).patience(params.min_settled_s))
         if (cap := group.blocks.caps.get(self.name)) is not None:
             if self._needs_merging(group):
                 yield CapOffer(groups=ids, why="a request needs all members' memory")
             elif group.blocks.num_used <= cap and not group.queues.moving:
                 yield RestoreOffer(groups=ids, why="compute binds, and its members have more of it apart")
             return
-        offer = self._restore(group, load, patient)
-        if offer is not None:
-            yield offer
-        elif online is not None and group.queues.holding_offline() and self._restore(
-            group, online, patient, without_offline=True
-        ):
-            yield RoomOffer(groups=ids, why=_ROOM)
-        elif should_yield(load, patient) and not self._needs_merging(group):
+        load = self._loads.merged_load(group, now_ns)
+        if load.settled_s < self._loads.monitor(group).patience(self._state.params.restore.min_settled_s):
+            return
+        found = self._compare(group)
+        if found is None:
+            return
+        gain = found.gain_request_s
+        if gain >= 0.0 and not load.num_waiting:
+            overflow = 0 if not load.recompute_block_s or gain <= 0.0 else int(
+                gain / (load.recompute_block_s * max(1, len(group.queues.running)))
+            )
+            if self._can_split(group):
+                yield RestoreOffer(groups=ids, why="its load fits into its members again")
+                return
+            if overflow and self._can_split(group, overflow):
+                why = "all but a little of its load fits into its members again"
+                yield RestoreOffer(groups=ids, why=why, max_overflow_blocks=overflow)
+                return
+            if self._gives_room and group.queues.holding_offline() and self._can_split(group, without_offline=True):
+                yield RoomOffer(groups=ids, why=_ROOM)
+                return
+        if found.yield_gain_request_s > 0.0 and not self._needs_merging(group):
             yield YieldOffer(groups=ids, why="compute binds", load=load)
 
-    def _restore(
-        self, group: Group, load: MergedLoad, params: RestoreParams, *, without_offline: bool = False
-    ) -> RestoreOffer | None:
-        """An offer to restore the group, if its load would fit into its members, or all but a little of it; else None.
-        ``without_offline``: offline requests do not count."""
-        ids = (group.group_id,)
-        if should_restore(load, params) and self._can_split(group, without_offline=without_offline):
-            return RestoreOffer(groups=ids, why="its load fits into its members again")
-        overflow_blocks = early_overflow_blocks(load, params)
-        if overflow_blocks is None or not self._can_split(group, overflow_blocks, without_offline=without_offline):
+    def _compare(self, group: Group) -> Comparison | None:
+        """What restoring now, and emptying the memory for a restore, are forecast to save over staying merged for
+        longer; None while step times are not known."""
+        outlook, members = self._loads.outlook, group.worker_ids
+        merged = outlook.arrangement([len(members)], outlook.capacity_tokens([group]))
+        # A long pipeline goes back by halves: a group of every second member has room for more while requests return.
+        parts = [1] * len(members) if len(members) < 4 else [(len(members) + 1) // 2, len(members) // 2]
+        apart_tokens = outlook.apart_tokens(members) + outlook.copies_tokens(len(members) - len(parts))
+        apart = outlook.arrangement(parts, apart_tokens)
+        room = self._fitting_blocks(group) * self._state.limits.block_size / apart_tokens
+        if merged is None or apart is None:
             return None
-        why = "all but a little of its load fits into its members again"
-        return RestoreOffer(groups=ids, why=why, max_overflow_blocks=overflow_blocks)
+        missing_bytes = self._state.shape.parameter_bytes * (len(members) - 1) / len(members)
+        takes_s = missing_bytes / PullRates(self._state).slowest(members)
+        load = outlook.load([group])
+        now = forecast(load, Plan(merged, apart._replace(starts_s=takes_s)), HORIZON_S)
+        later = forecast(load, Plan(merged, apart._replace(starts_s=takes_s + LATER_S), room), HORIZON_S)
+        emptied = forecast(load, Plan(merged, apart._replace(starts_s=takes_s), room, is_capped=True), HORIZON_S)
+        import os
+        if os.environ.get("SHOW"):
+            print(group.group_id, "now", now, "later", later, "yield", emptied)
+        return Comparison(
+            later.cost_request_s - now.cost_request_s,
+            later.cost_request_s - emptied.cost_request_s - YMARGIN * later.cost_request_s,
+        )
 
     def _reconsider(self, restore: Restoring, now_ns: int) -> Iterator[Offer]:
         """Yield offers for a restore whose members have not split yet: to call it off if a request needs all members,
@@ -193,11 +232,11 @@ class RestoreRung(Rung):
             return
         if self._gives_room and restore.lacks_offline_room:
             yield RoomOffer(groups=ids, why=_ROOM)
-        if not group.queues.waiting:
+        if not group.queues.waiting or restore.takes_queue_along:
             return
-        load = self._loads.merged_load(group, now_ns)
-        if not restore.takes_queue_along and should_yield(load, self._state.params.restore):
-            yield YieldOffer(groups=ids, why="compute binds", load=load)
+        found = self._compare(group)
+        if found is not None and found.yield_gain_request_s > 0.0:
+            yield YieldOffer(groups=ids, why="compute binds", load=self._loads.merged_load(group, now_ns))
 
     def _yield(self, group: Group, load: MergedLoad, now_ns: int) -> Record:
         """Cap the group's admission at what its members could hold apart; return the record of that."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,6 +35,9 @@ LEAST_FILL = 1e-3
 NUM_STAYS = 50
 """How many ended requests the mean stay remembers: it has to follow the load's own step times."""
 
+NUM_ANSWERS = 64
+"""How many answers' lengths are remembered one by one, for forecasts."""
+
 NUM_PROMPTS = 300
 """How many prompts the share of cached tokens remembers: sessions come and go."""
 
@@ -60,6 +64,8 @@ class TrafficMonitor:
     num_ended: int = 0
     mean_output_tokens: float = 0.0
     """Mean of about the last 200 answers."""
+    answers: deque[int] = field(default_factory=lambda: deque(maxlen=NUM_ANSWERS))
+    """Output tokens of the last ended requests."""
     num_stays: int = 0
     mean_stay_s: float | None = None
     """How long a block stays with a request, over the last ended ones: block-seconds over blocks given back (a block
@@ -85,6 +91,7 @@ class TrafficMonitor:
     def note_end(self, num_output_tokens: int) -> None:
         """Count a request that has ended, and take its output tokens into the mean over about the last 200 answers."""
         self.num_ended += 1
+        self.answers.append(num_output_tokens)
         self.mean_output_tokens += (num_output_tokens - self.mean_output_tokens) / min(self.num_ended, 200)
 
     def note_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
@@ -130,6 +137,29 @@ class TrafficMonitor:
         arrived_per_s, prompt_per_s = per_s(num_arrived, duration_ns), per_s(num_prompt_tokens, duration_ns)
         prompt_tokens = prompt_per_s / arrived_per_s * (1.0 - self.prefix_hit_share)
         return Traffic(arrived_per_s, prompt_tokens, self.mean_output_tokens)
+
+
+    def rates(self) -> tuple[float, float, float, float]:
+        """Requests a second in the last second; usually, as the mean of the middle half of the last seconds, so that a
+        burst among them does not count; for how many seconds they have come as lately; and mean prompt tokens, less the
+        share that the prefix cache spares. Zeros where none has come."""
+        whole = self._totals.changes(TRAFFIC_WINDOW_NS)
+        if whole is None or not whole[0][0]:
+            return 0.0, 0.0, 0.0, 0.0
+        seconds: list[float] = []
+        before, before_ns = 0, 0
+        for window_ns in range(SURGE_WINDOW_NS, TRAFFIC_WINDOW_NS + 1, SURGE_WINDOW_NS):
+            changes = self._totals.changes(window_ns)
+            if changes is None or changes[1] <= before_ns:
+                break
+            (num_arrived, _), duration_ns = changes
+            seconds.append(per_s(num_arrived - before, duration_ns - before_ns))
+            before, before_ns = num_arrived, duration_ns
+        middle = sorted(seconds)[len(seconds) // 4 : len(seconds) - len(seconds) // 4]
+        prompt = whole[0][1] / whole[0][0] * (1.0 - self.prefix_hit_share)
+        lately, usually = seconds[0], sum(middle) / len(middle)
+        lasted = next((i for i, rate in enumerate(seconds) if abs(rate - lately) > abs(rate - usually)), len(seconds))
+        return lately, usually, float(max(1, lasted)), prompt
 
 
 class BlockRates(NamedTuple):

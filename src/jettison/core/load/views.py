@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from jettison.core.load.answers import OfflineAnswers
 from jettison.core.load.computeloads import ComputeLoads
 from jettison.core.load.monitor import TRAFFIC_WINDOW_NS, GroupMonitor, Stays, TrafficMonitor
+from jettison.core.load.outlook import Outlook
 from jettison.core.load.samples import TickTimes
 from jettison.core.ports import RunStep
 from jettison.core.requests import RequestState
@@ -42,6 +43,8 @@ class Loads:
         self._num_dissolved = 0
         """Groups dissolved when monitors were last forgotten."""
         self.compute = ComputeLoads(state, self.traffic)
+        self.outlook = Outlook(state, self.traffic)
+        """What forecasts are made from."""
         self._waiting_since_ns: int | None = None
         """Since when online requests have waited without a break."""
 
