@@ -226,7 +226,8 @@ def _overload_sweep(document: Document) -> str:
             "worst_e2e_ratio", "drops", "needless_drops")  # fmt: skip
     rows = [[name, *(document[name][key] for key in keys)] for name in ("now", "beside") if name in document]
     return table(("rules", "cells", "memory binds", "share of these with half of the oracle's gain",
-                  "median share of the gain", "cells over 5 % slower", "slowest", "drops", "needless"), rows)  # fmt: skip
+                  "median share of the gain", "cells over 5 % slower", "slowest", "drops", "needless"),
+                 rows)  # fmt: skip
 
 
 @block("demo_day")

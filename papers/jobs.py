@@ -6,13 +6,13 @@ A job is text, so that it can be compared, kept and sent to another process; the
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jettison.core.params import ClusterParams
 from jettison.cost.hardware import HardwareProfile
+from jettison.policy.overload import Trigger
 from jettison.report.results import RunResult
 from jettison.sim.cluster import SimulatedCluster
 from jettison.sim.setup import ClusterSetup
@@ -137,12 +137,8 @@ def _with_host_link(profile: HardwareProfile, times: float) -> HardwareProfile:
 
 def without_guard(params: ClusterParams) -> ClusterParams:
     """KunServe's own trigger (v3 section 4.1): load above capacity with requests waiting, whatever compute says. The
-    policy's grace for heads that the next ending request may serve stays."""
-    overload = replace(
-        params.overload, min_gain_s=-math.inf, min_gain_ratio=0.0, max_prefill_fill=math.inf, max_compute_load=math.inf,
-        max_surge_compute_load=math.inf,
-    )
-    return replace(params, overload=overload)
+    grace for heads that the next ending request may serve stays."""
+    return replace(params, overload=replace(params.overload, trigger=Trigger.PRESSURE))
 
 
 def _ask_for_merges(cluster: SimulatedCluster, num_merges: int) -> None:

@@ -16,6 +16,8 @@ import pytest
 from fakes import BLOCK_SIZE, FakeCluster, Faults
 from neutral import NeutralLog
 
+from jettison.policy.overload import Trigger
+
 POLICIES = ("drop", "recompute", "swap", "migrate", "pipeline")
 
 GOLDEN: dict[tuple[str, int], str] = {
@@ -100,8 +102,8 @@ def schedule(policy: str, seed: int) -> FakeCluster:
         cluster.restart_at(worker, dies_ms + rng.uniform(40, 900))
     for worker in range(num_workers):  # in the end everybody is back
         cluster.restart_at(worker, at_ms + 2_000.0 + worker)
-    params, horizon_s = cluster.core.params, 0.0 if rng.random() < 0.6 else 1.0
-    cluster.core.reconfigure(replace(params, overload=replace(params.overload, horizon_s=horizon_s)))
+    params, trigger = cluster.core.params, rng.choice(list(Trigger))
+    cluster.core.reconfigure(replace(params, overload=replace(params.overload, trigger=trigger)))
     return cluster
 
 

@@ -16,6 +16,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from jettison.cost.stepwork import StepWork
@@ -307,7 +308,9 @@ class _Play:
             if not waiting[3]:
                 self.longest = max(self.longest, self.t - waiting[4])
         self.by_second += [self.cost] * (int(self.horizon_s) - len(self.by_second))
-        return Forecast(self.cost, self.without_first, self.longest, self.returns_s, tuple(self.by_second))
+        # A request that ended within a while was counted to the end of that, and taken off again.
+        seconds = tuple(accumulate(self.by_second, max))
+        return Forecast(self.cost, self.without_first, self.longest, self.returns_s, seconds)
 
 
 def forecast(load: Load, plan: Plan, horizon_s: float) -> Forecast:
