@@ -204,6 +204,9 @@ class OverloadConfig:
     check_interval_ms: int = config_key(
         100, int_from(1), "How often the monitor looks besides after each step.",
         name="overload_check_interval_ms", metavar="MS")
+    horizon_ms: int = config_key(
+        0, int_from(0), "How far ahead memory is foreseen to run out (1000 is the paper's); 0: only what waits counts.",
+        name="overload_horizon_ms", metavar="MS")
     dispatch: Dispatch = config_key(
         "freest", Choice(Dispatch), "Which instance or pipeline gets a new request. freest: of those with the fewest "
         "prompts ahead the one with the most free memory for each request; fewest-requests: the one with the fewest "

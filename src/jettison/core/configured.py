@@ -72,6 +72,7 @@ def cluster_params(
         static_pipeline=ladder.static_pipeline,
         overload=OverloadParams(
             trigger=Trigger(overload.trigger), min_blocked_s=overload.min_wait_ms / 1e3,
+            horizon_s=overload.horizon_ms / 1e3,
         ),
         dispatch=ORDERS[overload.dispatch],
         rebalance=overload.rebalance,

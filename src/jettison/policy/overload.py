@@ -30,6 +30,8 @@ class OverloadParams:
     trigger: Trigger = Trigger.FORECAST
     min_blocked_s: float = 0.05
     """Grace: a head blocked for less may be served by the next ending request."""
+    horizon_s: float = 0.0
+    """How far ahead memory is foreseen to run out (KunServe v1 section 4.3); 0: only a queue counts."""
     pipeline_efficiency: float = 0.85
     """Throughput of a pipeline of two over that of two instances, until one is measured; each doubling of its length
     costs as much again (``cost.predictor``)."""
@@ -78,3 +80,12 @@ def memory_binds(
         num_waiting > 0 and blocked_s is not None and blocked_s >= params.min_blocked_s
         and used_blocks + head_need_blocks > max(1, capacity_blocks)
     )  # fmt: skip
+
+
+def memory_will_bind(
+    used_blocks: int, demanded_blocks_per_s: float, released_blocks_per_s: float, capacity_blocks: int, horizon_s: float
+) -> bool:
+    """Whether memory runs out within ``horizon_s`` if demand (of arriving prompts and growing requests) and release go
+    on as they do. High usage alone is no reason."""
+    growth = demanded_blocks_per_s - released_blocks_per_s
+    return growth > 0.0 and used_blocks + growth * horizon_s > capacity_blocks

@@ -84,9 +84,14 @@ class DropRung(Rung):
         return [w for merge in self._moves.merges for w in merge.worker_ids]
 
     def decides_nothing_before(self, moment: Moment) -> Calm:
-        """Calm without end: only a queue that memory keeps out is a reason to look. No calm on ticks while a forecast's
-        outcome is counted."""
-        return Calm(0 if self._watch is not None and moment is Moment.TICK else None)
+        """Calm without end: only a queue that memory keeps out is a reason to look. No calm where settings look ahead,
+        nor on ticks while a forecast's outcome is counted."""
+        return Calm(0 if self._foresees or (self._watch is not None and moment is Moment.TICK) else None)
+
+    @property
+    def _foresees(self) -> bool:
+        """Whether settings have drops begin before memory runs out."""
+        return self._state.params.overload.horizon_s > 0.0
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
         """Yield offers for overloaded groups (merges, a restore to be called off, or more memory), and records of why a
@@ -96,7 +101,7 @@ class DropRung(Rung):
             self._watch.note(now_ns)
             if self._watch.is_over(now_ns):
                 yield from self._end_watch(now_ns)
-        for group_id in sorted(self._loads.kept_out):
+        for group_id in self._loads.pressed():
             group = self._state.groups.get(group_id)
             if group is None or not self._is_overloaded(group, now_ns) or self._loads.monitor(group).awaits_tick:
                 continue
@@ -129,11 +134,9 @@ class DropRung(Rung):
     # --- overload ---------------------------------------------------------------------------------------------
 
     def _is_overloaded(self, group: Group, now_ns: int) -> bool:
-        """Whether memory keeps the group's queue out, and has for long enough."""
-        return (
-            bool(group.queues.waiting) and group.head_blocked_by is BlockedBy.MEMORY
-            and self._loads.memory_binds(group, now_ns)
-        )  # fmt: skip
+        """Whether memory keeps the group's queue out, and has for long enough, or is foreseen to."""
+        is_blocked = bool(group.queues.waiting) and group.head_blocked_by is BlockedBy.MEMORY
+        return (is_blocked or self._foresees) and self._loads.memory_binds(group, now_ns)
 
     @property
     def _weighs(self) -> bool:

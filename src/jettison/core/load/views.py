@@ -19,7 +19,7 @@ from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.cost.stepwork import StepWork, last_stage_of, period_of, step_of
 from jettison.policy.exchange import ExchangeCosts
-from jettison.policy.overload import Pressure, memory_binds
+from jettison.policy.overload import Pressure, memory_binds, memory_will_bind
 from jettison.policy.refusal import predicted_wait_s
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
@@ -262,12 +262,24 @@ class Loads:
         return max(0.0, monitor.patience(self._state.params.drop_dwell_s) - (now_ns - since) / NANOSECONDS)
 
     def memory_binds(self, group: Group, now_ns: int) -> bool:
-        """Whether memory has kept the head of the group's queue out for long enough to count."""
-        monitor = self.monitor(group)
+        """Whether memory has kept the head of the group's queue out for long enough to count or, where settings look
+        ahead, will within their horizon."""
+        monitor, horizon_s = self.monitor(group), self._state.params.overload.horizon_s
+        rates = monitor.rates() if horizon_s > 0.0 else None
+        if rates is not None and memory_will_bind(
+            group.blocks.num_used, rates.demanded, rates.released, group.blocks.capacity, horizon_s
+        ):
+            return True
         return memory_binds(
             len(group.queues.waiting), group.blocks.num_used, monitor.head_need_blocks(group), group.blocks.capacity,
             monitor.blocked_s(now_ns), self._state.params.overload,
         )
+
+    def pressed(self) -> list[GroupId]:
+        """Ids of the groups that memory may bind, in order: those whose queue it keeps out; where settings look ahead,
+        all."""
+        foresees = self._state.params.overload.horizon_s > 0.0
+        return list(self._state.groups) if foresees else sorted(self.kept_out)
 
     def pressure(self, group: Group, now_ns: int) -> Pressure:
         """How hard memory presses on a group, and whether a drop was declined of late."""

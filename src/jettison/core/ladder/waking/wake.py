@@ -254,9 +254,9 @@ class WakeRung(Rung):
     # --- memory -----------------------------------------------------------------------------------------------
 
     def _pressed(self, now_ns: int) -> list[Group]:
-        """The groups whose queue memory keeps out, and that no move but a restore touches."""
+        """The groups whose queue memory keeps out, or is foreseen to, and that no move but a restore touches."""
         loads, moves = self.means.loads, self.means.moves
-        asked = [self._state.groups.get(g) for g in sorted(loads.kept_out)]
+        asked = [self._state.groups.get(g) for g in loads.pressed()]
         return [
             g for g in asked
             if g is not None and (not moves.is_moving(g) or moves.restore_of(g) is not None)
