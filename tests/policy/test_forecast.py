@@ -111,7 +111,7 @@ def test_cost_up_to_a_time_lies_between_the_seconds_about_it() -> None:
 
 
 requests = st.builds(
-    Seen, st.integers(1, 200), st.integers(1, 100), st.floats(1, 300), st.booleans(), st.just(0.0)
+    Seen, st.integers(1, 200), st.integers(1, 100), st.floats(1, 300), st.booleans()
 )
 
 
