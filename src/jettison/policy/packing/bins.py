@@ -38,6 +38,10 @@ class Item:
     """0 without a key."""
     grip: Grip = Grip.FREE
     bin: Bin | None = None
+    here: GroupId | None = None
+    """The device that holds its KV; None: not told."""
+    left_blocks: int = 0
+    """Blocks that ``here`` holds for it although it should live elsewhere."""
 
     @property
     def own_blocks(self) -> int:
@@ -63,6 +67,8 @@ class Bin:
     capacity: int
     is_taking: bool = True
     used: int = 0
+    leaving: int = 0
+    """Blocks that it still holds for requests that should live elsewhere."""
     loose: int = 0
     """Blocks that come free at least if all T and small requests that may be moved leave."""
     bigs: list[Item] = field(default_factory=list)
@@ -74,8 +80,13 @@ class Bin:
 
     @property
     def free(self) -> int:
-        """Blocks; negative where it is overfull."""
+        """Blocks that are free once all moves are made; negative where it is overfull."""
         return self.capacity - self.used
+
+    @property
+    def room(self) -> int:
+        """Blocks that are free now, while requests that should live elsewhere are still here."""
+        return self.free - self.leaving
 
     @property
     def category(self) -> SizeClass:

@@ -61,6 +61,10 @@ class PackingBook:
         self._is_unbounded = devices is None
         # The device closed last is opened first: it may still be warm.
         self._idle = dict.fromkeys(reversed(list(devices or ())))
+        self.left_at: defaultdict[GroupId, dict[RequestId, Item]] = defaultdict(dict)
+        """By device: requests whose KV it holds, and that should live elsewhere."""
+        self._leaving: defaultdict[GroupId, int] = defaultdict(int)
+        """By device: the blocks of these requests."""
         self._next_device = self._next_order = 0
         self._origins: dict[RequestId, GroupId | None] = {}
         self._opened: dict[GroupId, None] = {}
@@ -84,12 +88,50 @@ class PackingBook:
         """A device's bin, which is opened where it has none."""
         if device not in self.bins:
             self._idle.pop(device, None)
-            self.bins[device] = Bin(device, self.capacity, device not in self.away)
+            self.bins[device] = Bin(device, self.capacity, device not in self.away, leaving=self._leaving.get(device, 0))
             if device in self._closed:
                 del self._closed[device]
             else:
                 self._opened[device] = None
         return self.bins[device]
+
+    def closing(self) -> list[GroupId]:
+        """Devices that no request should live on and that hold KV of some, the fullest first."""
+        some = [device for device, num_blocks in self._leaving.items() if num_blocks and device in self._idle]
+        return sorted(some, key=lambda device: (-self._leaving[device], device))
+
+    def waited_for(self) -> list[Bin]:
+        """Bins of devices in use that have more room once requests have left that should live elsewhere."""
+        return [self.bins[device] for device, blocks in self._leaving.items() if blocks and device in self.bins]
+
+    def live_at(self, request_id: RequestId, device: GroupId) -> None:
+        """A request's KV is on this device from now on."""
+        item = self.items[request_id]
+        self._count_left(item, 0)
+        item.here = device
+        self._note_left(item)
+
+    def _note_left(self, item: Item) -> None:
+        """Count what a device holds for an item that should live elsewhere, and no more what it has given up."""
+        if item.here is not None:
+            is_home = item.bin is not None and item.bin.device == item.here
+            self._count_left(item, 0 if is_home else item.own_blocks)
+
+    def _count_left(self, item: Item, num_blocks: int) -> None:
+        if item.here is None or item.left_blocks == num_blocks:
+            return
+        device = item.here
+        self._leaving[device] += num_blocks - item.left_blocks
+        item.left_blocks = num_blocks
+        if num_blocks:
+            self.left_at[device][item.request_id] = item
+        else:
+            self.left_at[device].pop(item.request_id, None)
+        if not self.left_at[device]:
+            del self.left_at[device], self._leaving[device]
+        if device in self.bins:
+            self.bins[device].leaving = self._leaving.get(device, 0)
+            self.reindex(self.bins[device])
 
     def set_taking(self, device: GroupId, is_taking: bool) -> None:
         """A device is packed from now on, or is not; one that was not known is idle."""
@@ -106,8 +148,10 @@ class PackingBook:
 
     def make(self, operation: Arrive) -> Item:
         """An arrival's item, on no device yet."""
-        request_id, num_blocks, _, key, shared, grip = operation
-        item = Item(request_id, num_blocks, self._next_order, size_class(num_blocks, self.capacity), grip=grip)
+        request_id, num_blocks, _, key, shared, grip, here = operation
+        item = Item(
+            request_id, num_blocks, self._next_order, size_class(num_blocks, self.capacity), grip=grip, here=here
+        )
         if key is not None and shared:
             item.share_key, item.shared_blocks = (key, shared), shared
         self._next_order += 1
@@ -126,6 +170,7 @@ class PackingBook:
                 left.add(bin_.device)
                 if not bin_.num_requests:
                     self._close(bin_)
+            self._count_left(item, 0)
         self._reindex_all(left)
 
     def put(self, item: Item, bin_: Bin) -> None:
@@ -133,6 +178,7 @@ class PackingBook:
         bin_.put(item)
         if item.share_key is not None:
             self.by_key[item.share_key][bin_.device] = None
+        self._note_left(item)
         self.reindex(bin_)
 
     def take(self, item: Item) -> Bin:
@@ -141,6 +187,7 @@ class PackingBook:
         assert bin_ is not None
         self._origins.setdefault(item.request_id, bin_.device)
         self._take(item, bin_)
+        self._note_left(item)
         if bin_.num_requests:
             self.reindex(bin_)
         else:
@@ -158,6 +205,7 @@ class PackingBook:
         for item, num_blocks in resizes:
             assert item.bin is not None
             item.bin.resize(item, num_blocks)
+            self._note_left(item)
             touched.add(item.bin.device)
         self._reindex_all(touched)
         return touched
@@ -274,6 +322,9 @@ class OnBook:
     """The queries that every ``Packer`` with a book answers from it."""
 
     book: PackingBook
+
+    def live_at(self, request_id: RequestId, device: GroupId) -> None:
+        self.book.live_at(request_id, device)
 
     @property
     def active(self) -> tuple[GroupId, ...]:

@@ -56,6 +56,9 @@ class Arrive(NamedTuple):
     shared_blocks: int = 0
     grip: Grip = Grip.FREE
     """Whether it may be moved, from the beginning."""
+    here: GroupId | None = None
+    """The device that holds its KV, which may be another than ``device`` while its move is owed; None: not told, and
+    moves are taken to be done at once."""
 
 
 class Depart(NamedTuple):
@@ -168,6 +171,9 @@ class Packer(Protocol):
 
     def pin(self, request_id: RequestId, grip: Grip) -> None:
         """Say whether a request may be moved from now on. Raises KeyError."""
+
+    def live_at(self, request_id: RequestId, device: GroupId) -> None:
+        """Say which device holds a request's KV from now on. Raises KeyError."""
 
     def set_taking(self, device: GroupId, is_taking: bool) -> None:
         """Say whether a device is packed: a merged group, a sleeping or draining device takes and gives nothing."""

@@ -87,6 +87,12 @@ class Desired:
         empty = (self.devices() - self.active()) & groups.keys()
         return frozenset(g for g in empty if not groups[g].queues.serves_online and not groups[g].queues.waiting)
 
+    def spares(self) -> list[GroupId]:
+        """Ids of the packed groups where no online request should live, those first where some do."""
+        groups = self._cluster.groups
+        empty = (self.devices() - self.active()) & groups.keys()
+        return sorted(empty, key=lambda g: (not groups[g].queues.serves_online, g))
+
     def num_needed(self) -> int:
         """Groups that the packings and requests kept out of them take, at least as many as arriving prompts take."""
         cluster, num_active = self._cluster, sum(len(pool.packer.active) for pool in self._pools.values())
@@ -151,6 +157,11 @@ class Desired:
         worst-fit: they are preempted, and computed again elsewhere. Raises StopIteration for any other group."""
         packer = next(pool.packer for pool in self._pools.values() if group_id in pool.devices)
         return bool(getattr(packer, "migrates", True))
+
+    @property
+    def moves_running(self) -> bool:
+        """Whether the packers of all pools let running requests migrate."""
+        return all(getattr(pool.packer, "migrates", True) for pool in self._pools.values())
 
     def is_saturated(self, group_id: GroupId) -> bool:
         """Whether a packed group's pool is so full that moves save no group. Raises StopIteration for others."""
@@ -428,9 +439,10 @@ class Desired:
 
     # --- arrivals ---------------------------------------------------------------------------------------------
 
-    def place(self, state: RequestState) -> GroupId | None:
+    def place(self, state: RequestState, *, only_in_use: bool = False) -> GroupId | None:
         """The group that the packing chooses for a newcomer, if it would get its first token in time there and memory
-        is free; else another group in use. None: no packed group takes it, or packing could empty none."""
+        is free; else another group in use. ``only_in_use``: that one at once. None: no packed group takes it, or
+        packing could empty none."""
         self._leave_ended()
         if not self._pools:
             self._update_pools()
@@ -454,10 +466,10 @@ class Desired:
                 pool.prefixes.leave(state.request_id)
                 continue
             device = pool.packer.device_of(state.request_id)
-            if not self.takes(device, state):
+            if only_in_use or not self.takes(device, state):
                 pool.batch.append(Depart(state.request_id))
                 self._seats.apply(pool)
-                others = [d for d in pool.packer.active if self.takes(d, state)]
+                others = [d for d in self._in_use(pool) if self.takes(d, state)]
                 if not others:
                     pool.prefixes.leave(state.request_id)
                     continue
@@ -465,8 +477,14 @@ class Desired:
                 pool.batch.append(arrival(state.request_id, size, pool, device))
                 self._seats.apply(pool)
             self._seats.take(state.request_id, pool, device, size)
+            pool.packer.live_at(state.request_id, device)
             return device
         return None
+
+    def _in_use(self, pool: Pool) -> set[GroupId]:
+        """A pool's groups where some online request should live, or does."""
+        groups = self._cluster.groups
+        return {*pool.packer.active, *(d for d in pool.devices if d in groups and groups[d].queues.serves_online)}
 
     def _leave_ended(self) -> None:
         """Take the seats of requests that have ended in touched groups away."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -99,7 +99,8 @@ class PackRung(Rung):
         self._state, self._loads, self._migrations = means.state, means.loads, means.migrations
         self.desired = Desired(means.state, means.loads, means.moves, means.migrations)
         self._reliefs = Reliefs(
-            means.state, means.loads, means.migrations, self.desired.may_relieve, self.desired.growth_blocks
+            means.state, means.loads, means.migrations, self.desired.may_relieve, self.desired.growth_blocks,
+            self.closed,
         )
         self._relieving: set[RequestId] = set()
         """Requests of its migrations that make room for the head of a queue."""
@@ -160,6 +161,13 @@ class PackRung(Rung):
         """Ids of the packed groups where no online request should live, and none lives or waits."""
         return self.desired.closed()
 
+    def shut(self) -> Set[GroupId]:
+        """The closed groups, while relief opens them for every queue that memory keeps out; else empty."""
+        kept_out = [self._state.groups.get(group_id) for group_id in self._loads.kept_out]
+        if not all(group is None or self.desired.may_relieve(group) for group in kept_out):
+            return frozenset()
+        return self.closed() if self.pressure() in (None, KEPT_OUT) and self.desired.moves_running else frozenset()
+
     def gauges(self) -> Mapping[str, float]:
         """Groups ("devices") needed and used, moves owed, share of blocks used, and groups lost to refused moves."""
         num_used, share_used = self.desired.used()
@@ -175,11 +183,12 @@ class PackRung(Rung):
         self.desired.note_touched(group_ids)
 
     def place(self, state: RequestState) -> GroupId | None:
-        """The group in which a newcomer is to be queued; None, for dispatch to choose: it is offline, memory is short,
-        or the packing has no group for it."""
-        if state.is_offline or self.pressure() is not None:
+        """The group in which a newcomer is to be queued; None, for dispatch to choose: it is offline, the packing has
+        no group for it, or memory is short and no group in use takes it."""
+        pressure = None if state.is_offline else self.pressure()
+        if state.is_offline or pressure not in (None, KEPT_OUT):
             return None
-        return self.desired.place(state)
+        return self.desired.place(state, only_in_use=pressure is not None)
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
@@ -317,11 +326,13 @@ class PackRung(Rung):
         for o in owed:
             by_pool[o.source.blocks.capacity].append(o)
         for capacity, moves in by_pool.items():
-            spares = sorted(d for d in self.desired.closed() if groups[d].blocks.capacity == capacity)
+            spares = [d for d in self.desired.spares() if groups[d].blocks.capacity == capacity]
             yield from self._ordered_with(moves, spares)
 
     def _ordered_with(self, owed: Sequence[Owed], spares: Sequence[GroupId]) -> Iterator[Owed]:
-        """Yield the moves of one pool that have room now, perhaps in a spare group; others are to be computed again."""
+        """Yield the moves of one pool that have room now. In a circle of moves for which none has room, the requests of
+        a group that lacks room go by way of a spare group, or are to be computed again; others wait for a better day.
+        """
         groups = self._state.groups
         by_id = {o.state.request_id: o for o in owed}
         devices = {g.group_id for o in owed for g in (o.source, o.destination)}.union(spares)
@@ -333,6 +344,9 @@ class PackRung(Rung):
             if step.wave > 0:
                 return
             o = by_id[step.move.request_id]
+            is_aside = step.way is not MoveMode.LIVE or step.move.destination != o.destination.group_id
+            if is_aside and not self._lacks_room(o.source):
+                continue
             if step.way is MoveMode.LIVE:
                 yield o._replace(destination=groups[step.move.destination])
             else:

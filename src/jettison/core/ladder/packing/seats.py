@@ -121,6 +121,7 @@ class Seats:
             self.here[seat.group_id].discard(seat.request_id)
             self.here[group_id].add(seat.request_id)
             seat.group_id = group_id
+            seat.pool.packer.live_at(seat.request_id, group_id)
 
     def grip(self, seat: Seat, grip: Grip) -> None:
         """Note whether the packing may move the request of this seat from now on. The packer is not told."""
@@ -164,11 +165,12 @@ def arrival(request_id: RequestId, num_blocks: int, pool: Pool, device: GroupId 
     where it lives already; None: the packing chooses one."""
     shared = pool.prefixes.shared(request_id)
     if shared is None:
-        return Arrive(request_id, num_blocks, device)
-    return Arrive(request_id, num_blocks, device, shared.key, min(shared.num_blocks, num_blocks))
+        return Arrive(request_id, num_blocks, device, here=device)
+    return Arrive(request_id, num_blocks, device, shared.key, min(shared.num_blocks, num_blocks), here=device)
 
 
 def arrival_again(seat: Seat, device: GroupId) -> Arrive:
     """The operation by which a request that has a seat comes to its packing once more, to live in the given group, with
     its present grip."""
-    return arrival(seat.request_id, seat.num_blocks, seat.pool, device)._replace(grip=seat.grip)
+    again = arrival(seat.request_id, seat.num_blocks, seat.pool, device)
+    return again._replace(grip=seat.grip, here=seat.group_id)
