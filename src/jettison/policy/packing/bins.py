@@ -21,6 +21,9 @@ Prefix: TypeAlias = "tuple[ShareKey, int]"
 """A key and the blocks that it stands for: requests that name one key with unlike lengths share nothing."""
 
 
+WHOLE = 6
+"""Sixths of a device."""
+
 _ORDER, _SIZE = attrgetter("order"), attrgetter("num_blocks")
 
 
@@ -102,10 +105,18 @@ class Bin:
         """How many of its requests are of this class: S, M or L."""
         return sum(item.size_class is size_class for item in self.bigs)
 
+    def weight(self) -> int:
+        """Its M and S as sixths of a device: an M is a half, an S a third (Theorem 2)."""
+        return 3 * self.count(SizeClass.M) + 2 * self.count(SizeClass.S)
+
     def is_complete(self) -> bool:
-        """Two M, three S, or an L (properties 1, 2 and 4 of Theorem 1)."""
-        category = self.category
-        return category is SizeClass.L or self.count(category) >= (2 if category is SizeClass.M else 3)
+        """An L, or M and S that weigh a device: two M, three S, or an M that has grown out of three S and still fits
+        (properties 1, 2 and 4 of Theorem 1)."""
+        return self.category is SizeClass.L or self.weight() >= WHOLE
+
+    def is_mixed(self) -> bool:
+        """One M and one S: less than a device, and neither belongs beside the other."""
+        return self.category is SizeClass.M and self.count(SizeClass.S) > 0 and self.weight() < WHOLE
 
     def blocks_of(self, item: Item) -> int:
         """Blocks that the item would add."""
@@ -190,16 +201,12 @@ class Bin:
         return chosen
 
     def surplus(self) -> list[Item]:
-        """Bigs that break the rules for one device: beside an L belongs only one M or S that fits with it, and M and S
-        do not share a device."""
+        """Bigs that break the rules for one device: beside an L belongs only one M or S that fits with it, and an M and
+        an S alone do not share a device."""
+        if self.category is not SizeClass.L:
+            return [item for item in self.bigs if item.size_class is SizeClass.S] if self.is_mixed() else []
         bigs = sorted(self.bigs, key=lambda item: (-item.grip, -item.num_blocks, item.order))
-        large = next((item for item in bigs if item.size_class is SizeClass.L), None)
-        if large is not None:
-            rest = [item for item in bigs if item is not large]
-            kept = next((i for i in rest if i.num_blocks + large.num_blocks <= self.capacity), None)
-            return [item for item in rest if item is not kept]
-        of_m = [item for item in bigs if item.size_class is SizeClass.M]
-        of_s = [item for item in bigs if item.size_class is SizeClass.S]
-        if of_m and of_s:
-            return of_m if len(of_m) == 1 and len(of_s) > 1 else of_s
-        return []
+        large = next(item for item in bigs if item.size_class is SizeClass.L)
+        rest = [item for item in bigs if item is not large]
+        kept = next((i for i in rest if i.num_blocks + large.num_blocks <= self.capacity), None)
+        return [item for item in rest if item is not kept]

@@ -30,6 +30,8 @@ MIDDLES = "middles"
 """M and S that may be moved, on M- and S-devices, by size."""
 PARTIAL = {SizeClass.M: "one M", SizeClass.S: "fewer than three S"}
 """M- and S-devices that lack a request of their class, by free blocks."""
+MIXED = "one M and one S"
+"""Devices with these."""
 ENDLESS = 1 << 62
 
 
@@ -43,7 +45,9 @@ def index_entries(bin_: Bin) -> tuple[Entry, ...]:
         if len(bin_.bigs) == 1:
             entries.append((SINGLES, (bin_.room + bin_.loose, bin_.device)))
         return tuple(entries)
-    if not bin_.is_complete():
+    if bin_.is_mixed():
+        entries.append((MIXED, (bin_.device,)))
+    elif not bin_.is_complete():
         entries.append((PARTIAL[bin_.category], room))
     entries += [(MIDDLES, (item.num_blocks, item.order)) for item in bin_.bigs if item.is_free]
     return tuple(entries)
@@ -276,6 +280,7 @@ class Packing(OnBook):
         their numbers rises), then fewer T lie on T-devices, then fewer T-devices are not filled."""
         while (
             self._pair_with_large()
+            or self._part_mixed()
             or self._complete(SizeClass.M)
             or self._complete(SizeClass.S)
             or self._fill_others()
@@ -301,6 +306,18 @@ class Packing(OnBook):
             return False
         self._move_to(bin_, [item])
         return True
+
+    def _part_mixed(self) -> bool:
+        """Properties 1 and 2: the S of a device with one M and one S goes to its like."""
+        for (device,) in list(self.book.indices[MIXED]):
+            bin_ = self.book.bins[device]
+            free = [item for item in bin_.surplus() if item.is_free]
+            for item in free:
+                self._displace([item], self.book.take(item))
+            self._place_displaced()
+            if free and not bin_.is_mixed():
+                return True
+        return False
 
     def _complete(self, size_class: SizeClass) -> bool:
         """Properties 1 and 2: of two devices that lack a request of the class, the one with fewer gives one to the
