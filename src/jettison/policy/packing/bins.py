@@ -45,6 +45,8 @@ class Item:
     """The device that holds its KV; None: not told."""
     left_blocks: int = 0
     """Blocks that ``here`` holds for it although it should live elsewhere."""
+    growth_blocks: int = 0
+    """Blocks by which it grows in the time for which a device that gives requests away should have room."""
 
     @property
     def own_blocks(self) -> int:
@@ -72,6 +74,8 @@ class Bin:
     used: int = 0
     leaving: int = 0
     """Blocks that it still holds for requests that should live elsewhere."""
+    growth: int = 0
+    """Blocks by which its requests grow together in that time."""
     loose: int = 0
     """Blocks that come free at least if all T and small requests that may be moved leave."""
     bigs: list[Item] = field(default_factory=list)
@@ -125,6 +129,7 @@ class Bin:
     def put(self, item: Item) -> None:
         """Add the item, whatever room there is."""
         self.used += self.blocks_of(item)
+        self.growth += item.growth_blocks
         if item.share_key is not None:
             self.sharers[item.share_key] = self.sharers.get(item.share_key, 0) + 1
         if item.is_big:
@@ -141,6 +146,7 @@ class Bin:
             if not self.sharers[item.share_key]:
                 del self.sharers[item.share_key]
         self.used -= self.blocks_of(item)
+        self.growth -= item.growth_blocks
         if item.is_big:
             self.bigs.remove(item)
         else:
@@ -148,8 +154,10 @@ class Bin:
             self.loose -= item.own_blocks if item.is_free else 0
         item.bin = None
 
-    def resize(self, item: Item, num_blocks: int) -> None:
-        """Give the item another size, and the class of that size."""
+    def resize(self, item: Item, num_blocks: int, growth_blocks: int) -> None:
+        """Give the item another size, the class of that size, and another growth."""
+        self.growth += growth_blocks - item.growth_blocks
+        item.growth_blocks = growth_blocks
         present = size_class(num_blocks, self.capacity)
         if item.is_big or present >= SizeClass.S:
             self.take(item)
@@ -166,15 +174,18 @@ class Bin:
         return self._cut([item for item in self.fillers.values() if item.grip is Grip.FREE], limit)
 
     def victims(self) -> list[Item]:
-        """The requests that leave an overfull bin: of the fillers the smallest that suffices, or a unit; else the
-        smallest big, unless it is alone. Held requests leave after free ones of their kind; empty where no request may
-        leave."""
+        """The requests that leave an overfull bin: of the fillers the smallest that leaves room for the growth of the
+        others, else the smallest that suffices, or a unit; else the smallest big, unless it is alone. Held requests
+        leave after free ones of their kind; empty where no request may leave."""
         lacking = self.used - self.capacity
+        # No more than a T: the device would be below 3/4 otherwise, and take requests again.
+        for_growth = min(lacking + self.growth, max(lacking, self.capacity // 4))
         for grip in (Grip.FREE, Grip.HELD):
             fillers = [item for item in self.fillers.values() if item.grip is grip]
-            if enough := [item for item in fillers if item.num_blocks - item.shared_blocks >= lacking]:
-                smallest = min(map(_SIZE, enough))
-                return [max((item for item in enough if item.num_blocks == smallest), key=_ORDER)]
+            for needed in (for_growth, lacking):
+                if enough := [item for item in fillers if item.own_blocks >= needed]:
+                    smallest = min(map(_SIZE, enough))
+                    return [max((item for item in enough if item.num_blocks == smallest), key=_ORDER)]
             if fillers:
                 return self._cut(fillers, self.capacity // 4)
         bigs = [item for item in self.bigs if item.grip is not Grip.PINNED]

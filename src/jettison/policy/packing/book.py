@@ -35,8 +35,7 @@ class BookChanges(NamedTuple):
     """A batch by kind."""
 
     departs: list[Item]
-    resizes: list[tuple[Item, int]]
-    """With their new blocks."""
+    resizes: list[tuple[Item, Resize]]
     arrivals: list[Arrive]
 
 
@@ -148,9 +147,10 @@ class PackingBook:
 
     def make(self, operation: Arrive) -> Item:
         """An arrival's item, on no device yet."""
-        request_id, num_blocks, _, key, shared, grip, here = operation
+        request_id, num_blocks, _, key, shared, grip, here, growth = operation
         item = Item(
-            request_id, num_blocks, self._next_order, size_class(num_blocks, self.capacity), grip=grip, here=here
+            request_id, num_blocks, self._next_order, size_class(num_blocks, self.capacity), grip=grip, here=here,
+            growth_blocks=growth,
         )
         if key is not None and shared:
             item.share_key, item.shared_blocks = (key, shared), shared
@@ -199,12 +199,12 @@ class PackingBook:
         if item.share_key is not None and item.share_key not in bin_.sharers:
             del self.by_key[item.share_key][bin_.device]
 
-    def resize(self, resizes: Iterable[tuple[Item, int]]) -> set[GroupId]:
+    def resize(self, resizes: Iterable[tuple[Item, Resize]]) -> set[GroupId]:
         """Resize items where they are; returns their devices. The indices are updated once a device."""
         touched: set[GroupId] = set()
-        for item, num_blocks in resizes:
+        for item, (_, num_blocks, growth_blocks) in resizes:
             assert item.bin is not None
-            item.bin.resize(item, num_blocks)
+            item.bin.resize(item, num_blocks, growth_blocks)
             self._note_left(item)
             touched.add(item.bin.device)
         self._reindex_all(touched)
@@ -255,16 +255,15 @@ class PackingBook:
     def check(self, batch: Sequence[Operation]) -> BookChanges:
         """The operations by kind; raises KeyError and ValueError as ``Packer.apply`` says, having changed nothing."""
         departs: list[Item] = []
-        resizes: list[tuple[Item, int]] = []
+        resizes: list[tuple[Item, Resize]] = []
         arrivals: list[Arrive] = []
         gone: set[RequestId] = set()
         coming: set[RequestId] = set()
         for operation in batch:
             if isinstance(operation, Resize):
-                request_id, num_blocks = operation
-                item = self.items[request_id]
-                self._check_size(num_blocks, item.shared_blocks)
-                resizes.append((item, num_blocks))
+                item = self.items[operation.request_id]
+                self._check_size(operation.num_blocks, item.shared_blocks)
+                resizes.append((item, operation))
             elif isinstance(operation, Depart):
                 departs.append(self.items[operation.request_id])
                 gone.add(operation.request_id)

@@ -12,6 +12,11 @@ from jettison.policy.packing.types import Resize
 from jettison.types import RequestId
 
 
+SLACK = 2.0
+"""Reserves of growth for which a device that overflows makes room. In the fluid model of MELL's figures one saves a
+tenth of the moves, two save a sixth for 1 % more devices, and three save no more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReserveParams:
     """How far a reserve looks ahead."""
@@ -44,6 +49,12 @@ def reserved_blocks(
     return max(num_blocks, min(most, math.ceil(num_blocks + blocks_per_s * params.ahead_s)))
 
 
+def growth_blocks(blocks_per_s: float, params: ReserveParams) -> int:
+    """Blocks by which a request grows while ``SLACK`` reserves of it are used up: what a device that overflows should
+    have left for it, so that the next reserves do not overflow it once more."""
+    return math.ceil(SLACK * blocks_per_s * params.ahead_s)
+
+
 def plan_resizes(rows: Iterable[Growing], capacity: int, params: ReserveParams) -> list[Resize]:
     """Resizes for requests that use their reserve up before the next epoch is over: so the packing crosses a class
     limit before the request does. No size shrinks: a request only grows."""
@@ -52,5 +63,5 @@ def plan_resizes(rows: Iterable[Growing], capacity: int, params: ReserveParams) 
         if num_blocks + blocks_per_s * epoch_s > reserved:
             size = reserved_blocks(num_blocks, blocks_per_s, capacity, params)
             if size > reserved:
-                resizes.append(Resize(request_id, size))
+                resizes.append(Resize(request_id, size, growth_blocks(blocks_per_s, params)))
     return resizes

@@ -59,6 +59,8 @@ class Arrive(NamedTuple):
     here: GroupId | None = None
     """The device that holds its KV, which may be another than ``device`` while its move is owed; None: not told, and
     moves are taken to be done at once."""
+    growth_blocks: int = 0
+    """Blocks by which it grows in the time for which a device that gives requests away should have room afterwards."""
 
 
 class Depart(NamedTuple):
@@ -72,6 +74,8 @@ class Resize(NamedTuple):
 
     request_id: RequestId
     num_blocks: int
+    growth_blocks: int = 0
+    """As of ``Arrive``."""
 
 
 Operation: TypeAlias = Arrive | Depart | Resize

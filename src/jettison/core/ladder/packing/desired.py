@@ -308,7 +308,7 @@ class Desired:
         ]
         resizes = plan_resizes(rows, pool.capacity, params)
         for resize in resizes:
-            self._seats.resize(by_id[resize.request_id], resize.num_blocks)
+            self._seats.resize(by_id[resize.request_id], resize)
         pool.batch += resizes
         self._growths.arm(seats, states, group)
 
@@ -411,10 +411,11 @@ class Desired:
     def _take_seat(self, state: RequestState, pool: Pool, group: Group) -> Seat:
         """Give the request a new seat in the group where it is; the packer learns of it with the next plan."""
         held, rate = held_blocks(self._cluster.limits, state), self._growths.rates[group.group_id]
-        num_blocks = size_of(self._cluster, state, pool.capacity, held, rate)
+        size = size_of(self._cluster, state, pool.capacity, held, rate)
         self._join(state, pool, group)
-        pool.batch.append(arrival(state.request_id, num_blocks, pool, group.group_id))
-        return self._seats.take(state.request_id, pool, group.group_id, num_blocks)
+        arrive = arrival(pool, size, group.group_id)
+        pool.batch.append(arrive)
+        return self._seats.take(arrive, pool, group.group_id)
 
     def _join(self, state: RequestState, pool: Pool, group: Group) -> None:
         """Take the request into the prefixes of its pool (``group``: any of it), before its arrival. Another request
@@ -461,7 +462,8 @@ class Desired:
             if group is None:
                 continue
             self._join(state, pool, group)
-            pool.batch.append(arrival(state.request_id, size, pool))
+            arrive = arrival(pool, size)
+            pool.batch.append(arrive)
             if state.request_id in self._seats.apply(pool):
                 pool.prefixes.leave(state.request_id)
                 continue
@@ -474,9 +476,9 @@ class Desired:
                     pool.prefixes.leave(state.request_id)
                     continue
                 device = min(others, key=lambda d: (self._cluster.groups[d].blocks.num_free, d))
-                pool.batch.append(arrival(state.request_id, size, pool, device))
+                pool.batch.append(arrive._replace(device=device))
                 self._seats.apply(pool)
-            self._seats.take(state.request_id, pool, device, size)
+            self._seats.take(arrive, pool, device)
             pool.packer.live_at(state.request_id, device)
             return device
         return None

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from jettison.core.ladder.packing.prefixes import Prefixes
-from jettison.policy.packing.types import Arrive, Depart, Grip, Operation, Packer
+from jettison.policy.packing.types import Arrive, Depart, Grip, Operation, Packer, Resize
 from jettison.types import GroupId, RequestId
 
 
@@ -66,6 +66,8 @@ class Seat:
     """Its size in the packing: with a reserve."""
     number: int
     """Its place in the order in which requests came to the packings."""
+    growth_blocks: int = 0
+    """As of ``Arrive``."""
     grip: Grip = Grip.FREE
     held_until_ns: int = 0
     armed: int = 0
@@ -95,11 +97,14 @@ class Seats:
         """The seat of a request; None: it has none."""
         return self.by_id.get(request_id)
 
-    def take(self, request_id: RequestId, pool: Pool, group_id: GroupId, num_blocks: int) -> Seat:
-        """Give a request a new seat in a pool, and return it. The packer is not told."""
+    def take(self, arrive: Arrive, pool: Pool, group_id: GroupId) -> Seat:
+        """Give a request that arrives in a pool a new seat there, and return it. The packer is not told."""
+        request_id = arrive.request_id
         self._next_number += 1
-        seat = self.by_id[request_id] = Seat(request_id, pool, group_id, num_blocks, self._next_number)
-        pool.num_reserved += num_blocks
+        seat = self.by_id[request_id] = Seat(
+            request_id, pool, group_id, arrive.num_blocks, self._next_number, arrive.growth_blocks
+        )
+        pool.num_reserved += arrive.num_blocks
         self.here[group_id].add(request_id)
         self.astray.add(request_id)
         return seat
@@ -129,10 +134,10 @@ class Seats:
         for some, belongs in ((self.held, grip is Grip.HELD), (self.restless, grip is not Grip.FREE)):
             (some.add if belongs else some.discard)(seat.request_id)
 
-    def resize(self, seat: Seat, num_blocks: int) -> None:
-        """Set the size of a seat, in blocks. The packer is not told."""
-        seat.pool.num_reserved += num_blocks - seat.num_blocks
-        seat.num_blocks = num_blocks
+    def resize(self, seat: Seat, resize: Resize) -> None:
+        """Set the size of a seat. The packer is not told."""
+        seat.pool.num_reserved += resize.num_blocks - seat.num_blocks
+        seat.num_blocks, seat.growth_blocks = resize.num_blocks, resize.growth_blocks
 
     def in_order(self, request_ids: Iterable[RequestId]) -> list[Seat]:
         """The seats of those of these requests that have one, in the order in which they came to the packings."""
@@ -160,17 +165,18 @@ class Seats:
         assert self.restless == {r for r, seat in self.by_id.items() if seat.grip is not Grip.FREE}, "restless"
 
 
-def arrival(request_id: RequestId, num_blocks: int, pool: Pool, device: GroupId | None = None) -> Arrive:
-    """The operation by which a request comes to a pool's packing, with the prefix that it shares. ``device``: the group
-    where it lives already; None: the packing chooses one."""
-    shared = pool.prefixes.shared(request_id)
-    if shared is None:
-        return Arrive(request_id, num_blocks, device, here=device)
-    return Arrive(request_id, num_blocks, device, shared.key, min(shared.num_blocks, num_blocks), here=device)
+def arrival(pool: Pool, size: Resize, device: GroupId | None = None) -> Arrive:
+    """The operation by which a request of this size comes to a pool's packing, with the prefix that it shares.
+    ``device``: the group where it lives already; None: the packing chooses one."""
+    request_id, num_blocks, growth = size
+    arrive = Arrive(request_id, num_blocks, device, here=device, growth_blocks=growth)
+    if (shared := pool.prefixes.shared(request_id)) is None:
+        return arrive
+    return arrive._replace(share_key=shared.key, shared_blocks=min(shared.num_blocks, num_blocks))
 
 
 def arrival_again(seat: Seat, device: GroupId) -> Arrive:
     """The operation by which a request that has a seat comes to its packing once more, to live in the given group, with
     its present grip."""
-    again = arrival(seat.request_id, seat.num_blocks, seat.pool, device)
+    again = arrival(seat.pool, Resize(seat.request_id, seat.num_blocks, seat.growth_blocks), device)
     return again._replace(grip=seat.grip, here=seat.group_id)
