@@ -288,7 +288,9 @@ def unlike(*full_blocks: int, head_room: float = 0.05) -> FakeCluster:
 
 
 @pytest.mark.parametrize("spare_blocks", [60, 200])
-def test_two_that_change_places_pass_through_a_spare_of_their_own_pool_alone(spare_blocks: int) -> None:
+def test_two_that_change_places_wait_or_pass_through_a_spare_of_their_own_pool(
+    spare_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = unlike(60, 60, spare_blocks)
     placed_by_hand(cluster, {"a": 0, "b": 1})
     for name in ("a", "b"):
@@ -297,7 +299,11 @@ def test_two_that_change_places_pass_through_a_spare_of_their_own_pool_alone(spa
     rung, groups = rung_of(cluster), cluster.core.groups
     rung.desired.refresh(cluster.now)
     a, b = (cluster.core.state.requests[name] for name in ("a", "b"))
-    moves = list(rung._ordered([Owed(a, groups[0], groups[1]), Owed(b, groups[1], groups[0])]))
+    circle = [Owed(a, groups[0], groups[1]), Owed(b, groups[1], groups[0])]
+    assert not list(rung._ordered(circle)) and not rung._leaving, "no group lacks room"
+    monkeypatch.setattr(rung, "_lacks_room", lambda group: True)
+    moves = list(rung._ordered(circle))
+    monkeypatch.undo()
     by_way = {o.destination.group_id for o in moves}
     assert by_way == ({2} if spare_blocks == 60 else set()), "else one is computed again"
     assert bool(rung._leaving) == (spare_blocks != 60)

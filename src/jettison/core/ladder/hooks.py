@@ -197,8 +197,8 @@ class Ticks(Protocol):
 
 
 HOOKS = (
-    Admits, Places, Opens, GivesRoom, HearsUnmet, Scales, SendsCopies, Lags, Sleeps, Gauges, Occupies, Ends, Notes, Checks,
-    Ticks,
+    Admits, Places, Opens, GivesRoom, HearsUnmet, Scales, SendsCopies, Lags, Sleeps, Gauges, Occupies, Ends, Notes,
+    Checks, Ticks,
 )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeAlias
 
-from jettison.policy.packing.types import Grip, ShareKey, SizeClass, size_class
+from jettison.policy.packing.types import Grip, ShareKey, SizeClass, Work, size_class
 from jettison.types import GroupId, RequestId
 
 Entry: TypeAlias = "tuple[str, tuple[int, ...]]"
@@ -71,6 +71,8 @@ class Bin:
     device: GroupId
     capacity: int
     is_taking: bool = True
+    work: Work | None = None
+    """What its steps have time for; None: for anything."""
     used: int = 0
     leaving: int = 0
     """Blocks that it still holds for requests that should live elsewhere."""
@@ -92,8 +94,18 @@ class Bin:
 
     @property
     def room(self) -> int:
-        """Blocks that are free now, while requests that should live elsewhere are still here."""
-        return self.free - self.leaving
+        """Blocks that it takes now, while requests that should live elsewhere are still here."""
+        return self._room_beside(self.used + self.leaving)
+
+    @property
+    def room_later(self) -> int:
+        """Blocks that it takes once all moves are made."""
+        return self._room_beside(self.used)
+
+    def _room_beside(self, num_blocks: int) -> int:
+        """Blocks that memory and steps leave to one more request beside so many."""
+        free = self.capacity - num_blocks
+        return free if self.work is None else min(free, self.work.room(self.num_requests, num_blocks))
 
     @property
     def category(self) -> SizeClass:

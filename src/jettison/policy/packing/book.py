@@ -23,6 +23,7 @@ from jettison.policy.packing.types import (
     Plan,
     Resize,
     SizeClass,
+    Work,
     num_multi_items,
     size_class,
 )  # fmt: skip
@@ -46,6 +47,8 @@ class PackingBook:
         self, capacity: int, entries: Callable[[Bin], tuple[Entry, ...]], devices: Iterable[GroupId] | None
     ) -> None:
         self.capacity = capacity
+        self.work: Work | None = None
+        """What a device's steps have time for; None: for anything."""
         self.items: dict[RequestId, Item] = {}
         self.bins: dict[GroupId, Bin] = {}
         """In the order in which they were opened."""
@@ -87,12 +90,20 @@ class PackingBook:
         """A device's bin, which is opened where it has none."""
         if device not in self.bins:
             self._idle.pop(device, None)
-            self.bins[device] = Bin(device, self.capacity, device not in self.away, leaving=self._leaving.get(device, 0))
+            is_taking, leaving = device not in self.away, self._leaving.get(device, 0)
+            self.bins[device] = Bin(device, self.capacity, is_taking, self.work, leaving=leaving)
             if device in self._closed:
                 del self._closed[device]
             else:
                 self._opened[device] = None
         return self.bins[device]
+
+    def bound_work(self, work: Work | None) -> None:
+        """What a device's steps have time for from now on."""
+        self.work = work
+        for bin_ in self.bins.values():
+            bin_.work = work
+            self.reindex(bin_)
 
     def closing(self) -> list[GroupId]:
         """Devices that no request should live on and that hold KV of some, the fullest first."""

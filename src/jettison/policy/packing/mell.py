@@ -17,7 +17,7 @@ from itertools import islice
 
 from jettison.policy.packing.bins import Bin, Entry, Item
 from jettison.policy.packing.book import OnBook, PackingBook
-from jettison.policy.packing.types import Arrive, Grip, Operation, PackingParams, Plan, SizeClass
+from jettison.policy.packing.types import Arrive, Grip, Operation, PackingParams, Plan, SizeClass, Work
 from jettison.types import GroupId, RequestId
 
 ROOMS = "rooms"
@@ -84,6 +84,11 @@ class Packing(OnBook):
     def set_taking(self, device: GroupId, is_taking: bool) -> None:
         self.book.set_taking(device, is_taking)
         self._dirty.add(device)
+
+    def bound_work(self, work: Work | None) -> None:
+        """Have no device take a request for which its steps have no time, from now on; None: time is no bound. A device
+        that has more already keeps it."""
+        self.book.bound_work(work)
 
     def apply(self, batch: Sequence[Operation]) -> Plan:
         """See ``Packer``. In the paper's order (section VI.C, operation batching): departures, growth, arrivals; an
@@ -217,8 +222,8 @@ class Packing(OnBook):
         """The device in use that will have the least room that suffices for the unit, by the table, once requests have
         left that should live elsewhere already; None: none will."""
         item, num_blocks = unit[0], _total(unit)
-        fitting = [b for b in self.book.waited_for() if b.is_taking and b.free >= num_blocks and _suits(item, b)]
-        return min(fitting, key=lambda b: (b.free, b.device), default=None)
+        fitting = [b for b in self.book.waited_for() if b.is_taking and b.room_later >= num_blocks and _suits(item, b)]
+        return min(fitting, key=lambda b: (b.room_later, b.device), default=None)
 
     def _reopen(self, unit: list[Item], source: Bin | None) -> Bin | None:
         """A place for the unit once a device that is being emptied is in use again, and has those of its requests back
@@ -230,13 +235,13 @@ class Packing(OnBook):
             bin_ = self.book.bin_of(device)
             back = [i for i in self.book.left_at[device].values() if i.grip is not Grip.PINNED and i.bin is not None]
             for item in sorted(back, key=_largest_first):
-                if bin_.free >= item.num_blocks:
+                if bin_.room_later >= item.num_blocks:
                     self.book.take(item)
                     self.book.put(item, bin_)
             chosen = self._choose(unit, source)
             if chosen is not None:
                 return chosen
-            if bin_.free >= _total(unit) and (not bin_.num_requests or _suits(unit[0], bin_)):
+            if bin_.room_later >= _total(unit) and (not bin_.num_requests or _suits(unit[0], bin_)):
                 return bin_
         return None
 

@@ -12,11 +12,6 @@ from jettison.policy.packing.types import Resize
 from jettison.types import RequestId
 
 
-SLACK = 2.0
-"""Reserves of growth for which a device that overflows makes room. In the fluid model of MELL's figures one saves a
-tenth of the moves, two save a sixth for 1 % more devices, and three save no more."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReserveParams:
     """How far a reserve looks ahead."""
@@ -50,9 +45,9 @@ def reserved_blocks(
 
 
 def growth_blocks(blocks_per_s: float, params: ReserveParams) -> int:
-    """Blocks by which a request grows while ``SLACK`` reserves of it are used up: what a device that overflows should
-    have left for it, so that the next reserves do not overflow it once more."""
-    return math.ceil(SLACK * blocks_per_s * params.ahead_s)
+    """Blocks by which a request grows while its next reserve is used up: what a device that overflows should have left
+    for it, so that it does not overflow again at once. (Twice as much saves no more moves where they take time.)"""
+    return math.ceil(blocks_per_s * params.ahead_s)
 
 
 def plan_resizes(rows: Iterable[Growing], capacity: int, params: ReserveParams) -> list[Resize]:

@@ -121,6 +121,25 @@ class Plan:
         return sum(move.num_blocks for move in self.moves)
 
 
+class Work(NamedTuple):
+    """The second dimension of a device: what its requests add to the time of a step, in nanoseconds (beyond MELL, whose
+    devices have memory alone)."""
+
+    per_request: int
+    per_block: int
+    most: int
+    """What all of them may add together."""
+
+    def room(self, num_requests: int, num_blocks: int) -> int:
+        """Blocks that one more request may have beside so many requests with so many blocks; below 1: none fits."""
+        left = self.most - self.per_request * (num_requests + 1) - self.per_block * num_blocks
+        return left // max(1, self.per_block) if left >= 0 else 0
+
+    def is_about(self, other: Work | None) -> bool:
+        """Whether the other is the same to a tenth, so that no device has to be looked at anew."""
+        return other is not None and all(10 * abs(a - b) <= max(a, b) for a, b in zip(self, other, strict=True))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priorities:
     """Weights of the qualities that make a device a better destination (MELL, section VI.C). For an arrival there is no

@@ -28,6 +28,7 @@ from jettison.core.ladder.movekinds import choose_kinds
 from jettison.core.ladder.packing.desired import Desired, Owed
 from jettison.core.ladder.packing.packprices import worth_of
 from jettison.core.ladder.packing.relief import Reliefs
+from jettison.core.ladder.packing.told import Told
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.migrations import may_go
 from jettison.core.moving.passage import Passage
@@ -45,9 +46,6 @@ EARLY_STEPS = 16
 
 LEAST_EPOCHS = 0.1
 """Least part of an epoch before the next one, however short of memory groups are: moves have to take effect first."""
-
-LOST_S = 10.0
-"""Seconds between two counts of the groups that refused moves cost: each packs all requests anew."""
 
 KEPT_OUT = "memory keeps the head of a queue out"
 """The pressure that moves can do something about."""
@@ -119,14 +117,8 @@ class PackRung(Rung):
         """By request: epochs in which neither link nor destination had room for its move."""
         self._leaving: dict[RequestId, tuple[GroupId, Preemption]] = {}
         """By request that is to be computed again elsewhere as soon as no step has it: the group, and why."""
-        self._refused: dict[RequestId, tuple[float, float]] = {}
-        """By request whose move the last epoch refused: what the move costs and saves, device-seconds."""
         self._num_owed = 0
-        self._num_lost = 0
-        """Groups that refused moves cost when they were counted last."""
-        self._lost_due_ns = 0
-        """The time from which on they are counted again."""
-        self._last_told: Mapping[str, object] = {}
+        self._told = Told(self.desired)
 
     @property
     def _params(self) -> PackParams:
@@ -174,7 +166,7 @@ class PackRung(Rung):
         return {
             "devices_needed": self.desired.num_needed(), "devices_used": num_used,
             "packing_owed": self._num_owed, "packing_utilisation": share_used,
-            "packing_lost": self._num_lost,
+            "packing_lost": self._told.num_lost,
         }
 
     def note_touched(self, group_ids: Collection[GroupId]) -> None:
@@ -256,7 +248,7 @@ class PackRung(Rung):
         owed = list(self.desired.owed())
         begun: Counter[str] = Counter()
         if is_new:
-            self._refused.clear()
+            self._told.refused.clear()
             known = {o.state.request_id for o in owed}
             self._retry_ns = {r: at_ns for r, at_ns in self._retry_ns.items() if r in known}
             self._num_waited = Counter({r: n for r, n in self._num_waited.items() if r in known})
@@ -267,16 +259,8 @@ class PackRung(Rung):
                 yield offer
         self._num_owed = sum(1 for o in self.desired.owed() if not self._migrations.is_moving(o.state))
         if is_new:
-            self._count_lost(now_ns)
+            self._told.count_lost(now_ns)
             yield from self._tell(pressure, begun, is_early, now_ns)
-
-    def _count_lost(self, now_ns: int) -> None:
-        """Count the groups that refused moves cost, if it is time; 0 where no move is refused."""
-        if not self.desired.refuses():
-            self._num_lost = 0
-        elif now_ns >= self._lost_due_ns:
-            self._num_lost = self.desired.num_lost()
-            self._lost_due_ns = now_ns + round(LOST_S * NANOSECONDS)
 
     def _offers(self, owed: Sequence[Owed], now_ns: int) -> Iterator[PackOffer]:
         """Yield owed moves that can begin now. Where a packer does not migrate, note requests to be computed again."""
@@ -312,7 +296,7 @@ class PackRung(Rung):
                 worthy += moves
                 continue
             refused += [o.state.request_id for o in moves]
-            self._refused |= {o.state.request_id: (worth.cost_s, worth.saved_s) for o in moves}
+            self._told.refused |= {o.state.request_id: (worth.cost_s, worth.saved_s) for o in moves}
         if refused:
             self._state.counters.packing_refused += len(refused)
             self.desired.hold(refused, now_ns + round(self._params.held_s * NANOSECONDS))
@@ -494,20 +478,12 @@ class PackRung(Rung):
     def _tell(self, pressure: str | None, begun: Counter[str], is_early: bool, now_ns: int) -> Iterator[Record]:
         """Yield the record of an epoch, unless it began nothing and came to the same as the last one."""
         gauges = self.gauges()
-        told: dict[str, object] = {
+        yield from self._told.epoch({
             "needed": gauges["devices_needed"], "used": gauges["devices_used"], "closed": sorted(self.closed()),
             "queued": begun[How.QUEUED], "migrated": begun[How.MIGRATED], "owed": self._num_owed,
-            "lost": self._num_lost, "utilisation": round(gauges["packing_utilisation"], 4), "pressure": pressure,
+            "lost": self._told.num_lost, "utilisation": round(gauges["packing_utilisation"], 4), "pressure": pressure,
             "early": is_early,
-        }
-        if self._refused:
-            told["refused"] = [
-                {"request": r, "cost_device_s": cost_s, "saved_device_s": saved_s}
-                for r, (cost_s, saved_s) in sorted(self._refused.items())
-            ]
-        if {k: v for k, v in told.items() if k != "utilisation"} != self._last_told or begun:
-            self._last_told = {k: v for k, v in told.items() if k != "utilisation"}
-            yield Record("packed", now_ns, told)
+        }, now_ns, is_news=bool(begun))
 
     def check(self) -> None:
         """The books of the desired placement agree. Raises AssertionError otherwise."""

@@ -30,6 +30,8 @@ class Pool:
     """Blocks of each group."""
     head_room: int
     """Blocks of each group that packing leaves free."""
+    closes: bool = False
+    """Whether requests move only to empty a group, or out of one that overflows: else they are all held."""
     devices: set[GroupId] = field(default_factory=set)
     batch: list[Operation] = field(default_factory=list)
     """Operations for the next plan."""
@@ -82,9 +84,9 @@ class Seats:
         self.here: defaultdict[GroupId, set[RequestId]] = defaultdict(set)
         """By group: the requests whose ``Seat.group_id`` it is."""
         self.held: set[RequestId] = set()
-        """The requests with a ``Seat.grip`` of HELD."""
+        """The requests that are held because their move costs more than it saves."""
         self.restless: set[RequestId] = set()
-        """The requests with a ``Seat.grip`` other than FREE."""
+        """These, and the requests that cannot move now: nothing tells when that is over."""
         self.astray: set[RequestId] = set()
         """The requests that may live elsewhere than they should; some have arrived since."""
         self._next_number = 0
@@ -128,10 +130,11 @@ class Seats:
             seat.group_id = group_id
             seat.pool.packer.live_at(seat.request_id, group_id)
 
-    def grip(self, seat: Seat, grip: Grip) -> None:
-        """Note whether the packing may move the request of this seat from now on. The packer is not told."""
-        seat.grip = grip
-        for some, belongs in ((self.held, grip is Grip.HELD), (self.restless, grip is not Grip.FREE)):
+    def grip(self, seat: Seat, grip: Grip, *, lasts: bool = False) -> None:
+        """Note whether the packing may move the request of this seat from now on. The packer is not told. ``lasts``: it
+        need not be looked at again for that, and is not held for the price of its move."""
+        seat.grip, is_held = grip, grip is Grip.HELD and not lasts
+        for some, belongs in ((self.held, is_held), (self.restless, is_held or grip is Grip.PINNED)):
             (some.add if belongs else some.discard)(seat.request_id)
 
     def resize(self, seat: Seat, resize: Resize) -> None:
@@ -161,8 +164,9 @@ class Seats:
         """The sets agree with the seats. Raises AssertionError otherwise."""
         for request_id, seat in self.by_id.items():
             assert seat.request_id == request_id and request_id in self.here[seat.group_id], seat
-        assert self.held == {r for r, seat in self.by_id.items() if seat.grip is Grip.HELD}, "held"
-        assert self.restless == {r for r, seat in self.by_id.items() if seat.grip is not Grip.FREE}, "restless"
+        assert self.held <= {r for r, seat in self.by_id.items() if seat.grip is Grip.HELD}, "held"
+        pinned = {r for r, seat in self.by_id.items() if seat.grip is Grip.PINNED}
+        assert self.restless == self.held | pinned, "restless"
 
 
 def arrival(pool: Pool, size: Resize, device: GroupId | None = None) -> Arrive:
