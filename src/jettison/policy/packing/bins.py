@@ -98,14 +98,20 @@ class Bin:
         return self._room_beside(self.used + self.leaving)
 
     @property
+    def room_for_big(self) -> int:
+        """The same where T and small requests make room for an S or M. They leave for want of memory alone."""
+        return self._room_beside(self.used + self.leaving, self.loose)
+
+    @property
     def room_later(self) -> int:
         """Blocks that it takes once all moves are made."""
         return self._room_beside(self.used)
 
-    def _room_beside(self, num_blocks: int) -> int:
-        """Blocks that memory and steps leave to one more request beside so many."""
-        free = self.capacity - num_blocks
-        return free if self.work is None else min(free, self.work.room(self.num_requests, num_blocks))
+    def _room_beside(self, num_blocks: int, loose: int = 0) -> int:
+        """Blocks that memory and steps leave to one more request beside so many; ``loose``: of these, blocks of
+        requests that leave for it."""
+        free = self.capacity - num_blocks + loose
+        return free if self.work is None else self.work.room(self.num_requests, num_blocks, free)
 
     @property
     def category(self) -> SizeClass:

@@ -43,7 +43,7 @@ def index_entries(bin_: Bin) -> tuple[Entry, ...]:
     entries: list[Entry] = [(ROOMS, room)]
     if bin_.category is SizeClass.L:
         if len(bin_.bigs) == 1:
-            entries.append((SINGLES, (bin_.room + bin_.loose, bin_.device)))
+            entries.append((SINGLES, (bin_.room_for_big, bin_.device)))
         return tuple(entries)
     if bin_.is_mixed():
         entries.append((MIXED, (bin_.device,)))
@@ -247,7 +247,7 @@ class Packing(OnBook):
 
     def _room(self, bin_: Bin) -> int:
         """Blocks for an M or S. T and small requests give way only while there is a device for them to go to."""
-        return bin_.room + (bin_.loose if self.book.can_open() else 0)
+        return bin_.room_for_big if self.book.can_open() else bin_.room
 
     def _partial(self, size_class: SizeClass) -> list[Bin]:
         return [self.book.bins[device] for _, device in self.book.indices[PARTIAL[size_class]]]

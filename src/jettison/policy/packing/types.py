@@ -130,10 +130,13 @@ class Work(NamedTuple):
     most: int
     """What all of them may add together."""
 
-    def room(self, num_requests: int, num_blocks: int) -> int:
-        """Blocks that one more request may have beside so many requests with so many blocks; below 1: none fits."""
+    def room(self, num_requests: int, num_blocks: int, most: int) -> int:
+        """Blocks that one more request may have beside so many requests with so many blocks, at most ``most``; below 1:
+        none fits."""
         left = self.most - self.per_request * (num_requests + 1) - self.per_block * num_blocks
-        return left // max(1, self.per_block) if left >= 0 else 0
+        if left < 0:
+            return min(0, most)
+        return min(most, left // self.per_block) if self.per_block else most
 
     def is_about(self, other: Work | None) -> bool:
         """Whether the other is the same to a tenth, so that no device has to be looked at anew."""
