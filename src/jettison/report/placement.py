@@ -209,21 +209,19 @@ def packer_for(
     return makers[name](params, None if num_devices is None else range(num_devices))
 
 
-def place(
-    demand: Demand, packer: Packer, *, batched: bool = True, holds: bool = False, closes_every: int | None = None
-) -> Placed:
-    """Replay the epochs. Without ``batched`` each operation is a batch of its own, at its time (MELL, Fig. 13).
-    ``holds``: a running request is moved only where its device overflows, never to pack better. ``closes_every``: after
-    every so many epochs requests are also moved where that closes a device."""
+def place(demand: Demand, packer: Packer, *, holds: bool = False, closes_every: int | None = None) -> Placed:
+    """Replay the epochs. ``holds``: a running request is moved only where its device overflows, never to pack better.
+    ``closes_every``: after every so many epochs requests are also moved where that closes a device
+    (``--packing-gather close``)."""
     devices: list[int] = []
     moves: list[tuple[PackMove, ...]] = []
     num_items = num_recomputed = num_overfull = 0
     for batch in demand.batches:
-        plans = [packer.apply(part) for part in ([batch] if batched else [[operation] for operation in batch])]
-        moves.append(tuple(move for plan in plans for move in plan.moves))
-        num_items += sum(plan.num_item_moves for plan in plans)
-        num_recomputed += sum(len(plan.recomputed) for plan in plans)
-        num_overfull += len(plans[-1].overfull) if plans else 0
+        plan = packer.apply(batch)
+        moves.append(plan.moves)
+        num_items += plan.num_item_moves
+        num_recomputed += len(plan.recomputed)
+        num_overfull += len(plan.overfull)
         for operation in batch if holds else ():
             if isinstance(operation, Arrive):
                 packer.pin(operation.request_id, Grip.HELD)

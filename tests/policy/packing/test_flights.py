@@ -12,7 +12,7 @@ from packing_util import CAPACITY, MIXES, in_batches, placement, random_operatio
 from test_mell import check
 
 from jettison.policy.packing.mell import Packing
-from jettison.policy.packing.types import Arrive, Depart, Grip, Operation, PackingParams, Resize
+from jettison.policy.packing.types import Arrive, Depart, Grip, Operation, PackingParams
 
 PARAMS = PackingParams(capacity=CAPACITY)
 
@@ -86,7 +86,7 @@ def test_the_books_say_what_devices_still_hold_and_once_all_have_moved_theorem_1
 
 @given(st.integers(0, 1 << 30), st.sampled_from(sorted(MIXES)))
 @settings(max_examples=100)
-def test_a_newcomer_goes_where_there_is_room_now_or_will_be_on_a_device_that_holds_requests(seed: int, mix: str) -> None:
+def test_a_newcomer_goes_where_there_is_room_or_to_a_device_that_holds_requests(seed: int, mix: str) -> None:
     rng, slow = random.Random(seed), Slow()
     for operation in random_operations(rng, mix, 80, grows=False):
         held, in_use = slow.held(), {*slow.packer.active, *slow.packer.book.closing()}
