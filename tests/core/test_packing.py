@@ -289,11 +289,11 @@ def test_running_requests_make_room_for_a_head_that_no_instance_has_room_for() -
 
 def test_a_head_that_memory_keeps_out_opens_no_instance_while_those_in_use_can_make_room() -> None:
     cluster = packed(workers=3, full_blocks=400)
-    placed_by_hand(cluster, {f"r{i}": i % 2 for i in range(4)} | {"large": 0})
-    for i in range(4):
-        cluster.submit(f"r{i}", tokens(i, 420), 200, ignore_eos=True)
+    placed_by_hand(cluster, {f"r{i}": i % 2 for i in range(6)} | {"large": 0})
+    for i in range(6):  # two of class M and a small one each: none of them has to move
+        cluster.submit(f"r{i}", tokens(i, 600 if i < 4 else 80), 200, ignore_eos=True)
     core, rung, state = cluster.core, rung_of(cluster), cluster.core.state
-    cluster.run(stop=lambda: len(state.requests) == 4 and all(s.num_output for s in state.requests.values()))
+    cluster.run(stop=lambda: len(state.requests) == 6 and all(s.num_output for s in state.requests.values()))
     frees = [core.groups[g].blocks.num_free for g in (0, 1)]
     cluster.submit("large", tokens(9, (max(frees) + 8) * BLOCK_SIZE), 2, cluster.now / MS + 1)
     cluster.run(stop=lambda: "large" in state.requests)
