@@ -308,8 +308,10 @@ def main() -> None:
             document["rows"].append(serve(arm, setup, load, kept["right"], args.round))
             keep(args.json, document, *LIVE)
     print_rows(with_ratios(document["rows"]), COLUMNS, "times in ms")
-    gaps = [gap | {"arm": row["arm"]} for row in document["rows"] for gap in row.get("long_gaps", ())]
-    print_rows(gaps, ("arm", "request", "at_s", "gap_ms", "step_ms", "stop_ms", "told"))
-    judged = judge_devices(document["rows"]) if document["plan"].get("shape") == "twelve" else []
-    print_verdicts(judge(document["rows"], SHAPES[document["plan"].get("shape", "four")].most_busy) + judged)
+    shape = SHAPES[document["plan"].get("shape", "four")]
+    if shape.most_busy is not None:
+        gaps = [gap | {"arm": row["arm"]} for row in document["rows"] for gap in row.get("long_gaps", ())]
+        print_rows(gaps, ("arm", "request", "at_s", "gap_ms", "step_ms", "stop_ms", "told"))
+    judged = judge_devices(document["rows"]) if shape.memory is not None else []
+    print_verdicts(judge(document["rows"], shape.most_busy) + judged)
     return None

@@ -50,8 +50,7 @@ class PackParams:
     """Of ``PackingParams``."""
     gather: Gather = Gather.SETTLE
     saves_idle: bool = False
-    """An emptied device counts as saved even where it stays awake: somebody else gets it (MELL terminates idle
-    devices)."""
+    """An emptied device counts as saved even where it stays awake: it is given back (MELL terminates idle devices)."""
     priorities: Priorities = field(default_factory=Priorities)
     prices: PriceParams = field(default_factory=PriceParams)
     retry_s: float = 1.0

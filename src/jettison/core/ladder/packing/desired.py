@@ -158,11 +158,6 @@ class Desired:
         packer = next(pool.packer for pool in self._pools.by_size.values() if group_id in pool.devices)
         return bool(getattr(packer, "migrates", True))
 
-    @property
-    def moves_running(self) -> bool:
-        """Whether the packers of all pools let running requests migrate."""
-        return all(getattr(pool.packer, "migrates", True) for pool in self._pools.by_size.values())
-
     def is_saturated(self, group_id: GroupId) -> bool:
         """Whether a packed group's pool is so full that moves save no group. Raises StopIteration for others."""
         return next(pool.is_saturated for pool in self._pools.by_size.values() if group_id in pool.devices)

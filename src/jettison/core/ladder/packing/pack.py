@@ -10,8 +10,9 @@ Every epoch, and at once where a group is about to run out of memory, the desire
                                   it is computed again where it should live
 
 Under pressure none of these begins: memory is for requests that wait. Where memory keeps the head of a queue out,
-running requests make room for it (``policy.relief``), if together the groups have room. Newcomers go where the packing
-wants them, without pressure and while packing could empty a group at all.
+running requests make room for it (``policy.relief``), if the groups in use have room together; else an empty group is
+taken into use, and only by this rung. Newcomers go where the packing wants them, without pressure and while packing
+could empty a group at all.
 """
 
 from __future__ import annotations
@@ -155,10 +156,10 @@ class PackRung(Rung):
 
     def shut(self) -> Set[GroupId]:
         """The closed groups, while relief opens them for every queue that memory keeps out; else empty."""
-        kept_out = [self._state.groups.get(group_id) for group_id in self._loads.kept_out]
-        if not all(group is None or self.desired.may_relieve(group) for group in kept_out):
+        kept_out = [group for g in self._loads.kept_out if (group := self._state.groups.get(g)) is not None]
+        if self.pressure() not in (None, KEPT_OUT) or not all(map(self.desired.may_relieve, kept_out)):
             return frozenset()
-        return self.closed() if self.pressure() in (None, KEPT_OUT) and self.desired.moves_running else frozenset()
+        return frozenset(group_id for group_id in self.closed() if self.desired.migrates(group_id))
 
     def gauges(self) -> Mapping[str, float]:
         """Groups ("devices") needed and used, moves owed, share of blocks used, and groups lost to refused moves."""
@@ -315,7 +316,7 @@ class PackRung(Rung):
 
     def _ordered_with(self, owed: Sequence[Owed], spares: Sequence[GroupId]) -> Iterator[Owed]:
         """Yield the moves of one pool that have room now. In a circle of moves for which none has room, the requests of
-        a group that lacks room go by way of a spare group, or are to be computed again; others wait for a better day.
+        a group that lacks room go by way of a spare group, or are to be computed again; others wait.
         """
         groups = self._state.groups
         by_id = {o.state.request_id: o for o in owed}
